@@ -45,7 +45,7 @@ from hybridtei.server.vectors import (
     splade_rows,
     unspelled,
 )
-from hybridtei.tasks.embed import Embed, InputType, cosine
+from hybridtei.tasks.embed import Embed, cosine
 from hybridtei.tasks.pooling import MultivectorBudget, budget_of
 
 ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
@@ -60,34 +60,26 @@ Budget = Annotated[
 ]
 
 
-class EmbedHybridRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`/embed_hybrid`."""
-
-    inputs: SpannedInputs  # type: ignore[assignment,unused-ignore]
-    outputs: Annotated[Outputs | None, Meta(description="Which vectors to give [default: all that the model has].")] = None
-    normalize: Annotated[bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")] = True
-    dimensions: Annotated[
-        Size | None, Meta(description="Keep the first so many dimensions of dense vectors, and of wider multi-vectors.")
-    ] = None
-    sparse_format: Annotated[
-        SparseFormat,
-        Meta(description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."),
-    ] = "tei"
-    output_dtype: OutputDtype = None
-    multivector: Budget = None
-    input_type: Side = None
-    model: ModelName = None
-
-
 class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`/embed_multivector`."""
 
     inputs: SpannedInputs  # type: ignore[assignment,unused-ignore]
-    dimensions: Annotated[Size | None, Meta(description="Keep the first so many dimensions of each vector.")] = None
+    dimensions: Annotated[Size | None, Meta(description="Keep the first so many of each vector that is not sparse.")] = None
     output_dtype: OutputDtype = None
     multivector: Budget = None
     input_type: Side = None
     model: ModelName = None
+
+
+class EmbedHybridRequest(EmbedMultivectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`/embed_hybrid`."""
+
+    outputs: Annotated[Outputs | None, Meta(description="Which vectors to give [default: all that the model has].")] = None
+    normalize: Annotated[bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")] = True
+    sparse_format: Annotated[
+        SparseFormat,
+        Meta(description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."),
+    ] = "tei"
 
 
 class PackedVectors(Struct, frozen=True):
@@ -172,16 +164,7 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Wri
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """`/embed_multivector`: a list of lists of unit vectors."""
     inputs = parse_inputs(request.inputs)
-    task = _task(
-        context,
-        request,
-        inputs,
-        Head.MULTIVECTOR,
-        dimensions=request.dimensions,
-        input_type=request.input_type,
-        multivector=request.multivector,
-        uses_default_prompt=True,
-    )
+    task = _own_task(context, request, inputs, Head.MULTIVECTOR)
     smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small)
     bits = task.bits_of(context.service.model.spec)
     return await embed_spanned(context, task, inputs, lambda answer, _: _ragged(smaller(answer).multivector, bits))
@@ -192,17 +175,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     """`/embed_hybrid`: every wanted output of one pass."""
     inputs = parse_inputs(request.inputs)
     heads = heads_of(context, request.outputs)
-    task = _task(
-        context,
-        request,
-        inputs,
-        *heads,
-        normalize=request.normalize,
-        dimensions=request.dimensions,
-        input_type=request.input_type,
-        multivector=request.multivector,
-        uses_default_prompt=True,
-    )
+    task = _own_task(context, request, inputs, *heads, normalize=request.normalize)
     pieces, bits = context.service.tokenizer.pieces, task.bits_of(context.service.model.spec)
     smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions, is_small=task.is_small)
 
@@ -220,15 +193,7 @@ async def similarity(context: Context, request: SimilarityRequest) -> Reply:
         raise NoInputs("`inputs.sentences` cannot be empty")
     inputs = Inputs([request.inputs.source_sentence, *sentences], is_batch=True)
     parameters = request.parameters or SimilarityParameters()
-    task = Embed(
-        inputs.items,
-        frozenset({pooled_head(context)}),
-        context.truncate(parameters.truncate),
-        direction(parameters.truncation_direction),
-        parameters.prompt_name,
-        normalize=False,
-        uses_default_prompt=False,
-    )
+    task = _task(context, parameters, inputs, pooled_head(context), normalize=False)
 
     def write(answer: Embeddings, _: Usage) -> Floats:
         vectors = pooled(answer)
@@ -238,27 +203,30 @@ async def similarity(context: Context, request: SimilarityRequest) -> Reply:
 
 
 def _task(
-    context: Context,
-    request: EmbedAllRequest,
-    inputs: Inputs,
-    *heads: Head,
-    normalize: bool = True,
-    dimensions: int | None = None,
-    input_type: InputType | None = None,
-    multivector: MultivectorBudget | None = None,
-    uses_default_prompt: bool = False,
+    context: Context, request: EmbedAllRequest | SimilarityParameters, inputs: Inputs, *heads: Head, **options: Any
 ) -> Embed:
+    """`options`: further fields of `Embed`."""
     return Embed(
         inputs.items,
         frozenset(heads),
         context.truncate(request.truncate),
-        request.direction,
+        direction(request.truncation_direction),
         request.prompt_name,
-        normalize,
-        dimensions,
-        input_type,
-        budget_of(context.model) if multivector is None else multivector,
-        uses_default_prompt=uses_default_prompt,
+        **{"uses_default_prompt": False, **options},
+    )
+
+
+def _own_task(context: Context, request: EmbedMultivectorRequest, inputs: Inputs, *heads: Head, **options: Any) -> Embed:
+    return _task(
+        context,
+        request,
+        inputs,
+        *heads,
+        dimensions=request.dimensions,
+        input_type=request.input_type,
+        multivector=budget_of(context.model) if request.multivector is None else request.multivector,
+        uses_default_prompt=True,
+        **options,
     )
 
 

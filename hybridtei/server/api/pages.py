@@ -77,27 +77,7 @@ def _read(name: str) -> bytes:
     return FOLDER.joinpath(name).read_bytes()
 
 
-HTML, XHTML = "text/html", "application/xhtml+xml"
-BROWSERS_OWN = (HTML, XHTML, "image/", "*/*")  # what may be valued as much as HTML
-
-
 def wants_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether `accept` names HTML, and nothing that is no browser's before it or beside it."""
-    accept = b",".join(value for name, value in headers if name == b"accept")
-    if b"text/html" not in accept.lower():  # health probes end here
-        return False
-    qualities = dict(_quality(item) for item in accept.decode("latin-1").lower().split(","))
-    html = qualities.get(HTML, 0.0)
-    rivals = [name for name, quality in qualities.items() if quality >= html and name not in (HTML, XHTML)]
-    if not rivals:
-        return html > 0
-    return html > 0 and XHTML in qualities and all(name.startswith(BROWSERS_OWN) and qualities[name] <= html for name in rivals)
-
-
-def _quality(item: str) -> tuple[str, float]:
-    name, *parameters = (part.strip() for part in item.split(";"))
-    value = next((part[2:] for part in parameters if part.startswith("q=")), "1")
-    try:
-        return name, float(value)
-    except ValueError:
-        return name, 0.0
+    """Whether `accept` is a browser's: HTML first, and XHTML next or nothing."""
+    accept = b",".join(value for name, value in headers if name == b"accept").replace(b" ", b"").lower()
+    return accept == b"text/html" or accept.startswith(b"text/html,application/xhtml+xml,")

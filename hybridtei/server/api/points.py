@@ -219,28 +219,19 @@ async def _embedded(
     if not points:
         return [], None, None
 
-    async def embed(texts: list[str]) -> tuple[Embeddings, Usage]:
-        return await context.embed_in_chunks(replace(task, inputs=texts), Load(len(texts), sum(map(len, texts)), is_batch=True))
-
+    texts = [one.text for one in points]
     try:
-        embedded, usage = await embed([one.text for one in points])
-        return points, embedded, usage
+        load = Load(len(texts), sum(map(len, texts)), is_batch=True)
+        return points, *await context.embed_in_chunks(replace(task, inputs=texts), load)
     except RequestError as error:
         if len(points) == 1:
             failed.append(FailedPoint(points[0].index, points[0].client_id, f"points[{points[0].index}]: {error}"))
             return [], None, None
-    good: list[_NewPoint] = []
-    parts: list[Embeddings] = []
-    last: Usage | None = None
-    for one in points:
-        try:
-            part, last = await embed([one.text])
-        except RequestError as error:
-            failed.append(FailedPoint(one.index, one.client_id, f"points[{one.index}]: {error}"))
-        else:
-            good.append(one)
-            parts.append(part)
-    return good, Embeddings.concat(parts) if parts else None, last
+    parts = [await _embedded(context, [one], task, failed) for one in points]
+    good = [(some[0], embedded, usage) for some, embedded, usage in parts if embedded is not None]
+    if not good:
+        return [], None, None
+    return [one for one, _, _ in good], Embeddings.concat([embedded for _, embedded, _ in good]), good[-1][2]
 
 
 class PointsController(Dialect):

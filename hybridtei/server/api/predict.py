@@ -16,9 +16,9 @@ from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.tei import (
     MAX_LISTS,
     NOT_EMPTY,
+    Enveloped,
     FullText,
     OneOrMore,
-    OpenAICompatUsage,
     Prediction,
     PredictRequest,
     ServedModel,
@@ -52,15 +52,11 @@ class ClassifyRequest(Struct, frozen=True, kw_only=True):
         return self.raw_scores or self.use_activation is False or self.activation is False
 
 
-class ClassifyResponse(Struct, frozen=True):
+class ClassifyResponse(Enveloped, frozen=True):
     """Answer of `/classify`: each text's labels, the best first."""
 
     object: Literal["classify"]
     data: list[list[Prediction]]
-    model: str
-    usage: OpenAICompatUsage
-    id: str
-    created: int
 
 
 class VllmClassification(Struct, frozen=True):
@@ -72,15 +68,11 @@ class VllmClassification(Struct, frozen=True):
     num_classes: int
 
 
-class VllmClassifyResponse(Struct, frozen=True):
+class VllmClassifyResponse(Enveloped, frozen=True):
     """Answer of `/v1/classify`."""
 
-    id: str
     object: Literal["list"]
-    created: int
-    model: str
     data: list[VllmClassification]
-    usage: OpenAICompatUsage
 
 
 NUMBERS_A_LABEL = 20  # as which an item counts that is built and written

@@ -16,8 +16,8 @@ from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Floats, Usage
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
+    Enveloped,
     Instruction,
-    OpenAICompatUsage,
     ServedModel,
     Size,
     Truncate,
@@ -132,16 +132,12 @@ class RankedDocument(Struct, frozen=True, omit_defaults=True):
     relevant_spans: list[RelevantSpan] | None = None
 
 
-class DocumentsResponse(Struct, frozen=True, omit_defaults=True):
+class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
     """Answer to `documents`: what each kind of client looks for. `data` and `results` are the same."""
 
-    id: str
     object: Literal["rerank"]
-    created: int
-    model: str
     results: list[RankedDocument]
     data: list[RankedDocument]
-    usage: OpenAICompatUsage
     meta: dict[str, Any]
     query: str | None = None
     scores: list[dict[str, Any]] | None = None

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
-from hybridtei.server.api.tei import Inputs, Instruction, OpenAICompatUsage, ServedModel
+from hybridtei.server.api.tei import Enveloped, Inputs, Instruction, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
@@ -57,15 +57,11 @@ class Score(Struct, frozen=True):
     score: float
 
 
-class ScoreResponse(Struct, frozen=True):
+class ScoreResponse(Enveloped, frozen=True):
     """Answer of `/score`, in the order of the pairs."""
 
-    id: str
     object: Literal["list"]
-    created: int
-    model: str
     data: list[Score]
-    usage: OpenAICompatUsage
 
 
 Pairs = Sequence[tuple[str, str]]

@@ -203,6 +203,15 @@ class OpenAICompatUsage(Struct, frozen=True):
     total_tokens: int
 
 
+class Enveloped(Struct, frozen=True):
+    """What `context.envelope` and `usage_of` put around an answer."""
+
+    id: str
+    created: int
+    model: str
+    usage: OpenAICompatUsage
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What `inputs` meant: its items, and whether it was a list of them."""

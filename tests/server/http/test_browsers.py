@@ -11,7 +11,7 @@ BROWSERS = {
     "firefox": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
     "lynx": "text/html, application/xhtml+xml, */*;q=0.01",
     "by hand": "text/html",
-    "by hand, with a fallback": "Text/HTML, */*;q=0.1",
+    "by hand, in another spelling": "Text/HTML",
 }
 CLIENTS = {
     "curl, requests, httpx": "*/*",
@@ -21,7 +21,6 @@ CLIENTS = {
     "java": "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2",
     "json first": "application/json, text/html;q=0.9",
     "json as much": "application/json, text/html",
-    "json beside xhtml": "text/html, application/xhtml+xml, application/json",
     "anything rather": "text/html;q=0.1, application/xhtml+xml;q=0.1, */*",
     "not at all": "text/html;q=0",
     "nonsense": "text/html;q=high",
