@@ -20,6 +20,7 @@ from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server.app import create_app
+from hybridtei.server.http.connection import ports
 from hybridtei.server.run import run_server
 from tests.fake_backend import FakeBackend
 
@@ -61,8 +62,9 @@ def serve(kind: str, port: int) -> None:
     server, spec = ServerConfig(hostname=HOST, port=port), find_model(model)
     logs.configure(json_output=False, level="info")  # each request has its line
     service = EngineService(text_model(spec, engine), Ready(spec), engine, budget_tokens=1024, registry=registry)
-    with service.admission.inside(service.admission.permits) if kind == "full" else nullcontext():
-        run_server(create_app(service, server, model, registry=registry), server)
+    full = service.admission.inside(service.admission.permits) if kind == "full" else nullcontext()
+    with ports(server) as sockets, full:
+        run_server(create_app(service, server, model, registry=registry), server, sockets)
 
 
 if __name__ == "__main__":

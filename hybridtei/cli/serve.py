@@ -66,12 +66,12 @@ def run(arguments: argparse.Namespace) -> None:
         tracing.require()  # before minutes of loading
     fixed_permits = is_set("max_concurrent_requests", arguments)
     if arguments.models is None and len(model_ids) < 2:
-        start.serve_one(model, engine, server, store, fixed_permits=fixed_permits)
+        start.serve([model], engine, server, store, fixed_permits=fixed_permits)
         return
     from hybridtei.load import from_ids, read_models
 
     models = from_ids(model_ids, model) if arguments.models is None else read_models(Path(arguments.models), model)
-    start.serve_several(models, engine, server, store, model, fixed_permits=fixed_permits)
+    start.serve(models, engine, server, store, model, fixed_permits=fixed_permits)
 
 
 def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str]) -> None:

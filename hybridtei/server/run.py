@@ -1,8 +1,7 @@
 """The application on a socket: uvicorn, until SIGTERM or SIGINT; then open requests are finished, and the status is 0.
 
-A request that is not finished when the drain is over (a client may stall in the middle of a body) is cut off. Beside it,
-/metrics alone on a port of its own, for scrapers that are not to reach the API: at any path, as TEI's gRPC build has it. That
-port is taken before a model is loaded, and refuses connections until there is something to tell.
+A request that is not finished when the drain is over (a client may stall in the middle of a body) is cut off. On the port of
+`--prometheus-port`, for scrapers that are not to reach the API, every path is /metrics, as in TEI's gRPC build.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import ceil
@@ -22,12 +21,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from litestar import Litestar
+from litestar.datastructures import State
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.http.connection import ConnectionLimits, Refusals, Unsent, allow_files, bound
+from hybridtei.server.http.connection import ConnectionLimits, allow_files
 from hybridtei.server.http.protocol import BoundedHttpProtocol
-from hybridtei.server.http.security import Begun, Certificate, Handshake, certificate_of
+from hybridtei.server.http.security import Begun, Handshake, certificate_of
 from hybridtei.system import memory
 
 if TYPE_CHECKING:
@@ -99,8 +98,10 @@ class DrainingServer(uvicorn.Server):
 
     def announce(self) -> None:
         """Log that clients are answered from now on."""
-        host, port = self.servers[0].sockets[0].getsockname()[:2] if self.servers else ("?", 0)
+        (host, port), *metrics = (server.sockets[0].getsockname()[:2] for server in self.servers)
         log.info("Starting HTTP server: %s:%d", host, port, extra={"facts": {"host": host, "port": port}})
+        for address in metrics:
+            log.info("Serving metrics: %s:%d", *address)
         log.info("Ready")
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -120,19 +121,13 @@ class DrainingServer(uvicorn.Server):
             connection.transport.abort()
 
 
-def settings_of(
-    app: Any,
-    config: ServerConfig,
-    refusals: Refusals | None = None,
-    unsent: Unsent | None = None,
-    certificate: Certificate | None = None,
-) -> uvicorn.Config:
-    """uvicorn's settings for an application. Raises LoadError for an invalid certificate. `refusals`: counts refused
-    connections; `unsent`: where the application's answers are counted; `certificate`: the one of the settings,
-    if it was read already."""
-    limits = ConnectionLimits.of(config, refusals, unsent)
+def settings_of(app: Any, config: ServerConfig, state: State | None = None, metrics_port: int | None = None) -> uvicorn.Config:
+    """uvicorn's settings for an application. `state`: its own, which has the counters of connections and the certificate that
+    were made of `config`. `metrics_port`: of `only_metrics`, without TLS. Raises LoadError for an invalid certificate."""
+    limits = ConnectionLimits.of(config) if state is None else ConnectionLimits.of(config, state.refusals, state.unsent)
+    certificate = certificate_of(config) if state is None else state.certificate
     settings = uvicorn.Config(
-        app,
+        app if metrics_port is None else only_metrics(app, metrics_port),
         host=config.hostname,
         port=config.port,
         loop="uvloop",
@@ -149,16 +144,26 @@ def settings_of(
         reset_contextvars=True,  # a pipelined request is begun by the one before it, whose key and span are not its own
         timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
     )
-    certificate = certificate or certificate_of(config)
     if certificate is not None:
-        settings.http = _encrypted(settings.http, certificate.accepting(), limits)
+        settings.http = _encrypted(settings.http, certificate.accepting(), limits, metrics_port)
     return settings
 
 
-def _encrypted(http: Any, context: ssl.SSLContext, limits: ConnectionLimits) -> Any:
+def _encrypted(http: Any, context: ssl.SSLContext, limits: ConnectionLimits, plain_port: int | None) -> Any:
     """A protocol factory for connections whose TLS is ours, not uvicorn's."""
     begun: Begun = {}
-    return lambda **settings: Handshake(begun, context, limits, partial(http, **settings))
+    return lambda **settings: Handshake(begun, context, limits, partial(http, **settings), plain_port)
+
+
+def only_metrics(app: Any, port: int) -> Any:
+    """The application, to which a request on `port` has the path /metrics."""
+
+    async def handle(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["server"][1] == port:
+            scope = {**scope, "path": "/metrics", "raw_path": b"/metrics"}
+        await app(scope, receive, send)
+
+    return handle
 
 
 def reloader(app: Any, config: ServerConfig) -> Callable[[], None] | None:
@@ -176,18 +181,18 @@ def reloader(app: Any, config: ServerConfig) -> Callable[[], None] | None:
     return reload
 
 
-def run_server(app: Any, config: ServerConfig) -> None:
-    """Serve until a signal. Raises OSError if the port is taken, BackendError if the engine dies."""
+def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket]) -> None:
+    """Serve until a signal. `sockets`: of `connection.ports`. Raises BackendError if the engine dies."""
     allow_files(config.max_connections)
     state = app.state
     models = state.models
-    settings = settings_of(app, config, state.refusals, state.unsent, state.certificate)
+    metrics_port = None if len(sockets) == 1 else sockets[1].getsockname()[1]
+    settings = settings_of(app, config, state, metrics_port)
     server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead)
-    shared = [bound(config.hostname, config.port, shared=True)] if config.reuse_port else None
     with suppress(SystemExit):  # uvicorn's exit where it cannot start, after its log entry
-        server.run(shared)
+        server.run([*sockets])
     if not server.started:
-        raise OSError(f"cannot listen on {config.hostname}:{config.port}")
+        raise OSError("the server could not start; the log says why")
     if models.dead is not None:
         raise models.dead
     if models.busy:
@@ -200,84 +205,3 @@ def end_at_once() -> None:
     if threading.current_thread() is threading.main_thread():
         logging.shutdown()
         os._exit(0)
-
-
-CONTENT = [(b"content-type", b"text/plain; charset=utf-8")]
-STOP_SECONDS = 1
-
-Tell = Callable[[], Awaitable[str]]
-
-
-@contextmanager
-def reserved(server: ServerConfig) -> Iterator[MetricsPort | None]:
-    """The port, taken; None without `prometheus_port`. Raises OSError."""
-    if server.prometheus_port is None:
-        yield None
-        return
-    with bound(server.hostname, server.prometheus_port) as listening:
-        yield MetricsPort(listening)
-
-
-class _Beside(uvicorn.Server):
-    """A server beside the main one, which handles the signals."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class MetricsPort:
-    """A server of one answer, on the running event loop."""
-
-    def __init__(self, listening: socket.socket) -> None:
-        self._listening = listening
-        self._server: _Beside | None = None
-        self._serving: asyncio.Task[None] | None = None
-
-    async def start(self, tell: Tell) -> None:
-        """Serve the text that `tell` returns."""
-        settings = uvicorn.Config(
-            _answering(tell),
-            loop="none",
-            http=BoundedHttpProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=STOP_SECONDS,
-        )
-        self._server = _Beside(settings)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
-        host, port = self._listening.getsockname()[:2]
-        log.info("Serving metrics: %s:%d", host, port)
-
-    async def stop(self) -> None:
-        """Stop the server."""
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
-
-
-def attached(app: Litestar, port: MetricsPort | None) -> Litestar:
-    """The application, with its metrics on the port from its start to its end."""
-    if port is not None:
-
-        async def tell() -> str:
-            return str(app.state.models.metrics())
-
-        app.on_startup.append(partial(port.start, tell))
-        app.on_shutdown.append(port.stop)
-    return app
-
-
-def _answering(tell: Tell) -> Any:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        allowed = scope["method"] in ("GET", "HEAD")
-        body = (await tell()).encode() if allowed else b""
-        headers = [*(CONTENT if allowed else [(b"allow", b"GET,HEAD")]), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200 if allowed else 405, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-    return app

@@ -10,9 +10,10 @@ import asyncio
 import gc
 import ipaddress
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,12 +29,12 @@ from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, LoadError
 from hybridtei.load import LoadedModel, default_alias, load_model
 from hybridtei.observability.metrics import Registry
+from hybridtei.server.http.connection import ports
 from hybridtei.system.machine import LaneKind
 
 if TYPE_CHECKING:
     from hybridtei.server.context import Context
     from hybridtei.server.engine_process import EngineProcess, RemoteEngine
-    from hybridtei.server.run import MetricsPort
     from hybridtei.store.collection import CollectionSchemas
 
 
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 class Fleet:
     """The models of a server: engine settings, devices, and the engine's process where there is one. `fixed_permits`: see
-    `serve_one`."""
+    `serve`."""
 
     def __init__(self, engine: EngineConfig, *, fixed_permits: bool = True, process: EngineProcess | None = None) -> None:
         self.engine = engine
@@ -126,30 +127,8 @@ def _engine_process(
         process.close()
 
 
-def serve_one(
-    model: ModelConfig,
-    engine: EngineConfig,
-    server: ServerConfig,
-    store: StoreConfig | None = None,
-    *,
-    fixed_permits: bool = True,
-) -> None:
-    """Serve one model until a signal. `fixed_permits`: `max_concurrent_requests` is somebody's choice, not a default that gives
-    way to the hardware. Raises UsageError, LoadError, StoreError, OSError."""
-    with _checked(server, store) as (schemas, port), _engine_process(server, engine, [model]) as process:
-        log.info("hybridtei %s: loading %s", __version__, model.model_id)
-        fleet = Fleet(engine, fixed_permits=fixed_permits, process=process)
-        context = fleet.context(*fleet.load(model), server, model)
-        from hybridtei.server.app import create_fleet_app
-        from hybridtei.server.registry import Models
-        from hybridtei.server.run import attached, run_server
-
-        models = Models({default_alias(model.model_id): context})
-        run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), port), server)
-
-
-def serve_several(
-    configs: Sequence[NamedModel],
+def serve(
+    configs: Sequence[ModelConfig],
     engine: EngineConfig,
     server: ServerConfig,
     store: StoreConfig | None = None,
@@ -157,20 +136,26 @@ def serve_several(
     *,
     fixed_permits: bool = True,
 ) -> None:
-    """Serve several models until a signal; one that does not load leaves the others serving. `flags`: the settings that models
-    loaded at run time begin with; `fixed_permits`: see `serve_one`. Raises LoadError if no model loads; UsageError, StoreError,
-    OSError."""
-    with _checked(server, store) as (schemas, port), _engine_process(server, engine, configs) as process:
+    """Serve models until a signal; one that does not load leaves the others serving.
+
+    `configs`: one model, which takes every name; or a `NamedModel` each, to which others may be added at run time. `flags`: the
+    settings that these begin with. `fixed_permits`: `max_concurrent_requests` is somebody's choice, not a default that gives
+    way to the hardware. Raises LoadError if no model loads; UsageError, StoreError, OSError.
+    """
+    with _checked(server, store) as (schemas, sockets), _engine_process(server, engine, configs) as process:
         fleet = Fleet(engine, fixed_permits=fixed_permits, process=process)
         contexts: dict[str, Context] = {}
         failures: dict[str, LoadError] = {}
         for config in configs:
-            log.info("hybridtei %s: loading %s as %s", __version__, config.model_id, config.alias)
+            alias = config.alias if isinstance(config, NamedModel) else default_alias(config.model_id)
+            log.info("hybridtei %s: loading %s as %s", __version__, config.model_id, alias)
             try:
-                contexts[config.alias] = fleet.context(*fleet.load(config), server, config)
+                contexts[alias] = fleet.context(*fleet.load(config), server, config)
             except LoadError as error:
-                log.error("%s is not served: %s", config.alias, error)
-                failures[config.alias] = error
+                if len(configs) == 1:
+                    raise
+                log.error("%s is not served: %s", alias, error)
+                failures[alias] = error
         if not contexts:
             raise next(iter(failures.values()))
 
@@ -182,16 +167,16 @@ def serve_several(
 
         from hybridtei.server.app import create_fleet_app
         from hybridtei.server.registry import Entry, Models
-        from hybridtei.server.run import attached, run_server
+        from hybridtei.server.run import run_server
 
-        models = Models(contexts, opener, flags)
+        models = Models(contexts, opener if isinstance(configs[0], NamedModel) else None, flags)
         models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
-        run_server(attached(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), port), server)
+        run_server(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), server, sockets)
 
 
 @contextmanager
-def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[CollectionSchemas | None, MetricsPort | None]]:
-    """Check keys, certificate, gRPC, store and metrics port before a model is loaded; give the store's schemas and the port.
+def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[CollectionSchemas | None, list[socket.socket]]]:
+    """Check keys, certificate, gRPC, store and ports before a model is loaded; give the store's schemas and the sockets.
 
     Raises UsageError, LoadError, StoreError, OSError.
     """
@@ -206,8 +191,8 @@ def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[
 
         rpc_server_class()
     schemas = _schemas(store, server)
-    with nullcontext() if server.prometheus_port is None else _reserved(server) as port:
-        yield schemas, port
+    with ports(server) as sockets:
+        yield schemas, sockets
 
 
 def _import_server() -> None:
@@ -215,12 +200,6 @@ def _import_server() -> None:
         import_module("hybridtei.server.app")
         import_module("hybridtei.server.run")
     gc.freeze()  # as modules live as long as the process, no collection need walk through them
-
-
-def _reserved(server: ServerConfig) -> AbstractContextManager[MetricsPort | None]:
-    from hybridtei.server.run import reserved
-
-    return reserved(server)
 
 
 def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchemas | None:

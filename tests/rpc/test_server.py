@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from hybridtei.config import EngineConfig, ServerConfig
 from hybridtei.errors import LoadError
 from hybridtei.rpc.server import REFLECTIONS
-from hybridtei.server.start import serve_several
+from hybridtei.server.start import serve
 from tests import tiny
 from tests.rpc.live import free_port, rpc_serving, start
 from tests.sampled import sampled
@@ -175,4 +175,4 @@ def test_a_missing_extra_is_named_before_anything_is_loaded(monkeypatch):
     monkeypatch.delitem(sys.modules, "hybridtei.rpc.server", raising=False)
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(LoadError, match=re.escape("pip install 'hybridtei[grpc]'")):
-        serve_several([], EngineConfig(), ServerConfig(grpc_port=0))
+        serve([], EngineConfig(), ServerConfig(grpc_port=0))

@@ -19,6 +19,7 @@ from hybridtei.load import find_model, text_reader
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
+from hybridtei.server.http.connection import ports
 from hybridtei.server.run import run_server
 from hybridtei.tasks.base import Model
 from tests.fake_backend import FakeBackend
@@ -50,7 +51,8 @@ def serve(folder: str, pause: str, settings: dict[str, int | str]) -> None:
 
     backend = FakeBackend(spec, fail_on=poison, gate=gate)
     service = EngineService(Model(spec, reader), backend, engine, budget_tokens=32, registry=registry)
-    run_server(create_app(service, config, model, registry=registry), config)
+    with ports(config) as sockets:
+        run_server(create_app(service, config, model, registry=registry), config, sockets)
 
 
 if __name__ == "__main__":

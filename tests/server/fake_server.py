@@ -10,15 +10,18 @@ from hybridtei.config import ServerConfig
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.app import create_app
+from hybridtei.server.http.connection import ports
 from hybridtei.server.run import run_server
 from tests.engine import small
 
 if __name__ == "__main__":
     seconds, drain = float(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
     files = {name: os.environ.get(name.upper()) for name in ("api_key_file", "certfile", "keyfile")}
-    grpc_port = int(os.environ["GRPC_PORT"]) if "GRPC_PORT" in os.environ else None
-    config = ServerConfig(hostname="127.0.0.1", port=0, grpc_port=grpc_port, drain_seconds=drain, **files)
+    numbers = {"grpc_port": os.environ.get("GRPC_PORT"), "prometheus_port": os.environ.get("METRICS_PORT")}
+    ports_of = {name: int(number) for name, number in numbers.items() if number is not None}
+    config = ServerConfig(hostname="127.0.0.1", port=0, drain_seconds=drain, **files, **ports_of)
     logs.configure(json_output=False, level="info")
     registry = Registry()
     service = small.service(registry=registry, budget_tokens=32, gate=lambda _: time.sleep(seconds))
-    run_server(create_app(service, config, registry=registry), config)
+    with ports(config) as sockets:
+        run_server(create_app(service, config, registry=registry), config, sockets)

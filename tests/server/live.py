@@ -96,7 +96,7 @@ def serving(
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
     app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, schemas=schemas)
-    of_uvicorn = settings_of(app, settings, app.state.refusals, app.state.unsent)
+    of_uvicorn = settings_of(app, settings, app.state)
     if clock is not None:
         clock.drive(of_uvicorn)
     uvicorn_server = uvicorn.Server(of_uvicorn)

@@ -65,8 +65,8 @@ def test_permits_that_nobody_set_fill_the_passes_of_a_gpu(monkeypatch, ahead, fi
     backend, served = FakeBackend(small.model_spec()), []
     backend.ahead = ahead
     monkeypatch.setattr(start, "load_model", lambda *_: LoadedModel(small.model(), backend, 16384))
-    monkeypatch.setattr(run, "run_server", lambda app, _: served.append(app.state.models.default.service))
-    start.serve_one(ModelConfig(), EngineConfig(), ServerConfig(port=0), fixed_permits=fixed)
+    monkeypatch.setattr(run, "run_server", lambda app, *_: served.append(app.state.models.default.service))
+    start.serve([ModelConfig()], EngineConfig(), ServerConfig(port=0), fixed_permits=fixed)
     (service,) = served
     assert service.admission.permits == service.config.max_concurrent_requests == permits
 
@@ -85,7 +85,7 @@ def test_a_port_is_shared_by_servers_that_agree_to_it(hybrid):
         assert {WEB.get(f"{url}/health").status_code for _ in range(20)} == {200}
         with process(alone) as third:
             assert third.wait() == 1
-            assert third.errors == [f"Error: cannot listen on 127.0.0.1:{port}\n"]
+            assert third.errors == [f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n"]
         one.terminate()
         assert one.wait() == 0
         assert {WEB.get(f"{url}/health").status_code for _ in range(20)} == {200}  # the other goes on

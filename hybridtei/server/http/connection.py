@@ -18,7 +18,8 @@ import resource
 import socket
 from asyncio import Transport
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from hybridtei.config import ServerConfig
@@ -228,6 +229,18 @@ class Unsent:
             f"{self.bytes} bytes of answers wait for clients that do not read them, {self._limit} are allowed "
             "(max-unsent-bytes): try again later"
         )
+
+
+@contextmanager
+def ports(server: ServerConfig) -> Iterator[list[socket.socket]]:
+    """The sockets of `port` and, if there is one, `prometheus_port`: taken, and refusing connections until a server listens.
+
+    Raises OSError, naming the address."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(bound(server.hostname, server.port, shared=server.reuse_port))]
+        if server.prometheus_port is not None:
+            sockets.append(stack.enter_context(bound(server.hostname, server.prometheus_port)))
+        yield sockets
 
 
 def bound(hostname: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -247,14 +247,28 @@ Begun = dict[asyncio.Task[None], None]
 class Handshake(asyncio.Protocol):
     """One connection. When too many are in their handshake, the one that has been longest in it is closed."""
 
-    def __init__(self, begun: Begun, context: ssl.SSLContext, limits: ConnectionLimits, make: Callable[[], Any]) -> None:
-        """`begun`: the handshakes of the server, the oldest first. `make`: the protocol that takes over."""
+    def __init__(
+        self,
+        begun: Begun,
+        context: ssl.SSLContext,
+        limits: ConnectionLimits,
+        make: Callable[[], Any],
+        plain_port: int | None = None,
+    ) -> None:
+        """`begun`: the handshakes of the server, the oldest first. `make`: the protocol that takes over, at once on
+        `plain_port`."""
         self._begun = begun
         self._context = context
         self._limits = limits
         self._make = make
+        self._plain_port = plain_port
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if transport.get_extra_info("sockname")[1] == self._plain_port:
+            plain = self._make()
+            transport.set_protocol(plain)
+            plain.connection_made(transport)
+            return
         with suppress(OSError):  # no file is left for it
             accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
             accepted.setblocking(False)

@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 import socket
 
 import httpx
 import pytest
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.run import MetricsPort, reserved
+from hybridtei.server.http.connection import ports
+from tests.server.live import Process, process
 
 
-def url_of(port: MetricsPort) -> str:
-    host, number = port._listening.getsockname()[:2]
-    return f"http://{host}:{number}"
+def metrics_url(running: Process) -> str:
+    found = re.search(r"Serving metrics: ([\d.]+:\d+)", "".join(running.lines))
+    assert found is not None
+    return f"http://{found[1]}"
 
 
 def test_it_tells_what_there_is_to_tell_and_nothing_else():
-    told = iter(["one 1\n", "two 2\n", "three 3\n"])
-
-    async def tell() -> str:
-        return next(told)
-
-    async def scrape() -> None:
-        with reserved(ServerConfig(hostname="127.0.0.1", prometheus_port=0)) as port:
-            assert port is not None
-            async with httpx.AsyncClient(base_url=url_of(port), trust_env=False) as client:
-                with pytest.raises(httpx.ConnectError):
-                    await client.get("/metrics")
-                await port.start(tell)
-                first = await client.get("/metrics")
-                assert (first.status_code, first.text) == (200, "one 1\n")
-                assert first.headers["content-type"] == "text/plain; charset=utf-8"
-                assert (await client.get("/")).text == "two 2\n"
-                head = await client.head("/metrics")
-                assert (head.status_code, head.headers["content-length"], head.text) == (200, "8", "")
-                refused = await client.post("/embed", json={"inputs": "x"})
-                assert (refused.status_code, refused.headers["allow"], refused.text) == (405, "GET,HEAD", "")
-            await port.stop()
-
-    asyncio.run(scrape())
+    with process(["-m", "tests.server.fake_server", "0"], {"METRICS_PORT": "0"}) as running:
+        main = running.wait_ready()
+        assert httpx.post(f"{main}/embed", json={"inputs": "x"}).status_code == 200
+        with httpx.Client(base_url=metrics_url(running), trust_env=False) as client:
+            for path in ("/metrics", "/", "/embed", "/m/small/info"):
+                told = client.get(path)
+                assert (told.status_code, told.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+                assert "te_embed_success 1\n" in told.text
+            head = client.head("/metrics")
+            assert (head.status_code, head.text) == (200, "")
+            refused = client.post("/embed", json={"inputs": "x"})
+            assert (refused.status_code, refused.headers["allow"], refused.text) == (405, "GET,HEAD", "")
+        running.terminate()
+        assert running.wait() == 0
 
 
-def test_none_is_taken_without_the_flag():
-    with reserved(ServerConfig()) as port:
-        assert port is None
+def test_both_ports_are_taken_and_refuse_connections_until_a_server_listens():
+    with ports(ServerConfig(hostname="127.0.0.1", port=0)) as taken:
+        assert len(taken) == 1
+    with ports(ServerConfig(hostname="127.0.0.1", port=0, prometheus_port=0)) as taken:
+        for one in taken:
+            with pytest.raises(ConnectionRefusedError), socket.create_connection(one.getsockname()):
+                pass
 
 
 def test_a_taken_port_is_refused():
@@ -53,6 +50,6 @@ def test_a_taken_port_is_refused():
         number = taken.getsockname()[1]
         with (
             pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{number}: "),
-            reserved(ServerConfig(hostname="127.0.0.1", prometheus_port=number)),
+            ports(ServerConfig(hostname="127.0.0.1", port=0, prometheus_port=number)),
         ):
             pass

@@ -18,6 +18,7 @@ from hybridtei.config import ServerConfig
 from hybridtei.errors import LoadError
 from hybridtei.server.http.security import certificate_of
 from tests.rpc.live import free_port, start
+from tests.server.http.test_metrics_port import metrics_url
 from tests.server.live import HANG, JSON, process, serving
 from tests.server.test_serve import until
 
@@ -46,8 +47,10 @@ def trusting(files: dict[str, str]) -> ssl.SSLContext:
 
 
 def test_http_over_tls_and_nothing_else(files):
-    with process(["-m", "tests.server.fake_server", "0"], {k.upper(): v for k, v in files.items()}) as running:
+    settings = {"METRICS_PORT": "0", **{k.upper(): v for k, v in files.items()}}
+    with process(["-m", "tests.server.fake_server", "0"], settings) as running:
         url = running.wait_ready().replace("http:", "https:")
+        assert httpx.get(metrics_url(running)).status_code == 200
         with httpx.Client(base_url=url, verify=trusting(files), trust_env=False) as client:
             for _ in range(3):
                 assert client.post("/embed", json=BODY).status_code == 200
