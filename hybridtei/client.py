@@ -20,7 +20,7 @@ import orjson
 from msgspec import Struct
 
 from hybridtei.errors import InvalidInput, NoAnswer
-from hybridtei.received import MSGPACK, SHOWN_CHARACTERS, Answer, embeddings, portions
+from hybridtei.received import SHOWN_CHARACTERS, Answer, embeddings, portions
 from hybridtei.system.retries import Retries, retry_after_s
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ T = TypeVar("T")
 REQUEST_ITEMS = 32
 REQUESTS_AT_ONCE = 4
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-HEADERS = {"accept": f"{MSGPACK}, application/json;q=0.9", "accept-encoding": "identity", "content-type": "application/json"}
+HEADERS = {"accept": "application/json", "content-type": "application/json"}
 FLOAT32 = Packing("f")
 
 
@@ -176,7 +176,7 @@ class AsyncClient:
         """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as `limit=3` or `mode="dense"`;
         `filter`: in Qdrant's words; `rerank`: by the server's reranker, or the one of this alias."""
         body = {"collection": collection, "query": query, "rerank": rerank, **_given(filter=filter), **options}
-        found = await self._ask("/search", body)
+        found = await self.ask("/search", body)
         from hybridtei.search.options import SearchResult
 
         return msgspec.convert(found, SearchResult)
@@ -192,7 +192,7 @@ class AsyncClient:
         ids: list[int | str] = []
         failed: list[dict[str, Any]] = []
         for portion in portions(objects, 1000):
-            answer = await self._ask(path, {"points": portion, **options})
+            answer = await self.ask(path, {"points": portion, **options})
             created |= answer["created"]
             ids += answer["ids"]
             failed += [{**one, "index": one["index"] + before} for one in answer["failed"]]
@@ -201,16 +201,37 @@ class AsyncClient:
 
     async def collections(self) -> list[str]:
         """Return the names of the store's collections, and their aliases, sorted."""
-        return [*(await self._ask("/collections"))["collections"]]
+        return [*(await self.ask("/collections"))["collections"]]
 
     async def info(self) -> dict[str, Any]:
         """Return the server's facts, `/info`, read once. Raises InvalidInput if the server is no hybridtei."""
         if self._facts is None:
-            found = await self._ask("/info")
+            found = await self.ask("/info")
             if not isinstance(found, dict) or not isinstance(found.get("hybridtei"), dict):
                 raise InvalidInput(f"{self.url}: is no hybridtei; `/info` answers {orjson.dumps(found)[:SHOWN_CHARACTERS]!r}")
             self._facts = found
         return self._facts
+
+    async def ask(self, path: str, body: Any = None) -> Any:
+        """Return the decoded answer of any route: to a GET, or to a POST of `body`."""
+        where, retries = self.url + path, Retries(self._patience_s)
+        try:
+            content = None if body is None else orjson.dumps(body)
+        except TypeError as error:
+            raise InvalidInput(f"{where}: the request is no JSON: {error}") from None
+        while True:
+            asked_s = None
+            try:
+                answer = await self._send("GET" if content is None else "POST", where, content)
+                if answer.status not in RETRIED:
+                    return answer.read(where)
+                failure, asked_s = f"status {answer.status}: {answer.shown}", retry_after_s(answer.headers)
+            except (httpx.RequestError, TimeoutError) as error:
+                failure = f"{type(error).__name__}: {error}" if str(error) else f"nothing came for {self._timeout_s:g} s"
+            if (pause_s := retries.pause_s(asked_s)) is None:
+                tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
+                raise NoAnswer(f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}")
+            await self._sleep(pause_s)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -237,27 +258,6 @@ class AsyncClient:
                 raise NoAnswer(f"{self.url}{path}: should answer a list of {len(portion)}, answered {shown}")
         return [row for answer in answers for row in answer] if joined else answers
 
-    async def _ask(self, path: str, body: Any = None) -> Any:
-        """The decoded answer of one request, retried. Raises HybridTeiError."""
-        where, retries = self.url + path, Retries(self._patience_s)
-        try:
-            content = None if body is None else orjson.dumps(body)
-        except TypeError as error:
-            raise InvalidInput(f"{where}: the request is no JSON: {error}") from None
-        while True:
-            asked_s = None
-            try:
-                answer = await self._send("GET" if content is None else "POST", where, content)
-                if answer.status not in RETRIED:
-                    return answer.read(where)
-                failure, asked_s = f"status {answer.status}: {answer.shown}", retry_after_s(answer.headers)
-            except (httpx.RequestError, TimeoutError) as error:
-                failure = f"{type(error).__name__}: {error}" if str(error) else f"nothing came for {self._timeout_s:g} s"
-            if (pause_s := retries.pause_s(asked_s)) is None:
-                tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
-                raise NoAnswer(f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}")
-            await self._sleep(pause_s)
-
     # What differs in `_Blocking`.
 
     def _open(self, headers: Mapping[str, str]) -> None:
@@ -265,7 +265,7 @@ class AsyncClient:
         self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     async def _all(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
-        tasks = [asyncio.ensure_future(self._ask(*ask)) for ask in asks]
+        tasks = [asyncio.ensure_future(self.ask(*ask)) for ask in asks]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -289,10 +289,10 @@ class _Blocking(AsyncClient):
 
     async def _all(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
         if len(asks) == 1:
-            return [await self._ask(*asks[0])]
+            return [await self.ask(*asks[0])]
         with ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="client") as threads:
             try:
-                return list(threads.map(lambda ask: _run(self._ask(*ask)), asks))
+                return list(threads.map(lambda ask: _run(self.ask(*ask)), asks))
             except BaseException:
                 threads.shutdown(cancel_futures=True)
                 raise
@@ -349,6 +349,7 @@ class Client:
     upsert = _blocking(AsyncClient.upsert)
     collections = _blocking(AsyncClient.collections)
     info = _blocking(AsyncClient.info)
+    ask = _blocking(AsyncClient.ask)
 
     def close(self) -> None:
         """Close the connections."""

@@ -298,7 +298,12 @@ class InvalidPoint(StoreError):
 
 
 class NoAnswer(HybridTeiError, ConnectionError):
-    """A client got no answer of the server's: it was away, busy or slow for too long, or another program answered."""
+    """A client got no answer of the server's: it was away, busy or slow for too long, or another program answered. `status`: of
+    another program's answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class LoadError(HybridTeiError):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
-import msgspec
 import orjson
 
 from hybridtei import errors
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 REQUEST_BYTES = 1_000_000  # half of what a server takes by default
 BODY_TOO_LARGE = b"Failed to buffer the request body: length limit exceeded"  # the server's and TEI's, as plain text with 413
 SHOWN_CHARACTERS = 300  # of a response, in an error
-MSGPACK = "application/msgpack"
 HELP = re.compile(r"/errors\.html#(\w+)>")  # in the header `link` of errors of routes that are not TEI's
 NAMED = {
     name.lower(): kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HybridTeiError)
@@ -66,7 +64,10 @@ class Answer(NamedTuple):
 
     def read(self, where: str) -> Any:
         """The decoded body. Raises the error that the server names, NoAnswer if it is another program's answer."""
-        decoded = self._decoded()
+        try:
+            decoded = orjson.loads(self.content)
+        except ValueError:
+            decoded = None
         if self.status == 200 and decoded is not None:
             return decoded
         fields = decoded if isinstance(decoded, dict) else {}
@@ -76,16 +77,8 @@ class Answer(NamedTuple):
             kind = InvalidInput
         message = f"{where}: status {self.status}: {fields.get('error') or fields.get('message') or self.shown}"
         if kind is None:
-            raise NoAnswer(message)
+            raise NoAnswer(message, self.status)
         raise kind.__new__(kind, message)  # some classes make the message themselves
-
-    def _decoded(self) -> Any:
-        """JSON or MessagePack; None where it is neither."""
-        try:
-            is_packed = self.headers.get("content-type", "").startswith(MSGPACK)
-            return msgspec.msgpack.decode(self.content) if is_packed else orjson.loads(self.content)
-        except (ValueError, msgspec.DecodeError):
-            return None
 
     @property
     def shown(self) -> str:

@@ -95,14 +95,6 @@ def test_vectors_are_the_encoders_to_the_byte(ask: Ask, options: dict[str, Any])
             assert_same(ask(server.url, "encode", [], **options), encoder.encode([], **options))
 
 
-def test_json_gives_the_same_bytes_as_messagepack(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as server:
-        packed = blocking(server.url, "encode", MANY, ALL), blocking(server.url, "rerank", "one", TEXTS)
-        monkeypatch.setattr("hybridtei.client.HEADERS", {"content-type": "application/json"})
-        assert_same(blocking(server.url, "encode", MANY, ALL), packed[0])
-        assert blocking(server.url, "rerank", "one", TEXTS) == packed[1]
-
-
 def test_scores_and_labels_are_the_encoders(ask: Ask) -> None:
     spec = labelled("LABEL_0")
     with serving(spec, server={"max_client_batch_size": 3}) as server:
@@ -180,7 +172,7 @@ def test_what_is_no_url_is_said_at_once(url: str) -> None:
 
 def test_both_have_the_same_verbs_and_signatures() -> None:
     verbs = [name for name, verb in vars(AsyncClient).items() if inspect.iscoroutinefunction(verb) and name[0] != "_"]
-    assert len(verbs) == 9
+    assert len(verbs) == 10
     for name in verbs:
         assert inspect.signature(getattr(Client, name)) == inspect.signature(getattr(AsyncClient, name))
         assert not inspect.iscoroutinefunction(getattr(Client, name))
@@ -255,7 +247,6 @@ def test_patience_ends_with_the_last_failure(ask: Ask) -> None:
         ((200, {}, b"null"), "status 200: null"),
         ((200, {}, b'{"data": []}'), "should answer a list of 1"),
         ((200, {}, b'[{"sparse": {}}]'), "should answer 1 objects of dense"),
-        ((200, {"content-type": "application/msgpack"}, b"\xc1"), "status 200"),
     ],
 )
 def test_another_program_is_not_taken_for_the_server(ask: Ask, answer: Answer, why: str) -> None:
