@@ -169,23 +169,17 @@ def add_compare(commands: Commands) -> None:
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """Compare, and print the report; return 0 where the index can be kept, 3 where all has to be embedded again."""
-    from hybridtei.evaluate.compare import Remote, compare, replay
+    from hybridtei.evaluate.compare import Server, compare, replay
 
-    a = Remote(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
-    b = Remote(arguments.b, api_key=arguments.api_key_b, model=arguments.model_b)
+    a = Server(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
+    b = Server(arguments.b, api_key=arguments.api_key_b, model=arguments.model_b)
     try:
-        if arguments.recorded is not None:
+        if arguments.recorded is None:
+            report = compare(a, b)
+        else:
             with arguments.recorded.open(encoding="utf-8") as lines:
-                agreement, refused = replay(a, b, tqdm(lines, unit=" requests", disable=None))
+                report, refused = replay(a, b, tqdm(lines, unit=" requests", disable=None))
             print(f"requests that one of the servers refused: {refused}", file=sys.stderr)
-            verdict = agreement.in_a_line()
-            if verdict is None:
-                raise UsageError(
-                    f"{arguments.recorded}: {agreement.texts} texts are too few for a verdict: give 40 different ones"
-                )
-            print(verdict)
-            return 0 if agreement.keeps_index else EMBED_AGAIN
-        report = compare(a, b)
     finally:
         a.close()
         b.close()

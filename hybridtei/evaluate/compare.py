@@ -1,150 +1,122 @@
-"""Compares two embedding servers: whether the vectors that A made can be searched by queries that B embeds."""
+"""Compares two embedding servers: whether the vectors that A made can be searched by queries that B embeds, and if not, why.
+
+Each cause leaves a sign of its own in the vectors of chosen texts: a prompt, the pooling, case, truncation. Where all numbers
+differ a little, `/info` tells weights from dtype and activation, if both servers have it.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
-import httpx
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
-from hybridtei.errors import InvalidInput
-from hybridtei.evaluate import signs
-from hybridtei.evaluate.signs import SAME, Vectors, apart, unit
+from hybridtei.client import Client
+from hybridtei.errors import BackendError, InvalidInput, NoAnswer, NoKey, RequestError
 
+Vectors = NDArray[np.float64]
+
+SAMPLES = tuple(files(__package__).joinpath("samples.txt").read_text(encoding="utf-8").splitlines())
+WORDS = tuple(sorted({word.strip(".,:?") for text in SAMPLES for word in text.split()}))
 REQUEST_TEXTS = 32
 TIMEOUT_S = 120.0
+REFUSED = frozenset({400, 404, 413, 422, 424})
+REPLAYED = ("/embed", "/v1/embeddings", "/embeddings")
 NEIGHBOURS = 10
+MAX_KEPT_TEXTS = 256  # the last different ones of a recording, among which neighbours are looked for
 KEPT_APART, KEPT_OVERLAP = 1e-4, 0.99  # an index is kept up to this 1 - cosine, from this overlap on
 VERDICTS = {True: "keep the index", False: "embed again"}
-SAMPLES = tuple(
-    """\
-The Treaty of Versailles was signed in June 1919 in the Hall of Mirrors.
-Photosynthesis turns light, water and carbon dioxide into sugar and oxygen.
-How do I reset the password of my online banking account?
-The Amazon carries more water to the sea than any other river on Earth.
-A sorting algorithm puts the elements of a list into a certain order.
-Boundary layers of air on a swept wing become turbulent at high speed.
-Whales are mammals: they breathe air and feed their young with milk.
-The court held that the contract was void because of a mistake of fact.
-What causes inflation, and how do central banks fight it?
-Vaccines train the immune system to recognise a virus before it meets it.
-Python is a language whose blocks are marked by indentation.
-The Moon always shows the same side to us, since it turns as it orbits.
-Bake the bread for forty minutes until its crust is brown.
-The train from Berlin to Prague leaves at ten past nine from platform six.
-Shakespeare wrote Hamlet around the year 1600.
-Which planets of the Solar System have rings?
-The patient complained of fever, cough and pain in the chest.
-Interest rates rose by a quarter of a point in September.
-Mount Everest grows by a few millimetres every year.
-Beethoven went on composing after he had lost his hearing.
-An index makes a database find rows without reading the whole table.
-The goalkeeper saved two penalties, and Spain won the final.
-Earthquakes happen where plates of the crust slide past each other.
-Who invented the telephone, Bell or Meucci?
-Recycling aluminium takes a twentieth of the energy of making it new.
-The committee postponed its vote on the budget until Monday.
-Bees tell each other by a dance where the flowers are.
-Heat flows from warm bodies to cold ones, never by itself the other way.
-The museum in Cairo shows the golden mask of Tutankhamun.
-A vector database stores embeddings and finds the nearest of them.
-Drinking too much coffee can make your hands shake.
-Ships passing through the Panama Canal are lifted by locks.
-The old man and the boy sat on the terrace and watched the sea.
-Transformers replaced recurrent networks in machine translation.
-Where can I renew my passport while I live abroad?
-Glaciers in the Alps have lost half of their ice since 1900.
-Milk turns sour when bacteria make lactic acid of its sugar.
-The suspect fled on a bicycle across the bridge.
-Light of short wavelength is scattered more, so the sky is blue.
-NASA launched both Voyager probes in the summer of 1977.""".splitlines()
+SAME = 1e-9  # 1 - cosine: float32 in another order of summation, or the same tokens, stay below 1e-11
+EXPLAINS = 0.02  # a cause explains a difference that it takes down to this share
+READ_WORDS = 2048  # of the longest text
+OTHER_LENGTH = 0.15  # share by which two truncation lengths differ at least: a prompt takes some tokens too
+KNOWN_PROMPTS = (
+    *("query: ", "passage: ", "search_query: ", "search_document: ", "clustering: ", "classification: "),
+    "Represent this sentence for searching relevant passages: ",
+    "Represent this sentence for searching relevant passages:",
+    *("task: search result | query: ", "title: none | text: "),
+    "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:",
+    "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: ",
+    *("为这个句子生成表示以用于检索相关文章:", "Query: ", "Passage: ", "query:", "passage:"),
 )
+POOLINGS: Mapping[str, Callable[[Vectors], Vectors]] = {
+    "mean": lambda states: states.mean(axis=0),
+    "first token": lambda states: states[0],
+    "last token": lambda states: states[-1],
+    "max": lambda states: states.max(axis=0),
+}
 
 
-class Remote:
-    """A server with TEI's API or, where it has no `/info`, OpenAI's. Raises ConnectionError where it has neither."""
+class Server:
+    """A server with TEI's API or, where it has no `/info`, OpenAI's. Raises NoAnswer where it has neither."""
 
     def __init__(self, url: str, *, api_key: str | None = None, model: str | None = None) -> None:
-        self.url = url.rstrip("/")
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.Client(headers=headers, timeout=TIMEOUT_S)
-        self._model = model
-        self.info = self._info()
-        self._embed_once = lru_cache(4096)(self._embed_one)
+        self._client = Client(url, api_key=api_key, timeout_s=TIMEOUT_S)
+        self._model = model or "default"
+        facts = self._ask("/info", refused=range(200, 600))
+        self.info: Mapping[str, Any] = facts if isinstance(facts, dict) and "max_input_length" in facts else {}
+        self.close = self._client.close
 
     def embed(self, texts: Sequence[str], **options: Any) -> Vectors | None:
         """Vectors (texts, width) as the server sends them; None where it takes no such option or refuses a text."""
         if options and not self.info:
             return None
+        path, field = ("/embed", "inputs") if self.info else ("/v1/embeddings", "input")
+        common = {"truncate": True, **options} if self.info else {"model": self._model}
         most = min(REQUEST_TEXTS, int(self.info.get("max_client_batch_size") or REQUEST_TEXTS))
-        parts = [self._embed_once(tuple(texts[at : at + most]), tuple(options.items())) for at in range(0, len(texts), most)]
+        parts = [self.replay(path, {field: texts[at : at + most], **common}) for at in range(0, len(texts), most)]
         return None if any(part is None for part in parts) else np.concatenate([part for part in parts if part is not None])
 
-    def states(self, text: str) -> Vectors | None:
-        """Hidden states (tokens, width) of a text; None of a server without `/embed_all`."""
-        answer = self._ask("/embed_all", {"inputs": [text]}) if self.info else None
-        return None if answer is None else self._vectors(answer[0])
-
-    def _embed_one(self, texts: tuple[str, ...], options: tuple[tuple[str, Any], ...]) -> Vectors | None:
-        if self.info:
-            answer = self._ask("/embed", {"inputs": texts, "truncate": True, **dict(options)})
-            return None if answer is None else self._vectors(answer)
-        answer = self._ask("/v1/embeddings", {"input": texts, "model": self._model or "default", "encoding_format": "float"})
-        return None if answer is None else self._vectors(answer)
-
-    def _info(self) -> Mapping[str, Any]:
-        answer = self._request("GET", "/info")
-        try:
-            facts = orjson.loads(answer.content) if answer.status_code == 200 else None
-        except ValueError:
-            facts = None
-        return facts if isinstance(facts, dict) and "max_input_length" in facts else {}
-
-    def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The answer; None where the server refuses the request."""
-        answer = self._request("POST", path, content=orjson.dumps(body), headers={"content-type": "application/json"})
-        if answer.status_code in (400, 404, 413, 422, 424):
-            return None
-        if answer.status_code != 200:
-            raise ConnectionError(f"{self.url}{path}: status {answer.status_code}: {answer.text[:200]}")
-        try:
-            return orjson.loads(answer.content)
-        except ValueError:
-            raise ConnectionError(f"{self.url}{path}: answers no JSON") from None
-
-    def _request(self, method: str, path: str, **content: Any) -> httpx.Response:
-        try:
-            return self._client.request(method, self.url + path, **content)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ConnectionError(f"{self.url}{path}: {type(error).__name__}: {error}") from None
-
-    def _vectors(self, answer: Any) -> Vectors:
-        try:
-            return read_vectors(answer)
-        except ValueError as error:
-            raise ConnectionError(f"{self.url}: answers no vectors: {error}") from None
-
     def replay(self, path: str, body: Mapping[str, Any]) -> Vectors | None:
-        """Vectors (texts, width) of a recorded request; None where the server refuses it."""
-        answer = self._ask(path, {key: value for key, value in body.items() if key != "encoding_format"})
-        return None if answer is None else self._vectors(answer)
+        """Vectors (texts, width) of a request; None where the server refuses it."""
+        answer = self._ask(path, {name: value for name, value in body.items() if name != "encoding_format"})
+        try:
+            return None if answer is None else read_vectors(answer)
+        except ValueError as error:
+            raise NoAnswer(f"{self._client.url}{path}: answers no vectors: {error}") from None
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
+    def pooling(self, text: str) -> str | None:
+        """Read off the hidden states where the server sends them, else off `/info`."""
+        answer = self._ask("/embed_all", {"inputs": [text]}) if self.info else None
+        states, vector = None if answer is None else read_vectors(answer[0]), self.embed([text])
+        if states is not None and vector is not None and states.shape[1] == vector.shape[1]:
+            for name, pool in POOLINGS.items():
+                if apart(pool(states)[None], vector)[0] < 1e-4:
+                    return name
+        declared = ((self.info.get("model_type") or {}).get("embedding") or {}).get("pooling")
+        return {"cls": "first token", "last_token": "last token"}.get(str(declared), declared)
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """By their names, as far as the server tells."""
+        return dict([*((self.info.get("hybridtei") or {}).get("prompts") or {}).items()][:32])
+
+    def _ask(self, path: str, body: Any = None, refused: Container[int] = REFUSED) -> Any:
+        """The answer; None where the server refuses the request."""
+        try:
+            return self._client.ask(path, body)
+        except NoKey:
+            raise
+        except (RequestError, BackendError):
+            return None
+        except NoAnswer as error:
+            if error.status is not None and error.status in refused:
+                return None
+            raise
 
 
 def read_vectors(answer: Any) -> Vectors:
     """Vectors (texts, width) of TEI's answer or OpenAI's, whose rows are lists or base64. Raises ValueError."""
     try:
         if isinstance(answer, dict):
-            rows = sorted(answer["data"], key=lambda row: row.get("index", 0))
-            answer = [_numbers(row["embedding"]) for row in rows]
+            rows = [row["embedding"] for row in sorted(answer["data"], key=lambda row: row.get("index", 0))]
+            answer = [np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row for row in rows]
         vectors = np.array(answer, dtype=np.float64)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
@@ -153,14 +125,13 @@ def read_vectors(answer: Any) -> Vectors:
     return vectors
 
 
-def _numbers(row: Any) -> Any:
-    return np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Cosines of the samples and of a long text (None of other widths), overlap@10 of searches, causes, and the verdict."""
+    """Cosines of the texts and of one longer than the limits, the overlap@10 of searches, causes, and the verdict.
 
+    None: of vectors of other widths, or of a text that was not sent."""
+
+    texts: int
     least_cosine: float | None
     median_cosine: float | None
     long_cosine: float | None
@@ -174,152 +145,197 @@ class Comparison:
 
     def in_words(self) -> str:
         """Lines for people."""
-        rows = (
-            ("cosine, median", self.median_cosine),
-            ("cosine, least", self.least_cosine),
-            ("cosine, long text", self.long_cosine),
-            (f"overlap@{NEIGHBOURS}", self.overlap),
-        )
-        lines = [f"{name:<20}{'-' if value is None else f'{value:.7f}'}" for name, value in rows]
-        lines += [f"{'likely cause':<20}{cause}" for cause in self.causes or ("none: they agree",)]
+        names = ("cosine, median", "cosine, least", "cosine, long text", f"overlap@{NEIGHBOURS}")
+        values = (self.median_cosine, self.least_cosine, self.long_cosine, self.overlap)
+        lines = [f"{'texts':<20}{self.texts}"]
+        lines += [f"{name:<20}{value:.7f}" for name, value in zip(names, values, strict=True) if value is not None]
+        lines += [f"{'likely cause':<20}{cause}" for cause in self.causes]
         return "\n".join([*lines, f"{'verdict':<20}{VERDICTS[self.keeps_index]}"])
 
 
-def keeps_index(worst: float, shared: float) -> bool:
-    """Whether queries by B find in A's index what A's own find: `worst`: the largest 1 - cosine; `shared`: the overlap."""
-    return worst <= KEPT_APART and shared >= KEPT_OVERLAP
+def compared(left: Vectors, right: Vectors, distances: Vectors, of_long: float | None, causes: Iterable[str]) -> Comparison:
+    """`distances`: of all texts; `left`, `right`: of those among which neighbours are looked for; `of_long`: of a long text."""
+    worst, shared = float(distances.max()), overlap(left, right)
+    keeps = max(worst, of_long or 0.0) <= KEPT_APART and shared >= KEPT_OVERLAP
+    long_cosine = None if of_long is None or np.isinf(of_long) else 1 - of_long
+    return Comparison(len(distances), 1 - worst, 1 - median(distances), long_cosine, shared, tuple(causes), keeps)
 
 
-def compare(a: signs.Server, b: signs.Server) -> Comparison:
-    """Compare the server that made an index with the one that would embed for it. Raises ConnectionError and InvalidInput."""
+def compare(a: Server, b: Server) -> Comparison:
+    """Compare the server that made an index with the one that would embed for it. Raises HybridTeiError."""
     left, right = a.embed(SAMPLES), b.embed(SAMPLES)
     if left is None or right is None:
         raise InvalidInput(f"{'A' if left is None else 'B'} refuses to embed the sample texts")
     if left.shape[1] != right.shape[1]:
-        return Comparison(None, None, None, 0.0, (_of_other_width(a, b, left, right),), keeps_index=False)
-    words = sorted({word.strip(".,:?") for text in SAMPLES for word in text.split()})
-    distances, shared = apart(left, right), overlap(left, right)
-    base = signs.median(distances)
-    causes = [cause for cause in (signs.of_lengths(left, right),) if cause is not None]
-    if base > SAME:
-        causes.append(_of_samples(a, b, left, right, words))
-    of_long, of_whole = signs.of_truncation(a, b, words)
-    causes += of_long
-    worst = max(float(distances.max()), of_whole)
-    keeps = keeps_index(worst, shared)
-    long_cosine = None if np.isinf(of_whole) else 1 - of_whole
-    return Comparison(1 - float(distances.max()), 1 - base, long_cosine, shared, tuple(causes), keeps)
+        return Comparison(len(left), None, None, None, 0.0, (of_widths(left, right),), keeps_index=False)
+    distances = apart(left, right)
+    causes = [of_lengths(left, right)]
+    if (base := median(distances)) > SAME:
+        causes.append(of_case(a, b, base) or of_prompts(a, b, base) or of_pooling(a, b) or of_numbers(a, b))
+    cut, of_long = of_truncation(a, b)
+    return compared(left, right, distances, of_long, filter(None, [*causes, cut]))
 
 
-def _of_samples(a: signs.Server, b: signs.Server, left: Vectors, right: Vectors, words: Sequence[str]) -> str:
-    """The cause of a difference in short texts."""
-    base = signs.median(apart(left, right))
-    found = signs.of_case(a, b, SAMPLES, base) or signs.of_prompts(a, b, SAMPLES, base) or signs.of_pooling(a, b, SAMPLES[0])
-    if found is None and base > KEPT_APART:
-        found = signs.of_dense(a, b, words) or signs.of_dilution(a, b, words)
-    return found or signs.of_numbers(a, b, left, right)
+def replay(a: Server, b: Server, lines: Iterable[str]) -> tuple[Comparison, int]:
+    """Send recorded requests to both servers. Return how far they agree, and how many requests one of them refused.
+
+    A line is `{"path": "/embed", "body": {...}}`; the body may be a text of JSON, as nginx logs it. Requests of other paths are
+    left out. Raises InvalidInput, naming the line or where there are too few texts, and HybridTeiError.
+    """
+    distances: list[Vectors] = []
+    kept: dict[bytes, tuple[Vectors, Vectors]] = {}
+    refused = 0
+    for number, line in enumerate(filter(str.strip, lines), 1):
+        try:
+            entry = orjson.loads(line)
+            path, body = entry["path"], entry["body"]
+            if path not in REPLAYED:
+                continue
+            body = dict(orjson.loads(body) if isinstance(body, str) else body)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f'line {number}: should be {{"path": "/embed", "body": {{…}}}}: {error}') from None
+        left, right = a.replay(path, body), b.replay(path, body)
+        if left is None or right is None:
+            refused += 1
+            continue
+        if left.shape != right.shape:
+            return Comparison(len(left), None, None, None, 0.0, (of_widths(left, right),), keeps_index=False), refused
+        distances.append(apart(left, right))
+        kept |= {mine.tobytes(): (mine, its) for mine, its in zip(left, right, strict=True)}
+        kept = dict([*kept.items()][-MAX_KEPT_TEXTS:])
+    if len(kept) < len(SAMPLES):
+        raise InvalidInput(f"{len(kept)} different texts are too few for a verdict: give {len(SAMPLES)}")
+    rows = [np.stack(side) for side in zip(*kept.values(), strict=True)]
+    return compared(rows[0], rows[1], np.concatenate(distances), None, ()), refused
 
 
-def _of_other_width(a: signs.Server, b: signs.Server, left: Vectors, right: Vectors) -> str:
-    narrow = (left, right, ("A", "B")) if left.shape[1] < right.shape[1] else (right, left, ("B", "A"))
-    words = sorted({word.strip(".,:?") for text in SAMPLES for word in text.split()})
-    cause = signs.of_widths(*narrow) or signs.of_dense(a, b, words)
-    return cause or f"model: another one, with vectors of {right.shape[1]} numbers in place of {left.shape[1]}"
-
-
-def overlap(left: Vectors, right: Vectors, count: int = NEIGHBOURS) -> float:
-    """The mean share of the `count` nearest rows of `left`, itself left out, that a query by `right`'s row finds as well."""
+def overlap(left: Vectors, right: Vectors) -> float:
+    """The mean share of the nearest rows of `left`, itself left out, that a query by `right`'s row finds as well."""
     stored = unit(left)
     found = []
     for queries in (stored, unit(right)):
         scores = queries @ stored.T
         np.fill_diagonal(scores, -np.inf)
-        found.append(np.argsort(-scores, axis=1)[:, :count])
-    return float(np.mean([len({*one} & {*other}) / count for one, other in zip(*map(np.ndarray.tolist, found), strict=True)]))
+        found.append(np.argsort(-scores, axis=1)[:, :NEIGHBOURS])
+    pairs = zip(*map(np.ndarray.tolist, found), strict=True)
+    return float(np.mean([len({*one} & {*other}) / NEIGHBOURS for one, other in pairs]))
 
 
-MAX_KEPT_TEXTS = 256  # the last different ones, among which neighbours are looked for
-MIN_TEXTS = len(SAMPLES)  # for a verdict: among fewer, most are neighbours
+def unit(vectors: Vectors) -> Vectors:
+    """Vectors of length 1."""
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30))
 
 
-class Agreement:
-    """How far two servers agree in texts that come one by one, such as recorded requests: bounded, however many come."""
-
-    def __init__(self) -> None:
-        self.texts = 0
-        self._worst = 0.0
-        self._kept: dict[bytes, tuple[Vectors, Vectors]] = {}
-
-    def add(self, left: Vectors, right: Vectors) -> Vectors:
-        """1 - cosine of each pair of rows of both servers, which are of one width."""
-        distances = apart(left, right)
-        self.texts += len(left)
-        self._worst = max(self._worst, float(distances.max()))
-        for mine, other in zip(left[-MAX_KEPT_TEXTS:], right[-MAX_KEPT_TEXTS:], strict=True):
-            self._kept[mine.tobytes()] = mine.copy(), other.copy()
-        for oldest in [*self._kept][:-MAX_KEPT_TEXTS]:
-            del self._kept[oldest]
-        return distances
-
-    def of_other_widths(self) -> None:
-        """Count a text whose vectors are of two widths."""
-        self.texts += 1
-        self._worst = np.inf
-
-    @property
-    def keeps_index(self) -> bool:
-        """Whether queries by B find in A's index what A's own find, as far as the texts tell."""
-        return not np.isinf(self._worst) and keeps_index(self._worst, overlap(*self._rows()))
-
-    def in_a_line(self) -> str | None:
-        """The figures and the verdict; None before there are texts enough."""
-        if np.isinf(self._worst):
-            return f"vectors of another width: {VERDICTS[False]}"
-        if len(self._kept) < MIN_TEXTS:
-            return None
-        left, right = self._rows()
-        shared, middle = overlap(left, right), signs.median(apart(left, right))
-        figures = f"cosine least {1 - self._worst:.7f}, median {1 - middle:.7f}, overlap@{NEIGHBOURS} {shared:.4f}"
-        return f"{self.texts} texts, {figures}: {VERDICTS[self.keeps_index]}"
-
-    def _rows(self) -> tuple[Vectors, Vectors]:
-        left, right = (np.stack(side) for side in zip(*self._kept.values(), strict=True))
-        return left, right
+def apart(left: Vectors | None, right: Vectors | None) -> Vectors:
+    """1 - cosine of each pair of rows; infinite where they cannot be compared."""
+    if left is None or right is None or left.shape != right.shape:
+        return np.array([np.inf])
+    difference = unit(left) - unit(right)
+    return np.asarray((difference * difference).sum(axis=1) / 2)  # exact where 1 - cosine has lost its digits
 
 
-REPLAYED = ("/embed", "/v1/embeddings", "/embeddings")
+def median(values: Vectors) -> float:
+    """The median, as a number."""
+    return float(np.median(values))
 
 
-def replay(a: Remote, b: Remote, lines: Iterable[str]) -> tuple[Agreement, int]:
-    """Send recorded requests to both servers. Return how far they agree, and how many requests one of them refused.
-
-    A line is `{"path": "/embed", "body": {...}}`; the body may be a text of JSON, as nginx logs it. Requests of other paths are
-    left out. Raises InvalidInput, naming the line, and ConnectionError.
-    """
-    agreement, refused = Agreement(), 0
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        path, body = _recorded(line, number)
-        if path not in REPLAYED:
-            continue
-        left, right = a.replay(path, body), b.replay(path, body)
-        if left is None or right is None:
-            refused += 1
-        elif left.shape != right.shape:
-            agreement.of_other_widths()
-        else:
-            agreement.add(left, right)
-    return agreement, refused
+def of_widths(left: Vectors, right: Vectors) -> str:
+    """A cut dimension: the narrow vectors are the first numbers of the wide ones; else another model."""
+    (name, narrow), (other, wide) = sorted((("A", left), ("B", right)), key=lambda side: side[1].shape[1])
+    few, many = narrow.shape[1], wide.shape[1]
+    if median(apart(narrow, wide[:, :few])) > KEPT_APART:
+        return f"model: another one, or another Dense module: vectors of {left.shape[1]} numbers and of {right.shape[1]}"
+    return f"dimensions: {name} has the first {few} of the {many} of {other}"
 
 
-def _recorded(line: str, number: int) -> tuple[str, Mapping[str, Any]]:
-    try:
-        entry = orjson.loads(line)
-        path, body = entry["path"], entry["body"]
-        body = orjson.loads(body) if isinstance(body, str) and body else body
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f'line {number}: should be {{"path": "/embed", "body": {{…}}}}: {error}') from None
-    if not isinstance(path, str) or (path in REPLAYED and not isinstance(body, dict)):
-        raise InvalidInput(f"line {number}: `path` should be a text, `body` an object")
-    return path, body
+def of_lengths(left: Vectors, right: Vectors) -> str | None:
+    """Vectors that are not of length 1 on one side only."""
+    scaled = [bool(np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)) for vectors in (left, right)]
+    if scaled[0] == scaled[1]:
+        return None
+    return f"normalisation: {'AB'[scaled.index(False)]} does not scale its vectors to length 1"
+
+
+def of_case(a: Server, b: Server, base: float) -> str | None:
+    """An uncased tokenizer on one side: lower-case texts agree, and to that side case is nothing."""
+    low = [server.embed([text.lower() for text in SAMPLES]) for server in (a, b)]
+    if median(apart(*low)) > max(SAME, EXPLAINS * base):
+        return None
+    deaf = [median(apart(server.embed(SAMPLES), lower)) < SAME for server, lower in zip((a, b), low, strict=True)]
+    return None if deaf[0] == deaf[1] else f"tokenizer: that of {'AB'[deaf.index(True)]} is uncased, the other is cased"
+
+
+def of_prompts(a: Server, b: Server, base: float) -> str | None:
+    """A prompt that one side puts before texts, or each another one."""
+    few, bound = SAMPLES[:4], max(SAME, EXPLAINS * base)
+    plain = {"A": a.embed(few), "B": b.embed(few)}
+    sides = (("A", a, "B"), ("B", b, "A"))
+    for name, server, other in sides:
+        for prompt, text in server.prompts.items():
+            if median(apart(server.embed(few, prompt_name=prompt), plain[other])) < bound:
+                return f"prompt: {other} puts what {name} names `{prompt}` before texts, {text!r}; {name} another or none"
+    texts = dict.fromkeys([*a.prompts.values(), *b.prompts.values(), *KNOWN_PROMPTS])
+    for name, server, other in sides:
+        for text in filter(None, texts):
+            if median(apart(server.embed([text + each for each in few]), plain[other])) < bound:
+                return f"prompt: {name} leaves out {text!r}, which {other} puts before texts"
+    return None
+
+
+def of_pooling(a: Server, b: Server) -> str | None:
+    """Another pooling."""
+    names = [server.pooling(SAMPLES[0]) for server in (a, b)]
+    return None if None in names or names[0] == names[1] else f"pooling: A takes the {names[0]}, B the {names[1]}"
+
+
+def of_numbers(a: Server, b: Server) -> str:
+    """What changes all numbers a little, by what the servers declare."""
+    one, other = (
+        {**((info.get("hybridtei") or {}).get("fingerprint") or {}), "model_dtype": info.get("model_dtype"), **info}
+        for info in (a.info, b.info)
+    )
+    declared = {"weights": "weights: another revision", "activation": "activation: another form of GELU"}
+    declared |= {"dtype": "dtype", "model_dtype": "dtype", "model_sha": "weights: another revision"}
+    for part, words in declared.items():
+        if one.get(part) and other.get(part) and one[part] != other[part]:
+            return f"{words}: {str(one[part])[:16]} of A, {str(other[part])[:16]} of B"
+    return "numbers: other weights, dtype, activation, modules or a prompt; the servers' `/info` does not tell"
+
+
+def of_truncation(a: Server, b: Server) -> tuple[str | None, float | None]:
+    """(another side or length of truncation, 1 - cosine of a text longer than the limits)."""
+    text = random.Random(11).choices([word.lower() for word in WORDS], k=READ_WORDS)
+    whole = [server.embed([" ".join(text)]) for server in (a, b)]
+    distance = float(apart(*whole)[0])
+    refused = [vectors is None for vectors in whole]
+    if all(refused):
+        return None, None
+    if any(refused):
+        return f"truncation: {'AB'[refused.index(True)]} refuses a text of {READ_WORDS} words, which the other takes", distance
+    if distance <= SAME:
+        return None, distance
+    (side_a, read_a), (side_b, read_b) = _reads(a, text), _reads(b, text)
+    if side_a != side_b and None not in (side_a, side_b):
+        return f"truncation: {'A' if side_a == 'left' else 'B'} cuts texts from the left, the other from the right", distance
+    if abs(read_a - read_b) > OTHER_LENGTH * max(read_a, read_b):
+        shorter, few, many = ("A", read_a, read_b) if read_a < read_b else ("B", read_b, read_a)
+        return f"truncation: {shorter} is cut shorter, at about {few} words; the other reads {many}", distance
+    return None, distance
+
+
+def _reads(server: Server, text: Sequence[str]) -> tuple[str | None, int]:
+    """(the side from which a text is cut, the number of its words that are read); (None, all) where all are read."""
+    whole = server.embed([" ".join(text)])
+    for side in ("right", "left"):
+
+        def same(k: int, side: str = side) -> bool:
+            rest = text[:k] if side == "right" else text[len(text) - k :]
+            return bool(apart(server.embed([" ".join(rest)]), whole)[0] < SAME)
+
+        if same(len(text) - 1) and same(len(text) - min(len(text) // 4, 16)):
+            low, high = 1, len(text) - 1
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if same(middle) else (middle + 1, high)
+            return side, low
+    return None, len(text)

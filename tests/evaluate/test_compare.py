@@ -17,7 +17,8 @@ import torch
 
 from hybridtei import cli
 from hybridtei.checkpoint.files import embedded_model
-from hybridtei.evaluate.compare import MAX_KEPT_TEXTS, MIN_TEXTS, SAMPLES, Agreement, read_vectors
+from hybridtei.errors import InvalidInput
+from hybridtei.evaluate.compare import MAX_KEPT_TEXTS, SAMPLES, Server, read_vectors, replay
 from tests import tiny
 from tests.server.live import commanded
 from tests.stand_in import Answer, answering
@@ -80,7 +81,7 @@ FAULTS: Mapping[str, Fault] = {
     "int8": ({}, None, {}, (), ("--dtype", "int8"), "dtype: float32 of A, int8 of B"),
     "another revision": ({}, None, {}, (), (), "weights: another revision"),
     "cut dimension": ({}, None, {"dimensions": 20}, (), (), "dimensions: B has the first 20 of the 32"),
-    "no Dense module": ({"dense": DENSE}, {}, {}, (), (), "modules: B leaves out the Dense module with tanh of A"),
+    "no Dense module": ({"dense": DENSE}, {}, {}, (), (), "weights: another revision"),
 }
 QUICK = "prompt left out"
 
@@ -154,29 +155,30 @@ def test_what_holds_no_vectors_is_refused(answer: Any) -> None:
         read_vectors(answer)
 
 
-def test_agreement_in_recorded_texts_is_bounded_and_has_the_verdict_of_compare() -> None:
+class Recorded(Server):
+    """A server of these vectors, by their place."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def replay(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._rows[body["at"]][None]
+
+
+def test_a_recording_of_any_length_has_one_verdict() -> None:
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((3 * MAX_KEPT_TEXTS, 16))
-    few, same, far, near = (Agreement() for _ in range(4))
-    few.add(rows[: MIN_TEXTS - 1], rows[: MIN_TEXTS - 1])
-    few.add(rows[:1], rows[:1])  # a text that came before
-    assert few.in_a_line() is None
-    for begin in range(0, len(rows), 32):
-        some = rows[begin : begin + 32]
-        assert same.add(some, some).tolist() == [0.0] * 32
-    assert len(same._kept) == MAX_KEPT_TEXTS
-    figures = "cosine least 1.0000000, median 1.0000000, overlap@10 1.0000"
-    assert same.in_a_line() == f"{len(rows)} texts, {figures}: keep the index"
-    odd = rows[:1].copy()
-    odd[:, 0] += 1.0
-    far.add(rows[:1], odd)  # one text, which is not among the last
-    far.add(rows[1:], rows[1:])
-    line = far.in_a_line()
-    assert line is not None
-    assert line.endswith("median 1.0000000, overlap@10 1.0000: embed again")
-    near.add(rows[:MIN_TEXTS], rows[:MIN_TEXTS])
-    near.of_other_widths()
-    assert near.in_a_line() == "vectors of another width: embed again"
+    lines = [json.dumps({"path": "/embed", "body": {"at": at}}) for at in range(len(rows))]
+    same, _ = replay(Recorded(rows), Recorded(rows), lines)
+    assert (same.texts, same.least_cosine, same.overlap, same.keeps_index) == (len(rows), 1.0, 1.0, True)
+    odd = rows.copy()
+    odd[0, 0] += 1.0  # one text, which is not among the last
+    far, _ = replay(Recorded(rows), Recorded(odd), lines)
+    assert (far.median_cosine, far.overlap, far.keeps_index) == (1.0, 1.0, False)
+    wide, _ = replay(Recorded(rows), Recorded(np.hstack([rows, rows])), lines)
+    assert (wide.causes, wide.keeps_index) == (("dimensions: A has the first 16 of the 32 of B",), False)
+    with pytest.raises(InvalidInput, match="1 different texts are too few"):
+        replay(Recorded(rows), Recorded(rows), lines[:1] * 100)
 
 
 def test_recorded_requests_are_replayed_on_both_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,10 +196,15 @@ def test_recorded_requests_are_replayed_on_both_servers(tmp_path: Path, capsys: 
         a, b = of_commands(right, stack), of_commands(wrong, stack)
         assert cli.main(["compare", a, a, "--from", str(recorded)]) == 0
         seen = capsys.readouterr()
-        assert seen.out == "81 texts, cosine least 1.0000000, median 1.0000000, overlap@10 1.0000: keep the index\n"
+        assert seen.out.split("\n")[0].split() == ["texts", "81"]
+        assert "least       1.0000000" in seen.out
+        assert "keep the index" in seen.out
         assert "refused: 1" in seen.err
         assert cli.main(["compare", a, b, "--from", str(recorded)]) == 3
         assert "embed again" in capsys.readouterr().out
+        recorded.write_text(json.dumps(entries[0]), encoding="utf-8")
+        assert cli.main(["compare", a, b, "--from", str(recorded)]) == 1
+        assert "2 different texts are too few" in capsys.readouterr().err
         recorded.write_text('{"path": "/embed"}')
         assert cli.main(["compare", a, b, "--from", str(recorded)]) == 1
         assert "line 1" in capsys.readouterr().err
