@@ -31,7 +31,6 @@ HELP = {
     "hybridtei_running_batches": "Batches in a forward pass now.",
     "hybridtei_shared_inputs_total": "Inputs identical to one that waited already, computed once.",
     "hybridtei_store_errors_total": "Requests that the vector store failed or refused, by kind.",
-    "hybridtei_store_reachable": "Whether the vector store answered when it was last checked.",
     "hybridtei_unsent_bytes": "Bytes of answers that clients have not read yet.",
 }
 

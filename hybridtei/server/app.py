@@ -12,7 +12,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.errors import LoadError, Overloaded
+from hybridtei.errors import LoadError, Overloaded, StoreError
 from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import Recorder
@@ -38,9 +38,8 @@ from hybridtei.server.http.body import Keyless, first_fields
 from hybridtei.server.http.connection import REFUSED, Refusals, Unsent
 from hybridtei.server.http.security import Authenticator, Keyring, Origins, certificate_of
 from hybridtei.server.openapi import openapi_config
-from hybridtei.server.registry import Models, StoreBounds
+from hybridtei.server.registry import STORE_ERRORS, Models, StoreBounds, store_errors
 from hybridtei.server.routing import ALIAS, ENDPOINT, HANDLERS, Endpoint, allow_header, split_alias
-from hybridtei.server.store_health import StoreHealth
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
 
@@ -113,12 +112,12 @@ def create_fleet_app(
     if server.grpc_port is not None:
         rpc = rpc_server_class()(models, server, recorder, authenticator, certificate=certificate)
     models.registry.observed("hybridtei_unsent_bytes", lambda: unsent.bytes + (rpc.unsent.bytes if rpc else 0))
-    health = None if schemas is None else StoreHealth(schemas.store, models.registry)
+    of_store = None if schemas is None else store_errors(models.registry)
 
     async def count(error: Exception, scope: Scope) -> None:
         refusals.count(getattr(error, "limit", None))
-        if health is not None:
-            health.count(error)
+        if of_store is not None and isinstance(error, StoreError):
+            of_store.add(kind=next(kind for known, kind in STORE_ERRORS.items() if isinstance(error, known)))
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
@@ -130,9 +129,8 @@ def create_fleet_app(
     app = framework(
         only_tei_routes=server.only_tei_routes,
         after_exception=[count],
-        on_startup=[models.start, *(part.start for part in (rpc, health) if part)],
+        on_startup=[models.start, *([rpc.start] if rpc else [])],
         on_shutdown=[
-            *([health.stop] if health else []),
             *([rpc.stop] if rpc else []),
             models.stop,
             *on_stop,

@@ -20,8 +20,20 @@ from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, Role, ServerConfig
 from hybridtei.engine.admission import Admission
 from hybridtei.engine.device import STOP_SECONDS
-from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, Overloaded, UnknownModel
-from hybridtei.observability.metrics import Gauge, Registry
+from hybridtei.errors import (
+    BackendError,
+    CollectionMismatch,
+    HybridTeiError,
+    InvalidInput,
+    InvalidPoint,
+    Overloaded,
+    StoreAtCapacity,
+    StoreAway,
+    StoreError,
+    StoreUnavailable,
+    UnknownModel,
+)
+from hybridtei.observability.metrics import Counter, Gauge, Registry
 from hybridtei.server.context import Context
 from hybridtei.server.routing import Endpoint
 
@@ -263,6 +275,25 @@ def check_capacity(endpoint: Endpoint, alias: str | None, models: Models, store:
     if contexts and all(context.service.admission.free <= 0 for context in contexts):
         contexts[0].metrics.refused()
         raise Overloaded
+
+
+# Of errors, the narrower class first -> the label `kind`.
+STORE_ERRORS: Mapping[type[StoreError], str] = {
+    StoreAway: "away",
+    StoreAtCapacity: "capacity",
+    StoreUnavailable: "unavailable",
+    CollectionMismatch: "mismatch",
+    InvalidPoint: "point",
+    StoreError: "refused",
+}
+
+
+def store_errors(registry: Registry) -> Counter:
+    """The counter of `STORE_ERRORS`, with 0 for each, since none of the models' metrics shows that searches fail."""
+    counter = registry.counter("hybridtei_store_errors_total")
+    for kind in STORE_ERRORS.values():
+        counter.add(0, kind=kind)
+    return counter
 
 
 @dataclass(frozen=True, slots=True)

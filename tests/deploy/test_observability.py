@@ -88,11 +88,11 @@ def test_failures_have_the_words_that_alerts_look_for() -> None:
 
 
 def test_store_errors_have_the_kinds_that_alerts_look_for() -> None:
-    from hybridtei.server.store_health import KINDS
+    from hybridtei.server.registry import STORE_ERRORS
 
     looked_for = {kind for each in EXPRESSIONS for kinds in re.findall(r'kind=~"([\w|]+)"', each) for kind in kinds.split("|")}
     assert looked_for
-    assert looked_for <= set(KINDS.values())
+    assert looked_for <= set(STORE_ERRORS.values())
 
 
 def test_the_dashboard_asks_the_datasource_that_is_provisioned() -> None:

@@ -17,7 +17,6 @@ import logging
 import resource
 import socket
 from asyncio import Transport
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -169,8 +168,9 @@ class Unsent:
         self._limit = limit
         self._large_limit = limit - limit // SHARE_LEFT
         self._wait_seconds = wait_seconds
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._waiting_bytes = 0
+        self._first = asyncio.Lock()  # held by the first that waits; the others wait for it, in order of arrival
+        self._fewer = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
@@ -184,8 +184,8 @@ class Unsent:
     def add(self, size: int) -> None:
         """Add `size` bytes, which may be negative."""
         self.bytes += size
-        if size < 0 and self._waiting:
-            self._serve()
+        if size < 0:
+            self._fewer.set()
 
     async def room(self, size: int) -> int:
         """Wait until an answer of about `size` bytes may be encoded, in order of arrival.
@@ -196,33 +196,18 @@ class Unsent:
         size = min(size, self._large_limit)
         if self._waiting_bytes + size > self._limit:
             raise self._refusal()
-        turn = asyncio.get_running_loop().create_future()
-        entry = (size, turn)
-        self._waiting.append(entry)
         self._waiting_bytes += size
-        self._serve()
         try:
-            async with asyncio.timeout(self._wait_seconds):
-                await turn
-        except BaseException as error:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-                self._waiting_bytes -= size
-                self._serve()
-            else:
-                self.add(-size)  # its turn came in the same moment
-            if isinstance(error, TimeoutError):
-                raise self._refusal() from None
-            raise
-        return size
-
-    def _serve(self) -> None:
-        while self._waiting and self.bytes + self._waiting[0][0] <= self._large_limit:
-            size, turn = self._waiting.popleft()
+            async with asyncio.timeout(self._wait_seconds), self._first:
+                while self.bytes + size > self._large_limit:
+                    self._fewer.clear()
+                    await self._fewer.wait()
+                self.bytes += size
+        except TimeoutError:
+            raise self._refusal() from None
+        finally:
             self._waiting_bytes -= size
-            self.bytes += size
-            if not turn.done():
-                turn.set_result(None)
+        return size
 
     def _refusal(self) -> AnswersUnsent:
         return AnswersUnsent(
