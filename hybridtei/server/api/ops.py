@@ -24,20 +24,20 @@ from hybridtei.server.registry import Entry, Models
 from hybridtei.server.routing import StatusOnly
 
 
-class ModelItem(Struct, frozen=True, omit_defaults=True):
-    """A served model; at `/models` with what infinity's client looks for, at `/v1/models` with an owner."""
+class ModelItem(Struct, frozen=True):
+    """A served model, with an owner for OpenAI's clients and what infinity's look for."""
 
     id: str
     object: Literal["model"]
     created: int
-    owned_by: str | None = None
-    stats: dict[str, float] | None = None
-    backend: str | None = None
-    capabilities: list[str] | None = None
+    owned_by: Literal["hybridtei"]
+    stats: dict[str, float]
+    backend: str
+    capabilities: list[str]
 
 
 class ModelList(Struct, frozen=True):
-    """Answer of `/v1/models`."""
+    """Answer of `/v1/models` and `/models`."""
 
     object: Literal["list"]
     data: list[ModelItem]
@@ -58,13 +58,9 @@ async def with_fingerprint(context: Context, *, has_store: bool) -> dict[str, An
     return answer
 
 
-def _listed(context: Context, *, infinity: bool) -> ModelItem:
-    name = context.served_name
-    if not infinity:
-        return ModelItem(name, "model", STARTED, owned_by="hybridtei")
-    return ModelItem(
-        name, "model", STARTED, stats={}, backend=context.service.backend.name, capabilities=capabilities(context.heads)
-    )
+def _listed(context: Context) -> ModelItem:
+    backend, able = context.service.backend.name, capabilities(context.heads)
+    return ModelItem(context.served_name, "model", STARTED, "hybridtei", {}, backend, able)
 
 
 def capabilities(heads: frozenset[Head]) -> list[str]:
@@ -215,15 +211,10 @@ class OperationController(Dialect):
 class ModelController(Dialect):
     """The models there are, and how they are loaded and unloaded at run time."""
 
-    @get("/v1/models")
+    @get(["/v1/models", "/models"])
     async def listed(self, models: AllModels) -> Answer[ModelList]:
         """The models"""
-        return Answer(Reply(ModelList("list", [_listed(context, infinity=False) for context in models.ready])))
-
-    @get("/models")
-    async def listed_for_infinity(self, models: AllModels) -> Answer[ModelList]:
-        """The models, with what infinity's clients look for"""
-        return Answer(Reply(ModelList("list", [_listed(context, infinity=True) for context in models.ready])))
+        return Answer(Reply(ModelList("list", [*map(_listed, models.ready)])))
 
     @post("/models/load", in_schema=False, **MANAGED)
     async def load(self, request: ApiRequest, data: JSONBody[Table], models: AllModels) -> Answer[ModelState]:

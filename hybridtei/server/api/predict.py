@@ -10,11 +10,10 @@ import numpy as np
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from hybridtei.errors import InvalidInput, NoInputs, TooManyInputs
+from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.tei import (
-    MAX_LISTS,
     NOT_EMPTY,
     Enveloped,
     FullText,
@@ -81,7 +80,7 @@ NUMBERS_A_LABEL = 20  # as which an item counts that is built and written
 @handler("predict")
 async def predict(context: Context, request: PredictRequest) -> Reply:
     """`/predict`: each label's score, the best first; a list of such lists for a batch, and for Hugging Face's clients."""
-    texts = _texts(context, request.inputs)
+    texts = parse_predict(request.inputs)
     parameters = request.parameters if isinstance(request.parameters, dict) else None
     top_k, function = _parameters(parameters or {})
     task = label.Classify(
@@ -98,16 +97,6 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
         return rows if texts.is_batch or parameters is not None else rows[0]
 
     return await _classify(context, task, texts, write)
-
-
-def _texts(context: Context, raw: Any) -> Texts:
-    """Of what will be refused for its number, only that: to read it all would hold up others."""
-    if isinstance(raw, list) and isinstance(raw[0], list):
-        if len(raw) > context.server.max_client_batch_size and not context.server.split_large_batches:
-            return Texts([""] * len(raw), is_batch=True)  # `Context.check_batch` is next
-        if len(raw) > MAX_LISTS:
-            raise TooManyInputs(f"batch size {len(raw)} > maximum allowed batch size {MAX_LISTS}")
-    return parse_predict(raw)
 
 
 def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
@@ -184,11 +173,18 @@ class TokenPrediction(Struct, frozen=True):
     results: dict[str, float]
 
 
+class EntityParameters(Struct, frozen=True):
+    """Of Hugging Face's clients."""
+
+    aggregation_strategy: label.Aggregation | None = None
+    ignore_labels: frozenset[str] = frozenset({"O"})
+
+
 class EntitiesRequest(Struct, frozen=True, kw_only=True):
     """`/` of a model that tags."""
 
     inputs: str | list[str]
-    parameters: Annotated[Any, Meta(description="`aggregation_strategy` [simple], `ignore_labels` [O].")] = None
+    parameters: EntityParameters | None = None
 
 
 NUMBERS_A_TOKEN = 40  # as which an item counts that is built and written
@@ -240,8 +236,9 @@ def _item(token: str, token_id: int, start: int, end: int, results: dict[str, An
 @handler("entities")
 async def entities(context: Context, request: EntitiesRequest) -> Reply:
     """`/` of a tagger: transformers' own answer, for a text or for each of a list."""
-    parameters = request.parameters if isinstance(request.parameters, dict) else {}
-    aggregation, ignored = _entity_parameters(parameters)
+    parameters = request.parameters or EntityParameters()
+    aggregation = parameters.aggregation_strategy or "simple"
+    ignored = parameters.ignore_labels
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     name = "entity" if aggregation == "none" else "entity_group"
 
@@ -251,16 +248,6 @@ async def entities(context: Context, request: EntitiesRequest) -> Reply:
 
     task = label.Tag(texts, aggregation, context.truncate(None))
     return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
-
-
-def _entity_parameters(parameters: dict[str, Any]) -> tuple[label.Aggregation, frozenset[str]]:
-    """Raises InvalidInput."""
-    strategy, ignored = parameters.get("aggregation_strategy") or "simple", parameters.get("ignore_labels")
-    aggregation = next((name for name in label.AGGREGATIONS if name == strategy), None)
-    if aggregation is None:
-        raise InvalidInput(f"`aggregation_strategy` is {strategy!r}; known: {', '.join(label.AGGREGATIONS)}")
-    labels = ignored if isinstance(ignored, list) else ["O"]
-    return aggregation, frozenset(label for label in labels if isinstance(label, str))
 
 
 def _entity(tagged: label.Tagged, span: label.Span, name: str) -> dict[str, Any]:

@@ -32,7 +32,8 @@ OneOrMore = FullText | FullTexts
 Ids = Annotated[list[Id], NOT_EMPTY]
 InputType = FullText | Ids
 RawInputs = FullText | Annotated[list[FullText | Id | Ids], NOT_EMPTY]
-OneOrTwo = Annotated[list[str], Meta(extra_json_schema={"minItems": 1, "maxItems": 2})]
+MAX_TEXTS = 20_000  # of a request to `/predict`
+OneOrTwo = Annotated[list[str], Meta(min_length=1, max_length=2)]
 
 
 class EmbedAllRequest(Struct, frozen=True, kw_only=True):
@@ -110,7 +111,7 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     """`/predict`."""
 
     inputs: Annotated[
-        FullText | Annotated[list[str | OneOrTwo], NOT_EMPTY],
+        FullText | Annotated[list[str | OneOrTwo], Meta(min_length=1, max_length=MAX_TEXTS)],
         Meta(description="A text; [text]; a pair [text, text]; or a list of lists of one text or two, which is a batch."),
     ]
     truncate: Truncate = None
@@ -270,24 +271,13 @@ def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
     return raw if raw and type(raw[0]) is list else [raw]  # type: ignore[list-item, return-value]
 
 
-MAX_LISTS = 100_000  # of a request to `/predict`
-PREDICT_FORMS = (
-    "expected a string, a pair of strings [string, string] or a batch of mixed strings and pairs "
-    "[[string], [string, string], ...]"
-)
-
-
 def check_predict(raw: str | list[str | list[str]]) -> None:
     """Raises SchemaError for what `parse_predict` would not understand."""
-    if isinstance(raw, str) or (len(raw) > MAX_LISTS and isinstance(raw[0], list)):
-        return  # more than MAX_LISTS lists are refused for their number
-    kinds = set(map(type, raw))
+    kinds = set(map(type, raw)) if isinstance(raw, list) else set()
     if len(kinds) > 1:
-        raise SchemaError(f"inputs: got texts beside lists, {PREDICT_FORMS}")
-    parts = raw if kinds == {list} else [raw]
-    if not {1, 2}.issuperset(map(len, parts)):
-        wrong = next(length for length in map(len, parts) if not 1 <= length <= 2)
-        raise SchemaError(f"inputs: got a list of length {wrong}, {PREDICT_FORMS}")
+        raise SchemaError("inputs: got texts beside lists, expected one of these alone")
+    if kinds == {str} and len(raw) > 2:
+        raise SchemaError(f"inputs: got {len(raw)} texts, expected one or two, or lists of one or two")
 
 
 def parse_predict(raw: Any) -> Texts:

@@ -163,16 +163,7 @@ def test_scores_of_pairs(reranker, dense_server, server, classifier):
     assert reranker.service.admission.free == reranker.service.config.max_concurrent_requests
 
 
-@pytest.mark.parametrize("texts", [["a"], ["a", "b", "c"]])
-def test_very_many_pairs_are_refused_for_their_number_before_they_are_looked_at(classifier, texts):
-    number = tei.MAX_LISTS + 1
-    response = classifier.post("/predict", {"inputs": [texts] * number})
-    assert (response.status_code, response.json()["error"]) == (422, f"batch size {number} > maximum allowed batch size 32")
-
-
-def test_very_many_pairs_are_refused_where_large_batches_are_split():
-    number = tei.MAX_LISTS + 1
-    with serving(labelled(*LABELS), server={"split_large_batches": True}) as running:
-        response = running.post("/predict", {"inputs": [["a"]] * number})
+def test_very_many_pairs_are_refused_for_their_number_before_they_are_looked_at(classifier):
+    response = classifier.post("/predict", {"inputs": [["a"]] * (tei.MAX_TEXTS + 1)})
     assert response.status_code == 422
-    assert response.json()["error"] == f"batch size {number} > maximum allowed batch size {number - 1}"
+    assert "inputs: expected `array` of length <= 20000" in response.text

@@ -68,12 +68,11 @@ def test_hugging_faces_defaults(tagger):
     each = tagger.post("/", {"inputs": TEXT, "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}).json()
     assert len(each) == len(tokens(tagger, TEXT)[0])
     assert set(each[0]) == {"entity", "score", "word", "start", "end"}
-    other = tagger.post("/", {"inputs": TEXT, "parameters": {"ignore_labels": ["PER", "PER", {}, ["LOC"], 5, None]}}).json()
+    other = tagger.post("/", {"inputs": TEXT, "parameters": {"ignore_labels": ["PER", "PER"]}}).json()
     assert other == [item for item in simple if item["entity_group"] != "PER"]
     refused = tagger.post("/", {"inputs": TEXT, "parameters": {"aggregation_strategy": "best"}})
-    assert refused.json()["error"] == (
-        "Input validation error: `aggregation_strategy` is 'best'; known: none, simple, first, average, max"
-    )
+    assert refused.status_code == 422
+    assert "parameters.aggregation_strategy: " in refused.text
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, PredictRequest
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.decoding import decode
 
-PREDICT = "a string, a pair of strings [string, string] or a batch of mixed strings and pairs [[string], [string, string], ...]"
 DIRECTIONS = "expected one of `Left`, `Right`, `left`, `right`"
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -60,8 +59,14 @@ def refusal(kind, body: bytes) -> tuple[int, str]:
             422,
             "inputs.sentences[1]: expected `str`, got `int`",
         ),
-        (PredictRequest, '{"inputs": []}', 422, f"inputs: got a list of length 0, expected {PREDICT}"),
-        (PredictRequest, '{"inputs":["a",["b"]]}', 422, f"inputs: got texts beside lists, expected {PREDICT}"),
+        (PredictRequest, '{"inputs": []}', 422, "inputs: expected `array` of length >= 1, got []"),
+        (PredictRequest, '{"inputs":["a",["b"]]}', 422, "inputs: got texts beside lists, expected one of these alone"),
+        (
+            PredictRequest,
+            '{"inputs":["a","b","c"]}',
+            422,
+            "inputs: got 3 texts, expected one or two, or lists of one or two",
+        ),
         (DecodeRequest, '{"ids":[1,[2]]}', 422, "ids: got ids beside lists, expected one of these alone"),
     ],
 )
