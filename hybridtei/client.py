@@ -61,8 +61,16 @@ class AsyncClient:
     the server itself refuses raises the error that an `Encoder` or `Searcher` raises.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, patience_s: float = 10.0) -> None:
-        """Raises InvalidInput for what is no URL. Nothing is sent yet."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        patience_s: float = 10.0,
+        transport: Any = None,
+    ) -> None:
+        """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for what is no URL."""
         self.url = url.rstrip("/")
         try:
             parsed = httpx.URL(self.url)
@@ -72,7 +80,8 @@ class AsyncClient:
             raise InvalidInput(f"{url!r} is no URL of a server; it should be like http://127.0.0.1:3000")
         self._timeout_s, self._patience_s = timeout_s, patience_s
         self._facts: dict[str, Any] | None = None
-        self._open(HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {}))
+        headers = HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._open(headers=headers, timeout=timeout_s, transport=transport)
 
     async def encode(
         self,
@@ -260,8 +269,8 @@ class AsyncClient:
 
     # What differs in `_Blocking`.
 
-    def _open(self, headers: Mapping[str, str]) -> None:
-        self._http: Any = httpx.AsyncClient(headers=headers, timeout=self._timeout_s)
+    def _open(self, **settings: Any) -> None:
+        self._http: Any = httpx.AsyncClient(**settings)
         self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     async def _all(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
@@ -284,8 +293,8 @@ class AsyncClient:
 class _Blocking(AsyncClient):
     """The same over a transport that blocks: none of its coroutines ever waits."""
 
-    def _open(self, headers: Mapping[str, str]) -> None:
-        self._http = httpx.Client(headers=headers, timeout=self._timeout_s)
+    def _open(self, **settings: Any) -> None:
+        self._http = httpx.Client(**settings)
 
     async def _all(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
         if len(asks) == 1:

@@ -1,4 +1,4 @@
-"""`mcp`: a collection as tools of an agent, over standard input and output, or over HTTP."""
+"""`mcp`: a collection as tools of an agent, over standard input and output, or HTTP; of a server, or of one in this process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 import asyncio
 import ipaddress
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
@@ -15,6 +16,9 @@ from hybridtei.errors import UsageError
 from hybridtei.server.http.security import Keyring, is_sendable
 from hybridtei.store import open_store, with_default
 from hybridtei.system.machine import require_extra
+
+if TYPE_CHECKING:
+    from hybridtei.client import AsyncClient
 
 ABOUT = "Let agents search a collection, over the Model Context Protocol; with --writable, they may also add texts to it."
 PATH = "/mcp"
@@ -38,40 +42,67 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--allow-origin", action="append", default=[], metavar="ORIGIN", help="of --http: pages that may call; repeatable"
     )
+    parser.add_argument("--url", metavar="URL", help="of a server that searches and stores, in place of one in this process")
+    parser.add_argument("--url-api-key", metavar="KEY", help="its key")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load the model and serve until standard input ends, or until a signal; return the exit status."""
+    """Serve until standard input ends, or until a signal; return the exit status."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     key = os.environ.get("API_KEY") if arguments.api_key is None else arguments.api_key
     if arguments.http:
         check(arguments.hostname, key)
-    require_extra("qdrant", "qdrant_client")
+    if arguments.url is None:
+        require_extra("qdrant", "qdrant_client")
     require_extra("mcp", "mcp")
-    from hybridtei.encoder import Encoder
+    from hybridtei.agents import CollectionTools, mcp_server
+    from hybridtei.client import AsyncClient
 
-    encoder = Encoder.load(config=model, engine=engine, measures=False)
-    opened = open_store(store)
-    assert opened is not None
+    url, url_key = arguments.url, arguments.url_api_key
+    server_of_tools = own_server(model, engine, store) if url is None else AsyncClient(url, api_key=url_key)
 
     async def serve() -> None:
-        from hybridtei.agents import CollectionTools, mcp_server
-
-        tools = CollectionTools(encoder, model.model_id, opened, arguments.collection)
-        server = mcp_server(tools, arguments.collection, writable=arguments.writable)
-        try:
-            if arguments.http:
-                await _listen(server, arguments.hostname, arguments.port, key, arguments.allow_origin)
-            else:
-                await server.run_stdio_async()
-        finally:
-            await tools.close()
+        async with server_of_tools as client:
+            tools = CollectionTools(client, arguments.collection)
+            server = mcp_server(tools, arguments.collection, writable=arguments.writable)
+            try:
+                if arguments.http:
+                    await _listen(server, arguments.hostname, arguments.port, key, arguments.allow_origin)
+                else:
+                    await server.run_stdio_async()
+            finally:
+                await tools.close()
 
     asyncio.run(serve())
     return 0
+
+
+def own_server(model: ModelConfig, engine: EngineConfig, store: StoreConfig) -> AbstractAsyncContextManager[AsyncClient]:
+    """Load a model; return the client of a server of it in this process, which no socket reaches. Raises HybridTeiError."""
+    import httpx
+
+    from hybridtei.client import AsyncClient
+    from hybridtei.load import default_alias
+    from hybridtei.server.app import create_fleet_app
+    from hybridtei.server.registry import Models
+    from hybridtei.server.start import Fleet
+    from hybridtei.store.collection import CollectionSchemas
+
+    opened = open_store(store)
+    assert opened is not None
+    fleet, config = Fleet(engine, fixed_permits=False), ServerConfig()
+    models = Models({default_alias(model.model_id): fleet.context(*fleet.load(model), config, model)})
+    app = create_fleet_app(models, config, on_stop=[fleet.stop], schemas=CollectionSchemas(opened))
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[AsyncClient]:
+        async with app.lifespan(), AsyncClient("http://in-process", transport=httpx.ASGITransport(cast(Any, app))) as client:
+            yield client
+
+    return running()
 
 
 def check(hostname: str, key: str | None) -> None:

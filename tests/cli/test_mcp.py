@@ -6,8 +6,11 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -21,11 +24,14 @@ from mcp.shared.exceptions import MCPError
 from hybridtei.agents import MAX_CALLS, CollectionTools, mcp_server
 from hybridtei.cli import main
 from hybridtei.cli.mcp import application, check
+from hybridtei.client import AsyncClient
 from hybridtei.config import ServerConfig
 from hybridtei.errors import UsageError
 from hybridtei.server.run import settings_of
+from hybridtei.store.base import Store
+from hybridtei.store.collection import CollectionSchemas
 from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, spec_in
-from tests.server.live import HANG, ROOT
+from tests.server.live import HANG, ROOT, serving
 
 KEY = "a-key"
 # anyio imports it at its first use, and pytest parses it then: within a running loop, CPython 3.11 once failed at that, with
@@ -33,19 +39,6 @@ KEY = "a-key"
 OPEN_PROCESS = anyio.open_process
 HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-
-
-class Slow:
-    """An encoder whose passes wait for an event."""
-
-    def __init__(self, encoder):
-        self.encoder, self.begun, self.go_on, self.spec = encoder, asyncio.Event(), asyncio.Event(), encoder.spec
-        self.loop = asyncio.get_running_loop()
-
-    def encode(self, *arguments, **options):
-        self.loop.call_soon_threadsafe(self.begun.set)
-        asyncio.run_coroutine_threadsafe(self.go_on.wait(), self.loop).result(HANG)
-        return self.encoder.encode(*arguments, **options)
 
 
 @asynccontextmanager
@@ -69,15 +62,22 @@ def client_of(url: str, key: str | None = None) -> Client:
     return Client(streamable_http_client(url, http_client=httpx2.AsyncClient(headers=headers, trust_env=False)))
 
 
-@pytest.fixture
-def encoder(tmp_path):
-    return encoder_of(spec_in(tmp_path))
+@asynccontextmanager
+async def tools_over(folder: Path, **backend: Any) -> AsyncIterator[tuple[CollectionTools, Store]]:
+    """The tools, by a server of a filled store."""
+    spec = spec_in(folder)
+    store = await filled(encoder_of(spec))
+    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL, **backend) as server:
+        async with AsyncClient(server.url) as client:
+            yield CollectionTools(client, "papers"), store
 
 
-async def test_find_and_store_over_http_with_a_key(encoder):
-    store = await filled(encoder)
-    tools = CollectionTools(encoder, MODEL, store, "papers")
-    async with listening(tools, writable=True, key=KEY) as url, client_of(url, KEY) as client:
+async def test_find_and_store_over_http_with_a_key(tmp_path):
+    async with (
+        tools_over(tmp_path) as (tools, _),
+        listening(tools, writable=True, key=KEY) as url,
+        client_of(url, KEY) as client,
+    ):
         listed = await client.list_tools()
         assert [tool.name for tool in listed.tools] == ["find", "store"]
         found = await client.call_tool("find", {"query": TEXTS[2], "limit": 3})
@@ -104,8 +104,8 @@ async def test_find_and_store_over_http_with_a_key(encoder):
         assert (await client.call_tool("store", {"text": "x", "metadata": {"x": "y" * 100_000}})).is_error
 
 
-async def test_what_is_refused_before_it_is_read(encoder):
-    tools = CollectionTools(encoder, MODEL, await filled(encoder), "papers")
+async def test_what_is_refused_before_it_is_read():
+    tools = CollectionTools(AsyncClient("http://127.0.0.1:1"), "papers")
     async with listening(tools, key=KEY) as url, httpx.AsyncClient(trust_env=False) as client:
 
         async def status(**headers):
@@ -121,23 +121,25 @@ async def test_what_is_refused_before_it_is_read(encoder):
         assert (await client.post(url, content=b"x" * 5_000_000, headers={**HEADERS, **keyed})).status_code == 413
 
 
-async def test_without_writable_nothing_is_stored(encoder):
-    store = await filled(encoder)
-    before = await store.count("papers")
-    async with listening(CollectionTools(encoder, MODEL, store, "papers")) as url, client_of(url) as client:
+async def test_without_writable_nothing_is_stored(tmp_path):
+    async with tools_over(tmp_path) as (tools, store), listening(tools) as url, client_of(url) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == ["find"]
         with suppress(MCPError):
             assert (await client.call_tool("store", {"text": "one"})).is_error
-    assert await store.count("papers") == before
+        assert await store.count("papers") == len(TEXTS)
 
 
-async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_is_refused(encoder):
-    slow = Slow(encoder)
-    tools = CollectionTools(slow, MODEL, await filled(encoder), "papers")
-    async with listening(tools) as url:
+async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_is_refused(tmp_path):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def gate(batch):
+        begun.set()
+        assert go_on.wait(HANG)
+
+    async with tools_over(tmp_path, gate=gate) as (tools, _), listening(tools) as url:
         async with client_of(url) as client:
             leaving = asyncio.create_task(client.call_tool("find", {"query": "one"}))
-            await slow.begun.wait()
+            await asyncio.to_thread(begun.wait, HANG)
             leaving.cancel()
             await asyncio.wait([leaving])
         waiting = [asyncio.create_task(tools.find("two")) for _ in range(MAX_CALLS - 1)]
@@ -146,7 +148,7 @@ async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_i
             refused = await client.call_tool("find", {"query": "three"})
             assert refused.is_error
             assert "at work already" in refused.content[0].text
-            slow.go_on.set()
+            go_on.set()
             assert all(answer["hits"] for answer in await asyncio.gather(*waiting))
             assert not (await client.call_tool("find", {"query": "three"})).is_error
 
