@@ -13,7 +13,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from typing import Any
 from conformance.load.report import paired, ratio, table
 from conformance.load.traffic import WORDS
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.ingest.on_ray import join
 from hybridtei.ingest.options import IngestOptions
+from hybridtei.ingest.prepare import Batch
 from hybridtei.ingest.run import run_ingest
-from hybridtei.on_ray.cluster import join
-from hybridtei.on_ray.ingest import RayPipeline
+from hybridtei.ingest.write import Writer
 
 OUTPUTS = {"type": lambda given: tuple(given.split(",")), "help": "default: all"}
 FLAGS = {"ray_scaling": {"--documents": 6000, "--rounds": 2, "--outputs": OUTPUTS}}
@@ -33,24 +33,23 @@ BATCH = 256
 
 def documents_per_s(source: Path, outputs: tuple[str, ...] | None, workers: int) -> float:
     """Of the command's own run, watched between the embedding and the writer."""
-    original, seen, moments = RayPipeline.embedded, 0, list[tuple[float, int]]()
+    original, seen, moments = Writer.write, 0, list[tuple[float, int]]()
 
-    async def watched(self: RayPipeline, *given: Any) -> AsyncIterator[Any]:
+    async def watched(self: Writer, batch: Batch, *given: Any) -> None:
         nonlocal seen
-        async for ready in original(self, *given):
-            seen += len(ready[0].pieces)
-            if seen >= 3 * BATCH * workers and ready[0].pieces:
-                moments.append((time.perf_counter(), seen))
-            yield ready
+        seen += len(batch.pieces)
+        if seen >= 3 * BATCH * workers and batch.pieces:
+            moments.append((time.perf_counter(), seen))
+        await original(self, batch, *given)
 
-    RayPipeline.embedded = watched  # type: ignore[method-assign]
+    Writer.write = watched  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
             bad, ray = f"{folder}/bad.jsonl", {"engine": "ray", "ray_workers": workers, "outputs": outputs}
             options = IngestOptions(source=str(source), collection="ray", quarantine=bad, quiet=True, **ray)
             run_ingest(options, ModelConfig(), EngineConfig(), StoreConfig(qdrant_path=f"{folder}/qdrant"))
     finally:
-        RayPipeline.embedded = original  # type: ignore[method-assign]
+        Writer.write = original  # type: ignore[method-assign]
     if len(moments) < 2:
         sys.exit(f"--documents: found {seen}, expected at least {6 * BATCH * workers}")
     (began, before), (ended, after) = moments[0], moments[-1]

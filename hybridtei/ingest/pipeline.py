@@ -11,13 +11,13 @@ import asyncio
 import logging
 import math
 import signal
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from hybridtei.batch import Head
 from hybridtei.errors import StoreError
@@ -39,19 +39,6 @@ log = logging.getLogger(__name__)
 Embedded = tuple[Batch, Embeddings, list[str | None]]
 QUEUE_BATCHES = 2  # between two stages
 SAMPLE_DOCUMENTS = 256  # retrieved at the start, to check that the collection is the ledger's
-
-
-@runtime_checkable
-class Pipeline(Protocol):
-    """Reads and embeds in other processes: the batches are those of this process, and those of a file are in its order.
-
-    `embedded` counts skipped documents in the preparation's stats, puts rejections into its quarantine, and ends early once
-    `asked_to_stop` is set.
-    """
-
-    def embedded(self, preparation: Preparation, asked_to_stop: asyncio.Event) -> AsyncGenerator[Embedded]: ...
-
-    def close(self) -> None: ...
 
 
 class Stopping:
@@ -88,7 +75,7 @@ class Stopping:
 
 async def ingest(
     preparation: Preparation,
-    embedder: Embedder | Pipeline,
+    embedder: Embedder,
     store: Store,
     name: str,
     schema: CollectionSchema,
@@ -168,7 +155,7 @@ async def _outcome(store: Store, name: str, ledger: Ledger, *, stopped: bool) ->
 
 async def _flow(
     preparation: Preparation,
-    embedder: Embedder | Pipeline,
+    embedder: Embedder,
     writer: Writer,
     progress: Progress,
     stopping: Stopping,
@@ -176,7 +163,8 @@ async def _flow(
     heads: frozenset[Head],
 ) -> None:
     prepared: asyncio.Queue[Batch | None] = asyncio.Queue(QUEUE_BATCHES)
-    embedded: asyncio.Queue[Embedded | None] = asyncio.Queue(QUEUE_BATCHES)
+    parallel = getattr(embedder, "parallel", 1)
+    embedded: asyncio.Queue[asyncio.Future[Embedded | None] | None] = asyncio.Queue(max(QUEUE_BATCHES, parallel + 1))
     loop = asyncio.get_running_loop()
 
     def show(done_bytes: int) -> None:
@@ -192,26 +180,25 @@ async def _flow(
             await prepared.put(batch)
         await prepared.put(None)
 
-    async def embed(thread: ThreadPoolExecutor, embedder: Embedder) -> None:
-        encode = partial(embedder.encode, outputs=heads, input_type="document")
+    def embed_now(batch: Batch) -> Embedded | None:
+        return None if stopping.requested.is_set() else _embedded(encode, batch)
+
+    async def embed(threads: ThreadPoolExecutor) -> None:
         while (batch := await prepared.get()) is not None:
-            if not stopping.requested.is_set():
-                await embedded.put(await loop.run_in_executor(thread, _embedded, encode, batch))
+            future = loop.run_in_executor(threads, embed_now, batch)
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised where it is written
+            await embedded.put(future)
         await embedded.put(None)
 
     async def write() -> None:
-        while (ready := await embedded.get()) is not None:
-            await writer.write(*ready)
-            show(ready[0].done_bytes)
-
-    if isinstance(embedder, Pipeline):
-        async with aclosing(embedder.embedded(preparation, stopping.requested)) as arriving:
-            async for ready in arriving:
+        while (future := await embedded.get()) is not None:
+            if (ready := await future) is not None:
                 await writer.write(*ready)
                 show(ready[0].done_bytes)
-    else:
-        with _thread("read") as reading, _thread("embed") as embedding:
-            await _together(read(reading), embed(embedding, embedder), write())
+
+    encode = partial(embedder.encode, outputs=heads, input_type="document")
+    with _threads("read") as reading, _threads("embed", parallel) as embedding:
+        await _together(read(reading), embed(embedding), write())
     show(0)
 
 
@@ -257,8 +244,8 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 @contextmanager
-def _thread(name: str) -> Iterator[ThreadPoolExecutor]:
-    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+def _threads(name: str, count: int = 1) -> Iterator[ThreadPoolExecutor]:
+    executor = ThreadPoolExecutor(count, thread_name_prefix=name)
     try:
         yield executor
     finally:

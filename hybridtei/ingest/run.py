@@ -37,7 +37,7 @@ from hybridtei.ingest.identity import open_ledger
 from hybridtei.ingest.indexing import IndexingServer, wait_indexed
 from hybridtei.ingest.ledger import Ledger, Quarantine
 from hybridtei.ingest.options import DEFER_INDEXING_MB, MEGABYTE, IngestOptions, IngestStats, Summary
-from hybridtei.ingest.pipeline import Pipeline, Stopping, ingest
+from hybridtei.ingest.pipeline import Stopping, ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import ReadOptions
 from hybridtei.load import find_model, text_model
@@ -77,8 +77,8 @@ def run_ingest(
     text = text_model(spec, engine)
     chunks = _chunk_settings(options, text, heads)
 
-    def embedder_for(plan: CollectionPlan) -> Embedder | Pipeline:
-        embedder = _embedder(options, remote, heads, _with_budget(model, plan), engine)
+    def embedder_for(plan: CollectionPlan) -> Embedder:
+        embedder = _embedder(options, remote, _with_budget(model, plan), engine)
         tell(f"model     {model.model_id}, {_described(embedder)}: {', '.join(sorted(heads))}")
         tell(f"chunks    {_in_words(chunks)}")
         return embedder
@@ -112,7 +112,7 @@ class _Outputs:
     spec: ModelSpec
     model: ModelConfig
     heads: frozenset[Head]
-    embedder_for: Callable[[CollectionPlan], Embedder | Pipeline]
+    embedder_for: Callable[[CollectionPlan], Embedder]
 
     def planned(
         self, options: IngestOptions, existing: CollectionSchema | None, nodes: int = 1
@@ -244,10 +244,8 @@ def _chunk_settings(options: IngestOptions, model: Model, heads: frozenset[Head]
     """Raises InvalidInput for late chunks of what reads or embeds no parts of texts."""
     is_late = options.chunking == "late"
     if is_late:
-        if options.no_chunking or options.engine == "ray":
-            raise InvalidInput(
-                f"--chunking late and {'--no-chunking' if options.no_chunking else '--engine ray'} exclude each other"
-            )
+        if options.no_chunking:
+            raise InvalidInput("--chunking late and --no-chunking exclude each other")
         try:
             EmbedSpans((), Embed((), heads, input_type="document")).check(model.spec)
         except UnsupportedHead as error:
@@ -264,14 +262,13 @@ def _with_budget(model: ModelConfig, plan: CollectionPlan) -> ModelConfig:
 def _embedder(
     options: IngestOptions,
     remote: RemoteEmbedder | None,
-    heads: frozenset[Head],
     model: ModelConfig,
     engine: EngineConfig,
-) -> Embedder | Pipeline:
+) -> Embedder:
     if options.engine == "ray":
-        from hybridtei.on_ray.ingest import RayPipeline
+        from hybridtei.ingest.on_ray import RayEmbedder
 
-        return RayPipeline(model, engine, heads, workers=options.ray_workers, address=options.ray_address)
+        return RayEmbedder(model, engine, workers=options.ray_workers, address=options.ray_address)
     if remote is not None:
         remote.budget = budget_of(model) or MultivectorBudget()
     return remote or Encoder.load(config=model, engine=engine)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hybridtei.on_ray.cluster import join
+from hybridtei.ingest.on_ray import join
 from hybridtei.system.machine import GRANTED, available_cores
 from tests.server.live import ROOT
 
@@ -38,7 +38,7 @@ def test_granted_processors_bound_what_is_used(monkeypatch, tmp_path):
 
 ASKED = """
 import os, sys
-from hybridtei.on_ray.cluster import join
+from hybridtei.ingest.on_ray import join
 
 leave = join("local", 1)
 import ray

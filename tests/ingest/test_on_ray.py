@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
 import random
-import threading
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,16 +17,16 @@ import pytest
 
 from hybridtei import cli
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
-from hybridtei.errors import BackendError, InvalidInput, LoadError
+from hybridtei.errors import InvalidInput, LoadError
+from hybridtei.ingest import on_ray
 from hybridtei.ingest.options import IngestOptions, Summary
 from hybridtei.ingest.run import run_ingest
-from hybridtei.on_ray import ingest as on_ray
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.system import machine
+from tests.ingest.ray_processes import named
 from tests.ingest.small_ingest import points
-from tests.on_ray.processes import named
 
-ACTORS = "MapWorker"
+ACTORS = "ray::Worker"
 TEXTS = 1600  # so many short ones are seven batches: more than the actors have in hand when one is killed
 CLOSE = 1e-5
 
@@ -80,9 +82,8 @@ def assert_same(found: dict, expected: dict) -> None:
     assert found.keys() == expected.keys()
     for name, record in found.items():
         other = expected[name]
-        assert record.payload == other.payload
+        assert record.payload == other.payload  # with its multi-vector
         assert np.allclose(record.vector["dense"], other.vector["dense"], atol=CLOSE)
-        assert np.allclose(record.vector["multivector"], other.vector["multivector"], atol=CLOSE)
         ours, theirs = (
             dict(zip(one.vector["sparse"].indices, one.vector["sparse"].values, strict=True)) for one in (record, other)
         )
@@ -90,18 +91,23 @@ def assert_same(found: dict, expected: dict) -> None:
             assert ours.get(index, 0.0) == pytest.approx(theirs.get(index, 0.0), abs=CLOSE)
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, each: Callable[[int, asyncio.Event], None]) -> None:
-    """Call `each` with the number of every batch, before it is written, and the event that stops the ingest."""
-    embedded = on_ray.RayPipeline.embedded
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    leave = on_ray.join("local", 2)
+    yield
+    leave()
 
-    async def watched(self, preparation, asked):
-        number = 0
-        async for ready in embedded(self, preparation, asked):
-            each(number, asked)
-            number += 1
-            yield ready
 
-    monkeypatch.setattr(on_ray.RayPipeline, "embedded", watched)
+def meanwhile(monkeypatch: pytest.MonkeyPatch, each: Callable[[int], None]) -> None:
+    """Call `each` with the number of every batch, before it is embedded."""
+    encode, numbers = on_ray.RayEmbedder.encode, itertools.count()
+
+    def watched(self, *given, **options):
+        each(next(numbers))
+        return encode(self, *given, **options)
+
+    monkeypatch.setattr(on_ray.RayEmbedder, "encode", watched)
 
 
 @pytest.mark.slow
@@ -109,9 +115,9 @@ def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, a
     seen: dict = {}
     killed = []
 
-    def kill(number: int, asked: asyncio.Event) -> None:
+    def kill(number: int) -> None:
         seen.update(named(ACTORS))
-        if not killed:
+        if number >= 2 and not killed:
             killed.append(min(seen))
             seen[killed[0]].kill()
 
@@ -133,30 +139,9 @@ def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, a
 
 
 @pytest.mark.slow
-def test_a_killed_reader_begins_again(cluster, monkeypatch, tmp_path, source, alone):
-    killed, ended = [], threading.Event()
-
-    def kill() -> None:
-        while not killed and not ended.wait(0.005):  # on a quiet machine it has read all before the first batch is embedded
-            for pid, process in named("ReadSources").items():
-                killed.append(pid)
-                process.kill()
-
-    killing = threading.Thread(target=kill)
-    killing.start()
-    try:
-        assert ingested(source, tmp_path).outcome == alone[0].outcome
-    finally:
-        ended.set()
-        killing.join()
-    assert killed
-    assert_same(stored(tmp_path), stored(alone[1]))
-
-
-@pytest.mark.slow
 def test_stopped_and_gone_on_with(cluster, monkeypatch, tmp_path, source, alone):
     with monkeypatch.context() as patched:
-        meanwhile(patched, lambda number, asked: asked.set() if number == 1 else None)
+        meanwhile(patched, lambda number: signal.raise_signal(signal.SIGTERM) if number == 3 else None)
         first = ingested(source, tmp_path)
     assert first.outcome.stopped
     assert 0 < first.outcome.points < alone[0].outcome.points
@@ -166,28 +151,39 @@ def test_stopped_and_gone_on_with(cluster, monkeypatch, tmp_path, source, alone)
     assert second.outcome == alone[0].outcome
 
 
-def test_an_error_of_ours_comes_through_what_ray_wraps_around_it():
-    def failing(error: Exception):
-        raise error
-        yield
+DEADLY = "a text that ends the process"
 
-    class Wrapped(Exception):
-        cause = BackendError("the pass failed")
 
-    outer = RuntimeError("Ray's")
-    outer.__cause__ = Wrapped()
-    with pytest.raises(BackendError, match="the pass failed"):
-        on_ray._next(failing(outer))
-    with pytest.raises(BackendError, match="Ray gave up: no more actors"):
-        on_ray._next(failing(RuntimeError("no more actors\nat length")))
+class Mortal(on_ray.Worker):
+    def encode(self, texts, *given):
+        if DEADLY in texts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(texts, *given)
+
+
+@pytest.mark.slow
+def test_a_text_that_ends_each_process_is_quarantined_alone(cluster, monkeypatch, tmp_path):
+    import cloudpickle
+
+    from tests.ingest import test_on_ray
+
+    cloudpickle.register_pickle_by_value(test_on_ray)  # the actors do not have the tests
+    monkeypatch.setattr(on_ray, "Worker", Mortal)
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for number, text in enumerate(["one", DEADLY, "three", "four"]):
+        (folder / f"{number}.txt").write_text(text)
+    told = ingested(folder, tmp_path)
+    assert (told.stats.documents, told.stats.quarantined) == (3, 1)
+    assert DEADLY in "".join(quarantined(tmp_path))
 
 
 def test_what_cannot_be_is_told_before_a_cluster_is_started(monkeypatch):
     with pytest.raises(InvalidInput, match="--ray-workers is 0"):
-        on_ray.RayPipeline(ModelConfig(), EngineConfig(), frozenset(), workers=0)
+        on_ray.RayEmbedder(ModelConfig(), EngineConfig(), workers=0)
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
     with pytest.raises(LoadError, match=r"hybridtei\[ray\]"):
-        on_ray.RayPipeline(ModelConfig(), EngineConfig(), frozenset(), workers=2)
+        on_ray.RayEmbedder(ModelConfig(), EngineConfig(), workers=2)
 
 
 @pytest.mark.parametrize(
