@@ -53,6 +53,15 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             description="Engine that runs the model; auto: what was measured to do best on this hardware, and the log says why."
         ),
     ] = "auto"
+    packed_cache_gb: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Most gigabytes of packed weights in the cache folder, and at most half of what is free; 0: none "
+            "are kept for the next start.",
+            extra={"metavar": "GB"},
+        ),
+    ] = 10.0
     cuda_devices: Annotated[
         str | None,
         Meta(

@@ -192,8 +192,8 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
     if dtype == "int8":
         from hybridtei.backends.graph.int8 import int8_graph
 
-        return OnnxBackend(spec, int8_graph(spec, weights), weights)
-    return OnnxBackend(spec, graph, weights)
+        return OnnxBackend(spec, int8_graph(spec, weights), weights, cache_gb=config.packed_cache_gb)
+    return OnnxBackend(spec, graph, weights, cache_gb=config.packed_cache_gb)
 
 
 def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:

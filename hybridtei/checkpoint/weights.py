@@ -10,6 +10,7 @@ into a file that is being served changes the weights of the server.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import re
@@ -43,6 +44,7 @@ SHARD, MAX_SHARDS = re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000  # the 
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
 # As safetensors spells them; always little-endian.
 DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
+BLOCKS, BLOCK_BYTES = 64, 4096  # of a file, that tell it from another
 INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # of tables of rows, which are no weights
 
 
@@ -138,12 +140,38 @@ class Weights:
         check_finite(array, self._tensors[name].file, name)
         return array
 
+    def place(self, array: NDArray[Any]) -> tuple[Path, int] | None:
+        """Return the file and the offset in bytes of an array that is a view of a tensor, row after row; else None."""
+        first, last = array.__array_interface__["data"][0], array.nbytes
+        for file, mapping in self._mappings().items():
+            offset = first - np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+            if array.flags.c_contiguous and 0 <= offset <= len(mapping) - last:
+                return file.resolve(), offset
+        return None
+
+    def identity(self) -> bytes:
+        """Return a digest of which files these are, in their present state: places, sizes, times, heads and sampled blocks."""
+        made = hashlib.sha256()
+        for file, mapping in self._mappings().items():
+            path = file.resolve()
+            found = path.stat()
+            facts = path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            made.update(repr(facts).encode())
+            made.update(mapping[: min(tensor.start for tensor in self._tensors.values() if tensor.mapping is mapping)])
+            for number in range(BLOCKS):
+                start = (len(mapping) - BLOCK_BYTES) * number // (BLOCKS - 1)
+                made.update(mapping[max(start, 0) : max(start, 0) + BLOCK_BYTES])
+        return made.digest()
+
+    def _mappings(self) -> dict[Path, mmap.mmap]:
+        return {tensor.file: tensor.mapping for tensor in self._tensors.values()}
+
     def release(self) -> None:
         """Free the pages read so far; arrays stay valid and fault in again.
 
         For runtimes with copies of their own, as ONNX Runtime has of every matrix.
         """
-        for mapping in {id(tensor.mapping): tensor.mapping for tensor in self._tensors.values()}.values():
+        for mapping in self._mappings().values():
             if hasattr(mapping, "madvise"):  # not on Windows
                 mapping.madvise(mmap.MADV_DONTNEED)
 

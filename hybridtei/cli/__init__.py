@@ -28,6 +28,7 @@ COMMANDS = {
     "train": "model.add_train",
     "export": "model.add_export",
     "tune": "model.add_tune",
+    "pack": "model.add_pack",
     "compare": "model.add_compare",
     "explain": "explain.add",
 }

@@ -62,7 +62,7 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeata
             elif get_origin(plain) is tuple or field.name in repeatable:
                 options |= {"action": "append", "metavar": "VALUE"}
             else:
-                options["metavar"] = _metavar(plain, meta)
+                options["metavar"] = (meta.extra or {}).get("metavar") or _metavar(plain, meta)
             headings[heading].add_argument(*names, help=help_text.replace("%", "%%"), **options)
             alias = _alias(meta)
             if alias is not None:

@@ -1,11 +1,13 @@
 """Commands on a model: `train` makes a sparse and a multi-vector head over a frozen dense encoder, `export` writes ONNX files,
-`tune` measures backends and batch sizes on this machine, `compare` finds why two servers' vectors differ."""
+`tune` measures backends and batch sizes on this machine, `pack` keeps packed weights for later starts, `compare` finds why two
+servers' vectors differ."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,42 @@ def run_tune(arguments: argparse.Namespace) -> None:
 
     for line in tune(model, find_model(model), engine):
         print(line, flush=True)
+
+
+ABOUT_PACK = "Pack a model's weights for this processor and ONNX Runtime, so that servers here start in seconds."
+
+
+def add_pack(commands: Commands) -> None:
+    """Add the command `pack` and its flags."""
+    parser = new_parser(commands, "pack", ABOUT_PACK)
+    parser.usage = "%(prog)s (MODEL | --list | --prune) [flags]"
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("model", metavar="MODEL", nargs="?", help="a local folder, a hub id, or the embedded model")
+    what.add_argument("--list", action="store_true", help="print what is kept, the last used first")
+    prune_help = "remove what was not used for 30 days, and the longest unused beyond --packed-cache-gb"
+    what.add_argument("--prune", action="store_true", help=prune_help)
+    add_flags(parser, (ModelConfig,))
+    parser.set_defaults(run=run_pack)
+
+
+def run_pack(arguments: argparse.Namespace) -> None:
+    """Pack a model and print what is kept, or print what is kept or removed."""
+    from hybridtei.backends.graph.packed_file import GB, packed_files, prune
+    from hybridtei.backends.select import open_backend
+    from hybridtei.load import find_model
+
+    model = read_settings(arguments, ModelConfig)
+    if arguments.prune:
+        print(*prune(model.packed_cache_gb * GB), sep="\n")
+        return
+    began = 0.0 if arguments.list else time.time()
+    if not arguments.list:
+        model = msgspec.structs.replace(model, model_id=arguments.model, backend="ort")
+        open_backend(model, find_model(model)).close()
+    found = [each for each in packed_files() if each.used >= began]
+    if not found and not arguments.list:
+        raise HybridTeiError(f"{arguments.model}: nothing is kept: its weights are few, or there is no room (see the warning)")
+    print(*found, sep="\n")
 
 
 ABOUT_COMPARE = "Compare the vectors of two servers, with TEI's or OpenAI's API: can an index of A's be searched by B?"

@@ -10,20 +10,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import mmap
 import os
-import sys
 import threading
 from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 from hybridtei.system.machine import available_cores
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ARENAS = "MALLOC_ARENA_MAX"  # glibc's variable for how many heaps a process may have
 M_ARENA_MAX = -8  # its name in `mallopt`
@@ -81,15 +76,6 @@ def trim() -> None:
             log.debug("memory was not freed", exc_info=True)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def discard(array: NDArray[Any]) -> None:
-    """Give back the pages of an array that is never read again. It may be: its numbers then are zeros, where this is Linux, and
-    what they were elsewhere."""
-    first, stop = -(-array.ctypes.data // PAGESIZE) * PAGESIZE, (array.ctypes.data + array.nbytes) // PAGESIZE * PAGESIZE
-    if sys.platform == "linux" and array.flags.c_contiguous and first < stop:
-        libc = ctypes.CDLL(None)
-        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), mmap.MADV_DONTNEED)
 
 
 def arenas() -> int:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from mmap import PAGESIZE
 
-import numpy as np
 import pytest
 
 from hybridtei.system import memory as heap
@@ -107,15 +106,3 @@ def test_holders_free_what_they_keep_and_one_that_fails_stops_no_other() -> None
     del holder, holders[0]
     heap.trim()
     assert [holder.calls for holder in holders] == [2, 2]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
-def test_a_discarded_array_takes_no_pages_and_its_neighbours_stay() -> None:
-    numbers = np.ones(1_000_000, np.float32)
-    heap.discard(numbers[100_000:900_000])
-    pages = PAGESIZE // numbers.itemsize
-    assert numbers[:100_000].all()
-    assert numbers[900_000:].all()
-    assert np.count_nonzero(numbers[100_000:900_000]) < 2 * pages
-    heap.discard(numbers[:3])
-    assert numbers[:3].all()

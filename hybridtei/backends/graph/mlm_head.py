@@ -14,7 +14,7 @@ import numpy as np
 from hybridtei.backends.graph.host import layer_norm, through
 from hybridtei.backends.graph.onnx_session import open_sessions
 from hybridtei.backends.graph.weights import old_name
-from hybridtei.backends.graph.writer import declarations, product_graph
+from hybridtei.backends.graph.writer import Graph, product_graph
 from hybridtei.batch import Offsets
 from hybridtei.checkpoint.layers import EXACT, TANH, LinearLayer, activation_name
 from hybridtei.checkpoint.spec import ModelSpec
@@ -128,13 +128,13 @@ class MlmLayers:
 class MlmHead:
     """The head at work: hidden rows in, a weight for each word out."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, words: Floats, *, threads: int = 1) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, words: Floats, *, threads: int = 1, cache_gb: float = 0) -> None:
         """See `MlmLayers.read`."""
         self._layers = MlmLayers.read(spec, weights, words)
-        graph = product_graph("rows", "matrix", "logits") + declarations({"matrix": self._layers.table.shape})
+        graph = Graph(product_graph("rows", "matrix", "logits"), {"matrix": self._layers.table.shape})
         cores = available_cores()
         counts = [threads, *([cores] if threads < cores else [])]
-        sessions = open_sessions(graph, {"matrix": self._layers.table}, spec.folder, counts)
+        sessions = open_sessions(graph, {"matrix": self._layers.table}, weights, counts, cache_gb=cache_gb)
         self._session, self._all_cores = sessions[0], sessions[-1]
 
     def splade(self, hidden: Floats, cu_seqlens: Offsets, *, use_all_cores: bool = False) -> SparseVectors:

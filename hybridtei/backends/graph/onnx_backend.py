@@ -1,8 +1,8 @@
 """ONNX Runtime on the CPU: one single-threaded session that all lanes call, heads in numpy.
 
-The graph holds no weights; they come from the checkpoint's safetensors. A session with one intra-op thread runs in its caller's
-thread, so lanes share it without a copy, never wait for one another, and run at their own priority. A short text that is
-alone goes to a second session, over all cores and on the same packed matrices: its answer takes little more than half the time.
+The graph holds no weights; they come from the checkpoint, packed once in a file that sessions map. A session with one
+intra-op thread runs in its caller's thread, so lanes share it without a copy, never wait for one another, and run at their own
+priority. A short text that is alone goes to a second session, over all cores: its answer takes little more than half the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hybridtei.backends.graph.host import Feed, HostHeads, end_to_end, in_rectan
 from hybridtei.backends.graph.mlm_head import MlmHead
 from hybridtei.backends.graph.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.backends.graph.onnx_session import Session, open_file, open_sessions
-from hybridtei.backends.graph.weights import discard_widened, graph_tensors, word_table, word_tables
+from hybridtei.backends.graph.weights import graph_tensors, word_table
 from hybridtei.backends.graph.writer import Graph
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.checkpoint.spec import ModelSpec
@@ -37,17 +37,18 @@ class OnnxBackend:
     fills_cores = False
     shares_prefixes = False
 
-    def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1) -> None:
-        """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well."""
+    def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1, cache_gb: float = 0) -> None:
+        """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well.
+        `cache_gb`: see `packed_file.packed`."""
         self.shares_prefixes = graph.causal
         words = word_table(spec, graph.weights)
         tensors = graph_tensors(graph, weights)
         table = None if words is None else tensors[words]
         self._start(spec, "int8" if graph.held else "float32", threads)
-        sessions = open_sessions(graph.onnx, tensors, spec.folder, self._counts(), tables=word_tables(spec, graph.weights))
-        self._open(sessions)
-        mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
-        discard_widened(graph, tensors, weights, self._sample)  # the sessions have packed the matrices
+        self._open(open_sessions(graph, tensors, weights, self._counts(), cache_gb=cache_gb))
+        mlm = None
+        if spec.is_splade and table is not None:
+            mlm = MlmHead(spec, weights, table, threads=threads, cache_gb=cache_gb)
         weights.release()
         self._heads = HostHeads(spec, table, mlm)
 
@@ -89,13 +90,10 @@ class OnnxBackend:
 
     def free_unused(self) -> None:
         """See `system.memory.Holder`."""
-        self._sample(shrink=True)
-
-    def _sample(self, *, shrink: bool = False) -> list[Floats]:
-        """States of a few tokens by each session. `shrink`: free what passes took."""
         texts = [Encoding(np.arange(min(3, self.spec.max_input_length), dtype=np.int64) % self.spec.vocab_size)]
         batch = pack(texts, frozenset({Head.TOKENS}), self.spec.positions)
-        return [self._hidden(batch, use_all_cores=use_all_cores, shrink=shrink) for use_all_cores in (False, True)]
+        for use_all_cores in (False, True):
+            self._hidden(batch, use_all_cores=use_all_cores, shrink=True)
 
     def _probe(self, path: Path) -> None:
         """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""

@@ -6,23 +6,34 @@ another model, and refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterator, Mapping
 
 from hybridtei.backends.graph.writer import Graph
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, left_over
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
-from hybridtei.system import memory
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def graph_tensors(graph: Graph, weights: Weights) -> dict[str, Floats]:
-    """Each tensor that the graph wants, under its name for it. Raises WeightMismatch."""
-    return {name: weights.float32(key) for name, key in graph_keys(graph, weights).items()}
+def graph_tensors(graph: Graph, weights: Weights) -> Mapping[str, Floats]:
+    """Each tensor that the graph wants, under its name for it, widened whenever it is asked for. Raises WeightMismatch."""
+    return _Tensors(graph_keys(graph, weights), weights)
+
+
+class _Tensors(Mapping[str, Floats]):
+    def __init__(self, keys: Mapping[str, str], weights: Weights) -> None:
+        self._keys, self._weights = keys, weights
+
+    def __getitem__(self, name: str) -> Floats:
+        return self._weights.float32(self._keys[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
 
 def graph_keys(graph: Graph, weights: Weights) -> dict[str, str]:
@@ -30,27 +41,6 @@ def graph_keys(graph: Graph, weights: Weights) -> dict[str, str]:
     keys = {name: checked_key(weights, name, shape) for name, shape in graph.weights.items()}
     check_names({**keys, **{name: find_tensor(weights, name) for name in graph.held}}, weights)
     return keys
-
-
-def discard_widened(
-    graph: Graph, tensors: Mapping[str, Floats], weights: Weights, states: Callable[[], Sequence[Floats]]
-) -> None:
-    """Give back the memory of matrices that were widened to float32, once a runtime has packed them in a form of its own.
-
-    `states`: what the runtime computes of a few tokens, each way it can. If that changes, the runtime reads the matrices where
-    they lie: their numbers are read again, and stay.
-    """
-    owned = {name: tensors[name] for name in graph.matrices if tensors[name].flags.owndata}
-    if not owned:
-        return
-    expected = states()
-    for array in owned.values():
-        memory.discard(array)
-    if all(np.array_equal(one, other) for one, other in zip(states(), expected, strict=True)):
-        return
-    again = graph_tensors(graph, weights)
-    for name, array in owned.items():
-        np.copyto(array, again[name])
 
 
 def find_tensor(weights: Weights, name: str) -> str | None:
@@ -69,14 +59,9 @@ def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
     return _one_word_table(spec, shapes) if read else None
 
 
-def word_tables(spec: ModelSpec, shapes: Shapes) -> list[str]:
-    """Names of the tensors with a row for each word."""
-    return [name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)]
-
-
 def _one_word_table(spec: ModelSpec, shapes: Shapes) -> str:
     """Name of the one tensor with a row for each word. Raises LoadError if there is not just one of that shape."""
-    tables = word_tables(spec, shapes)
+    tables = [name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)]
     if not tables:
         wanted = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
         raise UnsupportedArchitecture(

@@ -11,6 +11,7 @@ import hashlib
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import msgspec
@@ -83,16 +84,18 @@ def declarations(shapes: Mapping[str, Sequence[int]], location: str = "checkpoin
     """Tensors float32 without content, to be appended to a model: one after the other in the file `location`, as it says."""
     content, offset = b"", 0
     for name, shape in shapes.items():
-        size = 4
-        for dim in shape:
-            size *= dim
-        entries = {"location": location, "offset": str(offset), "length": str(size)}
-        external = b"".join(nested(13, nested(1, key.encode()) + nested(2, text.encode())) for key, text in entries.items())
-        dims = b"".join(_integer(1, dim) for dim in shape)
-        tensor = dims + _integer(2, FLOAT) + nested(8, name.encode()) + external + _integer(14, EXTERNAL)
-        content += nested(5, tensor)
-        offset += size if location != "checkpoint" else 0
-    return nested(7, content) if content else b""
+        content += declaration(name, shape, location, offset)
+        offset += 4 * prod(shape) if location != "checkpoint" else 0
+    return content
+
+
+def declaration(name: str, shape: Sequence[int], location: str, offset: int) -> bytes:
+    """A tensor float32 that lies in a file, to be appended to a model."""
+    entries = {"location": location, "offset": str(offset), "length": str(4 * prod(shape))}
+    external = b"".join(nested(13, nested(1, key.encode()) + nested(2, text.encode())) for key, text in entries.items())
+    dims = b"".join(_integer(1, dim) for dim in shape)
+    tensor = dims + _integer(2, FLOAT) + nested(8, name.encode()) + external + _integer(14, EXTERNAL)
+    return nested(7, nested(5, tensor))
 
 
 def contents(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
@@ -175,6 +178,11 @@ class Graph:
     def onnx(self) -> bytes:
         """With the missing tensors declared: what a runtime reads."""
         return self.body + declarations(self.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its tensors, in float32 where it lacks them."""
+        return len(self.body) + 4 * sum(map(prod, self.weights.values()))
 
     def write(self, path: Path) -> None:
         """A zip of `graph.onnx` and `weights.json`, whole or not at all; the same graph gives the same bytes."""

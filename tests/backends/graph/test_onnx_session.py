@@ -1,8 +1,7 @@
-"""Sessions by the library's C interface and by its Python package: the same numbers, the same refusals."""
+"""Sessions: numbers, threads and their processors, refusals."""
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridtei.backends.graph import onnx_session
-from hybridtei.backends.graph.onnx_session import Api, Container, NativeSession, Session, find_api, open_sessions
-from hybridtei.backends.graph.writer import declarations, product_graph
+from hybridtei.backends.graph.onnx_session import Session, open_sessions
+from hybridtei.backends.graph.writer import Graph, product_graph
+from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
 from hybridtei.system.machine import own_processors
@@ -22,50 +21,23 @@ from hybridtei.system.machine import own_processors
 DRAW = np.random.default_rng(0)
 MATRIX = DRAW.normal(size=(70, 33)).astype(np.float32)
 ROWS = DRAW.normal(size=(9, 33)).astype(np.float32)
-GRAPH = product_graph("rows", "matrix", "product") + declarations({"matrix": MATRIX.shape})
+GRAPH = Graph(product_graph("rows", "matrix", "product"), {"matrix": MATRIX.shape})
+WEIGHTS = Weights(Path("/folder"), {})
 
 
-def opened(*threads: int, matrix: Floats = MATRIX) -> list[Session]:
-    return open_sessions(GRAPH, {"matrix": matrix}, Path("/folder"), threads)
+def opened(*threads: int) -> list[Session]:
+    return open_sessions(GRAPH, {"matrix": MATRIX}, WEIGHTS, threads)
 
 
-@pytest.fixture
-def api() -> Api:
-    found = find_api()
-    if found is None:
-        pytest.skip("the installed onnxruntime has no library of its C interface")
-    return found
-
-
-def test_the_installed_package_has_the_library() -> None:
-    assert find_api() is not None, "sessions would keep a copy of the matrices each"
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_every_session_computes_the_product(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native:
-        monkeypatch.setattr(onnx_session, "find_api", lambda: None)
+def test_every_session_computes_the_product() -> None:
     for session in opened(1, 2, 1):
-        assert isinstance(session, NativeSession) == native
         assert session.inputs == {"rows"}
         np.testing.assert_allclose(session.run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
         assert session.run("product", {"rows": ROWS[:0]}).shape == (0, 70)
 
 
-def test_what_sessions_have_packed_is_kept_once(api: Api) -> None:
-    """The second session computes with what the first has packed: the array that was packed is something else by then."""
-    matrix = MATRIX.copy()
-    first, second = opened(1, 2, matrix=matrix)
-    matrix[:] = 0
-    np.testing.assert_array_equal(first.run("product", {"rows": ROWS}), second.run("product", {"rows": ROWS}))
-    np.testing.assert_allclose(second.run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
-@pytest.mark.parametrize("native", [True, False])
-def test_threads_of_a_session_over_all_cores_have_a_processor_each(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native:
-        monkeypatch.setattr(onnx_session, "find_api", lambda: None)
+def test_threads_of_a_session_over_all_cores_have_a_processor_each() -> None:
     before = set(os.listdir("/proc/self/task"))
     sessions = opened(1, len(own_processors()))
     new = set(os.listdir("/proc/self/task")) - before
@@ -76,10 +48,7 @@ def test_threads_of_a_session_over_all_cores_have_a_processor_each(native: bool,
 
 
 @pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
-@pytest.mark.parametrize("native", [True, False])
-def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native:
-        monkeypatch.setattr(onnx_session, "find_api", lambda: None)
+def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run() -> None:
     everywhere, during = os.sched_getaffinity(0), list[set[int]]()
 
     class Watched(dict[str, Floats]):
@@ -115,13 +84,6 @@ def test_threads_call_one_session_at_once() -> None:
         np.testing.assert_allclose(product, feed["rows"] @ MATRIX.T, rtol=1e-5, atol=1e-5)
 
 
-def test_a_session_outlives_the_others_of_its_container(api: Api) -> None:
-    *others, last = opened(1, 1, 1)
-    del others
-    gc.collect()
-    np.testing.assert_allclose(last.run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("feed", "why"),
     [
@@ -131,21 +93,12 @@ def test_a_session_outlives_the_others_of_its_container(api: Api) -> None:
         ({"rows": ROWS.astype(np.int64)}, "int64"),
     ],
 )
-def test_what_the_graph_does_not_take_is_an_error_in_the_librarys_words(api: Api, feed: dict[str, Floats], why: str) -> None:
-    session = NativeSession(GRAPH, Container(api, {"matrix": MATRIX}), 1, {})
-    with pytest.raises(RuntimeError, match=why):
+def test_what_the_graph_does_not_take_is_an_error_in_the_librarys_words(feed: dict[str, Floats], why: str) -> None:
+    (session,) = opened(1)
+    with pytest.raises(Exception, match=why):
         session.run("product", feed)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_a_tensor_that_is_missing_is_a_load_error(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native:
-        monkeypatch.setattr(onnx_session, "find_api", lambda: None)
+def test_a_tensor_that_is_missing_is_a_load_error() -> None:
     with pytest.raises(LoadError, match="/folder: ONNX Runtime does not take the graph"):
-        open_sessions(GRAPH, {}, Path("/folder"), [1])
-
-
-def test_a_file_that_is_no_library_is_not_taken(tmp_path: Path) -> None:
-    (tmp_path / "libonnxruntime.so").write_bytes(b"no library")
-    with pytest.raises(OSError, match="libonnxruntime"):
-        Api(tmp_path / "libonnxruntime.so")
+        open_sessions(GRAPH, {}, WEIGHTS, [1])

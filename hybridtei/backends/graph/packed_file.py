@@ -1,0 +1,285 @@
+"""A graph and its weights as ONNX Runtime packed them, once a machine, in files that all sessions and processes map.
+
+The runtime writes both: the graph, optimized, and its tensors beside the packed forms of its matrices, 1.5 to 1.9 times the
+weights in float32. It reads the tensors when a session opens, packs each again to find it in the file, and computes from the
+file's pages. Checkpoints in half precision are widened tensor by tensor into a file that the runtime packs from.
+
+A file is named by what it was made of: the graph, the checkpoint's files, ONNX Runtime's release, this processor. It is written
+aside and renamed with its length and a digest in its last bytes, since a map that is cut short ends the process (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridtei.backends.graph.writer import Graph, declaration
+from hybridtei.checkpoint.weights import Weights
+from hybridtei.errors import LoadError
+from hybridtei.outputs import Floats
+from hybridtei.system.machine import cache_folder
+
+log = logging.getLogger(__name__)
+
+LEAST_BYTES = 16_000_000  # of tensors and graph: less is packed sooner than a file is found
+FACTOR = 1.9  # of what is packed to what goes in, at most
+DAYS = 30  # that a file stays unused
+GB = 1_000_000_000
+GRAPH, TENSORS, WIDENED = "packed.onnx", "packed.bin", "widened.bin"
+TRAILER = struct.Struct("<16sQ32s")  # of TENSORS: MARK, the bytes before, the digest of GRAPH
+MARK = b"hybridtei packed"
+PART = ".part"
+MEMORY = Path("/dev/shm")
+# Its one kernel for a sum and the norm after it walks each row number by number: the two apart take a quarter of the time,
+# which is a tenth of a pass (1.31, AVX-512).
+SLOWER = "SkipLayerNormFusion"
+SAVING = {
+    "session.model_external_initializers_file_folder_path": "/",  # of the tensors that go in
+    "session.optimized_model_external_initializers_file_name": TENSORS,
+    "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+    "session.save_external_prepacked_constant_initializers": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A file in the cache folder. `used`: seconds since 1970, when a session last opened it."""
+
+    path: Path
+    size: int
+    used: float
+
+    def __str__(self) -> str:
+        day = time.strftime("%Y-%m-%d", time.localtime(self.used))
+        return f"{self.path}: {self.size / 1e6:.0f} MB, last used {day}"
+
+
+@contextmanager
+def packed(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, cache_gb: float) -> Iterator[Path | None]:
+    """The optimized graph, whose packed tensors lie beside it; it need not stay once sessions are open. None: they are few, or
+    there is no room. `cache_gb`: of the cache folder; 0: a file that is gone when this ends.
+
+    Raises LoadError for tensors that are not numbers, or if the checkpoint changes meanwhile.
+    """
+    needed = int(FACTOR * graph.nbytes)
+    if graph.nbytes < LEAST_BYTES or sys.platform == "win32":
+        yield None
+        return
+    kept = _tried(lambda: _kept(graph, tensors, weights, needed, cache_gb), "the cache folder") if cache_gb else None
+    if kept is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="hybridtei-", dir=_roomy(needed)) as folder:
+        path = _tried(lambda: _written(graph, tensors, weights, Path(folder)), folder)
+        if path is not None:
+            log.info("packed weights: %.0f MB in a file of this process in %s", _size(path.parent) / 1e6, Path(folder).parent)
+        yield path
+
+
+def _tried(make: Callable[[], Path], place: str) -> Path | None:
+    try:
+        return make()
+    except LoadError:
+        raise
+    except Exception as error:  # ONNX Runtime raises kinds of its own where a disk is full
+        log.warning("packed weights cannot be kept in %s, so this start packs them for itself: %s", place, error)
+        return None
+
+
+def _roomy(needed: int) -> str | None:
+    """A folder in memory with room for a file that is gone soon, else that of temporary files."""
+    with suppress(OSError):
+        if shutil.disk_usage(MEMORY).free > needed and os.access(MEMORY, os.W_OK):
+            return str(MEMORY)
+    return None
+
+
+def packed_folder() -> Path:
+    """Where files are kept. Raises LoadError without a home, OSError if it cannot be made or others may write to it."""
+    folder = cache_folder("") / "packed"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise OSError(
+            f"{folder} is not a folder of this user's own: run `chmod 700 {folder}`, or set HYBRIDTEI_CACHE to another"
+        )
+    return folder
+
+
+def packed_files() -> list[Packed]:
+    """What is kept, the last used first. Raises as `packed_folder`."""
+    found = []
+    for path in packed_folder().iterdir():
+        with suppress(OSError):  # removed just now, or no folder
+            found.append(Packed(path, _size(path), path.stat().st_mtime))
+    return sorted(found, key=lambda each: -each.used)
+
+
+def prune(bound: float) -> list[Packed]:
+    """Remove files that were not used for 30 days, what killed processes left, and the longest unused beyond `bound` bytes;
+    return them. Sessions that have a file open keep its pages. Raises as `packed_folder`."""
+    total, gone = 0, []
+    for each in packed_files():
+        if each.path.suffix == PART:
+            if not _is_left(each.path):
+                continue
+        elif total + each.size <= bound and each.used > time.time() - DAYS * 86400:
+            total += each.size
+            continue
+        shutil.rmtree(each.path, ignore_errors=True)
+        gone.append(each)
+    return gone
+
+
+def _kept(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed: int, cache_gb: float) -> Path:
+    """The file in the cache folder, which is written if it is not there. A process that writes the same is waited for."""
+    path = packed_folder() / f"{weights.folder.name[:80]}-{_digest(graph, weights)}"
+    part = path.with_name(path.name + PART)
+    if _is_whole(path):
+        os.utime(path)
+        log.info("packed weights: %s, %.0f MB", path, _size(path) / 1e6)
+        return path / GRAPH
+    held = _lock(part)
+    try:
+        if not _is_whole(path):
+            _make_room(path, needed, cache_gb)
+            began = time.monotonic()
+            _written(graph, tensors, weights, part)
+            for name in (GRAPH, TENSORS, ""):
+                _sync(part / name)
+            shutil.rmtree(path, ignore_errors=True)
+            part.rename(path)
+            log.info("packed weights: %s, %.0f MB, written in %.1f s", path, _size(path) / 1e6, time.monotonic() - began)
+        return path / GRAPH
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        os.close(held)
+
+
+def _make_room(path: Path, needed: int, cache_gb: float) -> None:
+    """Raises OSError if the file would take more than half of what is free, or than the bound."""
+    held = sum(each.size for each in packed_files())
+    bound = min(cache_gb * GB, (held + shutil.disk_usage(path.parent).free) / 2)
+    if needed > bound:
+        limits = "--packed-cache-gb, and half of what is free there"
+        raise OSError(f"{needed / GB:.1f} GB are needed, allowed are {bound / GB:.1f}: {limits}")
+    prune(bound - needed)
+
+
+def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, folder: Path) -> Path:
+    """Have ONNX Runtime write both files. Raises LoadError, OSError, and what ONNX Runtime does."""
+    import onnxruntime as ort
+
+    identity = weights.identity()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4  # a full disk is told by us
+    options.optimized_model_filepath = str(folder / GRAPH)
+    for key, text in SAVING.items():
+        options.add_session_config_entry(key, text)
+    content = graph.body + _declared(graph, tensors, weights, folder / WIDENED)
+    ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
+    (folder / WIDENED).unlink(missing_ok=True)
+    if weights.identity() != identity:
+        raise LoadError(f"{weights.folder}: the weights changed while they were read: start again")
+    weights.release()
+    with (folder / TENSORS).open("ab") as file:
+        file.write(TRAILER.pack(MARK, file.tell(), hashlib.sha256((folder / GRAPH).read_bytes()).digest()))
+    return folder / GRAPH
+
+
+def _declared(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, widened: Path) -> bytes:
+    """The graph's tensors, declared where they lie: in the checkpoint's files as they are, or widened in one of our own."""
+    content = []
+    with widened.open("wb") as file:
+        for name in graph.weights:
+            array = tensors[name]
+            place = weights.place(array)
+            if place is None:
+                file.write(b"\0" * (-file.tell() % 64))
+                place = widened.resolve(), file.tell()
+                file.write(array.data)
+            location, offset = place
+            content.append(declaration(name, array.shape, str(location)[1:], offset))
+    return b"".join(content)
+
+
+def _digest(graph: Graph, weights: Weights) -> str:
+    import onnxruntime as ort
+
+    facts = f"{ort.__version__} {SLOWER} {SAVING} {_processor()}".encode()
+    return hashlib.sha256(b"\0".join((graph.onnx, facts, weights.identity()))).hexdigest()[:32]
+
+
+def _processor() -> str:
+    """What packed forms depend on: its kind, and its flags where Linux tells them."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether both files are there and as long as they were written."""
+    try:
+        with (path / TENSORS).open("rb") as file:
+            file.seek(-TRAILER.size, os.SEEK_END)
+            length = file.tell()
+            expected = MARK, length, hashlib.sha256((path / GRAPH).read_bytes()).digest()
+            return TRAILER.unpack(file.read()) == expected
+    except OSError:
+        return False
+
+
+def _lock(part: Path, *, wait: bool = True) -> int:
+    """Make a folder that this process alone writes to; return the descriptor that holds it. Raises OSError."""
+    import fcntl
+
+    while True:
+        part.mkdir(mode=0o700, exist_ok=True)
+        held = -1
+        try:
+            held = os.open(part, os.O_RDONLY)
+            fcntl.flock(held, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(held), part.stat()):  # the process before has not renamed or removed it
+                return held
+        except FileNotFoundError:
+            pass
+        except OSError:
+            if held != -1:
+                os.close(held)
+            raise
+        if held != -1:
+            os.close(held)
+
+
+def _is_left(part: Path) -> bool:
+    """Whether the process that wrote it is gone."""
+    try:
+        os.close(_lock(part, wait=False))
+    except OSError:
+        return False
+    return True
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
