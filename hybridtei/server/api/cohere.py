@@ -28,8 +28,8 @@ EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 class CohereText(Struct, frozen=True):
     """A part of an input; parts that are no text are refused."""
 
-    type: str = "text"
-    text: FullText | None = None
+    text: FullText
+    type: Literal["text"] = "text"
 
 
 class CohereInput(Struct, frozen=True):
@@ -60,14 +60,7 @@ class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
             return self.texts
         if self.inputs is None:
             raise SchemaError("missing field `texts`")
-        return [_joined(item, place) for place, item in enumerate(self.inputs)]
-
-
-def _joined(item: CohereInput, place: int) -> str:
-    for part in item.content:
-        if part.type != "text" or part.text is None:
-            raise SchemaError(f"inputs[{place}].content: of type `{part.type}`, but only texts can be embedded")
-    return "\n".join(part.text or "" for part in item.content)
+        return ["\n".join(part.text for part in item.content) for item in self.inputs]
 
 
 class CohereEmbedResponse(Struct, frozen=True):

@@ -154,7 +154,7 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Wri
         inputs.items,
         is_batch=inputs.load.is_batch,
         truncate=context.truncate(request.truncate),
-        direction=request.direction,
+        direction=direction(request.truncation_direction),
         prompt_name=request.prompt_name,
     )
     return Reply(write(answer, usage), usage, answer.numbers, BY_TABLE)

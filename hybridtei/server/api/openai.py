@@ -81,7 +81,9 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     task: Annotated[
         str | None, Meta(description="Jina's `input_type`: retrieval.query, retrieval.passage; or an adapter of the model.")
     ] = None
-    embedding_type: Annotated[JinaType | list[JinaType] | None, Meta(description="Jina's form of vectors; one.")] = None
+    embedding_type: Annotated[
+        JinaType | Annotated[list[JinaType], Meta(max_length=1)] | None, Meta(description="Jina's form of vectors; one.")
+    ] = None
     normalized: Annotated[bool | None, Meta(description="Of Jina's clients; false: as the model gives them.")] = None
     truncate: Annotated[bool | None, Meta(description="`truncation` under Jina's name.")] = None
     late_chunking: Annotated[
@@ -127,13 +129,6 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         form = self.embedding_type
         return (form[0] if form else None) if isinstance(form, list) else form
 
-    def check(self) -> None:
-        """Raises InvalidInput for what Jina offers and we do not, and for too many chunks."""
-        if isinstance(self.embedding_type, list) and len(self.embedding_type) > 1:
-            raise InvalidInput(f"`embedding_type` names {len(self.embedding_type)} forms, but one can be given")
-        if self.late_chunking:
-            check_chunks(len(parse_inputs(self.input).items), "input")
-
 
 class OpenAICompatEmbedding(Struct, frozen=True):
     """One input's vectors."""
@@ -155,8 +150,6 @@ class OpenAICompatResponse(Struct, frozen=True):
 @handler("openai_embed")
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """`/v1/embeddings`: normalised, unless Jina's `normalized` is false."""
-    with context.counting_failures():
-        request.check()
     inputs = parse_inputs(request.items)
     refusal: HybridTeiError | None = foreign_ids(context, inputs) or unknown_task(context, request.task)
     if context.is_splade and request.outputs is None:
@@ -184,6 +177,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
 
     if request.late_chunking:
         with context.counting_failures():
+            check_chunks(len(inputs.items), "input")
             chunks = EmbedSpans([joined(only_texts(inputs.items))], task, "input")
         return await embed_spans(context, chunks, write, refusal, is_batch=False)
     return await context.embed(task, inputs, write, refusal=refusal)

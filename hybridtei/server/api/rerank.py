@@ -92,7 +92,7 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     top_k: Annotated[Size | None, Meta(description="The same under Voyage's name.")] = None
     return_documents: Annotated[bool | None, Meta(description="Repeat each document in the answer.")] = None
     rank_fields: Annotated[
-        list[str] | None,
+        Annotated[list[str], Meta(max_length=MAX_RANK_FIELDS)] | None,
         Meta(description="Of documents that are objects: up to 32 fields to read, in this order [default: text]."),
     ] = None
     max_tokens_per_doc: Annotated[Size | None, Meta(description="Cut each document to so many tokens; 0: do not.")] = None
@@ -113,14 +113,6 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     def most(self) -> int | None:
         """The number of results; None: all."""
         return self.top_n or self.top_k or None
-
-    @property
-    def fields(self) -> list[str]:
-        """`rank_fields`, each once. Raises InvalidInput for more than MAX_RANK_FIELDS."""
-        names = self.rank_fields or []
-        if len(names) > MAX_RANK_FIELDS:
-            raise InvalidInput(f"`rank_fields` holds {len(names)} fields > maximum allowed {MAX_RANK_FIELDS}")
-        return list(dict.fromkeys(names))
 
 
 class RankedDocument(Struct, frozen=True, omit_defaults=True):
@@ -194,7 +186,7 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
         limit = context.server.max_rerank_documents
         if len(raw) > limit:
             raise TooManyDocuments(f"`documents` holds {len(raw)} documents > maximum allowed {limit} (max-rerank-documents)")
-        fields = request.fields
+        fields = list(dict.fromkeys(request.rank_fields or ()))
         documents = [text_of(document, place, fields) for place, document in enumerate(raw)]
         returned_bytes = 0
         if request.return_documents or request.by_property is not UNSET:

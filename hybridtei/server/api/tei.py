@@ -47,10 +47,6 @@ class EmbedAllRequest(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_inputs(self.inputs)
 
-    @property
-    def direction(self) -> Direction:
-        return direction(self.truncation_direction)
-
 
 class EmbedSparseRequest(EmbedAllRequest, frozen=True, kw_only=True):
     """`/embed_sparse`."""

@@ -90,7 +90,7 @@ def test_task_is_input_type(server, task, word):
         ),
         ({"late_chunking": True, "input": ["one"] * 4097}, "`input` holds 4097 spans > maximum allowed 4096"),
         ({"late_chunking": True, "input": ["one"] * 16001}, "`input` holds 16001 chunks > maximum allowed 16000"),
-        ({"embedding_type": ["float", "binary"]}, "`embedding_type` names 2 forms"),
+        ({"embedding_type": ["float", "binary"]}, "embedding_type: expected `array` of length <= 1"),
         ({"embedding_type": "int2"}, "embedding_type"),
         ({"input": [{"image": "x"}]}, "input"),
     ],
