@@ -1,4 +1,4 @@
-"""Send a handler's reply as JSON, and cancel work when its client disconnects."""
+"""Run a handler's work, cancel it when its client disconnects, and send its reply as JSON."""
 
 from __future__ import annotations
 
@@ -10,31 +10,40 @@ from litestar import Response
 from litestar.types import ASGIApp
 
 from hybridtei.engine.service import BYTES_PER_NUMBER
-from hybridtei.server.context import OFFLOAD_NUMBERS, Reply, headers_of
+from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.writers import piecewise, to_json
+from hybridtei.server.routing import ENDPOINT, Endpoint
 
 T = TypeVar("T")
 
 SLICE_BYTES = 262_144
+MODEL = "hybridtei.model"  # in a scope: the context that answers
 JSON = (b"content-type", b"application/json")
 
 
 class Answer(Response[T], Generic[T]):
-    """A response of type `T` as JSON; it waits for room among the server's unsent bytes."""
+    """A response of type `T` as JSON: of a reply, or of the work that makes one. It waits for room among the server's unsent
+    bytes."""
 
-    def __init__(self, reply: Reply, *headers: tuple[bytes, bytes]) -> None:
-        self.reply = reply
-        self._headers = headers
+    def __init__(self, work: Reply | Coroutine[Any, Any, Reply]) -> None:
+        self._work = work
 
     def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
         """Called by Litestar: what sends the answer."""
         return self._respond
 
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        """200, with timing headers if a model ran. Raises AnswersUnsent, ClientDisconnected."""
-        reply = self.reply
-        del self.reply  # its arrays are freed once they are encoded
+        """200, with timing headers if a model ran. Raises what the work raises, AnswersUnsent, ClientDisconnected."""
+        endpoint: Endpoint = scope["route_handler"].opt[ENDPOINT]
+        work = self._work
+        del self._work  # the reply's arrays are freed once they are encoded
+        if isinstance(work, Reply):
+            reply = work
+        else:
+            reply = await (asyncio.shield(work) if endpoint.outlives_client else while_connected(scope, work))
+        model: Context | None = scope.get(MODEL)
+        fingerprint = None if model is None or endpoint.is_tei else model.fingerprint_header
         unsent: Unsent = scope["app"].state.unsent
         estimate = reply.numbers * BYTES_PER_NUMBER
         reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
@@ -45,8 +54,9 @@ class Answer(Response[T], Generic[T]):
         finally:
             unsent.add(-reserved)
         timing = [] if reply.usage is None else headers_of(reply.usage)
-        headers = [*self._headers, *reply.headers, *timing, JSON, (b"content-length", b"%d" % len(body))]
-        del reply
+        identity = [] if fingerprint is None else [fingerprint]
+        headers = [*identity, *reply.headers, *timing, JSON, (b"content-length", b"%d" % len(body))]
+        del reply, work
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await _send_body(b"" if scope["method"] == "HEAD" else body, send)

@@ -2,9 +2,9 @@
 
     class EmbedController(Dialect):
         @post("/embed", capability=EMBED, is_tei=True)
-        async def embed(self, request: ApiRequest, data: JSONBody[EmbedRequest], model: Model) -> Answer[list[Vector]]:
+        async def embed(self, data: JSONBody[EmbedRequest], model: Model) -> Answer[list[Vector]]:
             \"\"\"Dense vectors\"\"\"
-            return await request.answer(embed(model, data))
+            return Answer(embed(model, data))
 
 Litestar routes, injects and documents. This module replaces the parts of it that cost a short request too much: guards by one
 middleware, `admitted`; reading of bodies by `ApiRequest.body`; decoding by `Body`; writing by `Answer`. CONTRIBUTING.md has the
@@ -13,8 +13,7 @@ figures.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import litestar
@@ -29,8 +28,8 @@ from msgspec import Struct
 
 from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.observability.tracing import arrived
-from hybridtei.server.answer import Answer, while_connected
-from hybridtei.server.context import Context, Reply
+from hybridtei.server.answer import MODEL, Answer
+from hybridtei.server.context import Context
 from hybridtei.server.http.body import SyntaxRefused, read_body
 from hybridtei.server.http.connection import ClientDisconnected
 from hybridtei.server.http.decoding import decode, keys_of, model_name
@@ -72,12 +71,11 @@ class _Token(Struct):
 class ApiRequest(Request[Any, Any, Any]):
     """A request whose body is bounded in size and time."""
 
-    __slots__ = ("decoded", "model")
+    __slots__ = ("decoded",)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.decoded: Any = None  # the body as a struct
-        self.model: Context | None = None  # the model that answers
 
     @property
     def endpoint(self) -> Endpoint:
@@ -116,14 +114,6 @@ class ApiRequest(Request[Any, Any, Any]):
         if not body:
             raise SyntaxRefused("it ends too early (byte 0)")
         return body
-
-    async def answer(self, work: Coroutine[Any, Any, Reply]) -> Answer[Any]:
-        """Run a handler's coroutine while the client is connected. Raises ClientDisconnected, and what `work` raises."""
-        endpoint = self.endpoint
-        reply = await (asyncio.shield(work) if endpoint.outlives_client else while_connected(self.scope, work))
-        if self.model is not None and not endpoint.is_tei and (fingerprint := self.model.fingerprint_header) is not None:
-            return Answer(reply, fingerprint)
-        return Answer(reply)
 
 
 class Body(AbstractDTO[Struct]):
@@ -167,7 +157,7 @@ async def served_model(request: ApiRequest) -> Context:
         if alias is None and not models.is_one and request.method == "POST":
             name = model_name(await request.body(), request.decoded)
         context = models.choose(alias, name, request.endpoint.capability)
-    request.model = context
+    request.scope[MODEL] = context  # type: ignore[literal-required]
     return context
 
 

@@ -101,9 +101,9 @@ class InvocationController(Dialect):
     @post(["/", "/invocations"], in_schema=False, is_tei=True)
     async def invocations(self, request: ApiRequest, model: Model) -> Answer[Any]:
         """What the keys of the body say, or the model"""
-        return await request.answer(by_model(model, await request.body()))
+        return Answer(by_model(model, await request.body()))
 
     @post("/vertex", in_schema=False, is_tei=True)
-    async def vertex(self, request: ApiRequest, data: JSONBody[tei.VertexRequest], model: Model) -> Answer[Any]:
+    async def vertex(self, data: JSONBody[tei.VertexRequest], model: Model) -> Answer[Any]:
         """A list of instances"""
-        return await request.answer(vertex(model, data))
+        return Answer(vertex(model, data))

@@ -125,4 +125,4 @@ class CohereController(Dialect):
     @post(["/v1/embed", "/v2/embed"], capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
     async def embed(self, request: ApiRequest, data: JSONBody[CohereEmbedRequest], model: Model) -> Answer[CohereEmbedResponse]:
         """Cohere embeddings"""
-        return await request.answer(embed(model, data, request.scope["path"][len("/v")]))
+        return Answer(embed(model, data, request.scope["path"][len("/v")]))

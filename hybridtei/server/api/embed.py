@@ -28,7 +28,7 @@ from hybridtei.server.api.tei import (
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, Write
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
+from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http import writers
 from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
 from hybridtei.server.vectors import (
@@ -244,26 +244,24 @@ class EmbedController(Dialect):
     """TEI's embeddings."""
 
     @post("/embed", capability=EMBED, is_tei=True)
-    async def embed(self, request: ApiRequest, data: JSONBody[EmbedRequest], model: Model) -> Answer[list[Vector]]:
+    async def embed(self, data: JSONBody[EmbedRequest], model: Model) -> Answer[list[Vector]]:
         """Dense vectors"""
-        return await request.answer(embed(model, data))
+        return Answer(embed(model, data))
 
     @post("/embed_all", capability=EMBED, is_tei=True)
-    async def embed_all(self, request: ApiRequest, data: JSONBody[EmbedAllRequest], model: Model) -> Answer[list[list[Vector]]]:
+    async def embed_all(self, data: JSONBody[EmbedAllRequest], model: Model) -> Answer[list[list[Vector]]]:
         """A raw vector for each token"""
-        return await request.answer(embed_all(model, data))
+        return Answer(embed_all(model, data))
 
     @post("/embed_sparse", capability=EMBED_SPARSE, is_tei=True)
-    async def embed_sparse(
-        self, request: ApiRequest, data: JSONBody[EmbedSparseRequest], model: Model
-    ) -> Answer[list[list[SparseValue]]]:
+    async def embed_sparse(self, data: JSONBody[EmbedSparseRequest], model: Model) -> Answer[list[list[SparseValue]]]:
         """Sparse vectors"""
-        return await request.answer(embed_sparse(model, data))
+        return Answer(embed_sparse(model, data))
 
     @post("/similarity", capability=EMBED, is_tei=True)
-    async def similarity(self, request: ApiRequest, data: JSONBody[SimilarityRequest], model: Model) -> Answer[Vector]:
+    async def similarity(self, data: JSONBody[SimilarityRequest], model: Model) -> Answer[Vector]:
         """Cosine of one sentence to many"""
-        return await request.answer(similarity(model, data))
+        return Answer(similarity(model, data))
 
 
 class HybridController(Dialect):
@@ -271,14 +269,14 @@ class HybridController(Dialect):
 
     @post("/embed_multivector", capability=EMBED_MULTIVECTOR)
     async def embed_multivector(
-        self, request: ApiRequest, data: JSONBody[EmbedMultivectorRequest], model: Model
+        self, data: JSONBody[EmbedMultivectorRequest], model: Model
     ) -> Answer[list[list[list[float | Vector] | PackedVectors] | PackedVectors]]:  # with spans a list of those
         """A unit vector for each token, or fewer"""
-        return await request.answer(embed_multivector(model, data))
+        return Answer(embed_multivector(model, data))
 
     @post("/embed_hybrid", capability=EMBED_HYBRID)
     async def embed_hybrid(
-        self, request: ApiRequest, data: JSONBody[EmbedHybridRequest], model: Model
+        self, data: JSONBody[EmbedHybridRequest], model: Model
     ) -> Answer[list[HybridEmbedding | list[HybridEmbedding]]]:
         """Several outputs of one forward pass"""
-        return await request.answer(embed_hybrid(model, data))
+        return Answer(embed_hybrid(model, data))

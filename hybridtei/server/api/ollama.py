@@ -155,21 +155,21 @@ class OllamaController(Dialect):
     """Ollama's embeddings, and what its clients ask of models."""
 
     @post("/api/embed", capability=EMBED, needs_content_type=False)
-    async def embed(self, request: ApiRequest, data: JSONBody[OllamaEmbedRequest], model: Model) -> Answer[OllamaEmbedResponse]:
+    async def embed(self, data: JSONBody[OllamaEmbedRequest], model: Model) -> Answer[OllamaEmbedResponse]:
         """Ollama embeddings"""
-        return await request.answer(ollama_embed(model, data))
+        return Answer(ollama_embed(model, data))
 
     @post("/api/embeddings", capability=EMBED, needs_content_type=False)
     async def embeddings(
-        self, request: ApiRequest, data: JSONBody[OllamaPromptRequest], model: Model
+        self, data: JSONBody[OllamaPromptRequest], model: Model
     ) -> Answer[dict[Literal["embedding"], list[float]]]:
         """Ollama embeddings of one text"""
-        return await request.answer(ollama_embeddings(model, data))
+        return Answer(ollama_embeddings(model, data))
 
     @post("/api/show", capability=ANY, role="any", needs_content_type=False, takes_permits=False)
-    async def show(self, request: ApiRequest, data: JSONBody[OllamaShowRequest], model: Model) -> Answer[OllamaShowResponse]:
+    async def show(self, data: JSONBody[OllamaShowRequest], model: Model) -> Answer[OllamaShowResponse]:
         """Facts of a model, as Ollama tells them"""
-        return await request.answer(show(model, data))
+        return Answer(show(model, data))
 
     @get("/api/tags")
     async def list_models(self, request: ApiRequest, models: AllModels) -> Answer[dict[Literal["models"], list[OllamaModel]]]:

@@ -27,7 +27,7 @@ from hybridtei.server.api.tei import (
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, usage_of
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
+from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http import writers
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.registry import EMBED
@@ -304,11 +304,9 @@ class OpenAIController(Dialect):
     """OpenAI's embeddings, which TEI serves too."""
 
     @post("/v1/embeddings", capability=EMBED, error=OpenAICompatErrorResponse, is_tei=True, needs_content_type=False)
-    async def v1_embeddings(
-        self, request: ApiRequest, data: JSONBody[OpenAICompatRequest], model: Model
-    ) -> Answer[OpenAICompatResponse]:
+    async def v1_embeddings(self, data: JSONBody[OpenAICompatRequest], model: Model) -> Answer[OpenAICompatResponse]:
         """OpenAI embeddings"""
-        return await request.answer(openai_embed(model, data))
+        return Answer(openai_embed(model, data))
 
     embeddings = post("/embeddings", in_schema=False, capability=EMBED, error=OpenAICompatErrorResponse, is_tei=True)(
         v1_embeddings.fn
@@ -319,8 +317,6 @@ class VoyageController(Dialect):
     """Voyage's embeddings of chunks."""
 
     @post("/v1/contextualizedembeddings", capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
-    async def contextualized(
-        self, request: ApiRequest, data: JSONBody[ContextualizedRequest], model: Model
-    ) -> Answer[ContextualizedResponse]:
+    async def contextualized(self, data: JSONBody[ContextualizedRequest], model: Model) -> Answer[ContextualizedResponse]:
         """Embeddings of documents' chunks"""
-        return await request.answer(contextualized_embed(model, data))
+        return Answer(contextualized_embed(model, data))

@@ -217,11 +217,11 @@ class ModelController(Dialect):
         return Answer(Reply(ModelList("list", [*map(_listed, models.ready)])))
 
     @post("/models/load", in_schema=False, **MANAGED)
-    async def load(self, request: ApiRequest, data: JSONBody[Table], models: AllModels) -> Answer[ModelState]:
+    async def load(self, data: JSONBody[Table], models: AllModels) -> Answer[ModelState]:
         """Load a model, and answer when it answers, or cannot"""
-        return await request.answer(load(models, data))
+        return Answer(load(models, data))
 
     @post("/models/unload", in_schema=False, **MANAGED)
-    async def unload(self, request: ApiRequest, data: JSONBody[UnloadRequest], models: AllModels) -> Answer[ModelState]:
+    async def unload(self, data: JSONBody[UnloadRequest], models: AllModels) -> Answer[ModelState]:
         """Unload a model, and answer once its memory is free"""
-        return await request.answer(unload(models, data))
+        return Answer(unload(models, data))

@@ -19,7 +19,7 @@ from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Store, get, post
+from hybridtei.server.endpoint import Answer, Dialect, Store, get, post
 from hybridtei.server.registry import StoreContext
 from hybridtei.tasks.embed import Embed
 
@@ -245,8 +245,6 @@ class PointsController(Dialect):
 
     # A client that disconnected will ask again, for the same ids.
     @post("/collections/{name:str}/points", role="write", needs_store=True, outlives_client=True)
-    async def upsert(
-        self, request: ApiRequest, name: FromPath[str], data: JSONBody[PointsRequest], store: Store
-    ) -> Answer[PointsResponse]:
+    async def upsert(self, name: FromPath[str], data: JSONBody[PointsRequest], store: Store) -> Answer[PointsResponse]:
         """Embed texts and store them"""
-        return await request.answer(upsert(store, name, data))
+        return Answer(upsert(store, name, data))

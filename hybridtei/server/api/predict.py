@@ -28,7 +28,7 @@ from hybridtei.server.api.tei import (
     parse_predict,
 )
 from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
+from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import label_scores
 from hybridtei.server.registry import CLASSIFY, TAG
@@ -268,34 +268,26 @@ class PredictController(Dialect):
     """TEI's classification."""
 
     @post("/predict", capability=CLASSIFY, is_tei=True)
-    async def predict(
-        self, request: ApiRequest, data: JSONBody[PredictRequest], model: Model
-    ) -> Answer[list[Prediction] | list[list[Prediction]]]:
+    async def predict(self, data: JSONBody[PredictRequest], model: Model) -> Answer[list[Prediction] | list[list[Prediction]]]:
         """Classification"""
-        return await request.answer(predict(model, data))
+        return Answer(predict(model, data))
 
 
 class ClassifyController(Dialect):
     """Classification as infinity's and vLLM's clients ask for it, and labels of tokens."""
 
     @post("/classify", capability=CLASSIFY, error=ListedErrorResponse)
-    async def classify(
-        self, request: ApiRequest, data: JSONBody[ClassifyRequest], model: Model
-    ) -> Answer[ClassifyResponse | VllmClassifyResponse]:
+    async def classify(self, data: JSONBody[ClassifyRequest], model: Model) -> Answer[ClassifyResponse | VllmClassifyResponse]:
         """Classification for infinity's clients, or vLLM's, as the server's setting says"""
         answered = vllm_classify if model.server.classify_as == "vllm" else infinity_classify
-        return await request.answer(answered(model, data))
+        return Answer(answered(model, data))
 
     @post("/v1/classify", capability=CLASSIFY, error=ListedErrorResponse, needs_content_type=False)
-    async def v1_classify(
-        self, request: ApiRequest, data: JSONBody[ClassifyRequest], model: Model
-    ) -> Answer[VllmClassifyResponse]:
+    async def v1_classify(self, data: JSONBody[ClassifyRequest], model: Model) -> Answer[VllmClassifyResponse]:
         """Classification for vLLM's clients"""
-        return await request.answer(vllm_classify(model, data))
+        return Answer(vllm_classify(model, data))
 
     @post("/predict_tokens", capability=TAG)
-    async def predict_tokens(
-        self, request: ApiRequest, data: JSONBody[PredictTokensRequest], model: Model
-    ) -> Answer[list[list[TokenPrediction]]]:
+    async def predict_tokens(self, data: JSONBody[PredictTokensRequest], model: Model) -> Answer[list[list[TokenPrediction]]]:
         """Labels of tokens, or entities"""
-        return await request.answer(predict_tokens(model, data))
+        return Answer(predict_tokens(model, data))

@@ -232,4 +232,4 @@ class InferenceController(Dialect):
         self, request: ApiRequest, data: JSONBody[InferenceRequest], models: AllModels
     ) -> Answer[InferenceResponse]:
         """Embeddings for a Qdrant server"""
-        return await request.answer(inference(models, request.alias, data))
+        return Answer(inference(models, request.alias, data))

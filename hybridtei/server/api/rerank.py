@@ -34,7 +34,7 @@ from hybridtei.server.context import (
     load_of_pairs,
     usage_of,
 )
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
+from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http.decoding import decode
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse
@@ -42,19 +42,10 @@ from hybridtei.tasks.label import best_first
 from hybridtei.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.tasks.rerank import Ranking, Weights, rerank_task
 
-
-class RerankWeights(Struct, frozen=True):
-    """Shares of each kind of vector in a score, where a model ranks by vectors."""
-
-    dense: float = 1.0
-    sparse: float = 1.0
-    multivector: float = 1.0
-
-
 MAX_RANK_FIELDS = 32  # each is looked up in each of thousands of documents, on the event loop
 
 Shares = Annotated[
-    str | RerankWeights | None,
+    str | Weights | None,
     Meta(description="Where a model ranks by its vectors: m3, m3-long, m3-two, or a share for each kind."),
 ]
 
@@ -279,7 +270,6 @@ def _task(
     max_document_tokens: int | None = None,
 ) -> Ranking:
     check_instruction(request.instruction, len(documents))
-    shares = request.weights
     asked = None if isinstance(request, RerankRequest) else request.relevant_spans
     spans = None if asked is None else asked.options
     if spans is not None and Head.MULTIVECTOR not in context.heads:
@@ -292,7 +282,7 @@ def _task(
         direction=direction(request.truncation_direction),
         raw_scores=request.raw_scores is True,
         instruction=request.instruction,
-        weights=Weights(shares.dense, shares.sparse, shares.multivector) if isinstance(shares, RerankWeights) else shares,
+        weights=request.weights,
         max_document_tokens=max_document_tokens,
         spans=spans,
     )
@@ -303,23 +293,21 @@ class RerankController(Dialect):
 
     @post("/rerank", capability=RANK, is_tei=True, by_field=BY_FIELD)
     async def rerank(
-        self, request: ApiRequest, data: JSONBody[RerankRequest | DocumentsRequest], model: Model
+        self, data: JSONBody[RerankRequest | DocumentsRequest], model: Model
     ) -> Answer[list[Rank] | DocumentsResponse]:
         """Reranking of documents; `texts` or `documents`"""
-        return await request.answer(rerank_either(model, data))
+        return Answer(rerank_either(model, data))
 
     @post(["/v1/rerank", "/v2/rerank"], capability=RANK, error=ListedErrorResponse, needs_content_type=False)
-    async def rerank_documents(
-        self, request: ApiRequest, data: JSONBody[DocumentsRequest], model: Model
-    ) -> Answer[DocumentsResponse]:
+    async def rerank_documents(self, data: JSONBody[DocumentsRequest], model: Model) -> Answer[DocumentsResponse]:
         """Reranking of documents"""
-        return await request.answer(rerank_documents(model, data))
+        return Answer(rerank_documents(model, data))
 
 
 class TeiRerankController(Dialect):
     """Reranking where only TEI's routes are served."""
 
     @post("/rerank", capability=RANK, is_tei=True)
-    async def rerank(self, request: ApiRequest, data: JSONBody[RerankRequest], model: Model) -> Answer[list[Rank]]:
+    async def rerank(self, data: JSONBody[RerankRequest], model: Model) -> Answer[list[Rank]]:
         """Reranking of documents"""
-        return await request.answer(rerank(model, data))
+        return Answer(rerank(model, data))

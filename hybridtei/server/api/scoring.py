@@ -14,7 +14,7 @@ from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
 from hybridtei.server.api.tei import Enveloped, Inputs, Instruction, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
+from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse
@@ -115,6 +115,6 @@ class ScoreController(Dialect):
     """Scores of pairs, as vLLM's clients ask for them."""
 
     @post(["/score", "/v1/score"], capability=RANK, error=ListedErrorResponse, needs_content_type=False)
-    async def score(self, request: ApiRequest, data: JSONBody[ScoreRequest], model: Model) -> Answer[ScoreResponse]:
+    async def score(self, data: JSONBody[ScoreRequest], model: Model) -> Answer[ScoreResponse]:
         """Scores of pairs"""
-        return await request.answer(score(model, data))
+        return Answer(score(model, data))

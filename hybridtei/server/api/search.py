@@ -22,7 +22,7 @@ from hybridtei.observability.tracing import handler
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Store, post
+from hybridtei.server.endpoint import Answer, Dialect, Store, post
 from hybridtei.server.registry import Models, StoreContext
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.relevant import RelevantSpan, RelevantSpans, SpanOptions
@@ -295,8 +295,6 @@ class SearchController(Dialect):
     """Search of the vector store."""
 
     @post("/search", role="search", needs_store=True)
-    async def search(
-        self, request: ApiRequest, data: JSONBody[SearchRequest], store: Store
-    ) -> Answer[SearchResponse | SearchesResponse]:
+    async def search(self, data: JSONBody[SearchRequest], store: Store) -> Answer[SearchResponse | SearchesResponse]:
         """Search a collection of the vector store"""
-        return await request.answer(search(store, data))
+        return Answer(search(store, data))

@@ -15,7 +15,7 @@ from hybridtei.errors import EmptyInput, NoInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
+from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http.writers import Written, write_json
 
 ANSWER_BYTES = 200_000_000
@@ -72,13 +72,11 @@ class TokenController(Dialect):
     """TEI's tokens."""
 
     @post("/tokenize", takes_permits=False, is_tei=True)
-    async def tokenize(
-        self, request: ApiRequest, data: JSONBody[TokenizeRequest], model: Model
-    ) -> Answer[list[list[SimpleToken]]]:
+    async def tokenize(self, data: JSONBody[TokenizeRequest], model: Model) -> Answer[list[list[SimpleToken]]]:
         """Tokens with their places"""
-        return await request.answer(tokenize(model, data))
+        return Answer(tokenize(model, data))
 
     @post("/decode", takes_permits=False, is_tei=True)
-    async def decode(self, request: ApiRequest, data: JSONBody[DecodeRequest], model: Model) -> Answer[list[str]]:
+    async def decode(self, data: JSONBody[DecodeRequest], model: Model) -> Answer[list[str]]:
         """Ids back to text"""
-        return await request.answer(decode_ids(model, data))
+        return Answer(decode_ids(model, data))
