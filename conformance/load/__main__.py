@@ -13,8 +13,8 @@ from importlib import import_module
 from conformance.load.report import machine
 
 SCENARIOS = dict.fromkeys(("request_cost", "asgi_servers"), "cost")  # name -> module
-SCENARIOS |= dict.fromkeys(("http_load", "lone", "in_process"), "traffic") | dict.fromkeys(("storms", "overload"), "storms")
-SCENARIOS |= {name: name for name in ("precisions", "ray_scaling", "stored_size", "migrate")}
+SCENARIOS |= dict.fromkeys(("http_load", "lone"), "traffic") | dict.fromkeys(("storms", "overload"), "storms")
+SCENARIOS |= {name: name for name in ("limit", "precisions", "ray_scaling", "stored_size", "migrate")}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,9 +1,8 @@
-"""Traffic against embedding servers over HTTP, and what padding and HTTP cost one engine. In a table of several servers,
+"""Traffic against embedding servers over HTTP. In a table of several servers,
 `first/this` is the first one's figure over each other's. COMMAND has `{port}` in it.
 
     python -m conformance.load http_load --server NAME=COMMAND --server NAME=COMMAND [--traffic mixed,queries] [--seconds 8]
     python -m conformance.load lone --server NAME=COMMAND --server NAME=COMMAND [--route embed|rerank] [--sizes 6,40,120]
-    python -m conformance.load in_process [--rounds 3] [--texts 600] [--dtype bfloat16] [--backend ort] [--http]
 
 `http_load` starts the servers one after the other, in each round, and compares useful tokens/s, counted with the embedded
 model's tokenizer, special tokens included, no padding; no text is sent twice at once. `--chart FILE` writes what
@@ -12,9 +11,6 @@ model's tokenizer, special tokens included, no padding; no text is sent twice at
 `lone` is one client that waits for each answer. All servers run at once and are asked in turns of a few requests. `--sizes`:
 words of the text for /embed, texts of 60 words of one query for /rerank, with `--mixed` of 5 to 30 words for 70 % of these and
 100 to 250 for the rest. Every text is new.
-
-`in_process` embeds texts of 128 tokens each by `Encoder`, and as many tokens in texts of mixed lengths (goal: 0.95 of that
-rate); with `--http`, 32 clients send mixed ones to a server of the same settings (goal: 0.85 of the rate in process).
 """
 
 import argparse
@@ -23,7 +19,6 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,10 +27,8 @@ from tokenizers import Tokenizer
 
 from conformance.load.crowd import Client, Group, crowd, request
 from conformance.load.report import medians, milliseconds, paired, processor, ratio, table
-from conformance.load.servers import Server, named, served, started
+from conformance.load.servers import Server, named, started
 from hybridtei.checkpoint.files import embedded_model
-from hybridtei.config import ModelConfig
-from hybridtei.encoder import Encoder
 
 Mix = tuple[tuple[float, tuple[int, int]], ...]  # (share, (fewest tokens, most tokens))
 
@@ -55,12 +48,10 @@ TRAFFIC: dict[str, tuple[tuple[int, int, Mix], ...]] = {  # groups of connection
 }
 SERVERS = {"action": "append", "required": True, "metavar": "NAME=COMMAND", "help": "with {port} in it; repeatable"}
 KINDS = {"default": ",".join(TRAFFIC), "help": f"of: {', '.join(TRAFFIC)} [default: all]"}
-HTTP = {"action": "store_true", "help": "over HTTP, too"}
 ROUTES = {"choices": ["embed", "rerank"], "default": "embed"}
 MANY = {"action": "store_true", "help": "texts to rank are of many lengths"}
 FLAGS = {
     "http_load": {"--server": SERVERS, "--traffic": KINDS, "--rounds": 3, "--seconds": 8.0, "--chart": {"type": Path}},
-    "in_process": {"--rounds": 3, "--texts": 600, "--dtype": {}, "--backend": "auto", "--http": HTTP, "--seconds": 8.0},
     "lone": {"--server": SERVERS, "--route": ROUTES, "--sizes": {}, "--turns": 40, "--mixed": MANY},
 }
 TURN = 15  # requests to one server, before the next has its turn
@@ -139,30 +130,6 @@ def write_chart(path: Path, found: dict[str, Run]) -> None:
         rows.setdefault(name, {})[kind] = round(row["tokens/s"], 1)
     machine = f"{processor()}, {os.cpu_count()} cores; {time.strftime('%B %Y')}"
     path.write_text(json.dumps({"machine": machine, "rows": [*rows.items()]}, indent=1) + "\n", encoding="utf-8")
-
-
-def in_process(options: argparse.Namespace) -> int:
-    encoder, source = Encoder.load(config=ModelConfig(dtype=options.dtype, backend=options.backend)), Texts()
-    flags = ["--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])]
-
-    def rate(mix: Mix, number: int) -> float:
-        texts = [source.draw(mix) for _ in range(number)]
-        began = time.perf_counter()
-        encoder.encode([text for text, _ in texts])
-        return sum(tokens for _, tokens in texts) / (time.perf_counter() - began)
-
-    def over_http() -> float:
-        with started(served(*flags)) as server:
-            return measure(server, "mixed", options.seconds)["tokens/s"]
-
-    sides: dict[str, Callable[[], float]] = {
-        "uniform": lambda: rate(((1.0, (128, 128)),), options.texts * MIXED_TOKENS // 128),
-        "mixed": lambda: rate(MIXED, options.texts),
-    }
-    found = paired(options.rounds, {**sides, "http": over_http} if options.http else sides)
-    bases = {"uniform": found["uniform"], "mixed": found["uniform"], "http": found["mixed"]}
-    table({name: {"tokens/s": statistics.median(own), "ratio": ratio(own, bases[name])} for name, own in found.items()})
-    return 0
 
 
 def lone(options: argparse.Namespace) -> int:

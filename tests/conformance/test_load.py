@@ -46,7 +46,11 @@ def test_each_scenario_tells_its_flags():
         ("asgi_servers", ["--rounds", "1", "--seconds", "0.3", "--clients", "2"], ["2 clients / uvicorn"]),
         ("http_load", ["--server", f"a={SERVER}", "--traffic", "mixed", "--rounds", "1", "--seconds", "1"], ["mixed / a"]),
         ("lone", ["--server", f"a={SERVER}", "--sizes", "6", "--turns", "1"], ["/embed 6 / a"]),
-        ("in_process", ["--rounds", "1", "--texts", "20"], ["uniform", "mixed"]),
+        (
+            "limit",
+            ["--dtypes", "float32", "--rounds", "1", "--texts", "20", "--seconds", "1"],
+            [f"float32, {row}" for row in ("products, GFLOP/s", "uniform, tokens/s", "mixed, tokens/s", "http, tokens/s")],
+        ),
         ("precisions", ["--engine", "ort-float32", "--rounds", "1", "--batches", "1"], ["ort-float32"]),
     ],
 )
