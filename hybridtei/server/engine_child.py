@@ -76,6 +76,8 @@ class EngineChild:
         """See `Engine.stop`; return its metrics."""
         engine, registry = self._engines.pop(number)
         await engine.stop(seconds)
+        del engine
+        await asyncio.to_thread(memory.trim)
         return registry.readings()
 
     async def run(self, number: int, encodings: Any, heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, int, int]:

@@ -36,6 +36,7 @@ from hybridtei.errors import (
 from hybridtei.observability.metrics import Counter, Gauge, Registry
 from hybridtei.server.context import Context
 from hybridtei.server.routing import Endpoint
+from hybridtei.system import memory
 
 if TYPE_CHECKING:
     from hybridtei.store.base import CollectionSchema
@@ -170,7 +171,8 @@ class Models:
             entry.state = "unloading"
             await entry.context.service.stop()
             self._past.absorb(reading for reading in entry.context.registry.readings() if reading.kind != Gauge.kind)
-        del self.entries[alias]
+        del self.entries[alias], entry
+        await asyncio.to_thread(memory.trim)
         log.info("unloaded %s", alias)
 
     async def start(self) -> None:

@@ -211,7 +211,6 @@ def test_so_many_models_load_at_once_and_no_more() -> None:
     run(scenario)
 
 
-@pytest.mark.xfail(strict=True, reason="part 6: what a small model took stays with the process")
 def test_an_unloaded_model_gives_its_memory_back_whatever_its_size() -> None:
     class Counting:
         asked = 0

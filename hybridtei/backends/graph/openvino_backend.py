@@ -193,22 +193,26 @@ class _Compiled:
     def __init__(self, model: ov.CompiledModel) -> None:
         self._model = model
         self._idle: list[ov.InferRequest] = []
+        self._running, self._changing = 0, threading.Lock()
         self.inputs = frozenset(port.any_name for port in model.inputs)
 
     def free_unused(self) -> None:
-        """Free what passes took; waits for those that run."""
-        self._model.release_memory()
+        """Free what passes took, unless one runs: OpenVINO would raise, and the next takes as much."""
+        with self._changing:
+            if not self._running:
+                self._model.release_memory()
 
     def run(self, feed: Feed) -> Floats:
-        try:
-            request = self._idle.pop()
-        except IndexError:
-            request = self._model.create_infer_request()
+        with self._changing:
+            self._running += 1
+            request = self._idle.pop() if self._idle else self._model.create_infer_request()
         try:
             _fill(request, feed)
             hidden: Floats = request.infer(share_outputs=False)[0]
         finally:
-            self._idle.append(request)
+            with self._changing:
+                self._running -= 1
+                self._idle.append(request)
         return hidden
 
 

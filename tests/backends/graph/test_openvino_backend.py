@@ -250,7 +250,6 @@ def test_another_precision_than_the_one_asked_for_is_a_load_error(bert: Path, mo
         openvino(read_spec(bert), dtype="bfloat16")
 
 
-@pytest.mark.xfail(strict=False, reason="part 6: OpenVINO refuses to release memory while a pass runs, unless it just ended")
 def test_memory_is_freed_beside_passes(hybrid: Path) -> None:
     """What is freed between two passes is no error of a pass, nor of the thread that frees it."""
     backend, over = openvino(read_spec(hybrid)), threading.Event()
