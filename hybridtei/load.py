@@ -19,6 +19,7 @@ import logging
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -47,7 +48,8 @@ from hybridtei.text.tokenizer import Prompts, Tokenizer
 log = logging.getLogger(__name__)
 
 FORMS = {Padding.NONE: "packed, without padding", Padding.ATTENTION: "packed, attention padded", Padding.ALL: "padded"}
-SELF_TEST_TOKENS = 512  # of the longer text; rotary embeddings that follow the length begin to do so late
+# Of the longer text. In transformers' modules, rotary embeddings that follow the length begin to do so late.
+SELF_TEST_TOKENS, GRAPH_TEST_TOKENS = 512, 64
 # Relative to the largest state.
 SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "int8": 0.02, "fp8": 0.5}
 
@@ -87,13 +89,16 @@ class LoadedModel:
 def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = True) -> LoadedModel:
     """Find, read, check and warm up a model. `measures`: see `Encoder.load`. Raises LoadError."""
     spec = find_model(config)
-    model = text_model(spec, engine)
-    backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
+    with ThreadPoolExecutor(1) as thread:  # a large vocabulary takes as long as the weights
+        reading = thread.submit(text_model, spec, engine)
+        backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
+        model = reading.result()
     if not measures:
         return LoadedModel(model, backend, min(engine.max_batch_tokens, backend.busy_tokens))
     try:
         for one in backend.routes if isinstance(backend, Routed) else (backend,):
-            _self_test(one, min(SELF_TEST_TOKENS, one.spec.max_input_length, model.reader.max_input_length))
+            tokens = SELF_TEST_TOKENS if one.name == "torch" else GRAPH_TEST_TOKENS
+            _self_test(one, min(tokens, one.spec.max_input_length, model.reader.max_input_length))
         budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)
     except BackendError as error:
         if spec.model_type in FAMILIES:

@@ -15,13 +15,14 @@ import json
 import logging
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from hybridtei.errors import LoadError, MissingArtifact
@@ -86,7 +87,7 @@ def _snapshot(model_id: str, revision: str | None, token: str | None, cache: str
         raise MissingArtifact(f"{model_id}: cannot be fetched from the hub: {error}") from error
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     """Parse a JSON file. Raises MissingArtifact or LoadError, naming the file."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
@@ -94,10 +95,10 @@ def read_json(path: Path) -> Any:
         text = path.read_text(encoding="utf-8-sig")  # an editor may have put a byte order mark first
         if text.startswith(POINTER.decode()):
             raise MissingArtifact(f"{path}: {IS_POINTER}")
-        return json.loads(text)
+        return parse(text)
     except FileNotFoundError as error:
         raise MissingArtifact(f"{path}: missing{AGAIN}") from error
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, OSError, RecursionError, msgspec.DecodeError) as error:
         raise LoadError(f"{path}: not readable as JSON: {error}") from error
 
 

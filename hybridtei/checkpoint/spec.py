@@ -58,7 +58,7 @@ from hybridtei.checkpoint.sizes import (
     sentence_config,
 )
 from hybridtei.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, read_tokenizer_settings
-from hybridtei.checkpoint.vocabularies import read_tokenizer, read_vocabulary
+from hybridtei.checkpoint.vocabularies import read_added, read_tokenizer, read_vocabulary
 from hybridtei.checkpoint.weights import Weights, has_weights
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 
@@ -406,7 +406,7 @@ def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset
     }
     file = folder / "tokenizer.json"
     try:
-        added = read_tokenizer(folder).get("added_tokens") or []
+        added = read_added(folder) or []
         return frozenset(int(token["id"]) for token in added if token.get("content") in names)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise LoadError(f"{file}: `added_tokens` should list objects with `id` and `content`") from error

@@ -12,7 +12,8 @@ import gc
 import logging
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +25,10 @@ ARENAS = "MALLOC_ARENA_MAX"  # glibc's variable for how many heaps a process may
 M_ARENA_MAX = -8  # its name in `mallopt`
 MAPPED = "MALLOC_MMAP_THRESHOLD_"  # glibc's variable for the size from which a block is mapped by itself
 M_MMAP_THRESHOLD = -3
+M_TRIM_THRESHOLD = -1
 MAPPED_BYTES = 4_000_000  # glibc raises its own bound to 32 MB: an answer that grows past that leaves a hole of its size behind
+TRIMMED_BYTES = 131_072  # of glibc: from how many free bytes at its end a heap gives them back
+REUSED_BYTES = 64_000_000  # more than a matrix takes
 HELD = Path("/proc/self/statm")
 
 COLLECTION = gc.get_threshold()  # as Python has it
@@ -54,6 +58,7 @@ class Holder(Protocol):
         ...
 
 
+_limited: set[int] = set()  # glibc's options that this process has set
 _holders: WeakSet[Holder] = WeakSet()
 _registering = threading.Lock()  # a set that grows while it is read raises an error
 
@@ -90,6 +95,25 @@ def limit_heaps() -> None:
         if variable not in os.environ:
             with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).mallopt(option, value)
+                _limited.add(option)
+
+
+@contextmanager
+def reused_blocks() -> Iterator[None]:
+    """Keep freed blocks for the next ones meanwhile, where `limit_heaps` has each given back. A runtime that packs one matrix
+    after the other otherwise spends more time on new pages than on packing. Call `trim` afterwards."""
+    _set_thresholds(REUSED_BYTES, 4 * REUSED_BYTES)
+    try:
+        yield
+    finally:
+        _set_thresholds(MAPPED_BYTES, TRIMMED_BYTES)
+
+
+def _set_thresholds(mapped: int, trimmed: int) -> None:
+    if M_MMAP_THRESHOLD in _limited:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, mapped)
+            ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, trimmed)
 
 
 def resident() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hybridtei.backends.graph.writer import Graph
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
+from hybridtei.system import memory
 from hybridtei.system.machine import move_to, own_processors
 
 # What passes took is freed after a pass with this option. Else each session keeps as much as its largest pass took; and where
@@ -88,13 +90,19 @@ def open_sessions(
     try:
         with packed(graph, tensors, weights, cache_gb) as path:
             if path is not None:
-                return [Session(path, count, is_packed=True) for count in threads]
+                return _mapped(path, threads)
             held = dict(tensors)
             return [Session(graph.onnx, count, held) for count in threads]
     except LoadError:
         raise
     except Exception as error:  # kinds of the library's own
         raise _refused(weights.folder, error) from error
+
+
+def _mapped(path: Path, threads: Sequence[int]) -> list[Session]:
+    """At once, since each packs the matrices again to find them in the file."""
+    with memory.reused_blocks(), ThreadPoolExecutor(len(threads)) as pool:
+        return [*pool.map(lambda count: Session(path, count, is_packed=True), threads)]
 
 
 def open_file(path: Path, folder: Path, threads: Sequence[int]) -> list[Session]:
