@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -194,7 +195,9 @@ def add_eval(commands: Commands) -> None:
     parser.add_argument("folder", metavar="BEIR_FOLDER", help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv")
     parser.add_argument("--collection", metavar="NAME", help="ingested first if it is not there [default: the folder's name]")
     parser.add_argument("--split", default="test", metavar="NAME", help="of the judgements: qrels/NAME.tsv [default: test]")
-    parser.add_argument("--rerank", metavar="MODEL", help="also rank by this reranker: a folder or hub id")
+    parser.add_argument("--rerank", metavar="MODEL", help="also rank by this reranker: a folder or hub id, or its alias")
+    parser.add_argument("--url", metavar="URL", help="of a server that has the collection [default: search in this process]")
+    parser.add_argument("--url-api-key", metavar="KEY", help="its key")
     parser.add_argument("--chart", metavar="FILE", help="draw it: .png, .svg or .pdf")
     parser.add_argument("--output", "-o", metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
@@ -208,15 +211,28 @@ def run_eval(arguments: argparse.Namespace) -> int:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     require_extra("qdrant", "qdrant_client")
+    from hybridtei.client import AsyncClient
     from hybridtei.evaluate.run import EvaluateOptions, as_json, as_table, check_chart, run_evaluation, write_chart
+    from hybridtei.load import default_alias
+    from hybridtei.server.start import in_process
 
-    folder = Path(arguments.folder)
+    folder, url, rerank = Path(arguments.folder), arguments.url, arguments.rerank
     if arguments.chart is not None:
         check_chart(Path(arguments.chart))
-    request = EvaluateOptions(
-        folder, arguments.collection or folder.resolve().name, arguments.split, arguments.rerank, quiet=arguments.quiet
-    )
-    evaluation = run_evaluation(request, model, engine, store, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    models = [model] if rerank is None else [model, replace(model, model_id=rerank, revision=None)]
+    name = rerank if rerank is None or url is not None else default_alias(rerank)
+    collection = arguments.collection or folder.resolve().name
+    request = EvaluateOptions(folder, collection, arguments.split, name, quiet=arguments.quiet, url=url)
+
+    def connect() -> AbstractAsyncContextManager[AsyncClient]:
+        return (
+            in_process(models, engine, with_default(store)) if url is None else AsyncClient(url, api_key=arguments.url_api_key)
+        )
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    evaluation = run_evaluation(request, model, engine, store, connect, tell=tell)
     print(as_json(evaluation) if arguments.json else as_table(evaluation), flush=True)
     if arguments.output is not None:
         Path(arguments.output).write_text(as_json(evaluation) + "\n", encoding="utf-8")

@@ -6,19 +6,15 @@ import argparse
 import asyncio
 import ipaddress
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.server.http.security import Keyring, is_sendable
-from hybridtei.store import open_store, with_default
+from hybridtei.store import with_default
 from hybridtei.system.machine import require_extra
-
-if TYPE_CHECKING:
-    from hybridtei.client import AsyncClient
 
 ABOUT = "Let agents search a collection, over the Model Context Protocol; with --writable, they may also add texts to it."
 PATH = "/mcp"
@@ -60,9 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     require_extra("mcp", "mcp")
     from hybridtei.agents import CollectionTools, mcp_server
     from hybridtei.client import AsyncClient
+    from hybridtei.server.start import in_process
 
     url, url_key = arguments.url, arguments.url_api_key
-    server_of_tools = own_server(model, engine, store) if url is None else AsyncClient(url, api_key=url_key)
+    server_of_tools = in_process([model], engine, store) if url is None else AsyncClient(url, api_key=url_key)
 
     async def serve() -> None:
         async with server_of_tools as client:
@@ -78,31 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     asyncio.run(serve())
     return 0
-
-
-def own_server(model: ModelConfig, engine: EngineConfig, store: StoreConfig) -> AbstractAsyncContextManager[AsyncClient]:
-    """Load a model; return the client of a server of it in this process, which no socket reaches. Raises HybridTeiError."""
-    import httpx
-
-    from hybridtei.client import AsyncClient
-    from hybridtei.load import default_alias
-    from hybridtei.server.app import create_fleet_app
-    from hybridtei.server.registry import Models
-    from hybridtei.server.start import Fleet
-    from hybridtei.store.collection import CollectionSchemas
-
-    opened = open_store(store)
-    assert opened is not None
-    fleet, config = Fleet(engine, fixed_permits=False), ServerConfig()
-    models = Models({default_alias(model.model_id): fleet.context(*fleet.load(model), config, model)})
-    app = create_fleet_app(models, config, on_stop=[fleet.stop], schemas=CollectionSchemas(opened))
-
-    @asynccontextmanager
-    async def running() -> AsyncIterator[AsyncClient]:
-        async with app.lifespan(), AsyncClient("http://in-process", transport=httpx.ASGITransport(cast(Any, app))) as client:
-            yield client
-
-    return running()
 
 
 def check(hostname: str, key: str | None) -> None:

@@ -1,38 +1,30 @@
-"""Judged queries, and how good and how fast each way of searching answers them.
+"""Judged queries, and how good and how fast a server answers them by each way of searching.
 
     corpus.jsonl                 {"_id" or "id", "title", "text"} a line; `ingest` reads it
     queries.jsonl                {"_id" or "id", "text"} a line; a file holds those of all splits, only judged ones count
     qrels/test.tsv or qrels.tsv  query, document, grade; with a header or without
 
-Every mode goes the way that `search` goes, through the store, one query at a time; queries are embedded once, also one at a
-time, so both times are what a single user waits. The measures' arithmetic is trec_eval's, by ir-measures. A measure is of
-documents, and a search finds chunks: a document stands where the best of its chunks does.
+Every way goes by `/search`, one query at a time, so the times are what a single user waits. The measures' arithmetic is
+trec_eval's, by ir-measures. A measure is of documents, and a search finds chunks: a document stands where the best of its
+chunks does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
-import msgspec
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head
-from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.client import AsyncClient
 from hybridtei.errors import InvalidInput
-from hybridtei.ingest.chunking import CHUNK, DOCUMENT_ID
-from hybridtei.outputs import Embeddings
-from hybridtei.search.options import MAX_RERANKED, Mode, SearchOptions
-from hybridtei.search.searcher import Rank, Searcher, since
-from hybridtei.store import MAX_LIMIT
-from hybridtei.store.base import CollectionSchema
-from hybridtei.store.collection import common_heads
-from hybridtei.store.packed import packed_format
+from hybridtei.ingest.chunking import DOCUMENT_ID
+from hybridtei.search.options import SearchResult
 from hybridtei.system.machine import require_extra
 
 CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels"
@@ -116,15 +108,22 @@ Run = dict[str, dict[str, float]]  # query's id -> document's id -> score
 Advance = Callable[[str, int], None]  # (mode, queries done)
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to search, by the name it has in tables."""
-
-    name: str
-    options: SearchOptions
-    needs: frozenset[Head]
-    reranked: bool = False
-    is_default: bool = False
+Way = tuple[Mapping[str, Any], Sequence[str]]  # options of a search, and the ways that the collection must have for it
+DEFAULT, BOTH = "zscore", ("dense", "sparse")
+WAYS: Mapping[str, Way] = {
+    "dense": ({"mode": "dense"}, ()),
+    "sparse": ({"mode": "sparse"}, ()),
+    "multivector, all": ({"mode": "multivector", "exact": True}, ()),
+    "rrf k=2": ({"mode": "rrf", "k": 2}, BOTH),
+    "rrf k=61": ({"mode": "rrf", "k": LITERATURE_K}, BOTH),
+    "weighted": ({"mode": "weighted"}, BOTH),  # by the checkpoint's weights, or alike
+    "weighted m3": ({"mode": "weighted", "weights": "m3"}, BOTH),
+    "weighted m3-two": ({"mode": "weighted", "weights": "m3-two"}, BOTH),
+    "dense, MaxSim": ({"mode": "dense", "rescore": True}, ()),
+    "rrf k=61, MaxSim": ({"mode": "rrf", "k": LITERATURE_K, "rescore": True}, (*BOTH, "dense, MaxSim")),
+    "zscore, two": ({"mode": "zscore", "legs": ["dense", "sparse"]}, (*BOTH, "dense, MaxSim")),
+    DEFAULT: ({}, ()),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,6 @@ class Result:
     measures: Mapping[str, float]
     times_ms: Any = field(repr=False)
     ndcg: Any = field(repr=False)
-    is_default: bool = False
 
     @property
     def p50_ms(self) -> float:
@@ -161,11 +159,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All ways over one collection. `embed_ms`: of each query's embedding, float64[queries]."""
+    """All ways over one collection. `embed_ms`: of each embedding of a query, float64[n]."""
 
     collection: str
     queries: int
-    documents: int
     embed_ms: Any
     results: Sequence[Result]
 
@@ -175,125 +172,60 @@ class Evaluation:
         if len(self.results) < 2:
             return None
         ranked = sorted(self.results, key=lambda result: -result.measures["nDCG@10"])
-        default = next((result for result in self.results if result.is_default), ranked[0])
+        default = next((result for result in self.results if result.name == DEFAULT), ranked[0])
         best = next(result for result in ranked if result is not default)
         lead, low, high = paired_bootstrap(best.ndcg - default.ndcg)
         if low > 0:
             return Choice(best.name, default.name, lead, low, high, is_default=False)
-        return Choice(default.name, best.name, -lead, -high, -low, is_default=default.is_default)
-
-
-def ways(has: frozenset[Head], *, reranker: bool = False, shares: bool = False, packed: bool = False) -> list[Way]:
-    """Every way to search a collection with these vectors. `shares`: the checkpoint declares the weights of its vectors.
-    `packed`: multi-vectors only rank what others found."""
-    both, multi = frozenset({Head.DENSE, Head.SPARSE}), frozenset({Head.MULTIVECTOR})
-    weights = None if shares else "m3-two" if packed else "m3"
-    candidates = [
-        Way("dense", SearchOptions(mode="dense"), frozenset({Head.DENSE})),
-        Way("sparse", SearchOptions(mode="sparse"), frozenset({Head.SPARSE})),
-        *([] if packed else [Way("multivector, all", SearchOptions(mode="multivector", exact=True), multi)]),
-        Way("rrf k=2", SearchOptions(mode="rrf", k=2), both),
-        Way("rrf k=61", SearchOptions(mode="rrf", k=LITERATURE_K), both),
-        Way("weighted", SearchOptions(mode="weighted", weights=weights), both),
-        Way("zscore", SearchOptions(), frozenset(), is_default=True),
-        Way("zscore, two", SearchOptions(mode="zscore", legs=["dense", "sparse"]), both | multi),
-        Way("rrf k=61, MaxSim", SearchOptions(mode="rrf", k=LITERATURE_K, rescore=True), both | multi),
-        Way("dense, MaxSim", SearchOptions(mode="dense", rescore=True), frozenset({Head.DENSE}) | multi),
-    ]
-    if reranker:
-        mode: Mode | None = "rrf" if both <= has else None
-        options = SearchOptions(mode=mode, k=LITERATURE_K if mode else None, rerank_limit=RERANKED)
-        candidates.append(Way(f"{'rrf k=61' if mode else 'found'}, reranked", options, frozenset(), reranked=True))
-    several = len(has & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}) > 1
-    return [way for way in candidates if way.needs <= has and (several or not way.is_default)]
+        return Choice(default.name, best.name, -lead, -high, -low, is_default=default.name == DEFAULT)
 
 
 async def evaluate(
-    searcher: Searcher,
+    client: AsyncClient,
     collection: str,
     judged: Judgements,
     *,
-    rank: Rank | None = None,
-    chosen: Sequence[Way] | None = None,
+    rerank: str | None = None,
     advance: Advance = lambda name, done: None,
 ) -> Evaluation:
-    """Run every judged query every way. Raises LoadError without ir-measures; what searching raises."""
+    """Run every judged query every way that the collection's vectors allow. `rerank`: the alias of a reranker of the server.
+
+    Raises LoadError without ir-measures; what `AsyncClient.search` raises.
+    """
     require_extra("eval", "ir_measures")
-    schema = await searcher.schema(collection)
-    points = await searcher.store.count(collection)
-    several = await _is_chunked(searcher, collection)
-    spec = searcher.model.spec
-    has = common_heads(schema, spec)
-    selected = list(chosen) if chosen is not None else _ways_of(schema, has, spec, reranker=rank is not None)
-    embedded, embed_ms = await _embedded(searcher, collection, judged, advance)
-    # of a document's chunks only one counts, so more are searched
-    depth = min(4 * DEPTH if several else DEPTH, max(points, 1), MAX_LIMIT)
-    results = []
-    for way in selected:
-        run, times = await _run(
-            searcher,
-            collection,
-            judged,
-            embedded,
-            way=way,
-            rank=rank if way.reranked else None,
-            depth=depth,
-            advance=advance,
-        )
-        results.append(Result(way.name, measure(run, judged), times, ndcg_of(run, judged), way.is_default))
-    return Evaluation(collection, len(judged.queries), points, embed_ms, results)
-
-
-def _ways_of(schema: CollectionSchema, has: frozenset[Head], spec: ModelSpec, *, reranker: bool) -> list[Way]:
-    shares = spec.multivector is not None and spec.multivector.shares is not None
-    return ways(has, reranker=reranker, shares=shares, packed=packed_format(schema) is not None)
-
-
-async def _is_chunked(searcher: Searcher, collection: str) -> bool:
-    from qdrant_client import models
-
-    later = models.Filter(must=[models.FieldCondition(key=CHUNK, range=models.Range(gte=1))])
-    records, _ = await searcher.store.scroll(collection, limit=1, scroll_filter=later, with_payload=False)
-    return bool(records)
-
-
-async def _embedded(searcher: Searcher, collection: str, judged: Judgements, advance: Advance) -> tuple[list[Embeddings], Any]:
-    rows, times = [], []
-    for done, text in enumerate(judged.queries.values(), 1):
-        began = perf_counter_ns()
-        rows.append(await searcher.embed(collection, [text]))
-        times.append(since(began))
-        advance("embedding", done)
-    return rows, np.array(times)
+    reranked: Mapping[str, Way] = {"reranked": ({"rerank": rerank, "rerank_limit": RERANKED, "limit": RERANKED}, ())}
+    common = {"limit": DEPTH, "prefetch_limit": DEPTH, "group_by": "document", "with_payload": [DOCUMENT_ID]}
+    results: dict[str, Result] = {}
+    embed_ms: list[float] = []
+    for name, (options, needs) in {**WAYS, **(reranked if rerank is not None else {})}.items():
+        if not results.keys() >= {*needs}:
+            continue
+        try:
+            run, times = await _run(
+                partial(client.search, collection, **{**common, **options}), judged, embed_ms, name, advance
+            )
+        except InvalidInput:  # the model or the collection has no such vectors
+            continue
+        results[name] = Result(name, measure(run, judged), np.array(times), ndcg_of(run, judged))
+    if len(results) == 2:  # of one kind of vectors, which the default takes
+        del results[DEFAULT]
+    return Evaluation(collection, len(judged.queries), np.array(embed_ms), [*results.values()])
 
 
 async def _run(
-    searcher: Searcher,
-    collection: str,
-    judged: Judgements,
-    embedded: Sequence[Embeddings],
-    *,
-    way: Way,
-    rank: Rank | None,
-    depth: int,
-    advance: Advance,
-) -> tuple[Run, Any]:
-    limit = min(depth, MAX_RERANKED) if rank is not None else depth
-    prefetch = max(way.options.prefetch_limit, depth)
-    options = msgspec.structs.replace(way.options, limit=limit, prefetch_limit=prefetch, with_payload=[DOCUMENT_ID])
-    if way.options.mode in (None, "zscore") and rank is None:  # as `search` has it, whose tiers go as deep as they must
-        options = msgspec.structs.replace(options, limit=DEPTH, prefetch_limit=way.options.prefetch_limit, group_by="document")
-    if rank is not None:
-        options = msgspec.structs.replace(options, limit=min(RERANKED, limit))
+    search: Callable[[str], Awaitable[SearchResult]], judged: Judgements, embed_ms: list[float], name: str, advance: Advance
+) -> tuple[Run, list[float]]:
+    """(documents of each query, milliseconds of each search without the query's embedding, which goes to `embed_ms`)."""
     run: Run = {}
     times = []
     for done, (identity, text) in enumerate(judged.queries.items(), 1):
-        began = perf_counter_ns()
-        result = await searcher.find(collection, text, embedded[done - 1], 0, options, rank=rank)
-        times.append(since(began))
-        run[identity] = scores_by_rank([str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in result.hits])
-        advance(way.name, done)
-    return run, np.array(times)
+        found = await search(text)
+        embedding, *stages = found.stages
+        embed_ms.append(embedding.milliseconds)
+        times.append(sum(stage.milliseconds for stage in stages))
+        run[identity] = scores_by_rank([str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in found.hits])
+        advance(name, done)
+    return run, times
 
 
 def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:

@@ -8,31 +8,28 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import orjson
 from tqdm.auto import tqdm
 
+from hybridtei.client import AsyncClient
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
-from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.evaluate.measures import (
     MEASURES,
     Advance,
     Choice,
     Evaluation,
-    Judgements,
     evaluate,
     read_judgements,
 )
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
-from hybridtei.search.local import query_model, rank_by
-from hybridtei.search.searcher import Searcher
 from hybridtei.store import open_store, place_of, with_default
 from hybridtei.store.collection import check_name
 from hybridtei.system.machine import require_extra
@@ -82,7 +79,6 @@ def as_dict(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "collection": evaluation.collection,
         "queries": evaluation.queries,
-        "points": evaluation.documents,
         "embed_p50_ms": round(float(np.percentile(evaluation.embed_ms, 50)), 3),
         "embed_p95_ms": round(float(np.percentile(evaluation.embed_ms, 95)), 3),
         "modes": [
@@ -120,8 +116,8 @@ def as_table(evaluation: Evaluation) -> str:
         lines.append(f"{result.name:{width}}{cells}{result.p50_ms:10.1f}{result.p95_ms:9.1f}")
     p50, p95 = np.percentile(evaluation.embed_ms, [50, 95])
     lines.append(
-        f"\n{evaluation.queries:,} queries, {evaluation.documents:,} points in {evaluation.collection}; times without the "
-        f"query's embedding, which takes {p50:.1f} ms (p95 {p95:.1f}); * best"
+        f"\n{evaluation.queries:,} queries in {evaluation.collection}; times without the query's embedding, which takes "
+        f"{p50:.1f} ms (p95 {p95:.1f}); * best"
     )
     if (choice := evaluation.choice) is not None:
         kind = ", the default" if choice.is_default else ", in place of the default"
@@ -133,43 +129,60 @@ def as_table(evaluation: Evaluation) -> str:
 
 
 Tell = Callable[[str], None]
+Connect = Callable[[], AbstractAsyncContextManager[AsyncClient]]
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateOptions:
-    """Options of the command. `rerank`: a reranker's folder or hub id."""
+    """Options of the command. `rerank`: the alias of a reranker of the server; `url`: of a server, which has the collection."""
 
     folder: Path
     collection: str
     split: str = "test"
     rerank: str | None = None
     quiet: bool = False
+    url: str | None = None
 
 
 def run_evaluation(
-    options: EvaluateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
+    options: EvaluateOptions,
+    model: ModelConfig,
+    engine: EngineConfig,
+    store: StoreConfig,
+    connect: Connect,
+    *,
+    tell: Tell = lambda line: None,
 ) -> Evaluation:
-    """Measure a collection, ingested before if it is not there. Raises HybridTeiError or OSError."""
+    """Measure a collection, ingested before if it is not there. `connect`: gives a client of the server that searches, once the
+    collection is there. Raises HybridTeiError or OSError."""
     require_extra("eval", "ir_measures")
     check_name(options.collection)
     judged = read_judgements(options.folder, options.split)
-    store = with_default(store)
-    if not asyncio.run(_exists(store, options.collection)):
-        tell(f"{options.collection} is not there yet: ingesting {options.folder}, a point a document")
-        # judgements are of whole documents, and published figures of what a model reads of each
-        ingesting = IngestOptions(
-            source=str(options.folder), collection=options.collection, no_chunking=True, quiet=options.quiet, model_named=True
-        )
-        summary = run_ingest(ingesting, model, engine, store, tell=tell)
-        tell(summary.in_words())
-        if summary.status:
-            raise StoreError("the ingest did not come to its end: run the same command again")
-    tell(f"evaluating {options.collection} in {place_of(store)}")
-    reranker = None
-    if options.rerank is not None:
-        reranker = Encoder.load(config=msgspec.structs.replace(model, model_id=options.rerank, revision=None), engine=engine)
-    encoder = Encoder.load(config=model, engine=engine)
-    return asyncio.run(_evaluate(options, judged, store, encoder=encoder, reranker=reranker, model_id=model.model_id))
+    if options.url is None:
+        _ingest(options, model, engine, with_default(store), tell)
+
+    async def measured() -> Evaluation:
+        async with connect() as client:
+            advance = _bars(len(judged.queries), quiet=options.quiet)
+            return await evaluate(client, options.collection, judged, rerank=options.rerank, advance=advance)
+
+    tell(f"evaluating {options.collection} in {options.url or place_of(with_default(store))}")
+    return asyncio.run(measured())
+
+
+def _ingest(options: EvaluateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, tell: Tell) -> None:
+    """Ingest the folder, unless the collection holds points."""
+    if asyncio.run(_exists(store, options.collection)):
+        return
+    tell(f"{options.collection} is not there yet: ingesting {options.folder}, a point a document")
+    # judgements are of whole documents, and published figures of what a model reads of each
+    ingesting = IngestOptions(
+        source=str(options.folder), collection=options.collection, no_chunking=True, quiet=options.quiet, model_named=True
+    )
+    summary = run_ingest(ingesting, model, engine, store, tell=tell)
+    tell(summary.in_words())
+    if summary.status:
+        raise StoreError("the ingest did not come to its end: run the same command again")
 
 
 async def _exists(config: StoreConfig, collection: str) -> bool:
@@ -181,46 +194,15 @@ async def _exists(config: StoreConfig, collection: str) -> bool:
         await store.close()
 
 
-async def _evaluate(
-    options: EvaluateOptions,
-    judged: Judgements,
-    config: StoreConfig,
-    *,
-    encoder: Encoder,
-    reranker: Encoder | None,
-    model_id: str,
-) -> Evaluation:
-    store = open_store(config)
-    assert store is not None
-    try:
-        searcher = Searcher(store, query_model(encoder, model_id))
-        rank = None if reranker is None else rank_by(reranker)
-        with _Bars(len(judged.queries), quiet=options.quiet) as bars:
-            return await evaluate(searcher, options.collection, judged, rank=rank, advance=bars.advance)
-    finally:
-        await store.close()
+def _bars(queries: int, *, quiet: bool) -> Advance:
+    """A bar a way, one after the other."""
+    shown: list[tqdm[None]] = []
 
+    def advance(name: str, done: int) -> None:
+        if done == 1:
+            shown.append(tqdm(total=queries, desc=name, unit="query", disable=quiet, file=sys.stderr))
+        shown[-1].update()
+        if done == queries:
+            shown[-1].close()
 
-class _Bars:
-    """A bar a mode, one after the other."""
-
-    def __init__(self, queries: int, *, quiet: bool) -> None:
-        self._queries, self._quiet = queries, quiet
-        self._bar: tqdm[None] | None = None
-        self._name = ""
-        self.advance: Advance = self._advance
-
-    def _advance(self, name: str, done: int) -> None:
-        if name != self._name:
-            self.__exit__()
-            self._name = name
-            self._bar = tqdm(total=self._queries, desc=name, unit="query", disable=self._quiet, file=sys.stderr)
-        if self._bar is not None:
-            self._bar.update(done - self._bar.n)
-
-    def __enter__(self) -> _Bars:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    return advance

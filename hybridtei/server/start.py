@@ -12,11 +12,11 @@ import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -33,6 +33,7 @@ from hybridtei.server.http.connection import ports
 from hybridtei.system.machine import LaneKind
 
 if TYPE_CHECKING:
+    from hybridtei.client import AsyncClient
     from hybridtei.server.context import Context
     from hybridtei.server.engine_process import EngineProcess, RemoteEngine
     from hybridtei.store.collection import CollectionSchemas
@@ -172,6 +173,28 @@ def serve(
         models = Models(contexts, opener if isinstance(configs[0], NamedModel) else None, flags)
         models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
         run_server(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), server, sockets)
+
+
+@asynccontextmanager
+async def in_process(configs: Sequence[ModelConfig], engine: EngineConfig, store: StoreConfig) -> AsyncIterator[AsyncClient]:
+    """Load models; give a client of a server of them that no socket reaches. Raises LoadError, StoreError."""
+    import httpx
+
+    from hybridtei.client import AsyncClient
+    from hybridtei.server.app import create_fleet_app
+    from hybridtei.server.registry import Models
+
+    fleet, server = Fleet(engine, fixed_permits=False), ServerConfig()
+    contexts = {default_alias(one.model_id): fleet.context(*fleet.load(one), server, one) for one in configs}
+    app = create_fleet_app(Models(contexts), server, on_stop=[fleet.stop], schemas=_schemas(store, server))
+    transport, errors_of_server = httpx.ASGITransport(cast(Any, app)), logging.getLogger("hybridtei.server")
+    level = errors_of_server.level
+    errors_of_server.setLevel(logging.CRITICAL)  # the client raises them
+    try:
+        async with app.lifespan(), AsyncClient("http://in-process", transport=transport) as client:
+            yield client
+    finally:
+        errors_of_server.setLevel(level)
 
 
 @contextmanager

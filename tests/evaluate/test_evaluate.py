@@ -8,10 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from hybridtei.batch import Head
+from hybridtei.client import AsyncClient
 from hybridtei.errors import InvalidInput
 from hybridtei.evaluate.measures import (
     MEASURES,
+    WAYS,
     Evaluation,
     Judgements,
     Result,
@@ -19,22 +20,15 @@ from hybridtei.evaluate.measures import (
     measure,
     paired_bootstrap,
     scores_by_rank,
-    ways,
 )
 from hybridtei.evaluate.run import as_dict, as_json, as_table, check_chart, write_chart
-from hybridtei.search.local import query_model
-from hybridtei.search.options import SearchOptions
-from hybridtei.search.searcher import Searcher
-from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from hybridtei.store.collection import CollectionSchemas
+from tests.search.small_search import MODEL, TEXTS, run, spec_in
+from tests.server.live import serving
+from tests.store.memory_store import MemoryStore
 
-ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 QUERIES = {"a": "three two", "b": "search by meaning", "c": "seven"}
 RELEVANT = {"a": {"d0": 2, "d1": 1}, "b": {"d3": 1, "d5": 3}, "c": {"d7": 1, "d4": 1}}
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    return encoder_of(spec_in(tmp_path_factory.mktemp("model")))
 
 
 def gains(ranked, judged):
@@ -72,17 +66,19 @@ def test_a_document_stands_where_its_best_chunk_does():
 
 
 @pytest.mark.parametrize(
-    ("has", "names"),
+    ("model", "names"),
     [
-        (frozenset({Head.DENSE}), ["dense"]),
-        (frozenset({Head.DENSE, Head.SPARSE}), ["dense", "sparse", "rrf k=2", "rrf k=61", "weighted", "zscore"]),
-        (frozenset({Head.MULTIVECTOR}), ["multivector, all"]),
+        ({"sparse": None, "multivector": None}, ["dense"]),
+        (
+            {"multivector": None},
+            ["dense", "sparse", "rrf k=2", "rrf k=61", "weighted", "weighted m3", "weighted m3-two", "zscore"],
+        ),
+        ({}, [*WAYS]),
     ],
 )
-def test_the_ways_are_those_that_the_vectors_allow(has, names):
-    assert [way.name for way in ways(has)] == names
-    assert {*names} < {way.name for way in ways(ALL, reranker=True)}
-    assert ways(has, reranker=True)[-1].reranked
+def test_the_ways_are_those_that_the_vectors_allow(model, names, tmp_path):
+    evaluation, _, _ = evaluated(tmp_path, **model)
+    assert [result.name for result in evaluation.results] == names
 
 
 def test_an_interval_is_that_of_resampled_means():
@@ -100,46 +96,41 @@ def test_an_interval_is_that_of_resampled_means():
 )
 def test_the_default_is_chosen_unless_another_way_is_above_it(other, chosen, over):
     noise = np.random.default_rng(2).normal(0, 0.05, 60)
-    results = [result("rrf", other + noise), result("dense", np.zeros(60)), result("zscore", np.full(60, 0.5), is_default=True)]
-    choice = Evaluation("papers", 60, 100, np.ones(60), results).choice
+    results = [result("rrf", other + noise), result("dense", np.zeros(60)), result("zscore", np.full(60, 0.5))]
+    choice = Evaluation("papers", 60, np.ones(60), results).choice
     assert (choice.name, choice.over, choice.is_default) == (chosen, over, chosen == "zscore")
     assert choice.low <= choice.lead <= choice.high
     assert (choice.low > 0) == (other != 0.5)
 
 
-def result(name, ndcg, *, is_default=False):
-    return Result(name, dict.fromkeys(MEASURES, float(ndcg.mean())), np.ones(60), ndcg, is_default)
+def result(name, ndcg):
+    return Result(name, dict.fromkeys(MEASURES, float(ndcg.mean())), np.ones(60), ndcg)
 
 
-def evaluated(encoder, rank=None):
+def evaluated(folder, **model):
+    """(the evaluation of a server, what it told, the hits of each query by dense vectors)."""
+
     async def scenario():
-        store = await filled(encoder)
-        told = []
-        judged = Judgements(QUERIES, RELEVANT)
-        searcher = Searcher(store, query_model(encoder, MODEL))
-        evaluation = await evaluate(searcher, "papers", judged, rank=rank, advance=lambda name, done: told.append((name, done)))
-        options = SearchOptions(mode="dense", limit=len(TEXTS))
-        found = {q: (await searcher.search("papers", text, options)).hits for q, text in QUERIES.items()}
+        spec, told = spec_in(folder, **model), []
+        with serving(spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as server:
+            async with AsyncClient(server.url) as client:
+                await client.upsert("papers", [{"text": text, "id": f"d{place}"} for place, text in enumerate(TEXTS)])
+                judged = Judgements(QUERIES, RELEVANT)
+                evaluation = await evaluate(client, "papers", judged, advance=lambda name, done: told.append((name, done)))
+                found = {q: (await client.search("papers", text, mode="dense")).hits for q, text in QUERIES.items()}
         return evaluation, told, found
 
     return run(scenario())
 
 
-async def last_first(query, documents):
-    return np.array([TEXTS.index(document) for document in documents], np.float32)
-
-
-def test_an_evaluation_is_what_searching_gives(encoder, tmp_path):
-    evaluation, told, found = evaluated(encoder, last_first)
-    dense = next(result for result in evaluation.results if result.name == "dense")
+def test_an_evaluation_is_what_searching_gives(tmp_path):
+    evaluation, told, found = evaluated(tmp_path)
+    dense = evaluation.results[0]
     rankings = {q: [hit.payload["document_id"] for hit in hits] for q, hits in found.items()}
     assert dense.measures == pytest.approx(by_hand(rankings, RELEVANT))
-    assert [result.name for result in evaluation.results] == [way.name for way in ways(ALL, reranker=True)]
     assert all(len(result.times_ms) == 3 and result.p95_ms >= result.p50_ms > 0 for result in evaluation.results)
-    assert told[:4] == [("embedding", 1), ("embedding", 2), ("embedding", 3), ("dense", 1)]
-    reranked = evaluation.results[-1]
-    last = [f"d{i}" for i in reversed(range(len(TEXTS)))]
-    assert reranked.measures == pytest.approx(by_hand(dict.fromkeys(QUERIES, last), RELEVANT))
+    assert len(evaluation.embed_ms) == 3 * len(WAYS)
+    assert told[:4] == [("dense", 1), ("dense", 2), ("dense", 3), ("sparse", 1)]
 
     table = as_table(evaluation)
     for result in evaluation.results:

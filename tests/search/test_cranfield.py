@@ -17,8 +17,7 @@ from hybridtei.encoder import Encoder
 from hybridtei.evaluate.measures import evaluate, read_judgements
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
-from hybridtei.search.local import query_model
-from hybridtei.search.searcher import Searcher
+from hybridtei.server.start import in_process
 from hybridtei.store import CollectionPlan
 from hybridtei.store.embedded import EmbeddedStore
 from tests.search.fusion import Ranking, rrf
@@ -65,8 +64,8 @@ def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
     )
     summary = run_ingest(request, ModelConfig(), EngineConfig(), place)
     assert summary.outcome.points == DOCUMENTS
+    evaluation, documents = asyncio.run(through_the_database(judged, place))
     encoder = Encoder.load()
-    evaluation, documents = asyncio.run(through_the_database(encoder, judged, place))
     found = {result.name: result.measures["nDCG@10"] for result in evaluation.results}
     wanted = exhaustive(encoder, judged, documents)
     encoder.close()
@@ -75,11 +74,12 @@ def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
     assert found["dense"] == pytest.approx(0.5010, abs=0.002)
 
 
-async def through_the_database(encoder, judged, place):
+async def through_the_database(judged, place):
     """The evaluation, and every stored point with its vectors."""
+    async with in_process([ModelConfig()], EngineConfig(), place) as client:
+        evaluation = await evaluate(client, "cranfield", judged)
     store = EmbeddedStore(place.qdrant_path)
     try:
-        evaluation = await evaluate(Searcher(store, query_model(encoder, ModelConfig().model_id)), "cranfield", judged)
         points, offset = [], None
         while True:
             page, offset = await store.scroll("cranfield", limit=256, offset=offset, with_vectors=True)
