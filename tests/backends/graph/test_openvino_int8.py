@@ -129,6 +129,16 @@ def test_the_form_is_that_of_the_first_instruction_that_the_processor_has(instru
     assert min(size for size in GROUPS.values() if size != BY_TOKEN) == SAFEST
 
 
+@pytest.mark.parametrize(("group", "lines"), [(BY_TOKEN, 1), (128, 0)])
+def test_int8_on_amx_names_bfloat16(
+    bert: Path, group: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(openvino_int8, "group_of", lambda _: group)
+    monkeypatch.setattr(openvino_int8, "judged", lambda *_: CLOSE)
+    openvino_int8.open_int8(*parts(bert), bulk_niceness=0).close()
+    assert sum("--dtype bfloat16" in record.getMessage() for record in caplog.records) == lines
+
+
 @pytest.mark.parametrize(
     ("bad", "group"),
     paired([FAR, Fidelity(0.999, 0.9999, 0.96), Fidelity(float("nan"), 1, 1), Fidelity(1, 1, float("nan"))], [BY_TOKEN, 128]),
