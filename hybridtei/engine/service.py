@@ -24,10 +24,9 @@ from hybridtei.engine.engine import Engine, EngineClient
 from hybridtei.engine.scheduler import ResultCache
 from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRefused, TokenizerError, Unhealthy
 from hybridtei.observability.metrics import Registry
-from hybridtei.outputs import Embeddings, HeadOutputs, Timings
+from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.system.machine import available_cores
 from hybridtei.tasks.base import Chunk, Model, Task
-from hybridtei.tasks.embed import LookUp
 from hybridtei.text.reader import TextReader
 from hybridtei.text.tokenizer import SHORT_CHARACTERS, Tokenizer
 
@@ -201,24 +200,6 @@ class EngineService:
         pieces are inside, and TimedOut."""
         with self.beside.inside(1):
             return await self._deadlines.within(self._in(self._side_pool, work))
-
-    async def look_up(self, task: LookUp, characters: int) -> tuple[Embeddings, list[int], Timings]:
-        """(answer, lengths in tokens, times) of a task that needs no pass: it takes neither permits nor a place in the queue.
-        Raises RequestError; Overloaded where `MAX_ASIDE` long ones are inside."""
-        task.check(self.model.spec)
-
-        def work() -> tuple[Embeddings, list[int], Timings]:
-            began = perf_counter_ns()
-            encodings = task.prepare(self.model)
-            lengths = [len(encoding) for encoding in encodings]
-            self.check_answer(2 * sum(lengths))
-            tokenised = perf_counter_ns()
-            return task.finish(self.model, encodings, HeadOutputs()), lengths, Timings(tokenised - began)
-
-        if characters > SHORT_CHARACTERS:
-            return await self.aside(work)
-        with _Panicking():
-            return work()
 
     async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that asks other services too, within a request's bound of time. Raises TimedOut."""

@@ -24,7 +24,7 @@ from hybridtei.observability.tracing import CURRENT
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Inputs
 from hybridtei.tasks.base import Task
-from hybridtei.tasks.embed import Embed, LookUp
+from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.rerank import Ranking, Scored
 from hybridtei.text.reader import Input
 
@@ -181,19 +181,12 @@ class Context:
         self.metrics.succeeded(usage, is_batch=load.is_batch, scope=scope)
         return result.answer, usage
 
-    async def look_up(self, inputs: Sequence[Input], *, is_batch: bool, **options: Any) -> tuple[Embeddings, Usage]:
-        """Sparse vectors of queries by the table, without a permit or a place in the queue; `options`: fields of `Embed`."""
-        task = Embed(inputs, frozenset({Head.SPARSE}), query_encoder="table", **options)
-        load = Load(len(inputs), sum(map(len, inputs)), is_batch=is_batch)
-        began_ns = perf_counter_ns()
-        self.metrics.began(load.inputs, is_batch=is_batch, scope="embed")
-        with self.counting_failures():
-            if is_batch:
-                self.check_batch(load.inputs)
-            answer, lengths, timings = await self.service.look_up(LookUp(task), load.characters)
-        usage = Usage(load, lengths, timings, began_ns)
-        self.metrics.succeeded(usage, is_batch=is_batch, scope="embed")
-        return answer, usage
+    async def look_up(self, queries: Sequence[Input], *, is_batch: bool) -> tuple[Embeddings, Usage]:
+        """Sparse vectors of queries by the table, without a permit. Raises Overloaded where many are looked up already."""
+        task = Embed(queries, frozenset({Head.SPARSE}), query_encoder="table")
+        load = Load(len(queries), sum(map(len, queries)), is_batch=is_batch)
+        with self.service.beside.inside(1), self.service.admission.carrying(load.inputs):
+            return await self.run(task, load)
 
     async def rank(self, task: Ranking, load: Load) -> tuple[Scored, Usage]:
         """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`."""

@@ -146,18 +146,10 @@ def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
 async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse) -> Reply:
     """`/embed_sparse`: from SPLADE pooling or from lexical weights, whichever the model has."""
     inputs = parse_inputs(request.inputs)
-    if request.query_encoder == "model":
-        task = _task(context, request, inputs, Head.SPARSE)
-        refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
-        return await context.embed(task, inputs, write, refusal=refusal)
-    answer, usage = await context.look_up(
-        inputs.items,
-        is_batch=inputs.load.is_batch,
-        truncate=context.truncate(request.truncate),
-        direction=direction(request.truncation_direction),
-        prompt_name=request.prompt_name,
-    )
-    return Reply(write(answer, usage), usage, answer.numbers, BY_TABLE)
+    task = _task(context, request, inputs, Head.SPARSE, query_encoder=request.query_encoder)
+    refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
+    reply = await context.embed(task, inputs, write, refusal=refusal)
+    return reply if request.query_encoder == "model" else replace(reply, headers=BY_TABLE)
 
 
 @handler("embed_multivector")
