@@ -22,15 +22,14 @@ from hybridtei.tasks.embed import Embed, check_spelled
 from hybridtei.tasks.quantize import RANGED, Precision, quantized, read_ranges
 from hybridtei.tasks.spans import EmbedSpans, SpanText
 
-Kind = Literal["dense", "multivector"]
 Quantise = Callable[[Floats], Any]
 
 
-def quantiser(context: Context, precision: Precision | None, kind: Kind, width: int) -> Quantise:
+def quantiser(context: Context, precision: Precision | None, head: Head, width: int) -> Quantise:
     """What makes such numbers of vectors of this width. Raises InvalidInput where the server has no ranges for them."""
     if precision is None or precision == "float":
         return _as_they_are
-    ranges = _ranges(context, precision, kind, width) if precision in RANGED else None
+    ranges = _ranges(context, precision, head, width) if precision in RANGED else None
     return lambda rows: quantized(rows, precision, ranges)
 
 
@@ -41,49 +40,42 @@ def smaller_vectors(
 
     Raises InvalidInput, before anything is computed.
     """
-    heads = heads - {Head.MULTIVECTOR} if is_small else heads
     if precision is None or precision == "float":
-        return _unchanged
+        return lambda answer: answer
     spec = context.service.model.spec
+    widths = {Head.DENSE: spec.dense_width, Head.MULTIVECTOR: 0 if spec.multivector is None else spec.multivector.dim}
+    made = heads & context.heads & (widths.keys() - ({Head.MULTIVECTOR} if is_small else set()))
     with context.counting_failures():
-        dense = _maker(context, heads, Head.DENSE, precision, min(dimensions or spec.dense_width, spec.dense_width))
-        width = 0 if spec.multivector is None else spec.multivector.dim
-        multivector = _maker(context, heads, Head.MULTIVECTOR, precision, min(dimensions or width, width))
+        makers = {
+            head: quantiser(context, precision, head, min(dimensions or width, width)) if head in made else _as_they_are
+            for head, width in widths.items()
+        }
 
     def smaller(answer: Embeddings) -> Embeddings:
-        rows = answer.multivector
+        dense, rows = answer.dense, answer.multivector
         return replace(
             answer,
-            dense=None if answer.dense is None else dense(answer.dense),
-            multivector=None if rows is None else Ragged(multivector(rows.values), rows.offsets),
+            dense=None if dense is None else makers[Head.DENSE](dense),
+            multivector=None if rows is None else Ragged(makers[Head.MULTIVECTOR](rows.values), rows.offsets),
         )
 
     return smaller
-
-
-def _maker(context: Context, heads: frozenset[Head], head: Head, precision: Precision, width: int) -> Quantise:
-    kind: Kind = "dense" if head is Head.DENSE else "multivector"
-    return quantiser(context, precision, kind, width) if head in heads & context.heads else _as_they_are
-
-
-def _unchanged(answer: Embeddings) -> Embeddings:
-    return answer
 
 
 def _as_they_are(rows: Floats) -> Floats:
     return rows
 
 
-def _ranges(context: Context, precision: str, kind: Kind, width: int) -> Floats:
+def _ranges(context: Context, precision: str, head: Head, width: int) -> Floats:
     path = context.model.quantization_ranges
     if path is None and context.model.model_id == EMBEDDED_MODEL:
         path = EMBEDDED_RANGES
     known = {} if path is None else ranges_in(path)
-    for name in (f"{kind}_{width}", kind):
+    for name in (f"{head.value}_{width}", head.value):
         if name in known and known[name].shape[1] == width:
             return known[name]
     raise InvalidInput(
-        f"`{precision}` needs the range of each of {width} {kind} dimensions, which this server was not given "
+        f"`{precision}` needs the range of each of {width} {head.value} dimensions, which this server was not given "
         f"(quantization-ranges); without it there are float, float16, binary and ubinary"
     )
 

@@ -112,7 +112,7 @@ async def embed(context: Context, request: CohereEmbedRequest, version: str) -> 
 
 
 def _maker(context: Context, form: EmbeddingType, width: int) -> Quantise:
-    return _texts if form == "base64" else quantiser(context, form, "dense", width)
+    return _texts if form == "base64" else quantiser(context, form, Head.DENSE, width)
 
 
 def _texts(rows: Floats) -> list[str]:
