@@ -43,19 +43,16 @@ if TYPE_CHECKING:
     from hybridtei.search.options import SearchHit as SearchHit
     from hybridtei.search.options import SearchOptions as SearchOptions
     from hybridtei.search.options import SearchResult as SearchResult
-    from hybridtei.search.query import filter_from as filter_from
-    from hybridtei.search.query import hybrid_query as hybrid_query
-    from hybridtei.search.query import score_requests as score_requests
     from hybridtei.search.searcher import QueryModel as QueryModel
     from hybridtei.search.searcher import Searcher as Searcher
     from hybridtei.store import open_store as open_store
     from hybridtei.store.collection import check_fits as check_fits
     from hybridtei.store.collection import create_arguments as create_arguments
-    from hybridtei.store.collection import query_arguments as query_arguments
     from hybridtei.store.plan import schema_for as schema_for
     from hybridtei.store.points import as_lists as as_lists
     from hybridtei.store.points import point_id as point_id
     from hybridtei.store.points import to_points as to_points
+    from hybridtei.store.query import filter_from as filter_from
     from hybridtei.tasks.label import Prediction as Prediction
     from hybridtei.tasks.label import Span as Span
     from hybridtei.tasks.pooling import MultivectorBudget as MultivectorBudget
@@ -77,12 +74,12 @@ _NAMES_OF = {
     "hybridtei.outputs": "Embeddings SparseVectors",
     "hybridtei.search.local": "LocalSearch query_model rank_by",
     "hybridtei.search.options": "SearchHit SearchOptions SearchResult",
-    "hybridtei.search.query": "filter_from hybrid_query score_requests",
     "hybridtei.search.searcher": "QueryModel Searcher",
-    "hybridtei.store.collection": "check_fits create_arguments query_arguments",
+    "hybridtei.store.collection": "check_fits create_arguments",
     "hybridtei.store.plan": "schema_for",
     "hybridtei.store": "open_store",
     "hybridtei.store.points": "as_lists point_id to_points",
+    "hybridtei.store.query": "filter_from",
     "hybridtei.tasks.label": "Prediction Span",
     "hybridtei.tasks.pooling": "MultivectorBudget",
     "hybridtei.tasks.rerank": "Ranked",

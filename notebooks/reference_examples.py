@@ -43,17 +43,22 @@ with LocalSearch(encoder, "minilm-hybrid", StoreConfig(qdrant_path="./qdrant")) 
 assert hits[0].payload["text"] == "a loaf of bread"
 """,
     "Qdrant by its own client": """
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 
-from hybridtei import as_lists, create_arguments, hybrid_query, point_id, query_arguments, schema_for, to_points
+from hybridtei import as_lists, create_arguments, point_id, schema_for, to_points
 
 schema = schema_for(encoder.spec, "minilm-hybrid")
 client = QdrantClient(":memory:")
 client.create_collection("notes", **create_arguments(schema))
 points = to_points(encoder.encode(["a text"], kinds), ids=[point_id("notes.txt", 0)], payloads=[{"text": "a text"}])
 client.upsert("notes", [as_lists(point) for point in points])
-query = hybrid_query(encoder.encode(["a query"], kinds), mode="rrf", k=61, limit=3)
-found = client.query_points("notes", **query_arguments(query)).points
+query = encoder.encode(["a query"], kinds, input_type="query")
+indices, values = query.sparse.row(0)
+legs = [
+    models.Prefetch(query=query.dense[0].tolist(), using="dense", limit=100),
+    models.Prefetch(query=models.SparseVector(indices=indices, values=values), using="sparse", limit=100),
+]
+found = client.query_points("notes", prefetch=legs, query=models.RrfQuery(rrf=models.Rrf(k=61)), limit=3).points
 assert found[0].payload["text"] == "a text"
 """,
     "Settings": """

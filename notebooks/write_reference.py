@@ -37,8 +37,7 @@ GROUPS = {
     "Embed": "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head",
     "A server": "Client AsyncClient Upserted",
     "Search": "LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model rank_by filter_from",
-    "Qdrant by its own client": "open_store schema_for create_arguments check_fits to_points as_lists point_id hybrid_query "
-    "query_arguments score_requests",
+    "Qdrant by its own client": "open_store schema_for create_arguments check_fits to_points as_lists point_id",
     "Other libraries": "HybridSparseEmbeddings",
     "Settings": "ModelConfig NamedModel EngineConfig ServerConfig StoreConfig",
 }

@@ -157,7 +157,7 @@ def _defer(name: str) -> None:
 
 def options_of(arguments: argparse.Namespace) -> SearchOptions:
     """Make `SearchOptions` of the flags. Raises InvalidInput."""
-    from hybridtei.search.query import filter_from
+    from hybridtei.store.query import filter_from
 
     return options_from(
         SearchOptions,

@@ -1,7 +1,4 @@
-"""Why a point was found: what each stage of a search scored, and which terms of its text the query shares.
-
-A database fuses lists and does not return them. So every list is queried once more by itself, timed, and points that a list did
-not reach are scored by it exactly; the answer of the search itself stays what it was.
+"""Why a point was found, in words: what each stage of a search scored, and which terms of its text the query shares.
 
 A term's weight is the product of its two sparse weights, the query's and the document's: what it adds to the sparse score, a
 collection's idf aside. Sparse dimensions are pieces of words (`aero`, `##foil`), so pieces that touch are shown as one.
@@ -10,85 +7,16 @@ collection's idf aside. Sparse dimensions are pieces of words (`aero`, `##foil`)
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest
-from time import perf_counter_ns
 from typing import Any
 
-import msgspec
 import numpy as np
 import orjson
-from qdrant_client import models
 
 from hybridtei.ingest.chunking import DOCUMENT_ID, TEXT, TITLE
-from hybridtei.outputs import Embeddings
-from hybridtei.search.options import Highlight, SearchOptions, SearchResult, Stage, StageScore
-from hybridtei.search.query import hybrid_query, score_requests
-from hybridtei.store.base import MULTIVECTOR, NAMES, PointId, Store, id_of, sort_points
+from hybridtei.search.options import Highlight, SearchOptions, SearchResult
 from hybridtei.text.tokenizer import Token
-
-Scores = dict[PointId, dict[str, StageScore]]
-
-
-async def explain(
-    store: Store,
-    collection: str,
-    request: models.QueryRequest,
-    embedded: Embeddings,
-    *,
-    row: int,
-    options: SearchOptions,
-    ids: Sequence[PointId],
-) -> tuple[list[Stage], Scores]:
-    """(the stages, each stage's score of each of `ids`). `request`: the query whose points these are."""
-    assert options.mode is not None
-    scores: Scores = {identity: {} for identity in ids}
-    stages: list[Stage] = []
-    candidates = max(options.prefetch_limit, (request.limit or 0) + (request.offset or 0))
-    bare = msgspec.structs.replace(
-        options, limit=candidates, offset=0, rescore=False, score_threshold=None, oversampling=None, with_payload=False
-    )
-
-    async def run(name: str, stage: models.QueryRequest) -> None:
-        began = perf_counter_ns()
-        points = sort_points(await store.query(collection, stage))
-        stages.append(Stage(name, (perf_counter_ns() - began) / 1e6, len(points)))
-        for place, point in enumerate(points, 1):
-            if (identity := id_of(point)) in scores:
-                scores[identity][name] = StageScore(point.score, place)
-
-    legs = _legs(request)
-    for leg in legs:
-        if leg != MULTIVECTOR or len(legs) == 1:
-            await run(leg, hybrid_query(embedded, row, bare, mode=leg, k=None, weights=None, legs=None))
-    if options.mode not in NAMES:
-        await run(options.mode, hybrid_query(embedded, row, bare))
-    await _fill(store, collection, embedded, row=row, legs=[*legs, *([MULTIVECTOR] if options.rescore else [])], scores=scores)
-    return stages, scores
-
-
-def _legs(request: models.QueryRequest) -> list[str]:
-    """The vectors that take part, in the request's own order."""
-
-    def walk(node: Any) -> Iterator[str]:
-        for prefetch in node.prefetch or []:
-            yield from walk(prefetch)
-        if node.using is not None:
-            yield node.using
-
-    return list(dict.fromkeys(walk(request)))
-
-
-async def _fill(store: Store, collection: str, embedded: Embeddings, *, row: int, legs: Sequence[str], scores: Scores) -> None:
-    for leg in dict.fromkeys(legs):
-        missing = [identity for identity, by_stage in scores.items() if leg not in by_stage]
-        if not missing:
-            continue
-        request = score_requests(embedded, missing, row, legs=[leg])[leg]
-        exact = {id_of(point): point.score for point in await store.query(collection, request)}
-        for identity in missing:
-            scores[identity][leg] = StageScore(exact.get(identity, 0.0), None)
-
 
 EXCERPT_CHARACTERS = 300
 MARK, BOLD, FAINT, PLAIN = "*", "\x1b[1m", "\x1b[2m", "\x1b[0m"

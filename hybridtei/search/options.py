@@ -6,16 +6,14 @@ Imports msgspec, settings and errors only, since the server's request structs an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from msgspec import Meta, Struct, structs
 
 from hybridtei.config import check_value
 from hybridtei.errors import InvalidInput
 from hybridtei.store import MAX_LIMIT
-
-if TYPE_CHECKING:
-    from qdrant_client import models
+from hybridtei.store.query import Filter, filter_from
 
 Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "weighted"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -48,10 +46,9 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     group_by: Annotated[
         Annotated[str, Meta(min_length=1, max_length=200)] | None,
         Meta(
-            description='One hit for each value of this field of the payload, with how many `more` matched. "document" is '
-            "`document_id`.",
+            description="One hit for each value of this field of the payload, with how many `more` matched; null: every chunk."
         ),
-    ] = None
+    ] = "document"
     query_encoder: Annotated[
         Literal["model", "table"],
         Meta(
@@ -102,13 +99,14 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
     or a whole number there are groups of their own.
     """
 
-    query_filter: models.Filter | None = None
+    query_filter: Filter | None = None
     oversampling: float | None = None
     text_field: str = "text"
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for a value of another type: `/search` reads its fields by their types, Python does not."""
         super().__post_init__()
+        structs.force_setattr(self, "query_filter", filter_from(self.query_filter, "query_filter"))
         for name, (hint, default) in TYPED.items():
             if (value := getattr(self, name)) is not default:
                 check_value(name, value, hint)

@@ -8,8 +8,8 @@ all of them are ranked again for each page.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, Literal
@@ -22,23 +22,12 @@ from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.outputs import Embeddings, Floats
-from hybridtei.search.candidates import Candidates
-from hybridtei.search.explain import Scores, TokensOf, explain, highlights, shared_terms
+from hybridtei.search.candidates import Candidate, Candidates
+from hybridtei.search.explain import TokensOf, highlights, shared_terms
+from hybridtei.search.fusion import legs_of
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
-from hybridtei.search.query import check_conditions, finds_nothing, hybrid_query
 from hybridtei.store import MAX_LIMIT
-from hybridtei.store.base import (
-    MULTIVECTOR,
-    SPARSE,
-    CollectionSchema,
-    PayloadBudget,
-    PointId,
-    Selector,
-    Store,
-    fill,
-    id_of,
-    page_of,
-)
+from hybridtei.store.base import MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, Selector, Store, id_of
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
 from hybridtei.store.packed import packed_format, payload_of
 from hybridtei.store.plan import FINGERPRINT
@@ -50,6 +39,7 @@ LookUpQueries = Callable[[Sequence[str]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
 Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
 Selectors = tuple[Selector, Selector]  # of payloads, of vectors
+FILLED_AT_ONCE = 100  # points whose payloads and vectors are retrieved in one call
 HIGHLIGHTED_AT_ONCE = 8  # hits; between such groups a search can be cancelled
 SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
@@ -67,16 +57,6 @@ class QueryModel:
     aside: Aside = asyncio.to_thread
     look_up: LookUpQueries | None = None
     fingerprint: Callable[[], Awaitable[str | None]] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Points, the best first. Of `Candidates`, by id: `more` of a group, and the `scores` of each leg."""
-
-    points: list[models.ScoredPoint]
-    more: Mapping[PointId, int] = field(default_factory=dict)
-    scores: Scores = field(default_factory=dict)
-    stages: list[Stage] = field(default_factory=list)
 
 
 class Searcher:
@@ -136,10 +116,9 @@ class Searcher:
         schema: CollectionSchema | None = None,
     ) -> Embeddings:
         """The queries' vectors of every kind that the collection has, one row a query, from one pass; with `query_encoder`
-        "table", those that the mode needs, the sparse ones without a pass. Raises InvalidInput where there are none, or for a
-        filter of too many conditions. `schema`: the collection's, where the caller has it."""
+        "table", those that the mode needs, the sparse ones without a pass. Raises InvalidInput where there are none. `schema`:
+        the collection's, where the caller has it."""
         options = options or SearchOptions()
-        check_conditions(options.query_filter, "query_filter")
         schema = schema or await self.schema(collection)
         heads = common_heads(schema, self.model.spec)
         if options.query_encoder == "model":
@@ -189,73 +168,51 @@ class Searcher:
     ) -> SearchResult:
         """Find points for a query that is embedded already, as one row of several.
 
-        Equal scores stand in the order of ids, as far as `store.base.page_of` can settle them. Raises what `search` raises.
+        Equal scores stand in the order of ids, as far as `store.base.best_points` can settle them. Raises what `search` raises.
         """
         schema = schema or await self.schema(collection)
         options, collection = self._settled(options or SearchOptions(), schema), schema.stored_as or collection
         assert options.mode is not None
+        options.check_page()
         if rank is not None:
             options.check_reranked()
-        began = perf_counter_ns()
-        if finds_nothing(embedded, row, options, is_packed=packed_format(schema) is not None):
-            return SearchResult([], options.mode, [Stage("search", since(began), 0)])
-        selectors = _selectors(options, embedded, schema, ranked=rank is not None)
-        found = await self._found(collection, embedded, row, options, selectors, ranked=rank is not None)
-        points, stages = found.points, [Stage("search", since(began), len(found.points))]
+        began, packed = perf_counter_ns(), packed_format(schema)
+        legs = legs_of(embedded, row, options, is_packed=packed is not None)
+        bounds: dict[str, Any] = {"packed": packed, "max_points": self._max_points, "budget": self._budget}
+        candidates = Candidates(self.store, collection, legs, options, **bounds)
+        last = options.offset + options.limit
+        best = await candidates.best(last if rank is None else max(options.rerank_limit, last))
+        _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
+        page = best[options.offset if rank is None else 0 :]
+        page = await self._filled(collection, page, *_selectors(options, embedded, schema, ranked=rank is not None))
+        stages = [*(candidates.stages if options.explain else ()), Stage("search", since(began), len(page))]
         if rank is not None:
             began = perf_counter_ns()
-            points = await _reranked(points, query, rank, options.text_field)
-            stages.append(Stage("rerank", since(began), len(points)))
-            points = points[options.offset : options.offset + options.limit]
-        scores: dict[PointId, dict[str, StageScore]] = {}
-        if options.explain:
-            explained, scores = await self._explained(collection, embedded, row, options, found=found, points=points)
-            stages = [*explained, *stages]
-            if last := "rerank" if rank is not None else MULTIVECTOR if options.rescore else None:
-                for place, point in enumerate(points, options.offset + 1):
-                    scores[id_of(point)][last] = StageScore(point.score, place)
-        return SearchResult(
-            await self._hits(points, embedded, row, options, scores=scores, more=found.more), options.mode, stages
-        )
+            ranked = await _reranked(page, query, rank, options.text_field)
+            stages.append(Stage("rerank", since(began), len(ranked)))
+            page = ranked[options.offset : last]
+            _note(page, "rerank", options.offset)
+        return SearchResult(await self._hits(page, embedded, row, options), options.mode, stages)
 
-    async def _found(
-        self, collection: str, embedded: Embeddings, row: int, options: SearchOptions, selectors: Selectors, *, ranked: bool
-    ) -> _Found:
-        """The page, or what a reranker makes it of, with payloads and vectors that are needed."""
-        if options.mode != "zscore" and options.group_by is None:
-            request = _request(options, embedded, row, selectors, ranked=ranked)
-            return _Found(await page_of(self.store, collection, request, budget=self._budget))
-        bounds: dict[str, Any] = {"max_points": self._max_points, "budget": self._budget}
-        candidates = Candidates(self.store, collection, embedded, row, options, **bounds)
-        last = options.offset + options.limit
-        best = await candidates.best(max(options.rerank_limit, last) if ranked else last)
-        page = [
-            models.ScoredPoint.model_construct(id=one.id, score=one.score, version=0)
-            for one in best[0 if ranked else options.offset :]
-        ]
-        points = await fill(self.store, collection, page, *selectors, budget=self._budget)
-        more = {} if options.group_by is None else {one.id: one.more for one in best}
-        last_leg = MULTIVECTOR if options.rescore else "zscore"
-        scores = {one.id: {**one.legs, last_leg: StageScore(one.score, place)} for place, one in enumerate(best, 1)}
-        return _Found(points, more, scores, candidates.stages)
-
-    async def _explained(
-        self,
-        collection: str,
-        embedded: Embeddings,
-        row: int,
-        options: SearchOptions,
-        *,
-        found: _Found,
-        points: Sequence[models.ScoredPoint],
-    ) -> tuple[list[Stage], Scores]:
-        if options.mode == "zscore":
-            scores = {id_of(point): found.scores[id_of(point)] for point in points}
-            return found.stages, scores
-        options = msgspec.structs.replace(options, group_by=None)
-        request = _request(options, embedded, row, (False, False), ranked=False)
-        ids = [id_of(point) for point in points]
-        return await explain(self.store, collection, request, embedded, row=row, options=options, ids=ids)
+    async def _filled(
+        self, collection: str, page: Sequence[Candidate], with_payload: Selector, with_vectors: Selector
+    ) -> list[Candidate]:
+        """The page with payloads and vectors, without points that were deleted meanwhile. Raises PayloadsTooLarge."""
+        if not (with_payload or with_vectors):
+            return list(page)
+        filled: list[Candidate] = []
+        for begin in range(0, len(page), FILLED_AT_ONCE):
+            some = page[begin : begin + FILLED_AT_ONCE]
+            ids = [one.id for one in some]
+            records = await self.store.retrieve(collection, ids, with_payload=with_payload, with_vectors=with_vectors)
+            if self._budget is not None:
+                self._budget.spend(records)
+            by_id: dict[Any, Any] = {id_of(record): record for record in records}
+            for one in some:
+                if (record := by_id.get(one.id)) is not None:
+                    one.payload, one.vectors = record.payload or {}, record.vector or {}
+                    filled.append(one)
+        return filled
 
     def _settled(self, options: SearchOptions, schema: CollectionSchema) -> SearchOptions:
         """The options with a mode and weights: by default, those of the collection's vectors and of the checkpoint."""
@@ -267,23 +224,12 @@ class Searcher:
         weights = options.weights
         declared = declared_weights(self.model.spec)
         if mode == "weighted" and weights is None and options.legs is None and declared is not None:
-            finding = has if packed_format(schema) is None else has - {Head.MULTIVECTOR}
-            weights = {name: weight for name, weight in declared.by_name.items() if Head(name) in finding}
+            weights = {name: weight for name, weight in declared.by_name.items() if Head(name) in has}
         return msgspec.structs.replace(options, mode=mode, weights=weights)
 
-    async def _hits(
-        self,
-        page: Sequence[models.ScoredPoint],
-        embedded: Embeddings,
-        row: int,
-        options: SearchOptions,
-        *,
-        scores: Scores,
-        more: Mapping[PointId, int],
-    ) -> list[SearchHit]:
-        def hits_of(points: Sequence[models.ScoredPoint]) -> list[SearchHit]:
-            hits = [self._hit(point, embedded, row, options) for point in points]
-            return [msgspec.structs.replace(hit, scores=scores.get(hit.id), more=more.get(hit.id)) for hit in hits]
+    async def _hits(self, page: Sequence[Candidate], embedded: Embeddings, row: int, options: SearchOptions) -> list[SearchHit]:
+        def hits_of(some: Sequence[Candidate]) -> list[SearchHit]:
+            return [self._hit(one, embedded, row, options) for one in some]
 
         if not options.highlights:
             return hits_of(page)
@@ -292,19 +238,17 @@ class Searcher:
             hits += await self.model.aside(partial(hits_of, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
         return hits
 
-    def _hit(self, point: models.ScoredPoint, embedded: Embeddings, row: int, options: SearchOptions) -> SearchHit:
-        payload, marks = point.payload or {}, None
+    def _hit(self, one: Candidate, embedded: Embeddings, row: int, options: SearchOptions) -> SearchHit:
+        payload, marks = one.payload, None
         if options.highlights:
-            marks = self._marks(str(payload.get(options.text_field) or ""), point, embedded, row)
+            marks = self._marks(str(payload.get(options.text_field) or ""), one.vectors.get(SPARSE), embedded, row)
         if not isinstance(options.with_payload, bool):
             payload = {name: payload[name] for name in options.with_payload if name in payload}
         elif not options.with_payload:
             payload = {}
-        return SearchHit(id_of(point), point.score, payload, marks)
+        return SearchHit(one.id, one.score, payload, marks, one.legs if options.explain else None, one.more)
 
-    def _marks(self, text: str, point: models.ScoredPoint, embedded: Embeddings, row: int) -> list[Highlight]:
-        vectors = point.vector if isinstance(point.vector, Mapping) else {}
-        sparse = vectors.get(SPARSE)
+    def _marks(self, text: str, sparse: Any, embedded: Embeddings, row: int) -> list[Highlight]:
         if embedded.sparse is None or not isinstance(sparse, models.SparseVector) or self.model.tokens_of is None:
             return []
         return highlights(text, shared_terms(embedded.sparse.row(row), (sparse.indices, sparse.values)), self.model.tokens_of)
@@ -315,16 +259,10 @@ def since(began_ns: int) -> float:
     return (perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS
 
 
-def _request(
-    options: SearchOptions, embedded: Embeddings, row: int, selectors: Selectors, *, ranked: bool
-) -> models.QueryRequest:
-    """The query for the store; as many points as a reranker needs."""
-    assert options.mode is not None
-    limit, offset = options.limit, options.offset
-    if ranked:  # checked as they are, before they are put together
-        limit, offset = max(options.rerank_limit, min(limit, MAX_LIMIT) + max(offset, 0)), 0
-    payload, vectors = selectors
-    return hybrid_query(embedded, row, options, limit=limit, offset=offset, with_payload=payload, with_vectors=vectors)
+def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:
+    """Note the score that decided the order, as the stage's."""
+    for place, one in enumerate(candidates, before + 1):
+        one.legs[stage] = StageScore(one.score, place)
 
 
 def _selectors(options: SearchOptions, embedded: Embeddings, schema: CollectionSchema, *, ranked: bool) -> Selectors:
@@ -338,13 +276,14 @@ def _selectors(options: SearchOptions, embedded: Embeddings, schema: CollectionS
     return payload, [SPARSE] if options.highlights and embedded.sparse is not None else False
 
 
-async def _reranked(points: list[models.ScoredPoint], query: str, rank: Rank, text_field: str) -> list[models.ScoredPoint]:
+async def _reranked(found: list[Candidate], query: str, rank: Rank, text_field: str) -> list[Candidate]:
     """In the ranker's order; those without a text stay below, as they were. Equal scores keep the search's order."""
-    texts = [str((point.payload or {}).get(text_field) or "") for point in points]
+    texts = [str(one.payload.get(text_field) or "") for one in found]
     places = [place for place, text in enumerate(texts) if text]
     if not places:
-        return points
+        return found
     scores = await rank(query, [texts[place] for place in places])
+    for place, score in zip(places, scores, strict=True):
+        found[place].score = float(score)
     order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
-    ranked = [points[places[i]].model_copy(update={"score": float(scores[i])}) for i in order]
-    return [*ranked, *(point for place, point in enumerate(points) if not texts[place])]
+    return [*(found[places[i]] for i in order), *(one for one, text in zip(found, texts, strict=True) if not text)]

@@ -1,12 +1,11 @@
-"""The protocol of vector stores, in qdrant-client's own types; and pages of points in a stable order.
+"""The protocol of vector stores; and points in a stable order.
 
-The types are `qdrant_client.models`: users know them, the server takes them, and the embedded engine's process converts them.
+Points and schemas are `qdrant_client.models`: users know them and the server takes them. Queries and filters are our own, from
+`store.query`.
 A store raises only `StoreError` and its kinds, and InvalidInput for a collection's name that no store would take.
 
-A page is the same for each query: points of equal scores stand in the order of their ids. Qdrant returns points of
-equal scores in any order, and any of those that straddle the end of a page; in rank fusion such ties are common. So a few more
-points are queried than the page holds, and more again where that does not settle it. A later page is queried from the top, ids
-only, or a point could stand on two pages or on none. Payloads and vectors are retrieved a hundred points at a time.
+Points of equal scores stand in the order of their ids. Qdrant returns them in any order, and any of those that straddle the end
+of what is asked for; so a few more points are queried, and more again where that does not settle it.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import orjson
+from msgspec.structs import replace
 from qdrant_client import models
 
 from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.store import MAX_LIMIT
+from hybridtei.store.query import Filter, Query
 
 PointId = int | str
 # All payload keys or vectors, none, or those of these names; of a payload also all but some.
@@ -83,8 +84,8 @@ class Store(Protocol):
         any is sent (`points.check_points`), so a bad one harms nothing: InvalidPoint names it."""
         ...
 
-    async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        """Points, the best first. Prefetches, fusion, filters and offsets as in Qdrant's Query API."""
+    async def query(self, name: str, query: Query) -> list[models.ScoredPoint]:
+        """The best points, the best first, of equal scores in any order."""
         ...
 
     async def retrieve(
@@ -104,14 +105,14 @@ class Store(Protocol):
         *,
         limit: int,
         offset: PointId | None = None,
-        scroll_filter: models.Filter | None = None,
+        scroll_filter: Filter | None = None,
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
         """A page in the order of ids, and where the next begins."""
         ...
 
-    async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
+    async def count(self, name: str, count_filter: Filter | None = None) -> int:
         """The exact number of points that match."""
         ...
 
@@ -129,8 +130,6 @@ class Store(Protocol):
 
 
 SPARES = (4, 100, 1_000)  # points queried beyond the page, one step after the other while ties need it
-FILLED_AT_ONCE = 100  # points whose payloads and vectors are retrieved in one call
-LEAN: dict[str, Any] = {"with_payload": False, "with_vector": False}
 
 
 class PayloadBudget:
@@ -174,79 +173,32 @@ def sort_points(points: Iterable[models.ScoredPoint]) -> list[models.ScoredPoint
     return sorted(points, key=key)
 
 
-async def page_of(
-    store: Store, collection: str, request: models.QueryRequest, *, budget: PayloadBudget | None = None
+async def best_points(
+    store: Store, collection: str, query: Query, *, budget: PayloadBudget | None = None
 ) -> list[models.ScoredPoint]:
-    """The request's points, with ties settled by id, at both ends of the page too.
+    """The query's best points, with ties settled by id, at the end too.
 
-    Not settled are: more than `SPARES[-1]` equal scores beyond the page, which points of equal scores one leg of a fusion takes
-    for its last candidates and how it ranks them, which the store decides, and pages that reach beyond `MAX_LIMIT`.
+    Not settled are more than `SPARES[-1]` equal scores beyond the last, and queries that reach beyond `MAX_LIMIT`.
     Raises what `Store.query` raises; PayloadsTooLarge where there is a `budget`.
     """
-    page, is_lean = await _settled(store, collection, request)
-    if is_lean:
-        payload, vectors = request.with_payload or False, request.with_vector or False
-        assert isinstance(payload, bool | list | models.PayloadSelectorExclude)
-        assert isinstance(vectors, bool | list)
-        return await fill(store, collection, page, payload, vectors, budget=budget)
+    points = sort_points(await _longer(store, collection, query))[: query.limit]
     if budget is not None:
-        budget.spend(page)
-    return page
+        budget.spend(points)
+    return points
 
 
-async def _settled(store: Store, collection: str, request: models.QueryRequest) -> tuple[list[models.ScoredPoint], bool]:
-    """(the page's points, whether they lack payloads and vectors)."""
-    offset, limit = request.offset or 0, request.limit or 10
-    end = offset + limit
-    is_large = limit > FILLED_AT_ONCE
-    exact = request.model_copy(update=LEAN) if is_large else request
+async def _longer(store: Store, collection: str, query: Query) -> list[models.ScoredPoint]:
+    """The query's points and a few more, so that the last one's equals are among them."""
+    points: list[models.ScoredPoint] | None = None
     for spare in SPARES:
-        is_lean = is_large or offset > 0 or spare > SPARES[0]
-        longer = request.model_copy(update={"limit": end + spare, "offset": None, **(LEAN if is_lean else {})})
-        if end + spare > MAX_LIMIT:
-            return sort_points(await store.query(collection, exact)), is_large
+        if query.limit + spare > MAX_LIMIT:
+            break
         try:
-            points = sort_points(await store.query(collection, longer))
+            points = await store.query(collection, replace(query, limit=query.limit + spare))
         except StoreUnavailable:
             raise
-        except StoreError:  # a server may limit `limit`; a mistake in the request itself is raised again
-            return sort_points(await store.query(collection, exact)), is_large
-        if len(points) < end + spare or points[-1].score < points[end - 1].score:
+        except StoreError:  # a server may limit `limit`; a mistake in the query itself is raised again
             break
-    return points[offset:end], is_lean
-
-
-class Retriever(Protocol):
-    """The part of a store that `fill` asks."""
-
-    async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
-    ) -> list[models.Record]: ...
-
-
-async def fill(
-    store: Retriever,
-    collection: str,
-    page: list[models.ScoredPoint],
-    with_payload: Selector,
-    with_vectors: Selector,
-    *,
-    budget: PayloadBudget | None = None,
-) -> list[models.ScoredPoint]:
-    """The page with payloads and vectors, without points that were deleted meanwhile. Raises what `page_of` raises."""
-    if not (with_payload or with_vectors):
-        return page
-    filled: list[models.ScoredPoint] = []
-    for begin in range(0, len(page), FILLED_AT_ONCE):
-        points = page[begin : begin + FILLED_AT_ONCE]
-        ids = [id_of(point) for point in points]
-        records = await store.retrieve(collection, ids, with_payload=with_payload, with_vectors=with_vectors)
-        if budget is not None:
-            budget.spend(records)
-        by_id = {id_of(record): record for record in records}
-        filled += [
-            point.model_copy(update={"payload": record.payload, "vector": record.vector})
-            for point in points
-            if (record := by_id.get(id_of(point))) is not None
-        ]
-    return filled
+        if len(points) < query.limit + spare or points[-1].score < points[query.limit - 1].score:
+            return points
+    return await store.query(collection, query) if points is None else points

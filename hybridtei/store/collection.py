@@ -30,26 +30,6 @@ def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
     }
 
 
-def query_arguments(request: models.QueryRequest) -> dict[str, Any]:
-    """The arguments of `query_points`, where some fields have other names than in the request itself."""
-    arguments = {
-        "query": request.query,
-        "using": request.using,
-        "prefetch": request.prefetch,
-        "query_filter": request.filter,
-        "search_params": request.params,
-        "offset": request.offset,
-        "with_payload": request.with_payload if request.with_payload is not None else False,
-        "with_vectors": request.with_vector if request.with_vector is not None else False,
-        "score_threshold": request.score_threshold,
-        "lookup_from": request.lookup_from,
-        "shard_key_selector": request.shard_key,
-    }
-    if request.limit is not None:
-        arguments["limit"] = request.limit
-    return arguments
-
-
 def schema_of(info: models.CollectionInfo) -> CollectionSchema:
     """The schema of an existing collection; a vector without a name has the empty name."""
     params = info.config.params

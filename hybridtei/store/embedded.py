@@ -20,8 +20,8 @@ from hybridtei.errors import StoreError
 from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
 from hybridtei.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
 from hybridtei.store.embedded_client import ProcessClient
-from hybridtei.store.packed import format_in, query_packed, uses_multivector
 from hybridtei.store.points import batches, check_ids, check_points
+from hybridtei.store.query import Filter, Query
 
 MAX_READ_INLINE = 500  # points: to make models of more would block the event loop
 
@@ -81,10 +81,8 @@ class EmbeddedStore:
         for batch in batches(arrays):
             await self._call("upsert", name, [_message(point) for point in batch])
 
-    async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        if uses_multivector(request) and (packed := await format_in(self, name, self._schemas)) is not None:
-            return await query_packed(self, name, request, packed)
-        points = await self._call("query", name, _plain(request))
+    async def query(self, name: str, query: Query) -> list[models.ScoredPoint]:
+        points = await self._call("query", name, query)
         if len(points) > MAX_READ_INLINE:
             return await asyncio.to_thread(lambda: [_scored(point) for point in points])
         return [_scored(point) for point in points]
@@ -109,22 +107,22 @@ class EmbeddedStore:
         *,
         limit: int,
         offset: PointId | None = None,
-        scroll_filter: models.Filter | None = None,
+        scroll_filter: Filter | None = None,
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
         page = {
             "limit": limit,
             "offset": offset,
-            "filter": _plain(scroll_filter),
+            "filter": scroll_filter,
             "with_payload": selector(with_payload),
             "with_vectors": selector(with_vectors),
         }
         records, following = await self._call("scroll", name, page)
         return [_record(record) for record in records], following
 
-    async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
-        count: int = await self._call("count", name, _plain(count_filter))
+    async def count(self, name: str, count_filter: Filter | None = None) -> int:
+        count: int = await self._call("count", name, count_filter)
         return count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
@@ -138,10 +136,6 @@ class EmbeddedStore:
 
     async def close(self) -> None:
         await self._owner.close()
-
-
-def _plain(model: models.QueryRequest | models.Filter | None) -> Any:
-    return model and model.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False)
 
 
 def _message(point: models.PointStruct) -> list[Any]:

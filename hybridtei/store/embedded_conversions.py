@@ -1,4 +1,4 @@
-"""Collections, points and answers as the embedded engine's types, from and to plain lists and maps.
+"""Collections, points, queries and answers as the embedded engine's types, from and to plain lists and maps.
 
 Runs in the engine's process, which never loads qdrant-client: schemas arrive as that client writes them in JSON. A field that
 the engine lacks raises ValueError. The engine panics, and a collection is lost, on a sparse vector whose indices and values
@@ -7,7 +7,7 @@ differ in number, so none is built here without counting them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -142,3 +142,107 @@ def plain_point(record: Any) -> list[Any]:
 def plain_scored(point: Any) -> list[Any]:
     """[id, payload, vectors, version, score] of a point that a query returned."""
     return [*plain_point(point), point.version, point.score]
+
+
+def filter_of(plain: Plain | None) -> Any:
+    """The engine's filter; None stays None."""
+    if plain is None:
+        return None
+    least = plain.get("min_should")
+    return edge.Filter(
+        must=_conditions(plain.get("must")),
+        should=_conditions(plain.get("should")),
+        must_not=_conditions(plain.get("must_not")),
+        min_should=least and edge.MinShould(_conditions(least["conditions"]) or [], least["min_count"]),
+    )
+
+
+def _conditions(plain: Any) -> list[Any] | None:
+    if plain is None:
+        return None
+    return [_condition_of(condition) for condition in ([plain] if isinstance(plain, Mapping) else plain)]
+
+
+def _condition_of(plain: Plain) -> Any:
+    """One condition, or a filter inside a filter."""
+    if "key" in plain:  # first, since a field's condition may also say `is_empty`
+        return _field(plain)
+    for key, make in _CONDITIONS.items():
+        if key in plain:
+            return make(plain[key])
+    return filter_of(plain)
+
+
+_CONDITIONS: dict[str, Callable[[Any], Any]] = {
+    "is_empty": lambda body: edge.IsEmptyCondition(body["key"]),
+    "is_null": lambda body: edge.IsNullCondition(body["key"]),
+    "has_id": lambda body: edge.HasIdCondition(set(body)),
+    "has_vector": edge.HasVectorCondition,
+    "nested": lambda body: edge.NestedCondition(body["key"], filter_of(body["filter"])),
+}
+
+
+def _field(condition: Plain) -> edge.FieldCondition:
+    match, count = condition.get("match"), condition.get("values_count")
+    return edge.FieldCondition(
+        key=condition["key"],
+        match=match and _match(match),
+        range=_range(condition.get("range")),
+        values_count=None if count is None else edge.ValuesCount(**count),
+        is_empty=condition.get("is_empty"),
+        is_null=condition.get("is_null"),
+        **_geo(condition),
+    )
+
+
+def _match(match: Plain) -> Any:
+    ((key, value),) = match.items()
+    if isinstance(value, bool):  # the engine reads Python's bool as the integer 1 or 0, numpy's as what it is
+        value = np.bool_(value)
+    return getattr(edge, f"Match{key.title().replace('_', '')}")(value)
+
+
+def _range(bounds: Plain | None) -> Any:
+    if bounds is None:
+        return None
+    kind = edge.RangeDateTime if any(isinstance(bound, str) for bound in bounds.values()) else edge.RangeFloat
+    return kind(**bounds)
+
+
+def _geo(condition: Plain) -> dict[str, Any]:
+    box, circle, polygon = condition.get("geo_bounding_box"), condition.get("geo_radius"), condition.get("geo_polygon")
+    return {
+        "geo_bounding_box": box and edge.GeoBoundingBox(_point(box["top_left"]), _point(box["bottom_right"])),
+        "geo_radius": circle and edge.GeoRadius(_point(circle["center"]), circle["radius"]),
+        "geo_polygon": polygon
+        and edge.GeoPolygon(_line(polygon["exterior"]), [_line(line) for line in polygon.get("interiors") or []]),
+    }
+
+
+def _line(line: Plain) -> list[edge.GeoPoint]:
+    return [_point(point) for point in line["points"]]
+
+
+def _point(point: Plain) -> edge.GeoPoint:
+    return edge.GeoPoint(point["lon"], point["lat"])
+
+
+def request_of(query: Plain) -> edge.QueryRequest:
+    """A whole query."""
+    oversampling = query.get("oversampling")
+    quantization = oversampling and edge.QuantizationSearchParams(ignore=False, rescore=True, oversampling=oversampling)
+    return edge.QueryRequest(
+        offset=0,
+        limit=query["limit"],
+        query=edge.Query.Nearest(vector_of(query["vector"]), query["using"]),
+        prefetches=[],
+        params=edge.SearchParams(exact=query.get("exact", False), quantization=quantization),
+        filter=filter_of(query.get("filter")),
+        with_payload=query.get("with_payload", False),
+        with_vector=False,
+    )
+
+
+def payload_selector(selector: Any) -> Any:
+    """True, False, a list of keys, or keys to exclude."""
+    return edge.PayloadSelector.Exclude(list(selector["exclude"])) if isinstance(selector, Mapping) else selector

@@ -28,9 +28,18 @@ from uuid import uuid4
 
 import qdrant_edge as edge
 
-from hybridtei.store.embedded_conversions import Plain, config_of, plain_id, plain_point, plain_scored, point_of
+from hybridtei.store.embedded_conversions import (
+    Plain,
+    config_of,
+    filter_of,
+    payload_selector,
+    plain_id,
+    plain_point,
+    plain_scored,
+    point_of,
+    request_of,
+)
 from hybridtei.store.embedded_layouts import LAYOUT, FolderError, Layouts
-from hybridtei.store.embedded_queries import filter_of, payload_selector, request_of
 from hybridtei.system.frames import encoded, frame, receive, unframe
 
 T = TypeVar("T")
@@ -291,8 +300,7 @@ def _lock(path: Path) -> Any:
     return file
 
 
-TICK_S = 1.0
-IDLE_TICKS = 5  # without a call, before an optimization, during which every call waits
+TICK_S, IDLE_TICKS = 1.0, 5  # ticks without a call, before an optimization, during which every call waits
 
 
 def main(path: str, descriptor: int) -> int:

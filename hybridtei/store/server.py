@@ -13,6 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from qdrant_client import AsyncQdrantClient, grpc, models
@@ -21,11 +22,11 @@ from qdrant_client.conversions.conversion import RestToGrpc
 from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
 from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
-from hybridtei.store.collection import check_fits, check_names, create_arguments, query_arguments, schema_of
+from hybridtei.store.collection import check_fits, check_names, create_arguments, schema_of
 from hybridtei.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
 from hybridtei.store.nodes import Nodes, address_of, client_of, urls_of
-from hybridtei.store.packed import format_in, query_packed, uses_multivector
 from hybridtei.store.points import as_lists, batches, check_ids, check_points
+from hybridtei.store.query import Filter, Query
 from hybridtei.system.frames import nested
 
 T = TypeVar("T")
@@ -164,10 +165,8 @@ class ServerStore:
 
         await self._call(applied)
 
-    async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        if uses_multivector(request) and (packed := await format_in(self, name, self._schemas)) is not None:
-            return await query_packed(self, name, request, packed)
-        response = await self._call(lambda: self._client.query_points(name, **query_arguments(request)))
+    async def query(self, name: str, query: Query) -> list[models.ScoredPoint]:
+        response = await self._call(lambda: self._client.query_points(name, **query_arguments(query)))
         return list(response.points)
 
     async def retrieve(
@@ -188,18 +187,18 @@ class ServerStore:
         *,
         limit: int,
         offset: PointId | None = None,
-        scroll_filter: models.Filter | None = None,
+        scroll_filter: Filter | None = None,
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
-        page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": scroll_filter}
+        page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": served_filter(scroll_filter)}
         page |= {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
         answer: Any = await self._call(lambda: self._client.scroll(name, **page))
         records, following = answer
         return records, following
 
-    async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
-        response = await self._call(lambda: self._client.count(name, count_filter=count_filter, exact=True))
+    async def count(self, name: str, count_filter: Filter | None = None) -> int:
+        response = await self._call(lambda: self._client.count(name, count_filter=served_filter(count_filter), exact=True))
         return response.count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
@@ -238,6 +237,29 @@ class ServerStore:
 
 async def _check(client: AsyncQdrantClient) -> object:
     return await client.collection_exists("-")
+
+
+def query_arguments(query: Query) -> dict[str, Any]:
+    """The arguments of qdrant-client's `query_points`."""
+    vector, quantization = query.vector, None
+    if isinstance(vector, Mapping):
+        vector = models.SparseVector(**{name: np.asarray(part).tolist() for name, part in vector.items()})
+    if query.oversampling is not None:
+        quantization = models.QuantizationSearchParams(rescore=True, oversampling=query.oversampling)
+    is_plain = not query.exact and quantization is None
+    return {
+        "query": vector.tolist() if isinstance(vector, np.ndarray) else vector,
+        "using": query.using,
+        "limit": query.limit,
+        "query_filter": served_filter(query.filter),
+        "search_params": None if is_plain else models.SearchParams(exact=query.exact or None, quantization=quantization),
+        "with_payload": list(query.with_payload) or False,
+    }
+
+
+def served_filter(given: Filter | None) -> models.Filter | None:
+    """The filter as qdrant-client has it."""
+    return None if given is None else models.Filter.model_validate(msgspec.to_builtins(given))
 
 
 def grpc_upsert(collection: str, points: Sequence[models.PointStruct]) -> grpc.UpsertPoints:

@@ -15,8 +15,10 @@ from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import StoreError
 from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
-from hybridtei.store.collection import check_names, create_arguments, query_arguments, schema_of
+from hybridtei.store.collection import check_names, create_arguments, schema_of
 from hybridtei.store.points import as_lists, check_ids, check_points
+from hybridtei.store.query import Filter, Query
+from hybridtei.store.server import query_arguments, served_filter
 
 T = TypeVar("T")
 
@@ -81,10 +83,9 @@ class MemoryStore:
 
         await self._run(call)
 
-    async def query(self, name: str, request: models.QueryRequest) -> list[models.ScoredPoint]:
-        arguments = query_arguments(request)
-        if request.params is not None and not getattr(request.params, "idf", None):
-            arguments["search_params"] = None  # all search is exact here; the client would warn that they change nothing
+    async def query(self, name: str, query: Query) -> list[models.ScoredPoint]:
+        # all search is exact here; the client would warn that parameters change nothing
+        arguments = query_arguments(query) | {"search_params": None}
         return (await self._run(self._client.query_points, name, **arguments)).points
 
     async def retrieve(
@@ -105,15 +106,15 @@ class MemoryStore:
         *,
         limit: int,
         offset: PointId | None = None,
-        scroll_filter: models.Filter | None = None,
+        scroll_filter: Filter | None = None,
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[models.Record], PointId | None]:
         given = {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
-        return await self._run(self._client.scroll, name, scroll_filter, limit, offset=offset, **given)
+        return await self._run(self._client.scroll, name, served_filter(scroll_filter), limit, offset=offset, **given)
 
-    async def count(self, name: str, count_filter: models.Filter | None = None) -> int:
-        return (await self._run(self._client.count, name, count_filter=count_filter, exact=True)).count
+    async def count(self, name: str, count_filter: Filter | None = None) -> int:
+        return (await self._run(self._client.count, name, count_filter=served_filter(count_filter), exact=True)).count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
         check_ids(ids)

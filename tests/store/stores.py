@@ -17,8 +17,10 @@ from qdrant_client import models
 from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.search.fusion import vectors_of
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.store.query import Query
 from tests.store.memory_store import MemoryStore
 from tests.store.speaking import speaking
 
@@ -119,6 +121,11 @@ def embeddings(count: int, seed: int = 0) -> Embeddings:
         sparse=SparseVectors.from_dense(sparse),
         multivector=Ragged.from_rows(rows),
     )
+
+
+def leg(query: Embeddings, using: str = "dense", limit: int = 10, *, row: int = 0, **fields: Any) -> Query:
+    """The best points by one vector of a row."""
+    return Query(using=using, vector=vectors_of(query, row)[using], limit=limit, **fields)
 
 
 def unit(rows: Any) -> Any:

@@ -110,25 +110,6 @@ def test_an_uneven_sparse_vector_never_reaches_the_engine(folder: Folder) -> Non
         with pytest.raises(ValueError, match="a sparse vector"):
             folder.upsert("c", [[1, {"sparse": bad}, {}]])
         with pytest.raises(ValueError, match="a sparse vector"):
-            folder.query("c", {"query": bad, "using": "sparse"})
+            folder.query("c", {"vector": bad, "using": "sparse", "limit": 1})
     folder.upsert("c", points(1))
     assert folder.count("c", None) == 1
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        ({"query": 7, "using": "dense"}, "by a point's id"),
-        ({"query": {"nearest": "uuid"}, "using": "dense"}, "by a point's id"),
-        ({"query": {"recommend": {}}}, "of the kind recommend"),
-        ({"query": [1.0], "lookup_from": {"collection": "x"}}, "`lookup_from` means nothing"),
-        ({"filter": {"must": [{"slice": {}}]}}, "no condition slice"),
-        ({"filter": {"must": [{"key": "a", "match": {"odd": 1}}]}}, "no match odd"),
-        ({"filter": {"must": [{"key": "a", "match": {"any": [True]}}]}}, "no true or false in match any"),
-        ({"query": {"formula": {"tan": 1.0}}}, "no 'tan' in formulas"),
-    ],
-)
-def test_what_the_engine_lacks_is_refused(folder: Folder, request_: dict[str, Any], message: str) -> None:
-    folder.create("c", schema_to_dict(plan()))
-    with pytest.raises(ValueError, match=message):
-        folder.query("c", request_)

@@ -11,12 +11,12 @@ import pytest
 from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
-from hybridtei.search.query import hybrid_query
 from hybridtei.store.embedded import EmbeddedStore, _message
 from hybridtei.store.embedded_client import ProcessClient
 from hybridtei.store.points import check_points, to_points
+from hybridtei.store.query import of_ids
 from hybridtei.system.frames import frame
-from tests.store.stores import embeddings, plan
+from tests.store.stores import embeddings, leg, plan
 
 HANG = 60
 
@@ -53,7 +53,7 @@ async def test_everything_acknowledged_survives_a_killed_owner(tmp_path: Path) -
     assert found - begun == set(range(300))
     assert found & begun in ((begun,) if answered else (begun, set()))  # whole, or not at all
     await store.upsert("c", points(0, 20))
-    assert len(await store.query("c", hybrid_query(embeddings(1)))) == 10
+    assert len(await store.query("c", leg(embeddings(1)))) == 10
     await store.close()
 
 
@@ -76,9 +76,7 @@ async def outcome(task: asyncio.Task[None]) -> StoreUnavailable | None:
 async def test_closing_waits_for_what_was_asked_and_the_store_is_found_again_as_it_was(tmp_path: Path) -> None:
     store = await opened(tmp_path)
     await store.upsert("c", points(0, 50))
-    asked = hybrid_query(
-        embeddings(1), with_vectors=True, query_filter=models.Filter(must=[models.HasIdCondition(has_id=list(range(50)))])
-    )
+    asked = leg(embeddings(1), filter=of_ids(range(50)))
     before = await store.query("c", asked)
     writing = asyncio.create_task(store.upsert("c", points(50, 150)))
     while not store._owner._waiting:
@@ -107,7 +105,7 @@ async def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> 
     store = await opened(tmp_path)
     await store.upsert("c", points(0, 60))
     stored = embeddings(60, seed=0)
-    asked = [store.query("c", hybrid_query(stored, i, mode="dense", limit=1)) for i in range(60)]
+    asked = [store.query("c", leg(stored, limit=1, row=i)) for i in range(60)]
     writes = [store.upsert("c", points(begin, begin + 20)) for begin in range(100, 200, 20)]
     answers = await asyncio.gather(*asked, *writes)
     assert [answer[0].id for answer in answers[:60]] == list(range(60))
@@ -209,9 +207,7 @@ async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path
     for begin in range(0, 600, 20):
         await store.upsert("c", points(begin, begin + 20))
     pid = pid_of(store)
-    large = hybrid_query(embeddings(1), mode="dense", limit=600, with_vectors=True)
     for ask in (
-        lambda: store.query("c", large),
         lambda: store.retrieve("c", list(range(600)), with_vectors=True),
         lambda: store.scroll("c", limit=600, with_vectors=True),
     ):
@@ -246,7 +242,7 @@ async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Pat
         with pytest.raises(StoreError, match=f"'c' in {tmp_path} can only be read.*drop it and fill it anew"):
             await poisoned.upsert("c", points(10, 11))
     assert await poisoned.count("c") >= 10
-    assert len(await poisoned.query("c", hybrid_query(embeddings(1), mode="dense"))) == 10
+    assert len(await poisoned.query("c", leg(embeddings(1)))) == 10
     await poisoned.close()
 
     again = EmbeddedStore(str(tmp_path))

@@ -15,14 +15,14 @@ from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, InvalidPoint, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
-from hybridtei.search.query import hybrid_query
 from hybridtei.store.base import CollectionSchema
 from hybridtei.store.collection import check_fits
 from hybridtei.store.nodes import Address, address_of
 from hybridtei.store.points import MAX_BATCH_BYTES, to_points
+from hybridtei.store.query import filter_from
 from hybridtei.store.server import ServerStore
 from tests.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
-from tests.store.stores import TOLERANCE, embeddings, plan
+from tests.store.stores import TOLERANCE, embeddings, leg, plan
 
 HANG = 60
 KEY = "a secret key"
@@ -81,7 +81,7 @@ async def test_what_goes_in_by_a_protocol_comes_out(qdrant: Qdrant, protocol: st
         rest, end = await store.scroll("c", limit=20, offset=following, with_payload=False)
         assert (len(rest), end) == (10, None)
         await store.delete("c", [0, 1])
-        assert await store.count("c", models.Filter(must=[models.FieldCondition(key="number", range=models.Range(lt=5))])) == 3
+        assert await store.count("c", filter_from({"must": {"key": "number", "range": {"lt": 5}}})) == 3
         await store.drop("c")
         await store.drop("c")
         with pytest.raises(StoreError, match=r"no such collection|no collection 'c'"):
@@ -90,21 +90,13 @@ async def test_what_goes_in_by_a_protocol_comes_out(qdrant: Qdrant, protocol: st
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
-    "asked",
-    [
-        {"mode": "dense"},
-        {"mode": "sparse"},
-        {"mode": "rrf", "k": 61, "weights": (2.0, 1.0)},
-        {"mode": "weighted", "weights": "m3"},
-        {"mode": "rrf", "rescore": "multivector"},
-    ],
-    ids=str,
+    "asked", [{}, {"exact": True, "oversampling": 2.0}, {"using": "sparse"}, {"using": "multivector"}], ids=str
 )
 async def test_every_query_arrives_as_it_was_meant(qdrant: Qdrant, protocol: str, asked: dict[str, Any]) -> None:
     from tests.store.memory_store import MemoryStore
 
-    only = models.Filter(must=[models.FieldCondition(key="number", range=models.Range(gte=3))])
-    request = hybrid_query(embeddings(1, seed=9), limit=5, offset=2, query_filter=only, **asked)
+    only = filter_from({"must": {"key": "number", "range": {"gte": 3}}})
+    request = leg(embeddings(1, seed=9), limit=5, filter=only, with_payload=["text"], **asked)
 
     async with telling(qdrant, protocol) as store:
         beside = MemoryStore()

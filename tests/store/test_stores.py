@@ -10,36 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from qdrant_client import models
 
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.search.query import hybrid_query, score_requests
 from hybridtei.store.collection import check_fits
 from hybridtei.store.plan import _quantization
 from hybridtei.store.points import point_id, to_points
-from hybridtei.tasks.rerank import PRESETS
+from hybridtei.store.query import of_ids
 from tests.search import fusion
-from tests.store.stores import KINDS, SERVER, TOLERANCE, Asked, asked, embeddings, emptied, plan
+from tests.store.stores import KINDS, SERVER, TOLERANCE, Asked, asked, embeddings, emptied, leg, plan
 
 COUNT = 40
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 POINTS = embeddings(COUNT)
 QUERY = embeddings(1, seed=7)
 FLAGS: list[Any] = [True, False, 1, [0, True]]  # true and false are not 1 and 0
-MODES: list[dict[str, Any]] = [
-    {"mode": "dense"},
-    {"mode": "sparse"},
-    {"mode": "multivector"},
-    {"mode": "rrf"},
-    {"mode": "rrf", "k": 61, "weights": {"dense": 3.0, "sparse": 1.0}},
-    {"mode": "rrf", "legs": ("dense", "sparse", "multivector")},
-    {"mode": "weighted", "weights": "m3"},
-    {"mode": "weighted", "weights": (1.0, 0.3)},
-    {"mode": "dense", "rescore": "multivector"},
-    {"mode": "rrf", "rescore": "multivector"},
-    {"mode": "weighted", "weights": "m3-two", "rescore": "multivector"},
-]
+LEGS = ("dense", "sparse", "multivector")
 
 
 @pytest.fixture(scope="module", params=[kind for kind in KINDS if kind != "server" or SERVER])
@@ -93,127 +81,29 @@ def shares_an_index(i: int) -> bool:
     return bool(set(POINTS.sparse.row(i)[0].tolist()) & set(QUERY.sparse.row(0)[0].tolist()))
 
 
-def first(ranking: fusion.Ranking, count: int) -> fusion.Ranking:
-    return fusion.Ranking(ranking.ids[:count], ranking.scores[:count])
+def expected(name: str) -> dict[Any, float]:
+    """id -> score, by numpy."""
+    return dict(zip(truth(name).ids, truth(name).scores, strict=True))
 
 
-def expected(asked_for: dict[str, Any], prefetch_limit: int) -> dict[Any, float]:
-    """id -> score, by numpy and `fusion`."""
-    mode, weights = asked_for["mode"], asked_for.get("weights")
-    if mode in ("dense", "sparse", "multivector"):
-        answer = truth(mode)
-        scores = dict(zip(answer.ids, answer.scores, strict=True))
-    else:
-        legs = asked_for.get("legs", ("dense", "sparse"))
-        found = [first(truth(leg), prefetch_limit) for leg in legs]
-        if mode == "rrf":
-            fused = fusion.rrf(found, k=asked_for.get("k", 2), weights=list(weights.values()) if weights else None)
-        else:
-            weighing = PRESETS[weights].by_name if isinstance(weights, str) else dict(zip(legs, weights, strict=True))
-            union = {given for ranking in found for given in ranking.ids}
-            fused = fusion.weighted_sum([only(truth(leg), union, leg) for leg in weighing], list(weighing.values()))
-        scores = dict(zip(fused.ids, fused.scores, strict=True))
-    if asked_for.get("rescore"):
-        best = sorted(scores, key=lambda given: -scores[given])[:prefetch_limit]
-        everything = dict(zip(truth("multivector").ids, truth("multivector").scores, strict=True))
-        return {given: everything[given] for given in best}
-    return scores
-
-
-def only(ranking: fusion.Ranking, union: set[Any], leg: str) -> fusion.Ranking:
-    kept = [i for i, given in enumerate(ranking.ids) if given in union]
-    scale = len(QUERY.multivector.row(0)) if leg == "multivector" else 1
-    return fusion.Ranking([ranking.ids[i] for i in kept], ranking.scores[kept] / scale)
-
-
-def check(found: list[models.ScoredPoint], scores: dict[Any, float], limit: int, offset: int = 0) -> None:
+def check(found: list[models.ScoredPoint], scores: dict[Any, float], limit: int) -> None:
     """The found scores are the best expected ones, and each belongs to its point; ties may fall either way."""
-    best = sorted(scores.values(), reverse=True)[offset : offset + limit]
+    best = sorted(scores.values(), reverse=True)[:limit]
     np.testing.assert_allclose([point.score for point in found], best, atol=TOLERANCE)
     np.testing.assert_allclose([point.score for point in found], [scores[point.id] for point in found], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("asked_for", MODES, ids=str)
-def test_every_mode_scores_as_its_formula(stored: Asked, asked_for: dict[str, Any]) -> None:
-    request = hybrid_query(QUERY, limit=10, prefetch_limit=20, **asked_for)
-    check(stored.run(stored.store.query(stored.name, request)), expected(asked_for, 20), 10)
+@pytest.mark.parametrize("name", LEGS)
+def test_every_vector_scores_as_numpy_does(stored: Asked, name: str) -> None:
+    check(stored.run(stored.store.query(stored.name, leg(QUERY, name))), expected(name), 10)
 
 
-@pytest.mark.parametrize("mode", ["dense", "rrf", "weighted"])
-def test_a_page_continues_where_the_last_ended(stored: Asked, mode: str) -> None:
-    request = hybrid_query(QUERY, mode=mode, limit=10, offset=15, prefetch_limit=1)  # type: ignore[arg-type]
-    check(
-        stored.run(stored.store.query(stored.name, request)),
-        expected({"mode": mode, "weights": None if mode != "weighted" else (1, 1)}, 25),
-        10,
-        15,
-    )
-
-
-def test_exact_scores_of_given_points_make_a_true_sum(stored: Asked) -> None:
-    requests = score_requests(QUERY, IDS[:12])
-    answers = {leg: stored.run(stored.store.query(stored.name, request)) for leg, request in requests.items()}
-    for leg, answer in answers.items():
-        everything = truth(leg)
-        scores = dict(zip(everything.ids, everything.scores, strict=True))
-        assert {point.id for point in answer} == set(IDS[:12]) & set(everything.ids)
-        np.testing.assert_allclose([p.score for p in answer], [scores[p.id] for p in answer], atol=TOLERANCE)
-
-
-FLAGGED = models.FieldCondition(key="flag", match=models.MatchValue(value=True))
-FILTERS: list[tuple[models.Filter, set[int]]] = [
-    (models.Filter(must=[models.FieldCondition(key="number", range=models.Range(gte=30))]), set(range(30, COUNT))),
-    (models.Filter(must=[models.FieldCondition(key="tags", match=models.MatchValue(value="odd"))]), set(range(1, COUNT, 2))),
-    (models.Filter(must_not=[models.FieldCondition(key="number", match=models.MatchAny(any=[1, 2]))]), {0, *range(3, COUNT)}),
-    (models.Filter(should=[models.HasIdCondition(has_id=IDS[3:5])]), {3, 4}),
-    (
-        models.Filter(must=[models.FieldCondition(key="number", match=models.MatchExcept(**{"except": [0]}))]),
-        set(range(1, COUNT)),
-    ),
-    (models.Filter(must=[models.FieldCondition(key="nested.text", match=models.MatchValue(value="ä 7"))]), {7}),
-    (models.Filter(must=[models.IsEmptyCondition(is_empty=models.PayloadField(key="absent"))]), set(range(COUNT))),
-    (models.Filter(must=[models.HasVectorCondition(has_vector="dense")]), set(range(COUNT))),
-    (models.Filter(must=[FLAGGED]), {i for i in range(COUNT) if i % 4 in (0, 3)}),
-    (models.Filter(must_not=[FLAGGED]), {i for i in range(COUNT) if i % 4 in (1, 2)}),
-    (
-        models.Filter(must=[models.FieldCondition(key="flag", match=models.MatchValue(value=False))]),
-        set(range(1, COUNT, 4)),
-    ),
-    (models.Filter(must=[models.FieldCondition(key="flag", match=models.MatchValue(value=1))]), set(range(2, COUNT, 4))),
-    (models.Filter(must=[models.FieldCondition(key="flag", values_count=models.ValuesCount())]), set(range(COUNT))),
-    (
-        models.Filter(
-            min_should=models.MinShould(
-                conditions=[
-                    models.FieldCondition(key="number", range=models.Range(lt=10)),
-                    models.FieldCondition(key="tags", match=models.MatchValue(value="even")),
-                ],
-                min_count=2,
-            )
-        ),
-        {0, 2, 4, 6, 8},
-    ),
-    (
-        models.Filter(
-            must=[
-                models.Filter(should=[models.FieldCondition(key="number", match=models.MatchValue(value=5))]),
-                models.FieldCondition(key="number", range=models.Range(gt=4, lte=6)),
-            ]
-        ),
-        {5},
-    ),
-]
-
-
-@pytest.mark.parametrize(("given", "numbers"), FILTERS)
-def test_filters_choose_alike_in_queries_counts_and_scrolls(stored: Asked, given: models.Filter, numbers: set[int]) -> None:
-    store, name = stored.store, stored.name
-    assert stored.run(store.count(name, given)) == len(numbers)
-    records, _ = stored.run(store.scroll(name, limit=COUNT, scroll_filter=given))
-    assert {record.payload["number"] for record in records} == numbers
-    for mode in ("dense", "rrf"):
-        found = stored.run(store.query(name, hybrid_query(QUERY, mode=mode, limit=COUNT, query_filter=given)))  # type: ignore[arg-type]
-        assert {point.payload["number"] for point in found} == numbers
+@pytest.mark.parametrize("name", LEGS)
+def test_exact_scores_of_given_points(stored: Asked, name: str) -> None:
+    answer = stored.run(stored.store.query(stored.name, leg(QUERY, name, 12, filter=of_ids(IDS[:12]), exact=True)))
+    scores = expected(name)
+    assert {point.id for point in answer} == set(IDS[:12]) & set(scores)
+    np.testing.assert_allclose([p.score for p in answer], [scores[p.id] for p in answer], atol=TOLERANCE)
 
 
 def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored: Asked) -> None:
@@ -263,8 +153,8 @@ def test_what_is_deleted_is_gone_and_nothing_else(filled: Asked) -> None:
 
 def test_optimising_changes_no_exact_answer(filled: Asked) -> None:
     filled.run(filled.store.optimize(filled.name))
-    request = hybrid_query(QUERY, mode="dense", exact=True)
-    check(filled.run(filled.store.query(filled.name, request)), expected({"mode": "dense"}, 100), 10)
+    request = leg(QUERY, exact=True)
+    check(filled.run(filled.store.query(filled.name, request)), expected("dense"), 10)
 
 
 def test_a_bad_point_harms_nothing(filled: Asked) -> None:
@@ -282,9 +172,9 @@ def test_a_bad_point_harms_nothing(filled: Asked) -> None:
 def test_points_without_words_are_not_found_by_words(filled: Asked) -> None:
     nothing = SparseVectors.from_dense(np.zeros((1, 50), dtype=np.float32))
     filled.run(filled.store.upsert(filled.name, to_points(Embeddings(dense=POINTS.dense[:1], sparse=nothing), [777])))
-    found = filled.run(filled.store.query(filled.name, hybrid_query(QUERY, mode="sparse", limit=COUNT)))
+    found = filled.run(filled.store.query(filled.name, leg(QUERY, "sparse", COUNT)))
     assert 777 not in {point.id for point in found}
-    assert filled.run(filled.store.query(filled.name, hybrid_query(Embeddings(sparse=nothing), mode="sparse"))) == []
+    assert filled.run(filled.store.query(filled.name, leg(Embeddings(sparse=nothing), "sparse"))) == []
 
 
 def test_idf_weighs_rare_words_more(empty: Asked) -> None:
@@ -295,7 +185,7 @@ def test_idf_weighs_rare_words_more(empty: Asked) -> None:
     count, having = present.any(axis=1).sum(), present.sum(axis=0)
     idf = np.log(1 + (count - having + 0.5) / (having + 0.5))
     scores = (POINTS.sparse.to_dense() * idf) @ QUERY.sparse.to_dense()[0]
-    found = empty.run(store.query(name, hybrid_query(QUERY, mode="sparse", limit=10)))
+    found = empty.run(store.query(name, leg(QUERY, "sparse")))
     check(found, dict(zip(IDS, scores, strict=True)), 10)
 
 
@@ -309,8 +199,8 @@ def test_quantised_collections_answer_with_full_scores_when_rescored(empty: Aske
     empty.run(empty.store.create(empty.name, quantised))
     empty.run(empty.store.upsert(empty.name, to_points(POINTS, IDS)))
     empty.run(empty.store.optimize(empty.name))
-    request = hybrid_query(QUERY, mode="dense", limit=COUNT, oversampling=2.0)
-    check(empty.run(empty.store.query(empty.name, request)), expected({"mode": "dense"}, COUNT), COUNT)
+    request = leg(QUERY, limit=COUNT, oversampling=2.0)
+    check(empty.run(empty.store.query(empty.name, request)), expected("dense"), COUNT)
     described = empty.run(empty.store.describe(empty.name))
     assert described.vectors["dense"].quantization_config == _quantization(kind)
 
@@ -347,7 +237,7 @@ def test_what_is_not_there_is_named(empty: Asked) -> None:
     store, name = empty.store, empty.name
     calls = [
         lambda: store.upsert(name, to_points(POINTS, IDS)),
-        lambda: store.query(name, hybrid_query(QUERY)),
+        lambda: store.query(name, leg(QUERY)),
         lambda: store.count(name),
         lambda: store.scroll(name, limit=1),
     ]
@@ -364,12 +254,12 @@ def test_what_is_not_there_is_named(empty: Asked) -> None:
 def test_queries_that_do_not_fit_are_refused(stored: Asked) -> None:
     narrow = Embeddings(dense=np.ones((1, 3), dtype=np.float32))
     with pytest.raises(StoreError):
-        stored.run(stored.store.query(stored.name, hybrid_query(narrow, mode="dense")))
-    uneven = models.SparseVector.model_construct(indices=[1, 2], values=[1.0])
+        stored.run(stored.store.query(stored.name, leg(narrow)))
+    uneven = {"indices": np.array([1, 2], np.uint32), "values": np.ones(1, np.float32)}
     with pytest.raises(StoreError):
-        stored.run(stored.store.query(stored.name, models.QueryRequest.model_construct(query=uneven, using="sparse", limit=3)))
-    request = hybrid_query(QUERY, mode="dense")
-    check(stored.run(stored.store.query(stored.name, request)), expected({"mode": "dense"}, 100), 10)
+        stored.run(stored.store.query(stored.name, replace(leg(QUERY, "sparse"), vector=uneven)))
+    request = leg(QUERY)
+    check(stored.run(stored.store.query(stored.name, request)), expected("dense"), 10)
 
 
 def test_an_id_of_another_type_is_named(stored):

@@ -223,7 +223,7 @@ async def _spans(context: Context, request: SearchRequest, found: Sequence[Searc
 
 def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
     """The request's options. Raises InvalidInput, before a store is asked."""
-    from hybridtei.search.query import filter_from
+    from hybridtei.store.query import filter_from
 
     request.check_page()
     _check_candidates(request, server.max_search_points)

@@ -1,0 +1,290 @@
+"""What a store is asked: the best points by one vector, among those that a filter takes.
+
+A filter's JSON is Qdrant's own, so a server gets it as it is; `embedded_conversions` makes the embedded engine's types of it.
+Each refuses some of what the other takes, so the rules of both are checked here first. Imports no qdrant-client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta, Struct, field
+
+from hybridtei.errors import InvalidInput
+
+MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
+MAX_CONDITIONS, MAX_VALUES = 100, 1_000  # the store compares each with each point: 1,600 took it 5 s for 5,420 points
+GROUPS = ("must", "should", "must_not", "min_should")
+CLAUSES, WORDS = frozenset({*GROUPS[:3], "conditions"}), frozenset({"text", "text_any", "phrase"})
+OF_A_KEY = ("match", "range", "geo_bounding_box", "geo_radius", "geo_polygon", "values_count", "is_empty", "is_null")
+ALONE = ("has_id", "has_vector", "nested", "is_empty", "is_null")
+_PART = r'(?:[\w-]+|"[^"]*")(?:\[\d*\])*'
+KEY, TIME = rf"^{_PART}(?:\.{_PART})*$", r"^\d{4}-\d\d-\d\d"
+ID = r"^[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}$"
+IN_WORDS = {
+    KEY: "should be names of letters, digits, _ and -, others in double quotes, with dots between them, [] or [0] behind lists",
+    TIME: "should be a number, or a time such as 2024-12-31T23:59:59Z",
+    ID: "should be an integer or a UUID",
+}
+Key = Annotated[str, Meta(pattern=KEY)]
+Bound = Annotated[str, Meta(pattern=TIME)] | float | None
+Count = Annotated[int, Meta(ge=0)] | None
+Identity = Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=ID)]
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Values = list[Integer | str] | None
+
+
+class _Part(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part of a filter's JSON."""
+
+
+class Match(_Part, frozen=True):
+    """One of these: a value, words of a text, a value of a list, none of a list."""
+
+    value: bool | Integer | str | None = None
+    text: str | None = None
+    text_any: str | None = None
+    phrase: str | None = None
+    prefix: str | None = None
+    substring: str | None = None
+    any: Values = None
+    except_: Values = field(default=None, name="except")
+
+    def __post_init__(self) -> None:
+        given = [getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"should have one of {', '.join(self.__struct_encode_fields__)}")
+        if isinstance(given[0], list) and len({type(one) for one in given[0]}) > 1:
+            raise ValueError("the values of a list should be integers, or be texts")
+
+
+class Range(_Part, frozen=True):
+    """Numbers, or times as texts."""
+
+    gt: Bound = None
+    gte: Bound = None
+    lt: Bound = None
+    lte: Bound = None
+
+    def __post_init__(self) -> None:
+        bounds = [one for one in (self.gt, self.gte, self.lt, self.lte) if one is not None]
+        for text in (one for one in bounds if isinstance(one, str)):
+            datetime.fromisoformat(text)
+        if len({type(one) for one in bounds}) > 1:
+            raise ValueError("should have numbers as bounds, or times")
+
+
+class ValuesCount(_Part, frozen=True):
+    """How many values a key has."""
+
+    gt: Count = None
+    gte: Count = None
+    lt: Count = None
+    lte: Count = None
+
+
+class GeoPoint(_Part, frozen=True):
+    """A place in degrees."""
+
+    lon: Annotated[float, Meta(ge=-180, le=180)]
+    lat: Annotated[float, Meta(ge=-90, le=90)]
+
+
+class GeoBox(_Part, frozen=True):
+    """A rectangle."""
+
+    top_left: GeoPoint
+    bottom_right: GeoPoint
+
+
+class GeoCircle(_Part, frozen=True):
+    """A circle, its radius in metres."""
+
+    center: GeoPoint
+    radius: Annotated[float, Meta(ge=0)]
+
+
+class GeoLine(_Part, frozen=True):
+    """A ring."""
+
+    points: list[GeoPoint]
+
+    def __post_init__(self) -> None:
+        if len(self.points) < 4 or self.points[0] != self.points[-1]:
+            raise ValueError("`points` should be four or more, the last equal to the first")
+
+
+class GeoPolygon(_Part, frozen=True):
+    """A ring without the rings inside."""
+
+    exterior: GeoLine
+    interiors: list[GeoLine] = []
+
+
+class PayloadKey(_Part, frozen=True):
+    """The key of a condition that names nothing else."""
+
+    key: Key
+
+
+class MinShould(_Part, frozen=True):
+    """At least so many of the conditions."""
+
+    conditions: list[Filter]
+    min_count: Annotated[int, Meta(ge=1)]
+
+
+class Nested(_Part, frozen=True):
+    """A filter of the objects in a list."""
+
+    key: Key
+    filter: Filter
+
+
+class Filter(_Part, frozen=True):
+    """A group of conditions, or one condition: of a key, or of the point. A condition may stand in place of a list of one."""
+
+    must: Filter | list[Filter] | None = None
+    should: Filter | list[Filter] | None = None
+    must_not: Filter | list[Filter] | None = None
+    min_should: MinShould | None = None
+    key: Key | None = None
+    match: Match | None = None
+    range: Range | None = None
+    geo_bounding_box: GeoBox | None = None
+    geo_radius: GeoCircle | None = None
+    geo_polygon: GeoPolygon | None = None
+    values_count: ValuesCount | None = None
+    is_empty: PayloadKey | bool | None = None
+    is_null: PayloadKey | bool | None = None
+    has_id: list[Identity] | None = None
+    has_vector: str | None = None
+    nested: Nested | None = None
+
+    def __post_init__(self) -> None:
+        given = {name for name in self.__struct_fields__ if getattr(self, name) is not None}
+        if self.key is not None:
+            if len(given) != 2 or not given <= {"key", *OF_A_KEY}:
+                raise ValueError(f"beside `key` should be one of {', '.join(OF_A_KEY)}")
+        elif not self.is_group and (len(given) != 1 or not given <= set(ALONE)):
+            raise ValueError("a condition should have a `key`, or be one of " + ", ".join((*ALONE, *GROUPS)))
+        for name in ("is_empty", "is_null"):
+            if (value := getattr(self, name)) is not None and isinstance(value, bool) is (self.key is None):
+                raise ValueError(f'`{name}` should be {{"key": NAME}}, or true or false beside a `key`')
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it has no condition of its own."""
+        return all(getattr(self, name) is None for name in self.__struct_fields__ if name not in GROUPS)
+
+
+class Query(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The `limit` best points by one of their vectors.
+
+    `vector`: float32[d], float32[n, d], or a map of `indices` and `values`. `oversampling`: where vectors are quantised, this
+    many times the points are scored with the full vectors. `with_payload`: keys.
+    """
+
+    using: str
+    vector: Any
+    limit: int
+    filter: Filter | None = None
+    exact: bool = False
+    oversampling: float | None = None
+    with_payload: Sequence[str] = ()
+
+
+def of_ids(ids: Sequence[int | str]) -> Filter:
+    """The filter that takes these points."""
+    return Filter(must=[Filter(has_id=list(ids))])
+
+
+def filter_from(value: Any, field: str = "filter") -> Filter | None:
+    """An object, its JSON, or qdrant-client's filter -> a filter; None stays None. Raises InvalidInput, naming the place."""
+    if value is None or isinstance(value, Filter):
+        return value
+    if isinstance(value, str | bytes):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput(f"`{field}` is not JSON: {error}") from error
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if not isinstance(value, dict):
+        raise InvalidInput(f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(value).__name__}")
+    _check_size(value, field)
+    try:
+        found = msgspec.convert(value, Filter)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(_message(str(error), field)) from None
+    if not found.is_group:
+        raise InvalidInput(f"`{field}` should be an object with {', '.join(GROUPS)}; a condition stands in one of them")
+    return found
+
+
+def _check_size(value: Mapping[str, Any], field: str) -> None:
+    if _depth(value) > MAX_DEPTH:
+        raise InvalidInput(f"`{field}` is nested deeper than {MAX_DEPTH} levels")
+    try:
+        size = len(orjson.dumps(value))
+    except TypeError as error:  # a number beyond 64 bits
+        raise InvalidInput(f"`{field}` cannot be read: {error}") from None
+    if size > MAX_FILTER_BYTES:
+        raise InvalidInput(f"`{field}` has more than {MAX_FILTER_BYTES} bytes")
+    _check_conditions(value, field)
+
+
+def _check_conditions(given: Mapping[str, Any], field: str) -> None:
+    """Raises InvalidInput for too many conditions, or values in all lists and words in all texts together.
+
+    A condition counts wherever it stands: in a group, which is one itself, in `nested` and in `min_should`.
+    """
+    conditions, values, level = 0, 0, [given]
+    while level and conditions <= MAX_CONDITIONS and values <= MAX_VALUES:
+        one = level.pop()
+        for name, item in (one if isinstance(one, Mapping) else {}).items():
+            items = item if isinstance(item, list) else [] if item is None else [item]
+            if name in CLAUSES:
+                conditions += len(items)
+            elif items is item:
+                values += len(items)
+            elif name in WORDS and isinstance(item, str):
+                values += len(re.findall(r"\w+", item))
+            level += items
+    if conditions > MAX_CONDITIONS:
+        raise InvalidInput(f"`{field}` holds more than {MAX_CONDITIONS} conditions, groups and those in them included")
+    if values > MAX_VALUES:
+        raise InvalidInput(f"`{field}` holds more than {MAX_VALUES} values, those of all its lists and the words of its texts")
+
+
+def _depth(value: Any) -> int:
+    """Without recursion: it may be deeper than that goes."""
+    deepest, level = 0, [value]
+    while level and deepest <= MAX_DEPTH * 4:
+        level = [
+            item for one in level for item in (one.values() if isinstance(one, dict) else one) if isinstance(item, dict | list)
+        ]
+        deepest += 1
+    return deepest // 2  # an object and its list are one level
+
+
+_NAMES = tuple({name for part in _Part.__subclasses__() for name in part.__struct_encode_fields__})
+
+
+def _message(said: str, field: str) -> str:
+    """msgspec's words with the place in front, and the name that an unknown one was probably meant to be."""
+    said, _, place = said.partition(" - at `$")
+    place = field + place.rstrip("`")
+    if unknown := re.search(r"unknown field `(.*)`$", said, re.DOTALL):
+        near = get_close_matches(unknown[1], _NAMES, n=1)
+        return f"`{place}.{unknown[1]}`: there is no such field" + (f"; `{near[0]}` was probably meant" if near else "")
+    for pattern, words in IN_WORDS.items():
+        if pattern in said or repr(pattern)[1:-1] in said:
+            return f"`{place}`: {words}"
+    return f"`{place}`: {said}"
