@@ -40,6 +40,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.numprocesses = 2
     if config.option.numprocesses and config.option.dist == "no":
         config.option.dist = "loadfile"
+        config.option.maxworkerrestart = "0"  # a test that ends its process ends the run; xdist may wait for ever instead
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which knows no coroutines
