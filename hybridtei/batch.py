@@ -23,6 +23,8 @@ Ids = NDArray[np.int64]
 class Head(StrEnum):
     """An output of a forward pass."""
 
+    __hash__ = str.__hash__  # that of Enum is written in Python
+
     DENSE = "dense"
     SPARSE = "sparse"
     MULTIVECTOR = "multivector"

@@ -43,14 +43,15 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import linear
 
+from hybridtei.backends.heads import HeadLayers
 from hybridtei.backends.torch import attention
 from hybridtei.backends.torch.backend import DTYPES, TorchBackend
 from hybridtei.backends.torch.compiling import NEAR, compile_trunk, deviation
 from hybridtei.backends.torch.fp8 import product, to_eight_bits
-from hybridtei.backends.torch.heads import HeadWeights, LexicalWeights
 from hybridtei.backends.torch.ops import ModuleOptions, family_module
 from hybridtei.backends.torch.trunk import PackedTrunk
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.checkpoint.classifiers import LinearLayer
 from hybridtei.families import run_family
 
 Row = dict[str, Any]
@@ -228,11 +229,11 @@ def make(shape: Shape, dtype: str, device: str, tensor_of: Callable[..., Tensor]
     family = partial(run_family, model_type=config.model_type, config=spec.config, file=shape.classes, is_native=True)
     tensor_of = tensor_of or drawn(device, precision, device)
     model, forms = family_module(family, tensor_of, ModuleOptions(precision, on, joined=True, typed=spec.has_token_types))
-    heads = HeadWeights()
+    heads = HeadLayers()
     if shape.outputs:
         width = config.hidden_size
         one, square = tensor_of("sparse", (1, width)), tensor_of("colbert", (width, width))
-        heads = HeadWeights(lexical=LexicalWeights(one, one[0, :1]), projection=(square, square[0]))
+        heads = HeadLayers(lexical=[LinearLayer(one, one[0, :1])], multivector=[LinearLayer(square, square[0])])
     trunk = PackedTrunk(model, forms, spec, device=on, dtype=precision)
     return TorchBackend(spec, dtype=dtype, device=device, loaded=(trunk, heads))
 

@@ -10,7 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from hybridtei.backends.graph.host import HostHeads, counts, tag
+from hybridtei.backends.graph.host import HostHeads
+from hybridtei.backends.heads import Segments, counts, through
+from hybridtei.backends.numpy_functions import NUMPY
 from hybridtei.batch import Head, PackedBatch, Padding
 from hybridtei.checkpoint.layers import static_table, step_layer
 from hybridtei.checkpoint.spec import ModelSpec
@@ -49,8 +51,8 @@ class StaticBackend:
         means = np.empty((len(batch), self._table.shape[1]), dtype=np.float32)
         for row, (begin, end) in enumerate(pairwise(batch.cu_seqlens.tolist())):
             np.add.reduce(self._table[batch.input_ids[begin:end]], axis=0, out=means[row])
-        means /= counts(batch.cu_seqlens)
-        return HeadOutputs(dense=tag(means, self._layers))
+        means /= counts(NUMPY, Segments(batch.cu_seqlens, batch.cu_seqlens))
+        return HeadOutputs(dense=through(NUMPY, means, self._layers))
 
     def enter_lane(self, kind: LaneKind) -> None:
         """See `Backend.enter_lane`."""

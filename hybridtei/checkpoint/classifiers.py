@@ -22,6 +22,40 @@ Kind = Literal["embedding", "reranker", "classifier", "tagger"]
 ScorePooling = Pooling | Literal["late", "none"]
 
 
+Array = Any  # of numpy, or of torch on a device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearLayer:
+    """`activation(weight x + bias)`; weight [out, in], bias [out] or None."""
+
+    weight: Array
+    bias: Array | None = None
+    activation: str = "identity"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormLayer:
+    """LayerNorm: weight [h], bias [h] or None."""
+
+    weight: Array
+    bias: Array | None
+    eps: float
+
+
+Layer = LinearLayer | NormLayer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeLayers:
+    """`top_k(latents x + bias)` of a pooled vector x, normalised before where `eps` is not None; see `SparseHead`."""
+
+    latents: Array
+    bias: Array
+    active: int
+    eps: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class LinearStep:
     """A linear layer by its name. `rows`: only one row is used, or the difference of two."""

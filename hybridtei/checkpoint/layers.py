@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.checkpoint.classifiers import ClassifierHead, LinearStep, NormStep
+from hybridtei.checkpoint.classifiers import ClassifierHead, CodeLayers, Layer, LinearLayer, LinearStep, NormLayer, NormStep
 from hybridtei.checkpoint.files import inside, read_object
 from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule, StepModule
@@ -26,25 +26,6 @@ OTHER_NAMES = {
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearLayer:
-    """`activation(weight x + bias)`; weight float32[out, in], bias float32[out] or None."""
-
-    weight: NDArray[np.float32]
-    bias: NDArray[np.float32] | None = None
-    activation: str = "identity"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NormLayer:
-    """LayerNorm: weight float32[h], bias float32[h] or None."""
-
-    weight: NDArray[np.float32]
-    bias: NDArray[np.float32] | None
-    eps: float
-
-
-ClassifierLayer = LinearLayer | NormLayer
 TORCH_EPSILON = 1e-5  # of torch's LayerNorm, and of what a SparseAutoEncoder divides by
 
 
@@ -58,23 +39,13 @@ def dense_layer(module: DenseModule) -> LinearLayer:
     return LinearLayer(weight, bias, activation_name(module.activation, module.folder / "config.json"))
 
 
-def step_layer(module: StepModule) -> ClassifierLayer:
+def step_layer(module: StepModule) -> Layer:
     """Read a Dense or a LayerNorm module. Raises LoadError."""
     if isinstance(module, DenseModule):
         return dense_layer(module)
     arrays, file = _arrays_of(module.folder), _weights_file(module.folder)
     weight, bias = (_array(arrays, f"norm.{name}", (module.out_features,), file) for name in ("weight", "bias"))
     return NormLayer(weight, bias, TORCH_EPSILON)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CodeLayers:
-    """`top_k(latents x + bias)` of a pooled vector x, normalised before where `eps` is not None; see `SparseHead`."""
-
-    latents: NDArray[np.float32]
-    bias: NDArray[np.float32]
-    active: int
-    eps: float | None
 
 
 def code_layers(head: SparseHead, pooled_width: int) -> CodeLayers:
@@ -255,12 +226,12 @@ OF_HEADS = frozenset(
 )
 
 
-def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> tuple[ClassifierLayer, ...]:
+def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> tuple[Layer, ...]:
     """Read the layers from hidden states to one logit a label. Raises WeightMismatch or LoadError, naming the tensor."""
     if not head.trunk:
         return tuple(step_layer(step) for step in head.steps if isinstance(step, StepModule))
     reader = _Reader(folder, head.trunk)
-    layers, width = list[ClassifierLayer](), hidden_size
+    layers, width = list[Layer](), hidden_size
     name = ""
     for step in head.steps:
         assert isinstance(step, LinearStep | NormStep)

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.backends.graph.activations import sigmoid
+from hybridtei.backends.numpy_functions import sigmoid
 from hybridtei.batch import Encoding, Head, LocatedEncoding, sharing
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput, NotANumber, UnsupportedHead

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from hybridtei.backends.graph.host import dense, rounded
+from hybridtei.backends.heads import Segments, dense, rounded
+from hybridtei.backends.numpy_functions import NUMPY
 from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, offsets_of
+from hybridtei.checkpoint.classifiers import Layer
 from hybridtei.checkpoint.late import Side
-from hybridtei.checkpoint.layers import ClassifierLayer, step_layer
+from hybridtei.checkpoint.layers import step_layer
 from hybridtei.checkpoint.modules import StepModule
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidInput, UnsupportedHead
@@ -297,9 +299,10 @@ def _dense(spec: ModelSpec, encodings: Sequence[Encoding], states: Ragged) -> Fl
     steps, parts = _steps(spec.dense_modules), []
     for encoding, rows in zip(encodings, states, strict=True):
         places = _spans_of(encoding).places
-        parts.append(dense(rows[places.values], places.offsets, spec.pooling, steps))
+        at = Segments(places.offsets, places.offsets)
+        parts.append(dense(NUMPY, rows[places.values], at, spec.pooling, steps))
     vectors = np.concatenate(parts)
-    return rounded(vectors) if spec.is_rounded else vectors
+    return rounded(NUMPY, vectors) if spec.is_rounded else vectors
 
 
 def _sparse(spec: ModelSpec, input_ids: Ids, spans: Ragged, outputs: HeadOutputs) -> SparseVectors:
@@ -309,6 +312,6 @@ def _sparse(spec: ModelSpec, input_ids: Ids, spans: Ragged, outputs: HeadOutputs
 
 
 @lru_cache(maxsize=8)
-def _steps(modules: tuple[StepModule, ...]) -> tuple[ClassifierLayer, ...]:
+def _steps(modules: tuple[StepModule, ...]) -> tuple[Layer, ...]:
     """Return the layers behind the pooling, read once."""
     return tuple(map(step_layer, modules))

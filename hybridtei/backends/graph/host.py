@@ -1,35 +1,21 @@
 """Around a graph that computes the trunk only: its inputs for a batch, and all heads on its hidden states, in numpy.
 
 A graph takes texts end to end, or padded to a rectangle, as its inputs say. Sizes may be rounded up for a runtime that compiles
-kernels for a shape; what fills them is computed and not read. The heads are the formulas of `heads`, without torch: rows are
-flat, `hidden[t, h]` with `cu_seqlens[n+1]`, and no sequence is empty. Tests hold each function against its twin.
+kernels for a shape; what fills them is computed and not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.backends.graph.activations import ACTIVATIONS
-from hybridtei.batch import Head, Ids, Offsets, Once, PackedBatch, Padding, Ragged, computed_once, kept_tokens, pad, seen_mask
-from hybridtei.checkpoint.classifiers import ScorePooling
-from hybridtei.checkpoint.layers import (
-    ClassifierLayer,
-    CodeLayers,
-    LinearLayer,
-    NormLayer,
-    classifier_layers,
-    code_layers,
-    dense_layer,
-    lexical_layers,
-    multivector_layer,
-    step_layer,
-)
+from hybridtei.backends.heads import ENTRIES, HeadLayers, Segments, States, compute, kept_rows, outputs_of, wants_words
+from hybridtei.backends.numpy_functions import NUMPY
+from hybridtei.batch import Ids, Once, PackedBatch, Padding, computed_once, pad, seen_mask
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
 
@@ -151,103 +137,6 @@ def in_rectangle(batch: PackedBatch, inputs: frozenset[str], padding_id: int, ru
     return np.asarray(run(feed)[mask])
 
 
-Pool = Callable[[Floats, Offsets], Floats]
-
-
-def summed(hidden: Floats, cu_seqlens: Offsets) -> Floats:
-    """Each sequence added up by itself: float32[n, h]. One by one, in half to a seventh of the time that `reduceat` takes."""
-    sums = np.empty((len(cu_seqlens) - 1, hidden.shape[1]), dtype=hidden.dtype)
-    for row, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
-        np.add.reduce(hidden[begin:end], axis=0, out=sums[row])
-    return sums
-
-
-def counts(cu_seqlens: Offsets) -> Floats:
-    """Tokens a sequence: float32[n, 1]."""
-    return np.diff(cu_seqlens).astype(np.float32)[:, None]
-
-
-def weighted_mean(hidden: Floats, cu_seqlens: Offsets) -> Floats:
-    """Mean with weights 1, 2, 3 … from the first token on."""
-    lengths = np.diff(cu_seqlens)
-    places = np.arange(len(hidden)) - np.repeat(cu_seqlens[:-1], lengths) + 1
-    weights = places.astype(np.float32)[:, None]
-    return np.asarray(summed(hidden * weights, cu_seqlens) / summed(weights, cu_seqlens), dtype=np.float32)
-
-
-POOLINGS: Mapping[str, Pool] = {
-    "cls": lambda hidden, cu_seqlens: hidden[cu_seqlens[:-1]],
-    "lasttoken": lambda hidden, cu_seqlens: hidden[cu_seqlens[1:] - 1],
-    "max": lambda hidden, cu_seqlens: np.maximum.reduceat(hidden, cu_seqlens[:-1], axis=0),
-    "mean": lambda hidden, cu_seqlens: np.asarray(summed(hidden, cu_seqlens) / counts(cu_seqlens)),
-    "mean_sqrt_len_tokens": lambda hidden, cu_seqlens: np.asarray(summed(hidden, cu_seqlens) / np.sqrt(counts(cu_seqlens))),
-    "weightedmean": weighted_mean,
-}
-
-
-def through(x: Floats, layer: LinearLayer) -> Floats:
-    """`activation(weight x + bias)`: float32[t, in] -> float32[t, out]."""
-    y = x @ layer.weight.T
-    return ACTIVATIONS[layer.activation](y if layer.bias is None else y + layer.bias)
-
-
-def dense(hidden: Floats, cu_seqlens: Offsets, pooling: Sequence[str], layers: Sequence[ClassifierLayer] = ()) -> Floats:
-    """Pooled vectors, several poolings side by side, through the layers after them: float32[n, d]."""
-    pooled = [POOLINGS[mode](hidden, cu_seqlens) for mode in pooling]
-    return tag(pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1), layers)
-
-
-def code(pooled: Floats, layers: CodeLayers) -> SparseVectors:
-    """The largest latents of pooled vectors float32[n, d], as far as they are above 0. Source: SparseAutoEncoder of
-    sentence-transformers, after Wen et al. 2025, "Beyond Matryoshka"; it divides by the deviation of a sample, plus epsilon."""
-    if layers.eps is not None:
-        centred = pooled - pooled.mean(1, keepdims=True)
-        pooled = centred / (centred.std(1, ddof=1, keepdims=True) + np.float32(layers.eps))
-    latents = pooled @ layers.latents.T + layers.bias
-    largest = np.argpartition(latents, -layers.active, axis=1)[:, -layers.active :]
-    kept = np.zeros_like(latents)
-    np.put_along_axis(kept, largest, np.maximum(np.take_along_axis(latents, largest, 1), np.float32(0)), 1)
-    return SparseVectors.from_dense(kept)
-
-
-def rounded(vectors: Floats) -> Floats:
-    """Whole numbers from -127 to 127, `round(127 tanh(x))`, of two equally near the even. Source: pplx-embed's quantizer."""
-    return np.round(np.float32(127) * np.tanh(vectors))
-
-
-def layer_norm(x: Floats, eps: float = 1e-5) -> Floats:
-    """Each row with mean 0 and variance 1, without parameters."""
-    centred = x - x.mean(1, keepdims=True)
-    return np.asarray(centred / np.sqrt((centred**2).mean(1, keepdims=True) + np.float32(eps)))
-
-
-def classify(hidden: Floats, cu_seqlens: Offsets, pooling: ScorePooling, layers: Sequence[ClassifierLayer]) -> Floats:
-    """Logits of each sequence: float32[n, l]."""
-    if pooling == "late":
-        return POOLINGS["mean"](tag(hidden, layers), cu_seqlens)
-    return tag(POOLINGS[pooling](hidden, cu_seqlens), layers)
-
-
-def tag(rows: Floats, layers: Sequence[ClassifierLayer]) -> Floats:
-    """Logits of each row: float32[t, l]."""
-    for layer in layers:
-        rows = normed(rows, layer) if isinstance(layer, NormLayer) else through(rows, layer)
-    return rows
-
-
-def normed(x: Floats, layer: NormLayer) -> Floats:
-    """LayerNorm with its parameters."""
-    y = layer_norm(x, layer.eps) * layer.weight
-    return y if layer.bias is None else y + layer.bias
-
-
-def lexical(inputs: Floats, layers: Sequence[LinearLayer]) -> NDArray[np.float32]:
-    """Weight of each token: float32[t, k] -> float32[t], >= 0."""
-    for layer in layers:
-        inputs = through(inputs, layer)
-    return np.maximum(inputs[:, 0], np.float32(0))
-
-
 class HostHeads:
     """The heads that `spec` has. `words`: the table of word embeddings, where the lexical head reads it. `mlm`: for SPLADE."""
 
@@ -255,57 +144,14 @@ class HostHeads:
         self.spec = spec
         self._words = words
         self._mlm = mlm
-        self._dense_layers = [step_layer(module) for module in spec.dense_modules]
-        is_code = spec.sparse is not None and spec.sparse.kind == "code"
-        self._code = code_layers(spec.sparse, spec.dense_width) if spec.sparse is not None and is_code else None
-        is_lexical = spec.sparse is not None and not (is_code or spec.is_splade)
-        self._lexical = lexical_layers(spec.sparse, spec.hidden_size) if spec.sparse is not None and is_lexical else ()
-        self._projection = None if spec.multivector is None else multivector_layer(spec.multivector, spec.hidden_size)
-        self._before = [] if spec.multivector is None else [dense_layer(module) for module in spec.multivector.before]
-        head = spec.classifier
-        self._classifier = () if head is None else classifier_layers(head, spec.folder, spec.hidden_size)
-        self._special_ids = np.array(sorted(spec.removed_ids), dtype=np.int64)
+        self._layers = HeadLayers.read(spec, None if mlm is None else mlm.layers)
 
     def outputs(self, batch: PackedBatch, hidden: Floats, *, use_all_cores: bool = False) -> HeadOutputs:
         """Compute the heads that the batch's requests ask for from hidden states float32[t, h]."""
-        vectors, weights = None, None
-        if Head.SPARSE in batch.heads and self._mlm is not None:
-            vectors = self._mlm.splade(hidden, batch.cu_seqlens, use_all_cores=use_all_cores)
-        elif Head.SPARSE in batch.heads and self._code is not None:
-            vectors = code(dense(hidden, batch.cu_seqlens, self.spec.pooling, self._dense_layers), self._code)
-        elif Head.SPARSE in batch.heads:
-            weights = self._token_weights(batch, hidden)
-        return HeadOutputs(
-            dense=self._dense(batch, hidden) if Head.DENSE in batch.heads else None,
-            token_weights=weights,
-            splade=vectors,
-            multivector=self._multivector(batch, hidden) if Head.MULTIVECTOR in batch.heads else None,
-            tokens=Ragged(hidden, batch.cu_seqlens) if Head.TOKENS in batch.heads else None,
-            scores=self._scores(batch, hidden) if Head.SCORES in batch.heads else None,
-            tags=self._tags(batch, hidden) if Head.TAGS in batch.heads else None,
-        )
-
-    def _scores(self, batch: PackedBatch, hidden: Floats) -> Floats:
-        assert self.spec.classifier is not None
-        return classify(hidden, batch.cu_seqlens, self.spec.classifier.pooling, self._classifier)
-
-    def _tags(self, batch: PackedBatch, hidden: Floats) -> Ragged:
-        return Ragged(tag(hidden, self._classifier), batch.cu_seqlens)
-
-    def _dense(self, batch: PackedBatch, hidden: Floats) -> Floats:
-        vectors = dense(hidden, batch.cu_seqlens, self.spec.pooling, self._dense_layers)
-        return rounded(vectors) if self.spec.is_rounded else vectors
-
-    def _token_weights(self, batch: PackedBatch, hidden: Floats) -> Ragged:
-        assert self.spec.sparse is not None
-        sources = {"hidden": hidden}
-        if self._words is not None:
-            sources["embedding"] = layer_norm(self._words[batch.input_ids])
-        inputs = np.concatenate([sources[name] for name in self.spec.sparse.inputs], axis=1)
-        return Ragged(lexical(inputs, self._lexical), batch.cu_seqlens)
-
-    def _multivector(self, batch: PackedBatch, hidden: Floats) -> Ragged:
-        assert self.spec.multivector is not None
-        assert self._projection is not None
-        kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, self._special_ids)
-        return Ragged(through(tag(hidden[kept], self._before), self._projection), offsets)
+        kept, vectors = kept_rows(batch, self.spec)
+        words = self._words[batch.input_ids] if self._words is not None and wants_words(batch, self.spec) else None
+        product = None if self._mlm is None else self._mlm.product(use_all_cores=use_all_cores)
+        states = States(hidden, Segments(batch.cu_seqlens, batch.cu_seqlens), words, kept, product)
+        found = compute(NUMPY, states, batch.heads, self.spec, self._layers)
+        rows = found.pop(ENTRIES, None)
+        return outputs_of(found, batch, vectors, None if rows is None else SparseVectors.from_dense(rows))

@@ -9,7 +9,7 @@ stream, so two that are under way need the memory of one (and of a SPLADE's weig
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,24 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hybridtei.backends.heads import ENTRIES, HeadLayers, Segments, States, compute, kept_rows, outputs_of, wants_words
 from hybridtei.backends.torch import memory
-from hybridtei.backends.torch.heads import (
-    ENTRIES,
-    KEPT,
-    HeadWeights,
-    States,
-    compute,
-    entries_of,
-    outputs_of,
-    wanted,
-    wants_words,
-)
+from hybridtei.backends.torch.functions import TORCH, entries_of
 from hybridtei.backends.torch.layout import PackedLayout
-from hybridtei.backends.torch.memory import Arrays, TooLarge, is_out_of_memory, split_on_oom, start_copy, to_device
+from hybridtei.backends.torch.memory import TooLarge, is_out_of_memory, split_on_oom, start_copy, to_device
 from hybridtei.backends.torch.trunk import Ids, Trunk
-from hybridtei.batch import Offsets, PackedBatch, Padding, computed_once
+from hybridtei.batch import Offsets, PackedBatch, Padding, computed_once, offsets_of
 from hybridtei.errors import BackendError, DeviceLost
-from hybridtei.outputs import HeadOutputs
+from hybridtei.outputs import HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes
 
 if TYPE_CHECKING:
@@ -42,7 +33,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
-OFFSETS = "offsets"  # among a batch's integers: `cu_seqlens`
+OFFSETS, KEPT = "offsets", "kept"  # among a batch's integers: `cu_seqlens`, and rows of the tokens that have a vector
 BUSY_TOKENS = {"cpu": 512, "cuda": 16384}
 
 
@@ -70,7 +61,7 @@ class TorchBackend:
         dtype: str = "float32",
         device: str = "cpu",
         trust_remote_code: bool = False,
-        loaded: tuple[Trunk, HeadWeights] | None = None,
+        loaded: tuple[Trunk, HeadLayers] | None = None,
     ) -> None:
         """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. Raises LoadError."""
         self.spec = spec
@@ -161,17 +152,14 @@ class TorchBackend:
     def _pass(self, batch: PackedBatch) -> HeadOutputs:
         """Raises TooLarge where memory is short."""
         try:
-            asked = wanted(batch, self.spec)
-            staged = self.stage(batch, asked.integers)
+            kept, vectors = kept_rows(batch, self.spec)
+            staged = self.stage(batch, kept)
             with self.alone():
                 found = self.launch(staged)
                 rows = found.pop(ENTRIES, None)
                 wait = start_copy(found, self.device)
                 del found  # its memory is free for what is launched next
-            arrays = wait()
-            if rows is not None:
-                arrays |= self._entries(rows)
-            return outputs_of(arrays, batch, asked, self.spec.sparse_width)
+            return outputs_of(wait(), batch, vectors, None if rows is None else self._entries(rows))
         except Exception as error:
             self._stream_done()  # what was launched reads what was staged, which another batch may overwrite from here on
             if not is_out_of_memory(error):
@@ -179,18 +167,20 @@ class TorchBackend:
             fault = f"{error}".splitlines()[0]
         raise TooLarge(fault)  # and not from the error, which holds what the pass had allocated
 
-    def _entries(self, rows: Tensor) -> Arrays:
+    def _entries(self, rows: Tensor) -> SparseVectors:
         """What `entries_of` finds in rows that are computed already. How many they are is asked beside the passes: behind them
         the answer would come after the next."""
         with self._beside():
-            return start_copy(entries_of(rows), self.device)()
+            found = start_copy(entries_of(rows), self.device)()
+        return SparseVectors(found["indices"], found["values"], offsets_of(found["lengths"]), rows.shape[1])
 
-    def stage(self, batch: PackedBatch, more: Mapping[str, Offsets]) -> Staged:
-        """Everything that a pass reads, and that the host has to fill and copy. `more`: integers that heads ask for."""
+    def stage(self, batch: PackedBatch, kept: Offsets | None) -> Staged:
+        """Everything that a pass reads, and that the host has to fill and copy. `kept`: see `kept_rows`."""
         once = computed_once(batch) if self.shares_prefixes else None
         shared = {} if once is None else {"computed": once.kept, "rows": once.rows}
         with self._beside():
             integers = self._trunk.integers(batch)
+            more = {} if kept is None else {KEPT: kept}
             there = to_device({**integers, OFFSETS: batch.cu_seqlens, **shared, **more}, self.device)
             ids = {name: there[name] for name in integers}
             layout = self._trunk.layout(batch, there[OFFSETS])
@@ -212,9 +202,14 @@ class TorchBackend:
             hidden = self._trunk(batch, layout, ids)
         with self._counting:
             self.forwards += 1
-        embeddings = self._trunk.word_embeddings(ids) if wants_words(batch, self.spec) else None
-        states = States(hidden, layout, embeddings, staged.integers.get(KEPT))
-        return compute(states, batch.heads, self.spec, self._heads)
+        words = self._trunk.word_embeddings(ids) if wants_words(batch, self.spec) else None
+        at = Segments(batch.cu_seqlens, staged.integers[OFFSETS])
+        states = States(hidden, at, words, staged.integers.get(KEPT), self._product)
+        return compute(TORCH, states, batch.heads, self.spec, self._heads)
+
+    def _product(self, rows: Tensor) -> Tensor:
+        assert self._heads.mlm is not None
+        return rows @ self._heads.mlm.table.T  # type: ignore[no-any-return]
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Where sequences begin and end in a flat batch: the one thing a transformer needs beyond token-wise arithmetic.
 
-Hidden states are rows `[t, h]`, one a token, sequence after sequence. Attention and the four ways to collapse a sequence
-(first, last, mean, max) are asked of the layout; everything else is written once, without knowing that sequences exist.
+Hidden states are rows `[t, h]`, one a token, sequence after sequence. Attention is asked of the layout; everything else of a
+trunk is written once, without knowing that sequences exist.
 
 A bias is what relative positions add to the scores of attention. The whole of it grows with the square of a text's length, so
 it is made for some rows of one sequence at a time, no more at once than attention needs.
@@ -83,16 +83,12 @@ def _distances(sequence: slice, queries: slice, device: torch.device) -> Tensor:
     return keys - keys[queries, None]
 
 
-TOKENS_A_LAUNCH = 16  # that a thread of a GPU adds up while its host launches a sum; an estimate
-
-
 class PackedLayout:
-    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty. `unseen[n]`: tokens at their ends that none
-    attends to. To collapse is x: float[t, ...], one row a token -> float[n, ...], one row a sequence.
+    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty. `unseen[n]`: tokens at their ends that none attends to.
 
     `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again.
     `once`: where the `prefix` is computed once, see `batch.Once`: its `kept` and `rows` on the device. Then `attend` takes rows
-    of the tokens that are computed; the rest takes rows of all.
+    of the tokens that are computed.
     """
 
     def __init__(
@@ -112,9 +108,6 @@ class PackedLayout:
         self._kernel = kernel
         self.once: tuple[Tensor, Tensor] | None = None
         self.prefix = 0
-        self._starts = offsets[:-1]
-        self._ends = offsets[1:]
-        self._counts = (self._ends - self._starts).unsqueeze(1)
 
     def stage(self) -> None:
         """Copy to the device what attention needs besides the offsets, before a pass asks for it."""
@@ -139,47 +132,3 @@ class PackedLayout:
         kept, rows = self.once
         q, k, v = (x[rows] for x in (q, k, v))
         return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)[kept]
-
-    def first(self, x: Tensor) -> Tensor:
-        return x[self._starts]
-
-    def last(self, x: Tensor) -> Tensor:
-        return x[self._ends - 1]
-
-    def sum(self, x: Tensor) -> Tensor:
-        """float[t, h] -> float32[n, h]; each sequence is added up by itself, so neighbours cannot change a digit."""
-        x = x.float()
-        if self._at_once():
-            return self._reduced(x, "sum")
-        return torch.stack([part.sum(0) for part in torch.split(x, self.lengths)])
-
-    def mean(self, x: Tensor) -> Tensor:
-        return self.sum(x) / self._counts
-
-    def max(self, x: Tensor) -> Tensor:
-        if self._at_once():
-            return self._reduced(x, "max")
-        return torch.stack([part.amax(0) for part in torch.split(x, self.lengths)])
-
-    @property
-    def counts(self) -> Tensor:
-        """Tokens a sequence: int64[n, 1]."""
-        return self._counts
-
-    def places(self) -> Tensor:
-        """0-based place of each token in its sequence: int64[t]."""
-        tokens = int(self.cu_seqlens[-1])
-        starts = torch.repeat_interleave(self._starts, self._counts[:, 0], output_size=tokens)
-        return torch.arange(tokens, device=starts.device) - starts
-
-    def _at_once(self) -> bool:
-        """Whether one launch over all sequences beats one for each of them: never on a CPU, where a launch costs nothing."""
-        return self._starts.device.type != "cpu" and reduce_at_once(len(self.lengths), self._sequences.longest)
-
-    def _reduced(self, x: Tensor, how: str) -> Tensor:
-        return torch.segment_reduce(x, how, lengths=self._counts[:, 0], axis=0, unsafe=True)  # safe would wait for the device
-
-
-def reduce_at_once(sequences: int, longest: int) -> bool:
-    """Whether so many sequences are collapsed by one launch: it has a thread a column and sequence, which walks its tokens."""
-    return longest <= TOKENS_A_LAUNCH * sequences

@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import layer_norm, linear
 
-from hybridtei.backends.graph.mlm_head import MlmLayers
+from hybridtei.backends.graph.mlm_head import mlm_layers
 from hybridtei.backends.graph.weights import check_names, checked_key, word_table
-from hybridtei.backends.torch.heads import CodeWeights, DenseLayer, HeadWeights, Layer, LexicalWeights, LogitsOf, Norm
-from hybridtei.backends.torch.ops import ACTIVATIONS, ModuleOptions, family_module, path_of
+from hybridtei.backends.heads import HeadLayers, MlmLayers
+from hybridtei.backends.torch.ops import ModuleOptions, family_module, path_of
 from hybridtei.backends.torch.trunk import PackedTrunk, PaddedTrunk, Trunk
-from hybridtei.checkpoint import layers
 from hybridtei.checkpoint.files import require
-from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.hub_layouts import check_code, needs_code, own_code
-from hybridtei.checkpoint.layers import classifier_layers
-from hybridtei.checkpoint.modules import DenseModule
+from hybridtei.checkpoint.layers import in_config
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights, has_weights, left_over, not_finite
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
@@ -41,29 +38,20 @@ from hybridtei.families import FAMILIES, run_family
 log = logging.getLogger(__name__)
 
 
-def load(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> tuple[Trunk, HeadWeights]:
-    """(trunk, heads) with a checkpoint's weights; pooling and classifiers in float32. Raises LoadError."""
-    trunk, logits_of = _load_trunk(spec, dtype, device, trust_remote_code)
-    late, classifier = spec.multivector, spec.classifier
-    sparse = None if spec.is_splade else spec.sparse
-    is_code = sparse is not None and sparse.kind == "code"
-    heads = HeadWeights(
-        dense=classifier_parameters([layers.step_layer(module) for module in spec.dense_modules], device),
-        code=code_weights(sparse, spec.dense_width, device) if sparse is not None and is_code else None,
-        lexical=None if sparse is None or is_code else lexical_weights(sparse, spec.hidden_size, dtype, device),
-        projection=None if late is None else multivector_weights(late, spec.hidden_size, dtype, device),
-        before=() if late is None else [dense_layer(module, device) for module in late.before],
-        classifier=()
-        if classifier is None
-        else classifier_parameters(classifier_layers(classifier, spec.folder, spec.hidden_size), device),
-        logits_of=logits_of,
-    )
-    return trunk, heads
+def load(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> tuple[Trunk, HeadLayers]:
+    """(trunk, heads) with a checkpoint's weights: what reads tokens for sparse weights and multi-vectors in the trunk's dtype,
+    all else of heads in float32. Raises LoadError."""
+    trunk, mlm = _load_trunk(spec, dtype, device, trust_remote_code)
+    layers = HeadLayers.read(spec, mlm)
+    by_token = placed(HeadLayers(lexical=layers.lexical, multivector=layers.multivector[-1:], mlm=mlm), dtype, device)
+    exact = placed(replace(layers, lexical=(), multivector=layers.multivector[:-1], mlm=None), torch.float32, device)
+    multivector = [*exact.multivector, *by_token.multivector]
+    return trunk, replace(exact, lexical=by_token.lexical, multivector=multivector, mlm=by_token.mlm)
 
 
 def _load_trunk(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
-) -> tuple[Trunk, LogitsOf | None]:
+) -> tuple[Trunk, MlmLayers | None]:
     """transformers' modules where no family here computes the model, or its weights are in a form that only torch reads."""
     try:
         if not has_weights(spec.folder):
@@ -84,7 +72,7 @@ def _load_trunk(
 
 def load_family(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, joined: bool | None = None
-) -> tuple[PackedTrunk, LogitsOf | None]:
+) -> tuple[PackedTrunk, MlmLayers | None]:
     """(trunk by its family, masked-language-model head if the model is a SPLADE). Raises LoadError.
 
     `joined`: whether projections of the same rows become one product. They do on a GPU: a launch less is time there, and a
@@ -114,7 +102,7 @@ def load_family(
     if not spec.is_splade:
         return trunk, None
     assert words is not None
-    return trunk, _logits(MlmLayers.read(spec, weights, weights.float32(keys[words])), dtype, device)
+    return trunk, mlm_layers(spec, weights, weights.float32(keys[words]))
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:
@@ -126,75 +114,15 @@ def as_tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array)
 
 
-def _logits(layers: MlmLayers, dtype: torch.dtype, device: torch.device) -> LogitsOf:
-    """hidden float[t, h] -> logits float[t, v]."""
-
-    def placed(array: NDArray[np.float32] | None) -> Tensor | None:
-        return None if array is None else as_tensor(array).to(device, dtype)
-
-    weight, bias, scale, shift, table, last = map(
-        placed, (layers.dense.weight, layers.dense.bias, layers.scale, layers.shift, layers.table, layers.bias)
-    )
-    assert weight is not None
-    assert table is not None
-    activation = ACTIVATIONS[layers.dense.activation]
-
-    def logits_of(hidden: Tensor) -> Tensor:
-        rows = activation(linear(hidden, weight, bias))
-        return linear(layer_norm(rows, rows.shape[-1:], scale, shift, layers.epsilon), table, last)
-
-    return logits_of
-
-
-def dense_layer(module: DenseModule, device: torch.device) -> DenseLayer:
-    """A sentence-transformers Dense layer, in float32. Raises LoadError."""
-    layer = layers.dense_layer(module)
-    weight, bias = _tensors(layer, torch.float32, device)
-    return DenseLayer(weight, bias, ACTIVATIONS[layer.activation])
-
-
-def lexical_weights(head: SparseHead, hidden_size: int, dtype: torch.dtype, device: torch.device) -> LexicalWeights:
-    """BGE-M3's `sparse_linear` or our perceptron, in the trunk's dtype. Raises LoadError."""
-    *hidden, out = layers.lexical_layers(head, hidden_size)
-    out_weight, out_bias = _tensors(out, dtype, device)
-    assert out_bias is not None
-    if not hidden:
-        return LexicalWeights(out_weight, out_bias)
-    weight, bias = _tensors(hidden[0], dtype, device)
-    return LexicalWeights(out_weight, out_bias, weight, bias, ACTIVATIONS[hidden[0].activation])
-
-
-def code_weights(head: SparseHead, pooled_width: int, device: torch.device) -> CodeWeights:
-    """A SparseAutoEncoder, in float32. Raises LoadError."""
-    arrays = layers.code_layers(head, pooled_width)
-    latents, bias = (torch.tensor(array).to(device) for array in (arrays.latents, arrays.bias))
-    return CodeWeights(latents, bias, arrays.active, arrays.eps)
-
-
-def multivector_weights(
-    head: MultivectorHead, hidden_size: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor | None]:
-    """(weight [d, h], bias [d] or None) in the trunk's dtype. Raises LoadError."""
-    return _tensors(layers.multivector_layer(head, hidden_size), dtype, device)
-
-
-def classifier_parameters(arrays: Sequence[layers.ClassifierLayer], device: torch.device) -> list[Layer]:
-    """A classifier's head, in float32."""
-
-    def layer_of(arrays: layers.ClassifierLayer) -> Layer:
-        weight, bias = _tensors(arrays, torch.float32, device)
-        if isinstance(arrays, layers.NormLayer):
-            return Norm(weight, bias, arrays.eps)
-        return DenseLayer(weight, bias, ACTIVATIONS[arrays.activation])
-
-    return [layer_of(layer) for layer in arrays]
-
-
-def _tensors(layer: layers.ClassifierLayer, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    def tensor(array: NDArray[np.float32]) -> Tensor:
-        return torch.tensor(array).to(device, dtype)
-
-    return tensor(layer.weight), None if layer.bias is None else tensor(layer.bias)
+def placed(layers: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """Layers of heads with tensors on a device in place of their arrays."""
+    if isinstance(layers, np.ndarray):
+        return as_tensor(layers).to(device, dtype)
+    if isinstance(layers, list | tuple):
+        return type(layers)(placed(one, dtype, device) for one in layers)
+    if is_dataclass(layers) and not isinstance(layers, type):
+        return replace(layers, **{one.name: placed(getattr(layers, one.name), dtype, device) for one in fields(layers)})
+    return layers
 
 
 def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
@@ -215,7 +143,7 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
     except Exception as error:  # its checks of types raise kinds of their own, some of them on several lines
         raise LoadError(f"{spec.folder / 'config.json'}: {' '.join(str(error).split())}") from error
     if spec.tanh_gelu:
-        layers.in_config(config)
+        in_config(config)
     try:
         with _quiet():
             model, report = AutoModel.from_pretrained(

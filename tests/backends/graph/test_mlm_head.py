@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hybridtei.backends import heads
 from hybridtei.backends.graph import mlm_head
 from hybridtei.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.backends.graph.ops import family_graph
@@ -62,13 +63,13 @@ def agree(folder: Path) -> None:
     ],
 )
 def test_families_agree_with_torch(tmp_path: Path, model_type: str, settings: dict[str, Any]) -> None:
-    """Both read `MlmLayers`; torch's are held to transformers, family by family."""
+    """Torch's are held to transformers, family by family."""
     agree(tiny.write_family(tmp_path, model_type, task="ForMaskedLM", seed=3, **settings))
 
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_slices_change_nothing(splade: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(mlm_head, "SLICE_TOKENS", size)
+    monkeypatch.setattr(heads, "SLICE_TOKENS", size)
     agree(splade)
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from hybridtei.backends.heads import HeadLayers
 from hybridtei.backends.select import open_backend
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.compiling import NEAR, NEEDS, SIZES, compile_trunk, filled
 from hybridtei.backends.torch.fp8 import to_eight_bits
-from hybridtei.backends.torch.heads import HeadWeights
 from hybridtei.backends.torch.trunk import PaddedTrunk
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.checkpoint.spec import read_spec
@@ -161,7 +161,7 @@ def test_backends_and_modules_that_are_not_compiled_are_refused(bert: Path) -> N
         open_backend(config, spec)
     trunk = PaddedTrunk(AutoModel.from_pretrained(bert).eval(), spec, torch.device("cpu"))
     with pytest.raises(LoadError, match="transformers' own modules run bert: leave it out"):
-        compile_trunk(TorchBackend(spec, loaded=(trunk, HeadWeights())))
+        compile_trunk(TorchBackend(spec, loaded=(trunk, HeadLayers())))
 
 
 @pytest.mark.gpu

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from hybridtei.backends.torch.heads import POOLINGS, dense, lexical_inputs, multivector
-from hybridtei.backends.torch.layout import PackedLayout
-from hybridtei.backends.torch.load import dense_layer
+from hybridtei.backends.heads import POOLINGS, Segments, dense, lexical, pooled, through
+from hybridtei.backends.torch.functions import TORCH
+from hybridtei.backends.torch.load import placed
 from hybridtei.batch import kept_tokens, offsets_of
+from hybridtei.checkpoint.classifiers import LinearLayer
+from hybridtei.checkpoint.layers import dense_layer
 from hybridtei.checkpoint.modules import DenseModule
 from tests import tiny, tolerances
 from tests.sampled import paired
@@ -26,9 +28,9 @@ MODES = [[mode] for mode in POOLINGS]
 LISTS = [["mean", "cls"], ["lasttoken", "max", "weightedmean"], list(POOLINGS)]
 
 
-def hidden_rows(seed: int = 0) -> tuple[torch.Tensor, PackedLayout]:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn(sum(LENGTHS), tiny.HIDDEN, generator=draw), PackedLayout(offsets_of(LENGTHS))
+def hidden_rows(seed: int = 0) -> tuple[torch.Tensor, Segments]:
+    draw, offsets = torch.Generator().manual_seed(seed), offsets_of(LENGTHS)
+    return torch.randn(sum(LENGTHS), tiny.HIDDEN, generator=draw), Segments(offsets, torch.as_tensor(offsets))
 
 
 def padded(hidden: torch.Tensor, side: str) -> dict[str, torch.Tensor]:
@@ -44,15 +46,15 @@ def padded(hidden: torch.Tensor, side: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("modes", "side"), paired([*MODES, *LISTS], ["right", "left"]))
 def test_pooling_equals_sentence_transformers(modes: list[str], side: str) -> None:
-    hidden, layout = hidden_rows()
+    hidden, at = hidden_rows()
     theirs = Pooling(tiny.HIDDEN, pooling_mode=modes)(padded(hidden, side))["sentence_embedding"]
-    torch.testing.assert_close(dense(hidden, layout, modes), theirs, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    torch.testing.assert_close(pooled(TORCH, hidden, at, modes), theirs, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
 @pytest.mark.parametrize("mode", POOLINGS)
 def test_pooled_vectors_of_half_precision_rows_are_single_precision(mode: str) -> None:
-    hidden, layout = hidden_rows()
-    assert dense(hidden.half(), layout, [mode]).dtype == torch.float32
+    hidden, at = hidden_rows()
+    assert pooled(TORCH, hidden.half(), at, [mode]).dtype == torch.float32
 
 
 @pytest.mark.parametrize(("name", "bias"), paired(["Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"], [True, False]))
@@ -61,9 +63,10 @@ def test_a_dense_layer_equals_sentence_transformers(tmp_path: Path, name: str, b
     module = Dense(tiny.HIDDEN, 7, bias=bias, activation_function=getattr(torch.nn, name)())
     module.save(str(tmp_path))
     declared = DenseModule(tmp_path, tiny.HIDDEN, 7, bias, f"torch.nn.modules.activation.{name}")
-    hidden, layout = hidden_rows()
-    ours = dense(hidden, layout, ["mean"], [dense_layer(declared, torch.device("cpu"))])
-    theirs = module({"sentence_embedding": dense(hidden, layout, ["mean"])})["sentence_embedding"]
+    hidden, at = hidden_rows()
+    layers = placed([dense_layer(declared)], torch.float32, torch.device("cpu"))
+    ours = dense(TORCH, hidden, at, ["mean"], layers)
+    theirs = module({"sentence_embedding": pooled(TORCH, hidden, at, ["mean"])})["sentence_embedding"]
     torch.testing.assert_close(ours, theirs.detach(), atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
@@ -90,12 +93,17 @@ def test_which_tokens_have_a_vector(sequences: list[list[int]]) -> None:
 def test_a_sequence_of_one_token_has_no_vectors(sequences: list[list[int]], ends: list[int]) -> None:
     kept, offsets = kept_tokens("first", *flat(sequences), SPECIAL)
     assert offsets.tolist() == ends
-    assert multivector(torch.ones(len(kept), 3), torch.as_tensor(kept), torch.ones(4, 3), None).shape == (ends[-1], 4)
+    rows = torch.ones(len(kept), 3)[np.flatnonzero(kept)]
+    assert through(TORCH, rows, [LinearLayer(torch.ones(4, 3))]).shape == (ends[-1], 4)
 
 
 def test_inputs_of_lexical_weights_are_joined_in_the_order_named() -> None:
-    states, embeddings = (torch.randn(50, tiny.HIDDEN, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
-    one = lexical_inputs(states, embeddings, ("hidden", "embedding"))
-    other = lexical_inputs(states, embeddings, ("embedding", "hidden"))
-    assert torch.equal(one, torch.cat([other[:, tiny.HIDDEN :], other[:, : tiny.HIDDEN]], 1))
-    assert torch.equal(lexical_inputs(states, None, ("hidden",)), states)
+    states, words = (torch.randn(50, tiny.HIDDEN, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    first, second = torch.ones(2, tiny.HIDDEN)
+    normed = torch.nn.functional.layer_norm(words, words.shape[-1:])
+    for inputs, parts in ((("hidden", "embedding"), (states, normed)), (("embedding", "hidden"), (normed, states))):
+        layer = LinearLayer(torch.cat([first, 2 * second])[None])
+        expected = torch.relu(parts[0].sum(1) + 2 * parts[1].sum(1))
+        torch.testing.assert_close(lexical(TORCH, states, words, inputs, [layer]), expected)
+    alone = lexical(TORCH, states, None, ("hidden",), [LinearLayer(first[None])])
+    torch.testing.assert_close(alone, torch.relu(states.sum(1)))

@@ -1,4 +1,4 @@
-"""Layers of heads as tensors, in the trunk's precision. What files hold and what is refused: checkpoint/test_layers.py."""
+"""Layers of heads as tensors, each in its precision. What files hold and what is refused: checkpoint/test_layers.py."""
 
 from __future__ import annotations
 
@@ -6,44 +6,27 @@ from pathlib import Path
 
 import torch
 
-from hybridtei.backends.torch.load import dense_layer, lexical_weights, multivector_weights
-from hybridtei.checkpoint.heads import find_multivector_head, find_sparse_head
-from hybridtei.checkpoint.modules import DenseModule
+from hybridtei.backends.torch.load import load
+from hybridtei.checkpoint.spec import read_spec
 from tests import tiny
 
-CPU = torch.device("cpu")
-F32 = torch.float32
 
-
-def test_a_linear_head_comes_in_the_trunks_precision(tmp_path: Path) -> None:
-    tiny.write_linear(tmp_path / "sparse_linear.pt", 1)
-    tiny.write_linear(tmp_path / "colbert_linear.pt", 5)
-    sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
-    assert sparse is not None
-    assert many is not None
-    weights = lexical_weights(sparse, tiny.HIDDEN, torch.bfloat16, CPU)
-    matrix, bias = multivector_weights(many, tiny.HIDDEN, torch.bfloat16, CPU)
-    assert (weights.out_weight.shape, weights.hidden_weight, matrix.shape) == ((1, tiny.HIDDEN), None, (5, tiny.HIDDEN))
-    assert bias is not None
-    assert {weights.out_weight.dtype, weights.out_bias.dtype, matrix.dtype, bias.dtype} == {torch.bfloat16}
+def test_what_reads_tokens_comes_in_the_trunks_precision_and_the_rest_exactly(tmp_path: Path) -> None:
+    folder = tiny.write_m3(tmp_path)
+    tiny.write_modules(folder, pooling=["mean"], dense=[(tiny.HIDDEN, 4, "torch.nn.modules.activation.Tanh")])
+    _, heads = load(read_spec(folder), dtype=torch.bfloat16, device=torch.device("cpu"), trust_remote_code=False)
+    layers = {"exact": heads.dense, "half": [*heads.lexical, *heads.multivector]}
+    found = {name: {one.weight.dtype for one in some} | {one.bias.dtype for one in some} for name, some in layers.items()}
+    assert found == {"exact": {torch.float32}, "half": {torch.bfloat16}}
 
 
 def test_our_own_file_holds_both_heads(tmp_path: Path) -> None:
-    written = tiny.write_own_heads(tmp_path)
-    sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
-    assert sparse is not None
-    assert many is not None
-    weights = lexical_weights(sparse, tiny.HIDDEN, F32, CPU)
-    assert weights.hidden_weight is not None
-    assert torch.equal(weights.hidden_weight, written["sparse.hidden.weight"])
-    assert torch.equal(weights.out_bias, written["sparse.out.bias"])
-    matrix, bias = multivector_weights(many, tiny.HIDDEN, F32, CPU)
-    assert torch.equal(matrix, written["multivector.weight"])
-    assert bias is None
-
-
-def test_a_dense_layer_has_its_bias_where_it_says_so(tmp_path: Path) -> None:
-    tiny.write_dense(tmp_path, 4, 3)
-    for bias in (True, False):
-        layer = dense_layer(DenseModule(tmp_path, 4, 3, bias, "torch.nn.modules.activation.Tanh"), CPU)
-        assert (layer.weight.shape, layer.bias is not None) == ((3, 4), bias)
+    folder = tiny.write_bert(tmp_path)
+    written = tiny.write_own_heads(folder)
+    _, heads = load(read_spec(folder), dtype=torch.float32, device=torch.device("cpu"), trust_remote_code=False)
+    hidden, out = heads.lexical
+    assert torch.equal(hidden.weight, written["sparse.hidden.weight"].float())
+    assert torch.equal(out.bias, written["sparse.out.bias"].float())
+    (projection,) = heads.multivector
+    assert torch.equal(projection.weight, written["multivector.weight"].float())
+    assert projection.bias is None

@@ -24,13 +24,16 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from hybridtei.backends import heads
+from hybridtei.backends.heads import kept_rows
 from hybridtei.backends.torch import backend as backend_module
-from hybridtei.backends.torch import heads, kernels, load, memory
+from hybridtei.backends.torch import kernels, load, memory
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.fp8 import to_eight_bits
-from hybridtei.backends.torch.heads import CodeWeights, wanted
+from hybridtei.backends.torch.functions import TORCH, entries_of
 from hybridtei.backends.torch.kernels import Kernel, padded_groups, torch_varlen
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.checkpoint.classifiers import CodeLayers
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from tests import jina, published, tiny
 from tests.sampled import paired
@@ -114,14 +117,14 @@ def launched(
     backend: TorchBackend, batch: PackedBatch, monkeypatch: pytest.MonkeyPatch, kernel: Kernel | None = None
 ) -> dict[str, Tensor]:
     """What a pass gives on the device of fakes."""
-    asked = wanted(batch, backend.spec)
+    kept, _ = kept_rows(batch, backend.spec)
     with device_of_fakes(monkeypatch) as mode:
         trunk: Any = backend.trunk
         backend.device = trunk._device = DEVICE
         trunk.model, backend._heads = there(trunk.model, mode), there(backend._heads, mode)
         if kernel is not None and not any(form.has_bias for form in trunk.forms):
             trunk.kernel = kernel
-        staged = backend.stage(batch, asked.integers)
+        staged = backend.stage(batch, kept)
         replace_copies(monkeypatch, copy_while_launching)
         return backend.launch(staged)
 
@@ -201,8 +204,8 @@ def test_nor_does_one_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nor_does_a_sparse_code(monkeypatch: pytest.MonkeyPatch) -> None:
     with device_of_fakes(monkeypatch) as mode:
-        weights = there(CodeWeights(torch.ones(9, 4), torch.ones(9), 3, 1e-5), mode)
-        assert heads.code(torch.empty(5, 4, device=DEVICE), weights).shape == (5, 9)
+        weights = there(CodeLayers(torch.ones(9, 4), torch.ones(9), 3, 1e-5), mode)
+        assert heads.code(TORCH, torch.empty(5, 4, device=DEVICE), weights).shape == (5, 9)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +214,7 @@ def test_nor_does_a_sparse_code(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda x: x.sum().item(), DataDependentOutputException),
         (lambda x: bool((x > 0).any()), DataDependentOutputException),
         (lambda x: x[x[:, 0] > 0], DynamicOutputShapeException),
-        (heads.entries_of, DynamicOutputShapeException),
+        (entries_of, DynamicOutputShapeException),
         (lambda x: x.cpu(), CopyWaits),
         (lambda x: torch.as_tensor(np.arange(3), device=x.device), CopyWaits),
     ],

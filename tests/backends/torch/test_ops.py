@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from hybridtei.backends.heads import HeadLayers
 from hybridtei.backends.torch import kernels
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.fp8 import to_eight_bits
-from hybridtei.backends.torch.heads import HeadWeights
 from hybridtei.backends.torch.load import load_family
 from hybridtei.checkpoint.spec import ModelSpec, read_spec
 from tests import tiny
@@ -25,7 +25,7 @@ EQUAL = 2e-6  # another order of sums
 
 def opened(spec: ModelSpec, *, joined: bool) -> TorchBackend:
     trunk, _ = load_family(spec, torch.float32, torch.device("cpu"), joined=joined)
-    return TorchBackend(spec, loaded=(trunk, HeadWeights()))
+    return TorchBackend(spec, loaded=(trunk, HeadLayers()))
 
 
 def linears(backend: TorchBackend) -> int:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sentence_transformers import SparseEncoder
 from transformers import AutoModelForMaskedLM
 
-from hybridtei.backends.torch import heads as module
+from hybridtei.backends import heads
+from hybridtei.backends.heads import Segments, strongest
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.heads import splade as formula
-from hybridtei.backends.torch.layout import PackedLayout
+from hybridtei.backends.torch.functions import TORCH
 from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.encoder import Encoder
@@ -85,18 +85,17 @@ def test_a_saved_sparse_encoder_needs_no_flag(tmp_path: Path, splade: Path) -> N
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 20))
 def test_slices_of_any_size_give_the_same(lengths: list[int], slice_tokens: int) -> None:
-    hidden = torch.randn(sum(lengths), 6, generator=torch.Generator().manual_seed(0))
-    layout = PackedLayout(offsets_of(lengths))
+    hidden, offsets = torch.randn(sum(lengths), 6, generator=torch.Generator().manual_seed(0)), offsets_of(lengths)
     whole = torch.stack([part.max(0).values for part in torch.split(hidden, lengths)])
     sizes: list[int] = []
 
-    def logits_of(rows: torch.Tensor) -> torch.Tensor:
+    def product(rows: torch.Tensor) -> torch.Tensor:
         sizes.append(len(rows))
         return rows
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SLICE_TOKENS", slice_tokens)
-        sliced = formula(hidden, layout, logits_of)
-    assert torch.equal(sliced, torch.log1p(torch.relu(whole)))
-    assert max(sizes) <= max(slice_tokens, *lengths)
+        patch.setattr(heads, "SLICE_TOKENS", slice_tokens)
+        sliced = strongest(TORCH, hidden, Segments(offsets, torch.as_tensor(offsets)), product)
+    assert torch.equal(sliced, whole)
+    assert max(sizes) <= slice_tokens
     assert sum(sizes) == sum(lengths)

@@ -1,13 +1,16 @@
-"""Activations in numpy: of heads on the host, and of scores. scipy has `erf` and `expit`, and importing them takes 0.15 s of a
+"""`heads.Functions` in numpy, and activations of scores. scipy has `erf` and `expit`, and importing them takes 0.15 s of a
 start and 25 MB: here `erf` is as exact, to 0.54 units in the last place, in 0.4 of the time for a long text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridtei.backends.heads import Functions, Segments
 from hybridtei.outputs import Floats
 
 Activation = Callable[[Floats], Floats]
@@ -71,3 +74,44 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": lambda x: x * sigmoid(x),
     "sigmoid": sigmoid,
 }
+
+
+def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
+    y = x @ weight.T
+    return y if bias is None else y + bias
+
+
+def layer_norm(x: Floats, weight: Floats | None, bias: Floats | None, eps: float) -> Floats:
+    centred = x - x.mean(1, keepdims=True)
+    y = centred / np.sqrt((centred**2).mean(1, keepdims=True) + eps)
+    y = y if weight is None else y * weight
+    return np.asarray(y if bias is None else y + bias)
+
+
+def _reduced(function: np.ufunc, x: Floats, at: Segments) -> Floats:
+    """One sequence after the other, in half to a seventh of the time that `reduceat` takes."""
+    found = np.empty((len(at.cu_seqlens) - 1, x.shape[1]), dtype=x.dtype)
+    for row, (begin, end) in enumerate(pairwise(at.cu_seqlens.tolist())):
+        function.reduce(x[begin:end], axis=0, out=found[row])
+    return found
+
+
+def largest(x: Floats, count: int) -> Floats:
+    places = np.argpartition(x, -count, axis=1)[:, -count:]
+    kept = np.zeros_like(x)
+    np.put_along_axis(kept, places, np.maximum(np.take_along_axis(x, places, 1), np.float32(0)), 1)
+    return kept
+
+
+NUMPY = Functions(
+    library=np,
+    float32=lambda x: np.asarray(x, np.float32),
+    activations=ACTIVATIONS,
+    linear=linear,
+    layer_norm=layer_norm,
+    segment_sum=partial(_reduced, np.add),
+    segment_max=partial(_reduced, np.maximum),
+    largest=largest,
+    repeated=lambda x, at: np.repeat(x, np.diff(at.cu_seqlens)),
+    rows=lambda x, places: x.take(places, 0),  # in a third of the time of an index
+)

@@ -1,8 +1,9 @@
-"""Every head in numpy against its twin in torch."""
+"""The functions that numpy and torch each have for heads, against one another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 
-from hybridtei.backends.graph import activations, host
+from hybridtei.backends import heads, numpy_functions
 from hybridtei.backends.graph.host import HostHeads
-from hybridtei.backends.torch import heads, load
+from hybridtei.backends.heads import Segments
+from hybridtei.backends.numpy_functions import NUMPY
 from hybridtei.backends.torch.backend import TorchBackend
-from hybridtei.backends.torch.heads import LexicalWeights, lexical, lexical_inputs
-from hybridtei.backends.torch.layout import PackedLayout
-from hybridtei.batch import Encoding, Head, Offsets, offsets_of, pack
+from hybridtei.backends.torch.functions import TORCH
+from hybridtei.backends.torch.load import placed
+from hybridtei.batch import Encoding, Head, offsets_of, pack
 from hybridtei.checkpoint import layers, modules
-from hybridtei.checkpoint.layers import LinearLayer
+from hybridtei.checkpoint.classifiers import CodeLayers, LinearLayer, NormLayer
 from hybridtei.checkpoint.spec import read_spec
 from tests import tiny, tolerances
 from tests.sampled import paired
@@ -31,9 +33,23 @@ SIZES = (1, 5, 40, 2, 17)
 EXTREMES = [0.0, -0.0, 1e-8, -1e-8, 20.0, -20.0, 88.0, -88.0, 90.0, -90.0, 1e4, -1e4, 1e30, -1e30]
 
 
-def rows(lengths: Sequence[int], width: int = tiny.HIDDEN, seed: int = 0) -> tuple[np.ndarray, Offsets]:
-    draw = np.random.default_rng(seed)
-    return draw.normal(size=(sum(lengths), width)).astype(np.float32), offsets_of(list(lengths))
+def rows(lengths: Sequence[int], width: int = tiny.HIDDEN, seed: int = 0) -> tuple[np.ndarray, Segments]:
+    draw, offsets = np.random.default_rng(seed), offsets_of(list(lengths))
+    return draw.normal(size=(sum(lengths), width)).astype(np.float32), Segments(offsets, offsets)
+
+
+def in_torch(value: Any) -> Any:
+    if isinstance(value, Segments):
+        return Segments(value.cu_seqlens, torch.from_numpy(value.offsets))
+    return placed(value, torch.float32, torch.device("cpu"))
+
+
+def agree(formula: Callable[..., Any], *values: Any) -> np.ndarray:
+    """What a formula gives in numpy, and in torch as nearly."""
+    ours, theirs = formula(NUMPY, *values), formula(TORCH, *map(in_torch, values))
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=0)
+    return np.asarray(ours)
 
 
 def layer(outputs: int, inputs: int, activation: str = "identity", *, bias: bool = True, seed: int = 0) -> LinearLayer:
@@ -42,20 +58,11 @@ def layer(outputs: int, inputs: int, activation: str = "identity", *, bias: bool
     return LinearLayer(weight, draw.normal(size=outputs).astype(np.float32) if bias else None, activation)
 
 
-def tensors(of: LinearLayer) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return torch.from_numpy(of.weight), None if of.bias is None else torch.from_numpy(of.bias)
-
-
-def close(ours: np.ndarray, theirs: torch.Tensor) -> None:
-    assert ours.dtype == np.float32
-    np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=0)
-
-
 # --- one for each name -------------------------------------------------------------------------------------------------
 
 
 def test_every_activation_has_a_twin_in_both() -> None:
-    assert set(activations.ACTIVATIONS) == set(load.ACTIVATIONS) == set(layers.ACTIVATIONS)
+    assert set(NUMPY.activations) == set(TORCH.activations) == set(layers.ACTIVATIONS)
 
 
 UNITS = {"erf": 0.6, "sigmoid": 4}  # in the last place of float32, from the value in float64
@@ -65,22 +72,22 @@ UNITS = {"erf": 0.6, "sigmoid": 4}  # in the last place of float32, from the val
 def test_functions_of_scipy_are_as_exact_here(name: str) -> None:
     x = np.float32([*np.linspace(-87, 87, 20_001), *np.linspace(-5, 5, 20_001), *np.logspace(-37, 2, 2001), *EXTREMES])
     expected = {"erf": special.erf, "sigmoid": special.expit}[name](x.astype(np.float64))
-    ours = getattr(activations, name)(x)
+    ours = getattr(numpy_functions, name)(x)
     assert ours.dtype == np.float32
     units = np.abs(ours - expected) / np.spacing(np.maximum(np.abs(expected), 2.0**-126).astype(np.float32))
     assert units.max() <= UNITS[name]
-    assert np.isnan(getattr(activations, name)(np.float32([np.nan]))).all()
+    assert np.isnan(getattr(numpy_functions, name)(np.float32([np.nan]))).all()
 
 
-def test_every_pooling_has_a_twin_in_both() -> None:
-    assert set(host.POOLINGS) == set(heads.POOLINGS) == set(modules.POOLINGS)
+def test_every_pooling_has_a_formula() -> None:
+    assert set(heads.POOLINGS) == set(modules.POOLINGS)
 
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
 @given(values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30))
 def test_activations_agree(name: str, values: list[float]) -> None:
     x = np.array(values, dtype=np.float32)
-    ours, theirs = activations.ACTIVATIONS[name](x), load.ACTIVATIONS[name](torch.from_numpy(x))
+    ours, theirs = NUMPY.activations[name](x), TORCH.activations[name](torch.from_numpy(x))
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
 
@@ -88,24 +95,22 @@ def test_activations_agree(name: str, values: list[float]) -> None:
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
 def test_activations_agree_and_warn_of_nothing_at_extremes(name: str) -> None:
     x = np.array(EXTREMES, dtype=np.float32)
-    theirs = load.ACTIVATIONS[name](torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(activations.ACTIVATIONS[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
+    theirs = TORCH.activations[name](torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(NUMPY.activations[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", modules.POOLINGS)
 @given(lengths=LENGTHS, seed=st.integers(0, 9))
 def test_poolings_agree(mode: str, lengths: list[int], seed: int) -> None:
-    hidden, cu_seqlens = rows(lengths, 5, seed)
-    layout = PackedLayout(cu_seqlens)
-    close(host.POOLINGS[mode](hidden, cu_seqlens), heads.POOLINGS[mode](torch.from_numpy(hidden), layout))
+    agree(heads.pooled, *rows(lengths, 5, seed), (mode,))
 
 
 @pytest.mark.parametrize("mode", modules.POOLINGS)
 def test_long_texts_are_pooled_as_well(mode: str) -> None:
-    hidden, cu_seqlens = rows([3000, 1, 8192], 4)
-    ours = host.POOLINGS[mode](hidden + 1, cu_seqlens)
-    theirs = heads.POOLINGS[mode](torch.from_numpy(hidden + 1).double(), PackedLayout(cu_seqlens))
-    np.testing.assert_allclose(ours, theirs.numpy(), rtol=tolerances.WEIGHTS["float32"], atol=0)
+    hidden, at = rows([3000, 1, 8192], 4)
+    ours = heads.pooled(NUMPY, hidden + 1, at, [mode])
+    exact = heads.POOLINGS[mode](replace(NUMPY, float32=lambda x: x), (hidden + 1).astype(np.float64), at)
+    np.testing.assert_allclose(ours, exact, rtol=tolerances.WEIGHTS["float32"], atol=0)
 
 
 # --- heads -------------------------------------------------------------------------------------------------------------
@@ -115,7 +120,7 @@ def test_long_texts_are_pooled_as_well(mode: str) -> None:
 def test_rounding_agrees(values: list[float]) -> None:
     """To one where a tangent is half a step from two numbers, and the libraries' last digits differ."""
     x = np.array(values, dtype=np.float32)
-    ours, theirs = host.rounded(x), heads.rounded(torch.from_numpy(x)).numpy()
+    ours, theirs = heads.rounded(NUMPY, x), heads.rounded(TORCH, torch.from_numpy(x)).numpy()
     assert ours.dtype == theirs.dtype == np.float32
     exact = 127 * np.tanh(x.astype(np.float64))
     for one in (ours, theirs):
@@ -126,31 +131,37 @@ def test_rounding_agrees(values: list[float]) -> None:
 @pytest.mark.parametrize("scale", [1e-4, 1, 50])
 def test_layer_norm_agrees(scale: float) -> None:
     words = rows(SIZES)[0] * np.float32(scale) + np.float32(3 * scale)
-    close(host.layer_norm(words), lexical_inputs(torch.empty(0), torch.from_numpy(words), ["embedding"]))
+    plain = agree(lambda f, x: f.layer_norm(x, None, None, 1e-5), words)
+    scaled = agree(lambda f, x: f.layer_norm(x, 2 + 0 * x[0], 1 + 0 * x[0], 1e-5), words)
+    np.testing.assert_allclose(scaled, 2 * plain + 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("activation", [None, *layers.ACTIVATIONS])
 def test_lexical_agrees(activation: str | None) -> None:
     inputs, _ = rows(SIZES)
     first, last = layer(8, tiny.HIDDEN, activation or "identity"), layer(1, 8 if activation else tiny.HIDDEN, seed=1)
-    weight, bias = tensors(last)
-    assert bias is not None
-    hidden = tensors(first) if activation else (None, None)
-    twin = LexicalWeights(weight, bias, *hidden, load.ACTIVATIONS[activation] if activation else None)
-    ours = host.lexical(inputs, (first, last) if activation else (last,))
-    close(ours, lexical(torch.from_numpy(inputs), twin))
+    ours = agree(heads.lexical, inputs, None, ("hidden",), (first, last) if activation else (last,))
     assert (ours >= 0).all()
     assert (ours > 0).any()
 
 
+@pytest.mark.parametrize("eps", [None, 1e-5])
+def test_codes_agree(eps: float | None) -> None:
+    latents = layer(30, tiny.HIDDEN)
+    found = agree(heads.code, rows(SIZES)[0], CodeLayers(latents.weight, latents.bias, 4, eps))
+    assert ((found > 0).sum(1) <= 4).all()
+    assert (found > 0).any()
+
+
 def test_no_head_writes_into_its_input() -> None:
-    hidden, cu_seqlens = rows(SIZES)
+    hidden, at = rows(SIZES)
     before = hidden.copy()
     for mode in modules.POOLINGS:
-        host.dense(hidden, cu_seqlens, [mode], [layer(3, tiny.HIDDEN, name) for name in ("relu",)])
+        heads.dense(NUMPY, hidden, at, [mode], [layer(3, tiny.HIDDEN, "relu")])
     for name in layers.ACTIVATIONS:
-        activations.ACTIVATIONS[name](hidden)
-    host.layer_norm(hidden)
+        NUMPY.activations[name](hidden)
+    ones = np.ones(tiny.HIDDEN, dtype=np.float32)
+    heads.through(NUMPY, hidden, [NormLayer(ones, ones, 1e-5)])
     np.testing.assert_array_equal(hidden, before)
 
 
@@ -165,7 +176,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("model_type", "task"), paired([*CLASSIFIERS], ["SequenceClassification", "TokenClassification"]))
-def test_classifiers_are_their_twins(tmp_path: Path, model_type: str, task: str) -> None:
+def test_classifiers_agree(tmp_path: Path, model_type: str, task: str) -> None:
     folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
     spec = read_spec(folder)
     head = Head.TAGS if spec.kind == "tagger" else Head.SCORES
