@@ -28,8 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hybridtei.backends.base import Backend, Measured
-from hybridtei.backends.routed import Routed
+from hybridtei.backends.base import Backend, Measured, Routed
 from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.checkpoint.files import check_links, embedded_model, resolve
@@ -96,7 +95,7 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
     if not measures:
         return LoadedModel(model, backend, min(engine.max_batch_tokens, backend.busy_tokens))
     try:
-        for one in backend.routes if isinstance(backend, Routed) else (backend,):
+        for one in backend.backends if isinstance(backend, Routed) else (backend,):
             tokens = SELF_TEST_TOKENS if one.name == "torch" else GRAPH_TEST_TOKENS
             _self_test(one, min(tokens, one.spec.max_input_length, model.reader.max_input_length))
         budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)

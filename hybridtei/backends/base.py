@@ -11,10 +11,13 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from hybridtei.batch import PackedBatch, Padding
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.batch import PackedBatch, Padding, gather_index, offsets_of
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
@@ -40,7 +43,9 @@ class Backend(Protocol):
     lanes: tuple[LaneKind, ...]
     fills_cores: bool
     shares_prefixes: bool
-    forwards: int
+
+    @property
+    def forwards(self) -> int: ...
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """Trunk once, each head of the batch once. `use_all_cores`: nothing else waits, so the pass may use more than its own
@@ -93,6 +98,30 @@ class Measured(Protocol):
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
 
 
+class Several:
+    """A backend made of `backends`, at least one, that are called by the same lanes; see `Backend`."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        first = backends[0]
+        self.backends, self.spec, self.lanes = backends, first.spec, first.lanes
+        self.name, self.dtype, self.padding, self.busy_tokens = first.name, first.dtype, first.padding, first.busy_tokens
+
+    @property
+    def forwards(self) -> int:
+        """Passes of all."""
+        return sum(backend.forwards for backend in self.backends)
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """See `Backend.enter_lane`: any lane may call any of them."""
+        for backend in self.backends:
+            backend.enter_lane(kind)
+
+    def close(self) -> None:
+        """Close all."""
+        for backend in self.backends:
+            backend.close()
+
+
 @dataclass(eq=False, slots=True)
 class Replica:
     """`running`: tokens of the batches it computes now; `served`: of all it ever took, which decides between equals."""
@@ -103,28 +132,18 @@ class Replica:
     lost: bool = False
 
 
-class Replicas:
-    """See `Backend`. `backends`: alike but for their device; at least one."""
+class Replicas(Several):
+    """Backends that are alike but for their device."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
+        super().__init__(backends)
         first = backends[0]
-        self.spec, self.name, self.dtype, self.padding = first.spec, first.name, first.dtype, first.padding
-        self.busy_tokens = first.busy_tokens
         self.lanes: tuple[LaneKind, ...] = sum((backend.lanes for backend in backends), ())
         self.ahead = sum(getattr(backend, "ahead", 0) for backend in backends)
         self.fills_cores = len(backends) == 1 and first.fills_cores
         self.shares_prefixes = first.shares_prefixes
         self.replicas = [Replica(backend) for backend in backends]
         self._lock = threading.Lock()
-
-    @property
-    def forwards(self) -> int:
-        """Passes of all."""
-        return sum(replica.backend.forwards for replica in self.replicas)
-
-    @forwards.setter
-    def forwards(self, count: int) -> None:
-        raise AttributeError("the replicas count their passes themselves")
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`. Raises DeviceLost if no replica is left."""
@@ -136,16 +155,6 @@ class Replicas:
         finally:
             with self._lock:
                 replica.running -= len(batch.input_ids)
-
-    def enter_lane(self, kind: LaneKind) -> None:
-        """See `Backend.enter_lane`: any lane may call any replica."""
-        for replica in self.replicas:
-            replica.backend.enter_lane(kind)
-
-    def close(self) -> None:
-        """Close all."""
-        for replica in self.replicas:
-            replica.backend.close()
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """Of the replica with the least memory; those on one device share it. Raises LoadError."""
@@ -175,3 +184,50 @@ class Replicas:
             return error
         log.critical("a device is lost, %d are left: %s", left, error)
         return BackendError(str(error))
+
+
+class Routed(Several):
+    """Two models, by `Encoding.route`: one reads documents, the other, which is smaller, queries, and their vectors are in one
+    space. A batch that holds both is computed in two passes. Source: the Router of sentence-transformers."""
+
+    shares_prefixes = False
+
+    def __init__(self, spec: ModelSpec, backends: Sequence[Backend]) -> None:
+        super().__init__(backends)
+        self.spec = spec
+        self.fills_cores = all(one.fills_cores for one in backends)
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`."""
+        if batch.routes is None:
+            return self.backends[0].forward(batch, use_all_cores=use_all_cores)
+        order, found = list[int](), list[HeadOutputs]()
+        for number, backend in enumerate(self.backends):
+            rows = np.flatnonzero(batch.routes == number)
+            if len(rows):
+                found.append(backend.forward(_of_route(batch, rows, backend.spec), use_all_cores=use_all_cores))
+                order += rows.tolist()
+        return found[0] if len(found) == 1 else HeadOutputs.concat(found).take(np.argsort(order))
+
+    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+        """See `Measured`: both share what is free."""
+        for one in self.backends:
+            if isinstance(one, Measured):
+                limit = one.max_tokens(limit, min(longest, one.spec.max_input_length), fraction, sharing * len(self.backends))
+        return limit
+
+
+def _of_route(batch: PackedBatch, rows: NDArray[np.intp], spec: ModelSpec) -> PackedBatch:
+    """Some sequences of a batch, with the positions of the model that reads them."""
+    tokens, cu_seqlens = gather_index(batch.cu_seqlens, rows), offsets_of(batch.lengths[rows])
+    input_ids, types = batch.input_ids[tokens], batch.token_type_ids
+    return replace(
+        batch,
+        input_ids=input_ids,
+        position_ids=spec.positions.of(input_ids, cu_seqlens),
+        token_type_ids=None if types is None else types[tokens],
+        cu_seqlens=cu_seqlens,
+        unseen=None,
+        adapter_ids=None,
+        routes=None,
+    )

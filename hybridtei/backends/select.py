@@ -13,7 +13,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from hybridtei.backends.base import Backend
+from hybridtei.backends.base import Backend, Replicas, Routed
 from hybridtei.backends.graph.onnx_files import find_own_graph
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.graph.writer import Graph
@@ -57,8 +57,6 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
 
         return StaticBackend(spec)
     if spec.query is not None:
-        from hybridtei.backends.routed import Routed
-
         parts = (replace(spec, query=None), spec.query)
         return Routed(spec, [open_backend(config, part, bulk_niceness=bulk_niceness) for part in parts])
     if not has_readable(spec.folder) and find_own_graph(spec) is None:
@@ -211,8 +209,6 @@ def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> B
     devices = _devices(config)
     if len(devices) == 1:
         return _torch_on(devices[0], config, spec, dtype)
-    from hybridtei.backends.base import Replicas
-
     log.info("a replica of the model on each of %s", ", ".join(devices))
     return Replicas([_torch_on(device, config, spec, dtype) for device in devices])
 
