@@ -7,23 +7,21 @@
             return Answer(embed(model, data))
 
 Litestar routes, injects and documents. This module replaces the parts of it that cost a short request too much: guards by one
-middleware, `admitted`; reading of bodies by `ApiRequest.body`; decoding by `Body`; writing by `Answer`. CONTRIBUTING.md has the
+middleware, `admitted`; reading and decoding of bodies by `ApiRequest`; writing by `Answer`. CONTRIBUTING.md has the
 figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import litestar
 from litestar import Controller, Request
 from litestar.di import NamedDependency
-from litestar.dto import AbstractDTO, DTOConfig, DTOFieldDefinition
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import SkipValidation
 from litestar.types import ASGIApp, Empty, Receive, Scope, Send
-from litestar.typing import FieldDefinition
 from msgspec import Struct
 
 from hybridtei.errors import KeyNeeded, NoStore
@@ -115,36 +113,10 @@ class ApiRequest(Request[Any, Any, Any]):
             raise SyntaxRefused("it ends too early (byte 0)")
         return body
 
-
-class Body(AbstractDTO[Struct]):
-    """Decodes bodies with `decoding`, which reports mistakes by the field's path; Litestar documents the struct itself."""
-
-    config = DTOConfig()
-
-    def decode_bytes(self, value: bytes) -> Any:
-        """Raises BodyError."""
-        request: Any = self.asgi_connection
-        request.decoded = decode(value, request.endpoint.by_field or request.route_handler.parsed_data_field.annotation)
-        return request.decoded
-
-    @classmethod
-    def create_for_field_definition(cls, field_definition: FieldDefinition, handler_id: str, backend_cls: Any = None) -> None:
-        """Nothing is made for a handler: `decoding` keeps a decoder for each struct."""
-
-    @classmethod
-    def create_openapi_schema(cls, field_definition: FieldDefinition, handler_id: str, schema_creator: Any) -> Any:
-        """The struct's."""
-        return schema_creator.for_field_definition(field_definition)
-
-    @classmethod
-    def generate_field_definitions(cls, model_type: type[Any]) -> Generator[DTOFieldDefinition, None, None]:
-        """None: structs are not taken apart."""
-        yield from ()
-
-    @classmethod
-    def detect_nested_field(cls, field_definition: FieldDefinition) -> bool:
-        """False: structs are not taken apart."""
-        return False
+    async def json(self) -> Any:
+        """The body as the struct that the handler takes. Raises what `body` and `decode` raise."""
+        self.decoded = decode(await self.body(), self.endpoint.by_field or self.route_handler.parsed_data_field.annotation)  # type: ignore[union-attr]
+        return self.decoded
 
 
 async def served_model(request: ApiRequest) -> Context:
@@ -219,4 +191,3 @@ class Dialect(Controller):
     tags = (TAG,)
     middleware = (admitted,)
     request_class = ApiRequest
-    dto, return_dto = Body, None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from litestar.params import JSONBody
+from litestar.params import JSONBody, SkipValidation
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hybridtei.batch import Head
@@ -293,7 +293,7 @@ class RerankController(Dialect):
 
     @post("/rerank", capability=RANK, is_tei=True, by_field=BY_FIELD)
     async def rerank(
-        self, data: JSONBody[RerankRequest | DocumentsRequest], model: Model
+        self, data: JSONBody[SkipValidation[RerankRequest | DocumentsRequest]], model: Model
     ) -> Answer[list[Rank] | DocumentsResponse]:
         """Reranking of documents; `texts` or `documents`"""
         return Answer(rerank_either(model, data))
