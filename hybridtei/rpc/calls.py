@@ -26,7 +26,7 @@ from hybridtei.rpc import messages
 from hybridtei.rpc.answers import METHODS, Method
 from hybridtei.server.context import Context, headers_of
 from hybridtei.server.http.connection import SMALL_BYTES, Unsent
-from hybridtei.server.http.security import Authenticator
+from hybridtei.server.http.security import Keyring
 from hybridtei.server.registry import Models
 from hybridtei.server.routing import row_of
 
@@ -98,8 +98,8 @@ class OpenCalls:
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses a call without a key before it counts; bounds the open calls of `tei.v1` and, apart, those that need no key."""
 
-    def __init__(self, authenticator: Authenticator, message_seconds: float) -> None:
-        self._authenticator = authenticator
+    def __init__(self, keys: Keyring, message_seconds: float) -> None:
+        self._keys = keys
         self._message_seconds = message_seconds
         self._keyed, self._keyless = OpenCalls(MAX_CALLS), OpenCalls(MAX_KEYLESS_CALLS)
         self._handlers: dict[str, Any] = {}  # by the full names of methods
@@ -113,7 +113,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 return None
             self._handlers[method] = _bounded(found, calls, self._message_seconds, inf if has_key else IDLE_SECONDS)
         try:
-            if has_key and not self._authenticator.keys.is_open:
+            if has_key:
                 self._authenticate(method, details.invocation_metadata)
             calls.enter()
         except HybridTeiError as error:
@@ -123,9 +123,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _authenticate(self, method: str, metadata: Any) -> None:
         """Raises NoKey, RoleNeeded. Any key may ask for Info."""
         header = dict(metadata or ()).get("authorization", "").encode("utf-8", "replace")
-        key = self._authenticator.keys.find_in_header(header)
         try:
-            self._authenticator.authenticate(key, None if method.endswith("/Info") else "infer")
+            self._keys.check(header, None if method.endswith("/Info") else "infer")
         except NoKey:
             raise NoKey("No valid auth token") from None
 

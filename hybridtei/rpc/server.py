@@ -26,7 +26,7 @@ from hybridtei.rpc.messages import PACKAGE, POOL, services
 from hybridtei.server.api.ops import capabilities
 from hybridtei.server.context import Context
 from hybridtei.server.http.connection import Unsent
-from hybridtei.server.http.security import Authenticator, Certificate
+from hybridtei.server.http.security import Certificate, Keyring
 from hybridtei.server.registry import Models
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class RpcServer:
         models: Models,
         config: ServerConfig,
         recorder: Recorder | None,
-        authenticator: Authenticator,
+        keys: Keyring,
         *,
         certificate: Certificate | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class RpcServer:
         self._certificate = certificate
         self._servicer = Servicer(models, self.unsent, recorder)
         self._health = Health(models)
-        self._gate = Gate(authenticator, config.body_timeout or inf)
+        self._gate = Gate(keys, config.body_timeout or inf)
         self._server: Any = None
         self._looking: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None

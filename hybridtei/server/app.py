@@ -36,7 +36,7 @@ from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.endpoint import all_models, served_model, vector_store
 from hybridtei.server.http.body import Keyless, first_fields
 from hybridtei.server.http.connection import REFUSED, Refusals, Unsent
-from hybridtei.server.http.security import Authenticator, Keyring, Origins, certificate_of
+from hybridtei.server.http.security import Keyring, Origins, certificate_of
 from hybridtei.server.openapi import openapi_config
 from hybridtei.server.registry import STORE_ERRORS, Models, StoreBounds, store_errors
 from hybridtei.server.routing import ALIAS, ENDPOINT, HANDLERS, Endpoint, allow_header, split_alias
@@ -106,11 +106,11 @@ def create_fleet_app(
     store, which it closes at the end. Raises LoadError."""
     certificate = certificate_of(server)
     recorder = None if server.otlp_endpoint is None else Recorder(server.otlp_endpoint, server.otlp_service_name)
-    authenticator, refusals = Authenticator(Keyring.of(server), models.registry), Refusals(models.registry)
+    keys, refusals = Keyring.of(server, models.registry), Refusals(models.registry)
     unsent = Unsent(server.max_unsent_bytes)
     rpc = None
     if server.grpc_port is not None:
-        rpc = rpc_server_class()(models, server, recorder, authenticator, certificate=certificate)
+        rpc = rpc_server_class()(models, server, recorder, keys, certificate=certificate)
     models.registry.observed("hybridtei_unsent_bytes", lambda: unsent.bytes + (rpc.unsent.bytes if rpc else 0))
     of_store = None if schemas is None else store_errors(models.registry)
 
@@ -123,7 +123,7 @@ def create_fleet_app(
 
     shared = {
         **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "schemas": schemas},
-        **{"authenticator": authenticator, "refusals": refusals, "certificate": certificate, "unsent": unsent},
+        **{"keyring": keys, "refusals": refusals, "certificate": certificate, "unsent": unsent},
         **{"keyless": Keyless(), "store_bounds": StoreBounds.of(models)},
     }
     app = framework(

@@ -28,10 +28,10 @@ from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.observability.tracing import arrived
 from hybridtei.server.answer import MODEL, Answer
 from hybridtei.server.context import Context
-from hybridtei.server.http.body import SyntaxRefused, read_body
+from hybridtei.server.http.body import SyntaxRefused, first_fields, read_body
 from hybridtei.server.http.connection import ClientDisconnected
 from hybridtei.server.http.decoding import decode, keys_of, model_name
-from hybridtei.server.http.security import check_key, check_origin, is_keyless
+from hybridtei.server.http.security import check_origin
 from hybridtei.server.registry import Models, StoreContext, check_capacity
 from hybridtei.server.routing import ALIAS, ENDPOINT, Endpoint, endpoint_of
 
@@ -58,6 +58,9 @@ def get(path: str | list[str], *, in_schema: bool = True, **needs: Any) -> Decor
     return litestar.route(
         path, http_method=["GET", "HEAD"], status_code=200, include_in_schema=in_schema, opt={ENDPOINT: Endpoint(**needs)}
     )
+
+
+KEYLESS = "hybridtei.keyless"  # in a scope: a key is needed, and may come in the body
 
 
 class _Token(Struct):
@@ -93,11 +96,11 @@ class ApiRequest(Request[Any, Any, Any]):
 
     async def _read(self) -> bytes:
         scope, state = self.scope, self.scope["app"].state
-        if not (self.endpoint.key_in_body and is_keyless(scope)):
+        if KEYLESS not in scope:
             return await self._read_connected(self.receive)
         async with state.keyless.bounded(self.receive) as receive:
             body = await self._read_connected(receive)
-        check_key(scope, "infer", keys_of(body, _Token).token)
+        state.keyring.check(b"", "infer", keys_of(body, _Token).token)
         return body
 
     async def _read_connected(self, receive: Receive) -> bytes:
@@ -167,14 +170,15 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
     state, role = scope["app"].state, endpoint.role
     if role is None:
         return
-    if endpoint.key_in_body and is_keyless(scope):
+    keys, authorization = state.keyring, first_fields(scope).get(b"authorization", b"")
+    if endpoint.key_in_body and not keys.is_open and keys.find_in_header(authorization) is None:
+        scope[KEYLESS] = True
         state.unsent.check()
         return
-    if not state.authenticator.keys.is_open:
-        check_key(scope, None if role == "any" else role)
-    elif role == "write":
+    keys.check(authorization, None if role == "any" else role)
+    if keys.is_open and role == "write":
         check_origin(scope, state.server.cors_allow_origin)
-    elif role == "manage":
+    if keys.is_open and role == "manage":
         raise KeyNeeded
     if endpoint.needs_store and state.schemas is None:
         raise NoStore

@@ -174,7 +174,7 @@ def reloader(app: Any, config: ServerConfig) -> Callable[[], None] | None:
 
     def reload() -> None:
         if config.api_key_file is not None:
-            app.state.authenticator.keys.reload()
+            app.state.keyring.reload()
         if certificate is not None:
             certificate.reload()
 

@@ -27,53 +27,8 @@ from hybridtei.config import ServerConfig
 from hybridtei.errors import LoadError, NoKey, OtherOrigin, RoleNeeded
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import CALLER
+from hybridtei.server.http.body import first_fields
 from hybridtei.server.http.connection import ConnectionLimits
-
-
-class Authenticator:
-    """A keyring, and a counter of requests by key."""
-
-    def __init__(self, keys: Keyring, registry: Registry) -> None:
-        self.keys = keys
-        self._counter = registry.counter("hybridtei_key_requests_total")
-
-    def authenticate(self, key: Key | None, role: Role | None) -> None:
-        """Counts a key, and has the log name it with what it asked for. `role`: that it should have; None: any key will do.
-        Raises NoKey, RoleNeeded."""
-        if key is None:
-            raise NoKey("no API key, or one that this server does not know: send the header `Authorization: Bearer KEY`")
-        self._counter.add(key=key.name)
-        if key.name != FLAG_NAME:
-            CALLER.set(key.name)
-        if role is not None and role not in key.roles:
-            raise RoleNeeded(role, key.name, key.roles)
-
-
-def authenticator_of(scope: Any) -> Authenticator:
-    """The authenticator of a request's application."""
-    return scope["app"].state.authenticator  # type: ignore[no-any-return]
-
-
-def is_keyless(scope: Any) -> bool:
-    """Whether a key is needed, and the header carries none that opens."""
-    keys = authenticator_of(scope).keys
-    return not keys.is_open and keys.find_in_header(_authorization(scope)) is None
-
-
-def check_key(scope: Any, role: Role | None, token: str | None = None) -> None:
-    """Check a request's key, in the request's own task and before its body is read; any key will do where `role` is None.
-
-    `token`: a key that came outside of the header, and will do as well. Raises NoKey, RoleNeeded."""
-    authenticator = authenticator_of(scope)
-    if authenticator.keys.is_open:
-        return
-    key = None if token is None else authenticator.keys.find(token.encode("utf-8", "replace"))
-    authenticator.authenticate(authenticator.keys.find_in_header(_authorization(scope)) or key, role)
-
-
-def _authorization(scope: Any) -> bytes:
-    return next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-
 
 FLAG_NAME = "api-key"  # under which the key of `--api-key` is counted
 Role = Literal["infer", "search", "write", "manage"]
@@ -95,19 +50,38 @@ class Key:
 
 
 class Keyring:
-    """The keys of a server; without any, `is_open`."""
+    """The keys of a server, and a counter of requests by key; without any, `is_open`."""
 
-    def __init__(self, key: str | None = None, file: Path | None = None) -> None:
+    def __init__(self, key: str | None = None, file: Path | None = None, registry: Registry | None = None) -> None:
         """Raises LoadError, naming the file and the line."""
+        self._counter = (registry or Registry()).counter("hybridtei_key_requests_total")
         self._fixed = () if key is None else (Key(FLAG_NAME, _digest(key.encode())),)
         self._file = file
         self.is_open = key is None and file is None  # no key is needed
         self._keys = self._read()
 
     @classmethod
-    def of(cls, server: ServerConfig) -> Keyring:
+    def of(cls, server: ServerConfig, registry: Registry | None = None) -> Keyring:
         """Raises LoadError."""
-        return cls(server.api_key, None if server.api_key_file is None else Path(server.api_key_file))
+        return cls(server.api_key, None if server.api_key_file is None else Path(server.api_key_file), registry)
+
+    def check(self, authorization: bytes, role: Role | None, token: str | None = None) -> None:
+        """Check and count the key of a header, or else of `token`, and have the log name it with what it asked for.
+
+        `role`: that it should have; None: any key will do. Raises NoKey, RoleNeeded.
+        """
+        if self.is_open:
+            return
+        key = self.find_in_header(authorization)
+        if key is None and token is not None:
+            key = self.find(token.encode("utf-8", "replace"))
+        if key is None:
+            raise NoKey("no API key, or one that this server does not know: send the header `Authorization: Bearer KEY`")
+        self._counter.add(key=key.name)
+        if key.name != FLAG_NAME:
+            CALLER.set(key.name)
+        if role is not None and role not in key.roles:
+            raise RoleNeeded(role, key.name, key.roles)
 
     def find(self, value: bytes) -> Key | None:
         """The key of this value, or None."""
@@ -232,9 +206,8 @@ def certificate_of(server: ServerConfig) -> Certificate | None:
 
 
 def _new_context() -> ssl.SSLContext:
-    """A server's context: TLS 1.2 at least, HTTP/1.1."""
+    """A server's context: HTTP/1.1 over TLS 1.2 at least, which is Python's default."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
 
@@ -288,6 +261,8 @@ class Handshake(asyncio.Protocol):
             await loop.connect_accepted_socket(self._make, accepted, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
 
 
+ALLOW_ORIGIN = b"access-control-allow-origin"
+ANY_ORIGIN = (ALLOW_ORIGIN, b"*")
 VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 
 
@@ -298,16 +273,11 @@ class Origins:
         self._any = not names or "*" in names
         self._names = frozenset(name.encode("latin-1", "replace") for name in names)
 
-    def allowed(self, origin: bytes | None) -> bytes | None:
-        """The value of `access-control-allow-origin`; None: no such header."""
-        if self._any:
-            return b"*"
-        return origin if origin in self._names else None
-
     def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        """The headers that every answer ends with."""
-        allowed = self.allowed(origin)
-        return [VARY] if allowed is None else [VARY, (b"access-control-allow-origin", allowed)]
+        """The headers that every answer to a page of `origin` ends with."""
+        if self._any or origin is None or origin not in self._names:
+            return [VARY, ANY_ORIGIN] if self._any else [VARY]
+        return [VARY, (ALLOW_ORIGIN, origin)]
 
 
 OWN = (b"same-origin", b"none")  # none: the user's own doing, such as a bookmark
@@ -315,8 +285,8 @@ OWN = (b"same-origin", b"none")  # none: the user's own doing, such as a bookmar
 
 def check_origin(scope: Any, allowed: Collection[str]) -> None:
     """`allowed`: of `--cors-allow-origin`; beside these, only the server's own pages. Raises OtherOrigin."""
-    headers = dict(scope["headers"])
-    origin: bytes | None = headers.get(b"origin")
+    headers = first_fields(scope)
+    origin = headers.get(b"origin")
     if origin is None:
         fits = headers.get(b"sec-fetch-site", b"none") in OWN
     else:
