@@ -1,10 +1,11 @@
 """Checkpoints of true sizes, served without torch: `python -m conformance.families.shapes [NAME ...] [--backend NAME]`
 
 For each row of checkpoints.toml a folder with the files, tensor names, shapes and dtypes of that checkpoint is written, with
-random weights, and served by a process that cannot import torch, transformers or onnx. Printed are seconds from the command to
-the first answer of /health, the peak of resident memory by then, and the proportional set size at rest after requests of short,
-long and many texts. Exit status 1 if a server does not come up, an answer is not finite or of another shape, or a bound is
-exceeded: 1.25 times the weights at the served dtype and 150 MB at rest. Linux only; needs room for the largest folder.
+random weights, and served twice by a process that cannot import torch, transformers or onnx: the second finds what the first
+has kept in its cache folder. Printed are seconds from the command to the first answer of /health, the peak of resident memory
+by then, and the proportional set size and the memory of no file at rest after requests of short, long and many texts. Exit
+status 1 if a server does not come up, an answer is not finite or of another shape, or a bound is exceeded: 1.25 times the
+weights at the served dtype and 150 MB at rest. Linux only; needs room for three times the largest folder.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SERVED_BYTES = {"float32": 4, "bfloat16": 2}
 SHORT = "a wing in a slipstream"
 LONG = "the boundary layer on a flat plate in a slipstream " * 20
 MANY = [f"{SHORT} of kind {place}" for place in range(32)]
-HEAD = f"{'checkpoint':38}{'engine':18}{'ready s':>9}{'peak MB':>9}{'rest MB':>9}{'bound MB':>9}{'weights MB':>11}"
+HEAD = f"{'checkpoint':38}{'engine':24}{'ready s':>9}{'peak MB':>9}{'rest MB':>9}{'own MB':>9}{'bound MB':>9}{'weights MB':>11}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,30 +52,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             folder = Path(scratch) / name
             write_checkpoint(folder, checkpoints[name])
             for backend in arguments.backend or ["auto"]:
-                faults += len(measure(folder, checkpoints[name], backend, arguments.dtype))
+                for start in ("first", "again"):
+                    faults += len(measure(folder, checkpoints[name], backend, arguments.dtype, start))
     return 1 if faults else 0
 
 
-def measure(folder: Path, checkpoint: Checkpoint, backend: str, dtype: str) -> list[str]:
-    """Serve a folder, print its row, return its faults."""
+def measure(folder: Path, checkpoint: Checkpoint, backend: str, dtype: str, start: str) -> list[str]:
+    """Serve a folder, print its row, return its faults. `start`: which one it is."""
     weights = checkpoint.numbers * SERVED_BYTES[dtype]
     bound = FACTOR * weights + MORE_BYTES
     flags = ["--backend", backend, "--dtype", dtype, "--auto-truncate", "true"]
     cache = folder.parent / "cache"
     cache.mkdir(exist_ok=True)
-    title = f"{folder.name:38}{f'{backend} {dtype}':18}"
+    title = f"{folder.name:38}{f'{backend} {dtype} {start}':24}"
     try:
         with serving(folder, cache, flags, folder.parent / "log") as server:
             peak = server.peak_bytes()
             faults = ask(server, checkpoint)
             time.sleep(REST_SECONDS)
-            rest = server.resting_bytes()
+            rest, own = server.resting_bytes("Pss"), server.resting_bytes("Anonymous")
     except (RuntimeError, urllib.error.URLError) as error:
         print(f"{title} FAULT: {error}", flush=True)
         return [str(error)]
     if rest > bound:
         faults.append(f"{(rest - bound) / 1e6:.0f} MB beyond the bound")
-    figures = f"{server.ready_seconds:9.1f}" + "".join(f"{each / 1e6:9.0f}" for each in (peak, rest, bound))
+    figures = f"{server.ready_seconds:9.1f}" + "".join(f"{each / 1e6:9.0f}" for each in (peak, rest, own, bound))
     print(f"{title}{figures}{weights / 1e6:11.0f}{'  FAULT: ' + '; '.join(faults) if faults else ''}", flush=True)
     return faults
 

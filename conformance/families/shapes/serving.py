@@ -36,9 +36,9 @@ class Server:
         with DIRECT.open(request, timeout=HANG_SECONDS) as answer:
             return json.load(answer)
 
-    def resting_bytes(self) -> int:
-        """Proportional set size: pages that several processes share count once."""
-        return sum(_kilobytes(Path(f"/proc/{each}/smaps_rollup"), "Pss") for each in self._processes()) * 1024
+    def resting_bytes(self, kind: str) -> int:
+        """`Pss`: the proportional set size, in which pages that several processes share count once. `Anonymous`: of no file."""
+        return sum(_kilobytes(Path(f"/proc/{each}/smaps_rollup"), kind) for each in self._processes()) * 1024
 
     def peak_bytes(self) -> int:
         """The most that each process ever held in memory, files that it mapped included."""
