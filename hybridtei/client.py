@@ -6,22 +6,17 @@ Neither numpy nor a runtime is imported before vectors are there.
 
 from __future__ import annotations
 
-import asyncio
-import time
+import base64
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import update_wrapper
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-import httpx
 import msgspec
-import orjson
 from msgspec import Struct
 
-from hybridtei.errors import InvalidInput, NoAnswer
-from hybridtei.received import SHOWN_CHARACTERS, Answer, embeddings, portions
-from hybridtei.system.retries import Retries, retry_after_s
+from hybridtei.asking import Asking, Blocking, finished, portions
+from hybridtei.errors import BackendError, InvalidInput, NoAnswer
 
 if TYPE_CHECKING:
     from hybridtei.outputs import Embeddings
@@ -37,9 +32,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 REQUEST_ITEMS = 32
-REQUESTS_AT_ONCE = 4
-RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-HEADERS = {"accept": "application/json", "content-type": "application/json"}
 FLOAT32 = Packing("f")
 
 
@@ -52,7 +44,7 @@ class Upserted(Struct, frozen=True):
     failed: list[dict[str, Any]]
 
 
-class AsyncClient:
+class AsyncClient(Asking):
     """A server of hybridtei by its URL; with several models, that of one is `http://host:3000/m/ALIAS`.
 
     A verb is split into requests that the server takes, four of them at once. A request that the server is too busy for, that
@@ -71,17 +63,8 @@ class AsyncClient:
         transport: Any = None,
     ) -> None:
         """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for what is no URL."""
-        self.url = url.rstrip("/")
-        try:
-            parsed = httpx.URL(self.url)
-        except httpx.InvalidURL as error:
-            raise InvalidInput(f"{url!r} is no URL: {error}") from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise InvalidInput(f"{url!r} is no URL of a server; it should be like http://127.0.0.1:3000")
-        self._timeout_s, self._patience_s = timeout_s, patience_s
+        super().__init__(url, api_key=api_key, timeout_s=timeout_s, patience_s=patience_s, transport=transport)
         self._facts: dict[str, Any] | None = None
-        headers = HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {})
-        self._open(headers=headers, timeout=timeout_s, transport=transport)
 
     async def encode(
         self,
@@ -105,12 +88,12 @@ class AsyncClient:
             of_each = [spans] if isinstance(texts, str) else spans
             inputs = [{"text": text, "spans": some} for text, some in zip(inputs, of_each, strict=True)]
         names = [outputs] if isinstance(outputs, str) else [*outputs]
-        body = {"outputs": names, "sparse_format": "qdrant", "normalize": normalize, "truncate": truncate}
-        body |= _given(dimensions=dimensions, prompt_name=prompt_name, input_type=input_type)
-        body |= _given(multivector=msgspec.to_builtins(multivector), truncation_direction=truncation_direction)
+        body = {"outputs": names, "sparse_format": "qdrant", "normalize": normalize, "dimensions": dimensions}
+        body |= {"prompt_name": prompt_name, "input_type": input_type, "multivector": msgspec.to_builtins(multivector)}
+        body |= _cut(truncate, truncation_direction)
         rows = await self._in_portions("/embed_hybrid", "inputs", inputs, body)
         widths = (await self.info())["hybridtei"].get("dimensions") or {}
-        return embeddings(rows, names, None if spans is None else [len(item["spans"]) for item in inputs], widths, self.url)
+        return _embeddings(rows, names, None if spans is None else [len(item["spans"]) for item in inputs], widths, self.url)
 
     async def rerank(
         self,
@@ -125,8 +108,8 @@ class AsyncClient:
         truncation_direction: Direction | None = None,
     ) -> list[Ranked]:
         """Return the documents, the best for the query first, as `Encoder.rerank` does."""
-        body = {"query": query, "raw_scores": raw_scores, "truncate": truncate}
-        body |= _given(instruction=instruction, weights=msgspec.to_builtins(weights), truncation_direction=truncation_direction)
+        body = {"query": query, "instruction": instruction, "weights": msgspec.to_builtins(weights), "raw_scores": raw_scores}
+        body |= _cut(truncate, truncation_direction)
         scores: list[float] = []
         for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
             scores += [_float32(one["score"]) for one in sorted(part, key=lambda one: one["index"])]
@@ -146,7 +129,7 @@ class AsyncClient:
         """Return every label's score for each text, or pair of texts (a tuple), as `Encoder.classify` does."""
         items = [texts] if isinstance(texts, str | tuple) else texts
         inputs = [[item] if isinstance(item, str) else [*item] for item in items]
-        body = {"raw_scores": raw_scores, "truncate": truncate, **_given(truncation_direction=truncation_direction)}
+        body = {"raw_scores": raw_scores, **_cut(truncate, truncation_direction)}
         rows = await self._in_portions("/predict", "inputs", inputs, body)
         from hybridtei.tasks.label import Prediction
 
@@ -161,8 +144,7 @@ class AsyncClient:
         truncation_direction: Direction | None = None,
     ) -> list[list[Span]]:
         """Return labelled spans of each text, in code points, as `Encoder.tag` does."""
-        body = {"aggregation_strategy": aggregation_strategy, "truncate": truncate}
-        body |= _given(truncation_direction=truncation_direction)
+        body = {"aggregation_strategy": aggregation_strategy, **_cut(truncate, truncation_direction)}
         rows = await self._in_portions("/predict_tokens", "inputs", [texts] if isinstance(texts, str) else [*texts], body)
         from hybridtei.tasks.label import Span
 
@@ -184,8 +166,8 @@ class AsyncClient:
     ) -> SearchResult:
         """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as `limit=3` or `mode="dense"`;
         `filter`: in Qdrant's words; `rerank`: by the server's reranker, or the one of this alias."""
-        body = {"collection": collection, "query": query, "rerank": rerank, **_given(filter=filter), **options}
-        found = await self.ask("/search", body)
+        body = {"collection": collection, "query": query, "rerank": rerank, "filter": filter, **options}
+        found = await self.asked("/search", body)
         from hybridtei.search.options import SearchResult
 
         return msgspec.convert(found, SearchResult)
@@ -196,12 +178,12 @@ class AsyncClient:
         """Embed texts and store them. A point is a text, or an object of `text` and, optionally, `id`, `payload`, `metadata`;
         one without an id replaces the same text. `create`: make the collection if it is not there."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
-        path, options = f"/collections/{collection}/points", {"create": create, **_given(truncate=truncate)}
+        path, options = f"/collections/{collection}/points", {"create": create, "truncate": truncate}
         created, before = False, 0
         ids: list[int | str] = []
         failed: list[dict[str, Any]] = []
         for portion in portions(objects, 1000):
-            answer = await self.ask(path, {"points": portion, **options})
+            answer = await self.asked(path, {"points": portion, **options})
             created |= answer["created"]
             ids += answer["ids"]
             failed += [{**one, "index": one["index"] + before} for one in answer["failed"]]
@@ -210,37 +192,20 @@ class AsyncClient:
 
     async def collections(self) -> list[str]:
         """Return the names of the store's collections, and their aliases, sorted."""
-        return [*(await self.ask("/collections"))["collections"]]
+        return [*(await self.asked("/collections"))["collections"]]
 
     async def info(self) -> dict[str, Any]:
         """Return the server's facts, `/info`, read once. Raises InvalidInput if the server is no hybridtei."""
         if self._facts is None:
-            found = await self.ask("/info")
+            found = await self.asked("/info")
             if not isinstance(found, dict) or not isinstance(found.get("hybridtei"), dict):
-                raise InvalidInput(f"{self.url}: is no hybridtei; `/info` answers {orjson.dumps(found)[:SHOWN_CHARACTERS]!r}")
+                raise InvalidInput(f"{self.url}: is no hybridtei; `/info` answers {found!r:.300}")
             self._facts = found
         return self._facts
 
     async def ask(self, path: str, body: Any = None) -> Any:
         """Return the decoded answer of any route: to a GET, or to a POST of `body`."""
-        where, retries = self.url + path, Retries(self._patience_s)
-        try:
-            content = None if body is None else orjson.dumps(body)
-        except TypeError as error:
-            raise InvalidInput(f"{where}: the request is no JSON: {error}") from None
-        while True:
-            asked_s = None
-            try:
-                answer = await self._send("GET" if content is None else "POST", where, content)
-                if answer.status not in RETRIED:
-                    return answer.read(where)
-                failure, asked_s = f"status {answer.status}: {answer.shown}", retry_after_s(answer.headers)
-            except (httpx.RequestError, TimeoutError) as error:
-                failure = f"{type(error).__name__}: {error}" if str(error) else f"nothing came for {self._timeout_s:g} s"
-            if (pause_s := retries.pause_s(asked_s)) is None:
-                tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
-                raise NoAnswer(f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}")
-            await self._sleep(pause_s)
+        return await self.asked(path, body)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -260,78 +225,20 @@ class AsyncClient:
             return []
         most = min(REQUEST_ITEMS, (await self.info()).get("max_client_batch_size", REQUEST_ITEMS)) if len(items) > 1 else 1
         parts = [*portions(items, most)]
-        answers = await self._all([(path, {field: portion, **options}) for portion in parts])
+        answers = await self.all_asked([(path, {field: portion, **options}) for portion in parts])
         for portion, answer in zip(parts, answers, strict=True):
             if not isinstance(answer, list) or len(answer) != len(portion):
-                shown = orjson.dumps(answer)[:SHOWN_CHARACTERS].decode(errors="replace")
-                raise NoAnswer(f"{self.url}{path}: should answer a list of {len(portion)}, answered {shown}")
+                raise NoAnswer(f"{self.url}{path}: should answer a list of {len(portion)}, answered {answer!r:.300}")
         return [row for answer in answers for row in answer] if joined else answers
 
-    # What differs in `_Blocking`.
 
-    def _open(self, **settings: Any) -> None:
-        self._http: Any = httpx.AsyncClient(**settings)
-        self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
-
-    async def _all(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
-        tasks = [asyncio.ensure_future(self.ask(*ask)) for ask in asks]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _send(self, method: str, url: str, content: bytes | None) -> Answer:
-        async with self._turn, asyncio.timeout(self._timeout_s):
-            answer = await self._http.request(method, url, content=content)
-        return Answer(answer.status_code, answer.headers, answer.content)
-
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
-class _Blocking(AsyncClient):
-    """The same over a transport that blocks: none of its coroutines ever waits."""
-
-    def _open(self, **settings: Any) -> None:
-        self._http = httpx.Client(**settings)
-
-    async def _all(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
-        if len(asks) == 1:
-            return [await self.ask(*asks[0])]
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="client") as threads:
-            try:
-                return list(threads.map(lambda ask: _run(self.ask(*ask)), asks))
-            except BaseException:
-                threads.shutdown(cancel_futures=True)
-                raise
-
-    async def _send(self, method: str, url: str, content: bytes | None) -> Answer:
-        end_s, body = time.monotonic() + self._timeout_s, bytearray()
-        with self._http.stream(method, url, content=content) as answer:
-            for part in answer.iter_bytes():
-                body += part
-                if time.monotonic() > end_s:
-                    raise TimeoutError
-        return Answer(answer.status_code, answer.headers, bytes(body))
-
-    async def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-def _run(verb: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits."""
-    try:
-        verb.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("a blocking client waited")
+class _Blocking(Blocking, AsyncClient):
+    """An `AsyncClient` none of whose verbs waits."""
 
 
 def _blocking(verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
     def blocking(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return _run(verb(self._body, *arguments, **options))
+        return finished(verb(self._body, *arguments, **options))
 
     update_wrapper(blocking, verb)
     return blocking
@@ -371,9 +278,50 @@ class Client:
         self.close()
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that are not None: the server knows its defaults."""
-    return {name: value for name, value in options.items() if value is not None}
+def _cut(truncate: bool, direction: Direction | None) -> dict[str, Any]:
+    return {"truncate": truncate, "truncation_direction": direction or "right"}
+
+
+def _embeddings(
+    rows: Sequence[Any], names: Sequence[str], counts: Sequence[int] | None, widths: Mapping[str, int | None], url: str
+) -> Embeddings:
+    """Arrays of the outputs `names` of `/embed_hybrid`. `counts`: the spans of each text, if it has spans, whose rows are then
+    lists. Raises NoAnswer for rows that no hybridtei answers, BackendError for vectors that are none."""
+    if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(counts):
+        rows = [row for some in rows for row in some]
+    if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
+        raise NoAnswer(f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered {rows!r:.300}")
+    import numpy as np
+
+    from hybridtei.batch import Ragged, offsets_of
+    from hybridtei.outputs import Embeddings, SparseVectors
+
+    def dense(rows: Sequence[Any], width: int) -> Any:
+        return np.array(rows, dtype=np.float32).reshape(len(rows), -1 if rows else width)
+
+    def sparse(rows: Sequence[Any], width: int) -> Any:
+        for row in rows:
+            if len(row["indices"]) != len(row["values"]):
+                raise ValueError(f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse vector")
+        indices = np.array([i for row in rows for i in row["indices"]], dtype=np.int64)
+        values = np.array([value for row in rows for value in row["values"]], dtype=np.float32)
+        offsets = offsets_of([len(row["indices"]) for row in rows])
+        return SparseVectors(indices, values, offsets, width or int(indices.max(initial=-1)) + 1)
+
+    def multivector(rows: Sequence[Any], width: int) -> Any:
+        return Ragged.from_rows([vectors(row, width) for row in rows]) if rows else Ragged(dense([], width), offsets_of([]))
+
+    def vectors(row: Any, width: int) -> Any:
+        if isinstance(row, dict):  # a bit a number
+            count, bits = row["shape"]
+            return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(count, (bits + 7) // 8)
+        return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32) if row else dense([], width)
+
+    made = {"dense": dense, "sparse": sparse, "multivector": multivector}
+    try:
+        return Embeddings(**{name: made[name]([row[name] for row in rows], widths.get(name) or 0) for name in names})
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise BackendError(f"{url}: its answer is not what was asked for: {error}") from error
 
 
 def _float32(score: float) -> float:

@@ -170,6 +170,11 @@ def test_what_is_no_url_is_said_at_once(url: str) -> None:
         Client(url)
 
 
+@pytest.mark.parametrize("url", ["http://[::1]:3000", "https://user:word@host.example/m/small/", "http://h"])
+def test_what_is_a_url_is_taken(url: str) -> None:
+    assert Client(url).url == url.rstrip("/")
+
+
 def test_both_have_the_same_verbs_and_signatures() -> None:
     verbs = [name for name, verb in vars(AsyncClient).items() if inspect.iscoroutinefunction(verb) and name[0] != "_"]
     assert len(verbs) == 10
