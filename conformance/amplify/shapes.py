@@ -149,6 +149,8 @@ class Shapes:
         if kind == "object":
             return {key: self._smallest(schema["properties"][key], key) for key in schema.get("required", ())}
         if kind == "array":
+            if "prefixItems" in schema:
+                return [self._smallest(one, name) for one in schema["prefixItems"]]
             return [self._smallest(schema["items"], name)] if "items" in schema else [{"text": "a"}]
         if kind in ("integer", "number"):
             return max(schema.get("minimum", 1), 1)
@@ -197,7 +199,7 @@ class Shapes:
         return {"*text": [unit, max(size // len(unit.encode()), 1)]}
 
     def _list(self, schema: Mapping[str, Any], size: int) -> Any:
-        items = self._draw.choice(self._variants(schema.get("items", {})))
+        items = self._draw.choice(self._variants(schema.get("items") or {}))
         if self._draw.random() < 0.5:  # as many as there is room for
             item = self._smallest(items, "") if items else self._draw.choice(({"text": "a"}, 0, {}, "a"))
             return {"*list": [item, max(size // (len(repr(item)) + 1), 1)]}
