@@ -76,19 +76,13 @@ async def _send_body(body: bytes, send: Any) -> None:
     await send({"type": "http.response.body", "body": rest, "more_body": False})
 
 
-def disconnect_of(scope: Any) -> Disconnect | None:
-    """Our protocol's record of whether the client disconnected; None under another ASGI server."""
-    disconnect: Disconnect | None = (scope.get("extensions") or {}).get(DISCONNECT)
-    return disconnect
-
-
 async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
     """Run `work`, and cancel it if the client disconnects first. Raises ClientDisconnected then.
 
     ASGI servers report a disconnect in `receive` only, for which each request would need a task of its own; our protocol puts
     it into the scope. Under another server the work goes on.
     """
-    disconnect = disconnect_of(scope)
+    disconnect: Disconnect | None = (scope.get("extensions") or {}).get(DISCONNECT)
     if disconnect is None:
         return await work
     running = asyncio.current_task()
