@@ -60,14 +60,6 @@ class Candidate:
     vectors: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Tier:
-    """Candidates, the best first. `is_last`: the store has no others."""
-
-    candidates: list[Candidate]
-    is_last: bool
-
-
 class Candidates:
     """The candidates of one query, as far as pages need them.
 
@@ -107,11 +99,11 @@ class Candidates:
             query_filter = self._options.query_filter
             if self._key is not None and found:
                 query_filter = _without(self._key, list(found.values()), query_filter)
-            tier = await self._tier(depth, query_filter, found, key=self._key)
-            for candidate in tier.candidates if self._key is None else _one_a_group(tier.candidates):
+            tier, is_last = await self._tier(depth, query_filter, found, key=self._key)
+            for candidate in tier if self._key is None else _one_a_group(tier):
                 found[candidate.id] = candidate
             # legs may agree on all points of a tier: go deeper
-            is_last = tier.is_last or (not tier.candidates and depth == MAX_LIMIT)
+            is_last = is_last or (not tier and depth == MAX_LIMIT)
             spent += depth
             depth = min(2 * depth, MAX_LIMIT)
             if is_last or (self._key is not None and spent + depth > self._max_points):
@@ -120,14 +112,13 @@ class Candidates:
 
     async def _tier(
         self, depth: int, query_filter: Filter | None, before: Mapping[PointId, Candidate], *, key: str | None
-    ) -> _Tier:
-        """The points of each leg that are not among those `before`. `key`: what they are grouped by."""
+    ) -> tuple[list[Candidate], bool]:
+        """(the points of each leg that are not among those `before`, the best first, whether the store has no others)."""
         lists = await self._found(depth, query_filter, key)
         found, is_last = _gathered(lists, before, key), all(len(points) < depth for points in lists.values())
         if not found:
-            return _Tier([], is_last)
-        known = await self._known(found, depth, query_filter)
-        totals = await self._totals(found, lists, depth)
+            return [], is_last
+        known, totals = await self._known(found, depth, query_filter), await self._totals(found, lists, depth)
         mode = self._options.mode or ""
         if mode not in NAMES and not self._options.rescore:
             totals = totals.round(DIGITS.get(mode, DIGITS_OF_FLOATS))
@@ -136,7 +127,7 @@ class Candidates:
         found.sort(key=lambda one: (one.id not in known, -one.score, isinstance(one.id, str), one.id))
         threshold = self._options.score_threshold
         kept = found if threshold is None else [one for one in found if one.score >= threshold]
-        return _Tier(kept, is_last or len(kept) < len(found))
+        return kept, is_last or len(kept) < len(found)
 
     async def _found(self, depth: int, query_filter: Filter | None, key: str | None) -> dict[str, list[models.ScoredPoint]]:
         """The best points of each leg that finds any."""
@@ -161,8 +152,8 @@ class Candidates:
         is_normalised = self._options.mode == "zscore" and not self._options.rescore
         if not is_normalised or self._scale or len(found) >= FEW or (query_filter is None and depth >= ENOUGH):
             return {}
-        plain = await self._tier(max(depth, ENOUGH), None, {}, key=None)
-        return {one.id: one for one in plain.candidates} if self._scale else {}
+        plain, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
+        return {one.id: one for one in plain} if self._scale else {}
 
     async def _totals(self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int) -> Column:
         """Each candidate's score: by MaxSim alone, by one leg, or by places or the sum of all legs."""
@@ -177,8 +168,7 @@ class Candidates:
         await self._complete(found, lists, depth)
         if mode == "zscore":
             return await self._normalised(found, depth)
-        others = [leg for leg in weights if leg not in lists]
-        for leg in others:
+        for leg in [leg for leg in weights if leg not in lists]:
             await self._score(leg, found)
         rows = len(self._legs.vectors.get(MULTIVECTOR, (0,)))
         shares = {leg: weight / rows if leg == MULTIVECTOR else weight for leg, weight in weights.items()}

@@ -31,6 +31,11 @@ from hybridtei.system.frames import nested
 
 T = TypeVar("T")
 JSON_BYTES_PER_NUMBER = 20
+TEXTS = ("text", "title")  # keys of payloads
+# With it `match: text` finds words, as the embedded engine does; without, parts of words.
+OF_WORDS = models.TextIndexParams(
+    type=models.TextIndexType.TEXT, tokenizer=models.TokenizerType.WORD, lowercase=True, phrase_matching=True, on_disk=True
+)
 PEERS_S = 5.0  # another port, which a firewall may drop
 
 
@@ -101,6 +106,8 @@ class ServerStore:
             if tries == 1 or not await self._exists(name, schema):
                 raise
         self._schemas[name] = schema
+        for key in TEXTS:
+            await self._call(lambda key=key: self._client.create_payload_index(name, key, OF_WORDS, wait=False))  # type: ignore[misc]
 
     async def _exists(self, name: str, schema: CollectionSchema) -> bool:
         existing = await self.describe(name)

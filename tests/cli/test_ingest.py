@@ -135,9 +135,6 @@ def test_a_full_disk_is_named(tmp_path):
     assert "disk is full" in error or "No space left" in error
 
 
-@pytest.mark.xfail(
-    strict=True, reason="part 9: `match: text` finds words in the embedded engine, and parts of words on a server"
-)
 def test_a_server_gets_an_index_of_the_texts(tmp_path, monkeypatch, hybrid):
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     (tmp_path / "note.txt").write_text("bake balo")

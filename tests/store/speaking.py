@@ -224,6 +224,10 @@ class Points(Servicer, PointsServicer):
         work = self.state.upsert(request.collection_name, points, request.wait)
         return operated(self.ask("upsert", request, context, work, write=True))
 
+    def CreateFieldIndex(self, request: Any, context: Any) -> Any:
+        assert request.field_index_params.text_index_params.phrase_matching
+        return operated(self.ask("index", request, context, lambda local: acknowledged()))
+
     def Delete(self, request: Any, context: Any) -> Any:
         selector = GrpcToRest.convert_points_selector(request.points)
         return operated(
@@ -377,6 +381,9 @@ class Rest:
             changed = models.UpdateCollection.model_validate_json(body)
             diff = changed.optimizers_config
             return "update", lambda local: self.state.update(local, name, changed.metadata, diff), True
+        if route == ("PUT", "index"):
+            assert models.CreateFieldIndex.model_validate_json(body).field_schema.phrase_matching
+            return "index", lambda local: acknowledged(), False
         if route == ("PUT", "points"):
             points = models.PointsList.model_validate_json(body).points
             return "upsert", self.state.upsert(name, points, wait), True
@@ -402,6 +409,11 @@ class Rest:
                 False,
             )
         return None
+
+
+def acknowledged() -> models.UpdateResult:
+    """Local mode makes no indexes, and reads words without them."""
+    return models.UpdateResult(operation_id=0, status=models.UpdateStatus.ACKNOWLEDGED)
 
 
 def query_of(asked: models.QueryRequest) -> dict[str, Any]:

@@ -222,7 +222,7 @@ async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol: str) -> N
                 await store.collections()
             assert not isinstance(refused.value, StoreUnavailable)
             assert "another" not in str(refused.value)
-        assert state.calls == ["create", "list"]
+        assert state.calls == ["create", "index", "index", "list"]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -189,7 +189,7 @@ def _read(index: int, point: Point) -> _NewPoint:
         raise InvalidPoint(f"`id` should be between 0 and {MAX_ID}")
     identity: PointId
     if point.id is None:
-        identity = point_id(point.text, 0)  # the same text again replaces itself
+        identity = point_id(point.text, -1)  # the same text again replaces itself, and no id that equals it
     elif isinstance(point.id, int) or _is_uuid(point.id):
         identity = point.id
     else:

@@ -369,7 +369,6 @@ def test_a_field_that_is_not_known_is_refused_by_name(shelf):
     assert "unknown field `meta`" in answer["failed"][0]["error"]
 
 
-@pytest.mark.xfail(strict=True, reason="part 9: an id is no text")
 def test_an_id_that_equals_the_text_of_another_point_replaces_nothing(shelf):
     path, text = "/collections/names/points", "one two"
     assert shelf.post(path, {"points": [{"text": text}], "create": True}).json()["upserted"] == 1
