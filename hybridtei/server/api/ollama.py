@@ -102,7 +102,7 @@ class OllamaDetails(Struct, frozen=True):
 
 
 class OllamaModel(Struct, frozen=True):
-    """A served model. `digest`: of its id and revision."""
+    """A served model. `digest`: its fingerprint; until the weights are read, of its id and revision."""
 
     name: str
     model: str
@@ -142,7 +142,8 @@ async def show(context: Context, request: OllamaShowRequest) -> Reply:
 def _listed(context: Context) -> OllamaModel:
     name, folder = context.served_name, context.service.model.spec.folder
     weights = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))  # none where they lie elsewhere
-    digest = sha256(f"{context.model.model_id}@{context.model.revision}".encode()).hexdigest()
+    named, header = f"{context.model.model_id}@{context.model.revision}", context.fingerprint_header
+    digest = sha256(named.encode()).hexdigest() if header is None else header[1].decode()
     return OllamaModel(name, name, STARTED_AT, sum(file.stat().st_size for file in weights), digest, _details(context))
 
 
