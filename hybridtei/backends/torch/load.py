@@ -117,7 +117,7 @@ def as_tensor(array: NDArray[Any]) -> Tensor:
 def placed(layers: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Layers of heads with tensors on a device in place of their arrays."""
     if isinstance(layers, np.ndarray):
-        return as_tensor(layers).to(device, dtype)
+        return as_tensor(layers).to(device, dtype, copy=True)  # not a view of the file, which may change
     if isinstance(layers, list | tuple):
         return type(layers)(placed(one, dtype, device) for one in layers)
     if is_dataclass(layers) and not isinstance(layers, type):
