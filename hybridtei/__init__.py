@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hybridtei.config import ServerConfig as ServerConfig
     from hybridtei.config import StoreConfig as StoreConfig
     from hybridtei.encoder import Encoder as Encoder
+    from hybridtei.ingest.run import ingest as ingest
     from hybridtei.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
     from hybridtei.outputs import Embeddings as Embeddings
     from hybridtei.outputs import SparseVectors as SparseVectors
@@ -70,6 +71,7 @@ _NAMES_OF = {
     "hybridtei.client": "AsyncClient Client Upserted",
     "hybridtei.config": "EngineConfig ModelConfig NamedModel ServerConfig StoreConfig",
     "hybridtei.encoder": "Encoder",
+    "hybridtei.ingest.run": "ingest",
     "hybridtei.langchain": "HybridSparseEmbeddings",
     "hybridtei.outputs": "Embeddings SparseVectors",
     "hybridtei.search.local": "LocalSearch query_model rank_by",

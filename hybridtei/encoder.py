@@ -54,8 +54,11 @@ class Encoder:
         budget_tokens: int,
         engine: EngineConfig,
         multivector: MultivectorBudget | None = None,
+        *,
+        model_id: str = "",
     ) -> None:
-        """`multivector`: how small documents' multi-vectors are where a call does not say."""
+        """`multivector`: how small documents' multi-vectors are where a call does not say. `model_id`: the model's name."""
+        self.model_id = model_id
         self._model = model
         self._multivector = multivector
         self._backend = backend
@@ -82,7 +85,7 @@ class Encoder:
         """
         config, engine = configured(config or ModelConfig(model_id=model_id), engine or EngineConfig(), options)
         loaded = load_model(config, engine, measures=measures)
-        return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine, budget_of(config))
+        return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine, budget_of(config), model_id=config.model_id)
 
     @property
     def spec(self) -> ModelSpec:

@@ -42,6 +42,16 @@ with LocalSearch(encoder, "minilm-hybrid", StoreConfig(qdrant_path="./qdrant")) 
     hits = search("papers", "bread", SearchOptions(mode="dense", limit=1)).hits
 assert hits[0].payload["text"] == "a loaf of bread"
 """,
+    "Ingest": """
+from pathlib import Path
+
+from hybridtei import ingest
+
+Path("notes").mkdir()
+Path("notes/plate.md").write_text("# Plates\\n\\nA boundary layer grows along a flat plate.")
+summary = ingest("notes", "library", encoder, "./library", quiet=True)
+assert (summary.stats.documents, summary.outcome.points) == (1, 1)
+""",
     "Qdrant by its own client": """
 from qdrant_client import QdrantClient, models
 

@@ -37,6 +37,7 @@ GROUPS = {
     "Embed": "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head",
     "A server": "Client AsyncClient Upserted",
     "Search": "LocalSearch Searcher SearchOptions SearchResult SearchHit QueryModel query_model rank_by filter_from",
+    "Ingest": "ingest",
     "Qdrant by its own client": "open_store schema_for create_arguments check_fits to_points as_lists point_id",
     "Other libraries": "HybridSparseEmbeddings",
     "Settings": "ModelConfig NamedModel EngineConfig ServerConfig StoreConfig",
@@ -68,7 +69,7 @@ def reference() -> str:
         if title in EXAMPLES:
             parts.append(f"```python\n{EXAMPLES[title].strip()}\n```\n")
         for name in names.split():
-            parts.extend(_entry(name, getattr(hybridtei, name)))
+            parts.extend(_entry(name, hybridtei.__getattr__(name)))
     return "\n".join(parts)
 
 

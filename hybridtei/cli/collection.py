@@ -6,13 +6,14 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
@@ -56,12 +57,13 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
         raise UsageError("--ray-workers and --ray-address need --engine ray")
     require_extra("qdrant", "qdrant_client", "semantic_text_splitter")
-    from hybridtei.ingest.run import run_ingest as ingest
+    from hybridtei.ingest.run import ingest
 
     outputs = tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None
     plan = options_from(CollectionPlan, arguments, **{name: getattr(model, name) for name in OF_THE_MODEL})
     options = options_from(IngestOptions, arguments, outputs=outputs, model_named=arguments.model_id is not None, plan=plan)
-    summary = ingest(options, model, engine, store, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    tell = partial(print, file=sys.stderr, flush=True)
+    summary = ingest(embedder=model, store=store, engine_config=engine, tell=tell, **asdict(options))
     print(summary.as_json() if arguments.json else summary.in_words(), flush=True)
     return summary.status
 

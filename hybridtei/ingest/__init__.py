@@ -1,1 +1,16 @@
-"""Files into a collection: read, cut into chunks, embed, store; again from where the last run stopped."""
+"""Documents from files into a collection: `hybridtei.ingest(...)`, which is this package, called."""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    """Python binds `hybridtei.ingest` to this package at its import, over the function of that name."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return import_module("hybridtei.ingest.run").ingest(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

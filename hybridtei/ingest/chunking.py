@@ -9,7 +9,9 @@ A point is one chunk of one document:
     chunk         number of the chunk, from 0
     chunks        how many chunks the document has
     start         where the chunk begins in the document's indexed text, in characters
-    digest        of the document's version, in base64: from these an ingest elsewhere knows what is stored
+    digest        of the document's text, title and metadata, in base64
+    settings      hash of the settings that cut and read it, as `run.settings_hash` makes it; points of 0.1 have none, since
+                  their digest is keyed by the settings
     title         only where the document has one
     metadata      every other field of the record, as it stood there: filters say `metadata.year`; only where there is any
 
@@ -19,7 +21,7 @@ The indexed text of a document is its title, a line feed, then its text. Two doc
 from __future__ import annotations
 
 import re
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -38,9 +40,8 @@ from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.windows import window_of_each, windows_over
 
-TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START, DIGEST, TITLE, METADATA = (
-    *("text", "document_id", "source", "chunk", "chunks", "start", "digest", "title", "metadata"),
-)
+TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START = "text", "document_id", "source", "chunk", "chunks", "start"
+DIGEST, SETTINGS, TITLE, METADATA = "digest", "settings", "title", "metadata"
 DIGEST_BYTES = 16
 
 
@@ -65,10 +66,10 @@ class Document:
         """Title and text, as one."""
         return f"{self.title}\n{self.text}".strip() if self.title else self.text.strip()
 
-    def digest(self, settings: bytes) -> bytes:
-        """16 bytes that change whenever the stored points would; `settings`: of model and chunking."""
+    def digest(self, key: bytes = b"") -> str:
+        """16 bytes of the document's content in base64. `key`: the settings, which only digests of 0.1 depend on."""
         content = orjson.dumps([self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS)
-        return blake2b(content, digest_size=DIGEST_BYTES, key=settings).digest()
+        return b64encode(blake2b(content, digest_size=DIGEST_BYTES, key=key).digest()).rstrip(b"=").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,7 @@ def document_key(source: str, document_id: str) -> str:
     return orjson.dumps([source, document_id]).decode()
 
 
-def source_of(key: str) -> str:
-    """The source that a document's key names."""
-    source: str = orjson.loads(key)[0]
-    return source
-
-
-def payload_of(document: Document, chunk: Chunk, chunks: int, digest: bytes) -> dict[str, Any]:
+def payload_of(document: Document, chunk: Chunk, chunks: int, digest: str, settings: str) -> dict[str, Any]:
     """The payload of a chunk's point."""
     payload: dict[str, Any] = {
         TEXT: chunk.text,
@@ -119,23 +114,14 @@ def payload_of(document: Document, chunk: Chunk, chunks: int, digest: bytes) -> 
         CHUNK: chunk.number,
         CHUNKS: chunks,
         START: chunk.start,
-        DIGEST: b64encode(digest).rstrip(b"=").decode(),
+        DIGEST: digest,
+        SETTINGS: settings,
     }
     if document.title:
         payload[TITLE] = document.title
     if document.metadata:
         payload[METADATA] = dict(document.metadata)
     return payload
-
-
-def digest_of(payload: Mapping[str, Any]) -> bytes | None:
-    """The digest in a point's payload; None where there is none."""
-    text = payload.get(DIGEST)
-    try:
-        digest = b64decode(f"{text}==", validate=True) if isinstance(text, str) else b""
-    except ValueError:
-        return None
-    return digest if len(digest) == DIGEST_BYTES else None
 
 
 DEFAULT_TOKENS = 512  # of models that read more: a hit should be short enough to show

@@ -6,19 +6,15 @@ A text that an embedder refuses must not take others with it: `embed_each` halve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hybridtei.batch import Head
 from hybridtei.client import Client
 from hybridtei.errors import BackendError, EmptyInput, HybridTeiError, InvalidInput, RequestError, TokenizerError
 from hybridtei.outputs import Embeddings
-from hybridtei.tasks.embed import InputType
-from hybridtei.tasks.pooling import MultivectorBudget
-from hybridtei.tasks.spans import Spans
 
 T = TypeVar("T")
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
-REQUEST_TIMEOUT_S = 300.0
 
 
 def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> frozenset[Head]:
@@ -60,7 +56,7 @@ def embed_each(embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]) -
 
 
 class RemoteEmbedder:
-    """A running hybridtei as an `Embedder`: concurrent requests, each retried for `patience_s` while the server is overloaded.
+    """A running hybridtei as an `Embedder`.
 
     A text is at fault only where the server's own error says so: InvalidInput, EmptyInput or TokenizerError for a refused text,
     BackendError for one whose pass failed or whose vectors are broken. Any other response is about the server, or a proxy's,
@@ -68,29 +64,19 @@ class RemoteEmbedder:
     server.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, patience_s: float = 60.0) -> None:
-        self._client = Client(url, api_key=api_key, timeout_s=REQUEST_TIMEOUT_S, patience_s=patience_s)
+    def __init__(self, client: Client) -> None:
+        self._client = client
         info = self._client.info()
         if info["hybridtei"].get("role") != "embedding":
-            raise InvalidInput(f"{url}: serves no embedding model")
+            raise InvalidInput(f"{client.url}: serves no embedding model")
         self.model_id = str(info["model_id"])
         self.outputs = frozenset(Head(name) for name in info["hybridtei"]["outputs"]) & frozenset(VECTORS)
-        self.name = f"{url}, {info['model_dtype']}"
-        self.budget = MultivectorBudget()  # of documents' multi-vectors: a full one too, since the server may have its own
+        self.name = f"{client.url}, {info['model_dtype']}"
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        outputs: Iterable[str],
-        *,
-        input_type: InputType,
-        spans: Sequence[Spans] | None = None,
-    ) -> Embeddings:
-        """Rows in the order of `texts` and their `spans`, by the server's prompt for that type of inputs, if it has one."""
-        names = [*outputs]
-        budget = self.budget if Head.MULTIVECTOR in names else None
+    def encode(self, texts: Sequence[str], outputs: Iterable[str], **settings: Any) -> Embeddings:
+        """As `Client.encode`, whose prompt is the server's for that type of inputs, if it has one."""
         try:
-            return self._client.encode(texts, names, input_type=input_type, multivector=budget, spans=spans)
+            return self._client.encode(texts, outputs, **settings)
         except (EmptyInput, InvalidInput, TokenizerError):
             raise
         except RequestError as error:  # a key or a model that the server lacks

@@ -1,7 +1,7 @@
 """The files that SOURCE names, and the documents in each: plain text, Markdown, HTML and PDF are one document a file.
 
 SOURCE is a file, a BEIR folder, or a folder of any of them; files come in the same order every time. A file's label is the
-folder's name and the path below it, so that a collection stays the same when the folder moves. Hidden files are left out, and
+source's name in the collection (`ingest.identity`) and the path below it. Hidden files are left out, and
 so are links that lead out of the folder; folders behind links are not entered at all. What an ingest itself writes is no
 source either: collections of the embedded engine, and files of rejected records.
 
@@ -17,10 +17,11 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.ingest.chunking import Document, Rejection
@@ -160,37 +161,45 @@ BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to read: `label` in ids and payloads, `size` in bytes. `unreadable`: why it, or the folder, cannot be read."""
+    """A file to read: `label` in ids and payloads, `size` in bytes, `stamp`: times of its last changes in ns, and inode.
+    `unreadable`: why it, or the folder, cannot be read."""
 
     path: Path
     label: str
-    size: int
-    modified_ns: int
+    size: int = 0
+    stamp: tuple[int, ...] = ()
     unreadable: str | None = None
 
 
-def source_files(source: Path, name: str | None = None, quarantine: Path | None = None) -> Iterator[SourceFile]:
-    """Every file of `source`, whether there is a reader for it or not. `name` stands for the source's own in labels;
-    `quarantine` is left out.
+def source_files(
+    source: Path, label: str | None = None, quarantine: Path | None = None, known: Mapping[Path, str] = MappingProxyType({})
+) -> Iterator[SourceFile]:
+    """Every file of `source`, whether there is a reader for it or not. `label`: the source's; `quarantine` is left out.
+    `known`: labels of files and folders that are sources by themselves.
 
     Raises InvalidInput if it is not there, or is a file of another kind, and OSError if it is a folder that cannot be read.
     """
-    root, label = source.resolve(), label_of(source, name)
+    root = source.resolve()
+    label = label or printable(root.name) or "root"
     if root.is_dir():
         entries = sorted(root.iterdir())
-        yield from _below(entries, root, label, quarantine.resolve() if quarantine is not None else None)
+        yield from _below(entries, root, label, quarantine.resolve() if quarantine is not None else None, known)
         return
+    check_source(source)
+    yield _file(root, label, root.stat())
+
+
+def check_source(source: Path) -> None:
+    """Raises InvalidInput for a path that is not there, or is a file of a kind without a reader."""
+    root = source.resolve()
     if not root.exists():
         raise InvalidInput(f"{source}: no such file or folder")
-    if root.suffix.lower() not in KINDS:
+    if not root.is_dir() and root.suffix.lower() not in KINDS:
         raise InvalidInput(f"{source}: should be a folder, or end in {', '.join(KINDS)}")
-    status = root.stat()
-    yield SourceFile(root, label, status.st_size, status.st_mtime_ns)
 
 
-def label_of(source: Path, name: str | None = None) -> str:
-    """The label of a single file, and the beginning of the labels of a folder's files."""
-    return name or _printable(source.resolve().name) or "root"
+def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
+    return SourceFile(path, label, status.st_size, (status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
 
 
 def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
@@ -212,14 +221,16 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
         yield Rejection(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
 
 
-def _below(entries: Sequence[Path], root: Path, label: str, quarantine: Path | None) -> Iterator[SourceFile]:
+def _below(
+    entries: Sequence[Path], root: Path, label: str, quarantine: Path | None, known: Mapping[Path, str]
+) -> Iterator[SourceFile]:
     names = {entry.name for entry in entries}
     if names >= COLLECTION:
         return
     if {BEIR_CORPUS, BEIR_QUERIES} <= names:
         entries = [entry for entry in entries if entry.name == BEIR_CORPUS]
     for entry in entries:
-        here = f"{label}/{_printable(entry.name)}"
+        here = known.get(entry) or f"{label}/{printable(entry.name)}"
         if entry.name.startswith(".") or entry.name.endswith(QUARANTINE) or entry == quarantine:
             continue
         try:
@@ -230,12 +241,12 @@ def _below(entries: Sequence[Path], root: Path, label: str, quarantine: Path | N
                 continue
         except OSError as error:
             if error.errno not in GONE:
-                yield SourceFile(entry, here, 0, 0, error.strerror or str(error))
+                yield SourceFile(entry, here, unreadable=error.strerror or str(error))
             continue
         if stat.S_ISDIR(status.st_mode):
-            yield from _below(below, root, here, quarantine)
+            yield from _below(below, root, here, quarantine, known)
         elif _is_within(entry, root):
-            yield SourceFile(entry, here, status.st_size, status.st_mtime_ns)
+            yield _file(entry, here, status)
 
 
 def _is_within(entry: Path, root: Path) -> bool:
@@ -243,6 +254,6 @@ def _is_within(entry: Path, root: Path) -> bool:
     return Path(os.path.realpath(entry)).is_relative_to(root)
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """The name as valid Unicode, which a file system does not guarantee."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")

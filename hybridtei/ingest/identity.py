@@ -1,173 +1,185 @@
-"""Which ledger is a collection's: the collection has an id, and names the ledger that knows all of it.
+"""Whose a collection's documents are, and who writes: both are in the collection's metadata.
 
-Both are in the collection's metadata. The id finds the ledger's file by whatever address the server is reached. A ledger has
-a mark; where the collection names another one, an ingest elsewhere has written since, or the collection was made anew, and the
-ledger is made again from the points, whose payloads have the digests of their documents. Kills are harmless: a ledger is marked
-after it is whole, and after the collection names the mark.
+A source is a resolved path, and has a name in the collection: the last part of the path, or `--source-name`. The metadata say
+which path a name stands for. A file or folder below a known path belongs to that source, so it can be refreshed alone.
+Collections of 0.1 have names without paths: the first ingest of a path takes its name over.
 
-An embedded engine's ledger is in the engine's folder. Ledgers of releases before were found by the server's address: the first
-ingest takes one over.
+One ingest at a time writes to a collection: in a folder here by a locked file, on a server by a lease in the metadata, which
+its holder renews. A lease that was not renewed for `LEASE_S` is a dead ingest's; clocks are not compared.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Mapping
-from dataclasses import replace
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hybridtei.config import StoreConfig
-from hybridtei.ingest.chunking import CHUNK, CHUNKS, DIGEST, DOCUMENT_ID, SOURCE, digest_of, document_key
-from hybridtei.ingest.ledger import Ledger
-from hybridtei.ingest.records import MAX_DOCUMENT_CHARACTERS
-from hybridtei.store import collection_state_folder, state_folder
+from hybridtei.errors import InvalidInput, StoreError
+from hybridtei.ingest.files import printable
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_fits
-from hybridtei.store.points import point_id
 
-COLLECTION_ID, LEDGER_MARK = "ingest_collection_id", "ingest_ledger_mark"  # keys of a collection's metadata
-FIELDS = (SOURCE, DOCUMENT_ID, CHUNK, CHUNKS, DIGEST)
-POINTS_AT_ONCE, DOCUMENTS_AT_ONCE = 1000, 10_000
+SOURCES, LEASE = "ingest_sources", "ingest_lease"  # keys of a collection's metadata
+RENEW_S, LEASE_S, POLL_S = 10.0, 40.0, 1.0
 
 
-def new_id() -> str:
-    """A random id, 32 hexadecimal digits."""
-    return uuid.uuid4().hex
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file or folder in a collection. `place`: the path by which it is known; `label`: begins the labels of its files, and so
+    the ids of its documents; `known`: {path: name} of the collection's sources, by its metadata. `is_taken_over`: its name
+    was chosen by nobody and is not known, so what is stored under it is of 0.1."""
+
+    place: Path
+    label: str
+    known: Mapping[Path, str] = field(default_factory=dict)
+    is_taken_over: bool = False
+
+    @classmethod
+    def of(cls, source: Path, existing: CollectionSchema | None, chosen: str | None = None) -> Source:
+        """The source of this path. `chosen`: the user's name for it. Raises InvalidInput where its name is another path's."""
+        place = Path(printable(str(source.resolve())))
+        found = existing.metadata.get(SOURCES) if existing is not None else None
+        known = {Path(str(path)): str(name) for name, path in found.items()} if isinstance(found, Mapping) else {}
+        for above in (place, *place.parents):
+            if above in known and chosen in (None, known[above]):
+                return cls(place, "/".join((known[above], *place.relative_to(above).parts)), known)
+        name = chosen or place.name or "root"
+        other = next((path for path, taken in known.items() if taken == name), None)
+        if chosen is None and other is not None:
+            raise InvalidInput(
+                f"{place}: the collection has a source {name!r}, which is {other}. Name this one by --source-name NAME; if it "
+                f"is the same source at another place, by --source-name {name}"
+            )
+        return cls(place, name, known, is_taken_over=chosen is None)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of this source, and of those that lie within it."""
+        return [self.label, *(name for path, name in self.known.items() if self.place in path.parents)]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The metadata that record a new source."""
+        if any(
+            self.known.get(path) == self.label.rsplit("/", up)[0] for up, path in enumerate((self.place, *self.place.parents))
+        ):
+            return {}
+        return {SOURCES: {name: str(path) for path, name in self.known.items()} | {self.label: str(self.place)}}
 
 
-async def open_ledger(config: StoreConfig, store: Store, name: str, existing: CollectionSchema | None) -> tuple[Ledger, str]:
-    """The collection's ledger and id, a new one where there is none; `existing`: its schema, which fits.
+@asynccontextmanager
+async def claimed(
+    store: Store, name: str, schema: CollectionSchema, lock: Path, tell: Callable[[str], None]
+) -> AsyncIterator[CollectionSchema]:
+    """The collection, made of `schema` if it is missing; no other ingest writes to it meanwhile.
 
-    Raises InvalidInput where another process has locked the ledger.
+    `lock`: the file to lock for an embedded store. Raises InvalidInput where another ingest runs.
     """
-    identity = _identity_of(existing)
-    if config.qdrant_url is None:
-        return Ledger(state_folder(config) / f"{name}.ledger.jsonl"), identity or new_id()
-    former = _former_path(config, name)
-    if existing is not None and identity is None:
-        return await _take_over(former, store, name)
-    identity = identity or new_id()
-    path = _path(identity)
-    if existing is not None and former.exists() and not path.exists():  # a kill may have come between the mark and the move
-        ledger = Ledger(former)
-        if ledger.mark is not None and ledger.mark == existing.metadata.get(LEDGER_MARK):
-            ledger.move(path)
-            return ledger, identity
-        ledger.close()
-    return Ledger(path), identity
+    async with AsyncExitStack() as stack:
+        if store.kind == "embedded":
+            stack.enter_context(locked(lock))
+        if await store.describe(name) is None:
+            try:
+                await store.create(name, schema)
+            except StoreError:  # another process may have made it just now
+                if await store.describe(name) is None:
+                    raise
+        if store.kind != "embedded":
+            await stack.enter_async_context(leased(store, name, tell))
+        found = await store.describe(name) or schema
+        check_fits(found, schema, name)
+        yield found
 
 
-async def _take_over(former: Path, store: Store, name: str) -> tuple[Ledger, str]:
-    """The ledger by address, or a new one, for a collection that gets an id; on a server too old for one it stays there."""
-    ledger, identity = Ledger(former), new_id()
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock. Raises InvalidInput where another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # not on Windows
+            pass
+        except OSError as error:
+            raise InvalidInput(f"{path}: another ingest into this collection is running") from error
+        yield
+
+
+@asynccontextmanager
+async def leased(store: Store, name: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    """Hold a collection's lease, and renew it. Raises InvalidInput where another ingest holds it, StoreError once another has
+    taken it over. A server that keeps no metadata has no lease."""
+    ours = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+    await _wait_until_free(store, name, tell)
+    await store.annotate(name, {LEASE: {"holder": ours, "renewed": 0}})
+    task, renewing = asyncio.current_task(), asyncio.create_task(_renew(store, name, ours))
+    assert task is not None
+    renewing.add_done_callback(lambda ended: None if ended.cancelled() else task.cancel())
     try:
-        mark = new_id() if len(ledger) else None
-        ledger.set_mark(mark)
-        await store.annotate(name, {COLLECTION_ID: identity, **({LEDGER_MARK: mark} if mark else {})})
-        if _identity_of(await store.describe(name)) == identity:
-            ledger.move(_path(identity))
-        else:
-            ledger.set_mark(None)
-    except BaseException:
-        ledger.close()
+        yield
+    except asyncio.CancelledError:
+        if renewing.done() and (lost := renewing.exception()) is not None:
+            task.uncancel()
+            raise lost from None
         raise
-    return ledger, identity
+    finally:
+        renewing.cancel()
+        with suppress(StoreError):
+            if (await _lease(store, name)).get("holder") == ours:
+                await store.annotate(name, {LEASE: None})
 
 
-async def agree(
-    store: Store, name: str, schema: CollectionSchema, ledger: Ledger, identity: str, *, quiet: bool = True
-) -> CollectionSchema:
-    """The schema of the collection, which this creates where it is missing. The ledger is made again where it is not the
-    collection's. Raises CollectionMismatch before anything is done.
-    """
-    existing = await store.describe(name)
-    if existing is None:
-        await asyncio.to_thread(ledger.clear)
-        named = {COLLECTION_ID: identity, LEDGER_MARK: new_id()}
-        await store.create(name, replace(schema, metadata={**schema.metadata, **named}))
-        return await _marked(store, name, schema, ledger)
-    check_fits(existing, schema, name)
-    mark = existing.metadata.get(LEDGER_MARK)
-    points = await store.count(name)
-    if points and ledger.mark == mark and (mark is not None or len(ledger)):
-        return existing
-    await asyncio.to_thread(ledger.clear)
-    if points:
-        await _read_collection(store, name, ledger, points, quiet=quiet)
-    await store.annotate(name, {COLLECTION_ID: _identity_of(existing) or identity, LEDGER_MARK: new_id()})
-    return await _marked(store, name, existing, ledger)
+async def _lease(store: Store, name: str) -> Mapping[str, Any]:
+    schema = await store.describe(name)
+    found = None if schema is None else schema.metadata.get(LEASE)
+    return found if isinstance(found, Mapping) else {}
 
 
-async def _marked(store: Store, name: str, schema: CollectionSchema, ledger: Ledger) -> CollectionSchema:
-    """The collection's schema as it is now; the ledger gets the mark in it, which an old server does not keep."""
-    schema = await store.describe(name) or schema
-    await asyncio.to_thread(ledger.set_mark, schema.metadata.get(LEDGER_MARK))
-    return schema
+async def _wait_until_free(store: Store, name: str, tell: Callable[[str], None]) -> None:
+    """Return once the lease has no living holder. Raises InvalidInput as soon as its holder renews it."""
+    first, since = await _lease(store, name), time.monotonic()
+    if not first or _has_ended(str(first.get("holder"))):
+        return
+    tell(f"waiting   at most {LEASE_S:g} s, whether the ingest of {first.get('holder')} is still running")
+    while time.monotonic() - since < LEASE_S and (now := await _lease(store, name)):
+        if now != first:
+            raise InvalidInput(f"another ingest into {name!r} is running: {now.get('holder')}")
+        await asyncio.sleep(POLL_S)
 
 
-async def _read_collection(store: Store, name: str, ledger: Ledger, points: int, *, quiet: bool) -> None:
-    """Note every document that the collection holds whole, in one version."""
-    from tqdm.auto import tqdm
-
-    found = _Found()
-    offset = None
-    with tqdm(total=points, disable=quiet, desc="reading what is stored", unit=" points", mininterval=0.5) as bar:
-        while True:
-            records, offset = await store.scroll(name, limit=POINTS_AT_ONCE, offset=offset, with_payload=FIELDS)
-            await asyncio.to_thread(found.add, [(str(record.id), record.payload or {}) for record in records])
-            bar.update(len(records))
-            if offset is None:
-                break
-    whole = found.whole()
-    for start in range(0, len(whole), DOCUMENTS_AT_ONCE):
-        await asyncio.to_thread(ledger.add, whole[start : start + DOCUMENTS_AT_ONCE])
-
-
-class _Found:
-    """Documents by their points so far, as much of each as a ledger has: (digest, chunks, points seen)."""
-
-    def __init__(self) -> None:
-        self._documents: dict[str, tuple[bytes, int, int]] = {}
-
-    def add(self, points: list[tuple[str, Mapping[str, Any]]]) -> None:
-        """Count points; one that no ingest made, or an older release, is passed over."""
-        for identity, payload in points:
-            source, document_id, number, chunks, _ = (payload.get(field) for field in FIELDS)
-            digest = digest_of(payload)
-            if digest is None or not isinstance(source, str) or not isinstance(document_id, str):
-                continue
-            if type(number) is not int or type(chunks) is not int or not 0 <= number < chunks <= MAX_DOCUMENT_CHARACTERS:
-                continue
-            key = document_key(source, document_id)
-            if identity != point_id(key, number):
-                continue
-            first, count, seen = self._documents.get(key, (digest, chunks, 0))
-            is_same = (first, count) == (digest, chunks)
-            self._documents[key] = (first, count if is_same else -1, seen + 1)  # -1: of several versions
-
-    def whole(self) -> list[tuple[str, bytes, int]]:
-        """(key, digest, chunks) of documents that have all their chunks, all of one version."""
-        return [(key, digest, chunks) for key, (digest, chunks, seen) in self._documents.items() if seen == chunks]
-
-
-def _identity_of(schema: CollectionSchema | None) -> str | None:
-    """The collection's id, which names a file."""
-    text = None if schema is None else schema.metadata.get(COLLECTION_ID)
+def _has_ended(holder: str) -> bool:
+    """Whether it is a process of this machine that has ended."""
+    host, _, rest = holder.partition(":")
+    process = rest.partition(":")[0]
+    if host != socket.gethostname() or not process.isdecimal():
+        return False
     try:
-        return uuid.UUID(text).hex if isinstance(text, str) else None
-    except ValueError:
-        return None
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
-def _path(identity: str) -> Path:
-    return collection_state_folder() / f"{identity}.ledger.jsonl"
-
-
-def _former_path(config: StoreConfig, name: str) -> Path:
-    """Of the ledger by address: of all addresses, or else of one of them."""
-    assert config.qdrant_url is not None
-    urls = [config.qdrant_url, *(url.strip() for url in config.qdrant_url.split(","))]
-    paths = [state_folder(StoreConfig(qdrant_url=url)) / f"{name}.ledger.jsonl" for url in urls]
-    return next((path for path in paths if path.exists()), paths[0])
+async def _renew(store: Store, name: str, ours: str) -> None:
+    renewed = 0
+    while True:
+        await asyncio.sleep(RENEW_S)
+        try:
+            holder = (await _lease(store, name)).get("holder", ours)
+            renewed += 1
+            if holder == ours:
+                await store.annotate(name, {LEASE: {"holder": ours, "renewed": renewed}})
+        except StoreError:  # the writer has the same trouble, and says so
+            continue
+        if holder != ours:
+            raise StoreError(f"collection {name!r}: the ingest of {holder} has taken over, and this one ends")

@@ -1,221 +1,161 @@
-"""The files of an ingest beside the collection: a ledger of stored documents, a quarantine of rejected ones.
+"""What is stored. The collection is the ledger: its points say which documents it has, of which version.
 
-The ledger is a file of JSON lines that only grows; the last line about a document wins. Lines are written after the store has
-answered, and are on the disk before the next batch is sent: a document may be stored and not noted, which costs a repetition of
-the same ids, and never the other way about. A last line that a kill tore in two is cut off.
-
-    {"d": key, "h": digest, "n": 3}    a document is stored, in chunks 0, 1 and 2
-    {"d": key, "n": 0}                 it is not, any more; with "w": true, its source no longer holds it either
-    {"c": mark, "n": 0}                the entries are all of the collection that names this mark (`ingest.identity`)
-    {"f": label, "s": size, "m": modified_ns, "h": digest, "n": documents}    every document of a file is
-
-The quarantine is written anew by each ingest:
-
-    {"source": "data/rows.csv", "location": "line 7", "reason": "the row has 3 cells, the header 4", "excerpt": "…"}
+A document is stored if all its chunks are there, with one digest, hash of settings and number of chunks; any other is done
+again. Beside the collection lies a cache of the digests of files, which spares the reading of unchanged ones; a lost or broken
+one is made again.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
-from hybridtei.errors import InvalidInput
-from hybridtei.ingest.chunking import Rejection
+from hybridtei.ingest.chunking import CHUNK, CHUNKS, DIGEST, DOCUMENT_ID, SETTINGS, SOURCE, document_key
 from hybridtei.ingest.files import SourceFile
-from hybridtei.ingest.records import MAX_DOCUMENT_CHARACTERS
+from hybridtei.store.base import PointId, Store
+from hybridtei.store.points import point_id
+from hybridtei.store.query import Filter, Match
+
+IDS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """The version of a document that is stored."""
+    """What the points of a document say: `chunks` is 0 where some are missing, or are of several versions."""
 
-    digest: bytes
+    digest: Any
+    settings: Any
     chunks: int
+
+    def is_version(self, digest: str, settings: str) -> bool:
+        """Whether it is whole, of this digest and of these settings; points of 0.1 have these in their digest."""
+        return self.chunks > 0 and self.digest == digest and self.settings in (None, settings)
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedFile:
-    """A file whose documents are all stored, none quarantined."""
-
-    size: int
-    modified_ns: int
-    digest: str
-    documents: int
-
-
 class Ledger:
-    """A ledger, locked by one process. Raises InvalidInput if another process has locked it."""
+    """What a collection has of documents, asked for a thousand points at a time. `count`: of its points, at the start."""
+
+    store: Store
+    name: str
+    count: int
+
+    async def keys_below(self, labels: Sequence[str]) -> dict[str, set[str]]:
+        """{label of a file: keys of documents} of these sources."""
+        first = Filter(must=[Filter(key=CHUNK, match=Match(value=0))])
+        found: dict[str, set[str]] = {}
+        offset: PointId | None = None
+        while self.count:
+            records, offset = await self.store.scroll(
+                self.name, limit=IDS_AT_ONCE, offset=offset, scroll_filter=first, with_payload=(SOURCE, DOCUMENT_ID)
+            )
+            for record in records:
+                label, name = (str((record.payload or {}).get(field)) for field in (SOURCE, DOCUMENT_ID))
+                if is_below(label, labels) and str(record.id) == point_id(key := document_key(label, name), 0):
+                    found.setdefault(label, set()).add(key)
+            if offset is None:
+                break
+        return found
+
+    async def documents(self, keys: Iterable[str]) -> dict[str, StoredDocument]:
+        """The documents of which the collection has the first chunk at least."""
+        firsts = {key: version async for (key, _), version in self._versions((key, 0) for key in keys)}
+        counts = {key: self._chunks(version) for key, version in firsts.items()}
+        rest = ((key, number) for key, count in counts.items() for number in range(1, count))
+        whole = Counter(firsts.keys())
+        async for (key, _), version in self._versions(rest):
+            whole[key] += version == firsts[key]
+        return {
+            key: StoredDocument(digest, settings, counts[key] if whole[key] == counts[key] else 0)
+            for key, (digest, settings, _) in firsts.items()
+        }
+
+    def _chunks(self, version: Sequence[Any]) -> int:
+        """The number of chunks that a payload claims; 0 for one that cannot be."""
+        return version[2] if type(version[2]) is int and 0 < version[2] <= self.count else 0
+
+    async def _versions(self, chunks: Iterable[tuple[str, int]]) -> AsyncIterator[tuple[tuple[str, int], tuple[Any, ...]]]:
+        """((key, number), (digest, settings, claimed number of chunks)) of the chunks that are there."""
+        remaining = iter(chunks)
+        while part := {point_id(*chunk): chunk for chunk in islice(remaining, IDS_AT_ONCE)}:
+            fields = (DIGEST, SETTINGS, CHUNKS)
+            for record in await self.store.retrieve(self.name, list(part), with_payload=fields):
+                yield part[str(record.id)], tuple((record.payload or {}).get(field) for field in fields)
+
+    async def present(self, ids: Sequence[str]) -> set[str]:
+        """The ids that the collection has."""
+        present: set[str] = set()
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            part = ids[start : start + IDS_AT_ONCE]
+            present |= {str(record.id) for record in await self.store.retrieve(self.name, part, with_payload=False)}
+        return present
+
+    async def chunks_from(self, key: str, first: int) -> list[str]:
+        """Ids of a document's stored chunks from this number on, up to a gap."""
+        found: list[str] = []
+        while True:
+            start = first + len(found)
+            ids = [point_id(key, number) for number in range(start, start + IDS_AT_ONCE)]
+            present = await self.present(ids)
+            found += takewhile(present.__contains__, ids)
+            if len(present) < len(ids):
+                return found
+
+
+def is_below(label: str, labels: Iterable[str]) -> bool:
+    """Whether a file of this label belongs to one of the sources."""
+    return any(label == one or label.startswith(f"{one}/") for one in labels)
+
+
+MAX_DOCUMENTS = 100_000  # of a file: a larger one is read again rather than kept in memory
+Documents = Sequence[tuple[str, str]]  # (id, digest)
+_decode = msgspec.msgpack.Decoder(list[tuple[str, str]]).decode
+
+
+class FileCache:
+    """(id, digest) of the documents in each file, while the file's stamp, label and settings are the same."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self.mark: str | None = None
-        self._documents: dict[str, StoredDocument] = {}
-        self._files: dict[str, FinishedFile] = {}
-        self._file = path.open("a+b")
         try:
-            _lock(self._file.fileno())
-        except OSError as error:
-            self._file.close()
-            raise InvalidInput(f"{path}: another ingest into this collection is running") from error
-        self._read()
+            self._open(path)
+        except sqlite3.DatabaseError:
+            path.unlink()
+            self._open(path)
 
-    def __len__(self) -> int:
-        """The number of stored documents."""
-        return len(self._documents)
+    def _open(self, path: Path) -> None:
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._database.execute("PRAGMA synchronous = OFF")  # a power cut costs the cache, not a document
+        self._database.execute("CREATE TABLE IF NOT EXISTS files (path BLOB PRIMARY KEY, version BLOB, documents BLOB)")
 
-    @property
-    def chunks(self) -> int:
-        """The number of points of all stored documents."""
-        return sum(stored.chunks for stored in self._documents.values())
+    def get(self, file: SourceFile, settings: str) -> Documents | None:
+        """The documents of a file; None if it is new or changed, or was read with other settings."""
+        try:
+            query = "SELECT documents FROM files WHERE path = ? AND version = ?"
+            row = self._database.execute(query, (os.fsencode(file.path), _version(file, settings))).fetchone()
+            return None if row is None else _decode(row[0])
+        except (sqlite3.DatabaseError, msgspec.DecodeError):
+            return None
 
-    def items(self) -> Iterator[tuple[str, int]]:
-        """(key, chunks) of every document."""
-        return ((key, stored.chunks) for key, stored in self._documents.items())
-
-    def stored_keys(self) -> Collection[str]:
-        """The keys of all stored documents."""
-        return self._documents.keys()
-
-    def get(self, key: str) -> StoredDocument | None:
-        """The stored version of a document, or None."""
-        return self._documents.get(key)
-
-    def finished(self, file: SourceFile, settings: bytes) -> FinishedFile | None:
-        """The file's entry, if it is unchanged and was read with the same settings."""
-        entry = self._files.get(file.label)
-        current = (file.size, file.modified_ns, settings.hex())
-        return entry if entry is not None and (entry.size, entry.modified_ns, entry.digest) == current else None
-
-    def add(self, documents: Sequence[tuple[str, bytes, int]]) -> None:
-        """Note (key, digest, chunks) of stored documents; on the disk when this returns."""
-        self._write([{"d": key, "h": digest.hex(), "n": chunks} for key, digest, chunks in documents])
-
-    def remove(self, keys: Sequence[str], *, files_are_whole: bool = False) -> None:
-        """Note that these are not stored. `files_are_whole`: no file of the source holds them either."""
-        self._write([{"d": key, "n": 0, **({"w": True} if files_are_whole else {})} for key in keys])
-
-    def finish(self, files: Sequence[tuple[SourceFile, int]], settings: bytes) -> None:
-        """Note (file, documents) of files whose documents are all stored, none in quarantine."""
-        self._write(
-            [
-                {"f": file.label, "s": file.size, "m": file.modified_ns, "h": settings.hex(), "n": documents}
-                for file, documents in files
-            ]
-        )
-
-    def set_mark(self, mark: str | None) -> None:
-        """Note which mark of a collection says that it is this ledger's; on the disk when this returns."""
-        self._write([{"c": mark, "n": 0}])
-
-    def move(self, path: Path) -> None:
-        """Rename the file, which stays locked."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = self.path.rename(path)
-
-    def clear(self) -> None:
-        """Delete all entries and the mark, for a new collection."""
-        self._file.truncate(0)
-        self.mark = None
-        self._documents.clear()
-        self._files.clear()
+    def put(self, file: SourceFile, settings: str, documents: Documents) -> None:
+        """Note the documents of a file that was read whole."""
+        if len(documents) <= MAX_DOCUMENTS:
+            row = (os.fsencode(file.path), _version(file, settings), msgspec.msgpack.encode(documents))
+            self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", row)
 
     def close(self) -> None:
-        """Unlock and close the file."""
-        self._file.close()
-
-    def _write(self, entries: Sequence[dict[str, Any]]) -> None:
-        if not entries:
-            return
-        self._file.write(b"".join(orjson.dumps(entry) + b"\n" for entry in entries))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        for entry in entries:
-            self._apply(entry)
-
-    def _read(self) -> None:
-        self._file.seek(0)
-        whole = 0
-        for line in self._file:
-            try:
-                if not line.endswith(b"\n"):
-                    break
-                self._apply(orjson.loads(line))
-            except (ValueError, KeyError, TypeError):
-                break  # what follows a broken line is not to be trusted either
-            whole += len(line)
-        self._file.truncate(whole)
-        self._file.seek(0, os.SEEK_END)
-
-    def _apply(self, entry: dict[str, Any]) -> None:
-        if not 0 <= int(entry["n"]) <= MAX_DOCUMENT_CHARACTERS and "d" in entry:
-            raise ValueError(f"{entry['n']} chunks")
-        if "c" in entry:
-            self.mark = entry["c"]
-        elif "f" in entry:
-            self._files[entry["f"]] = FinishedFile(int(entry["s"]), int(entry["m"]), str(entry["h"]), int(entry["n"]))
-        elif entry["n"]:
-            self._documents[entry["d"]] = StoredDocument(bytes.fromhex(entry["h"]), int(entry["n"]))
-        else:
-            self._documents.pop(entry["d"], None)
-            if not entry.get("w"):
-                self._files.clear()  # one of them is not complete any more, and which is not worth knowing
+        """Close the file."""
+        self._database.close()
 
 
-def _lock(descriptor: int) -> None:
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-MAX_PER_SOURCE = 10_000  # of a file with a misnamed column, every row would be in it
-MAX_FIRST_BYTES = 100_000
-
-
-class Quarantine:
-    """The file of rejections, created at the first. Raises InvalidInput where the path is a file of another kind."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._counts: Counter[str] = Counter()
-        if path.exists() and not _is_quarantine(path):
-            raise InvalidInput(f"{path}: holds something else than what an earlier ingest could not take; name another file")
-        path.unlink(missing_ok=True)
-
-    def __len__(self) -> int:
-        return self._counts.total()
-
-    def of(self, source: str) -> int:
-        """The number of rejections of a file."""
-        return self._counts[source]
-
-    def add(self, rejected: Rejection) -> None:
-        """Count a rejection; of one file, only the first 10,000 are written."""
-        self._counts[rejected.source] += 1
-        count = self._counts[rejected.source]
-        if count > MAX_PER_SOURCE + 1:
-            return
-        entry = {
-            "source": rejected.source,
-            "location": rejected.location,
-            "reason": rejected.reason if count <= MAX_PER_SOURCE else f"and more: only {MAX_PER_SOURCE} of a file are listed",
-            "excerpt": rejected.excerpt,
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            file.write(orjson.dumps(entry) + b"\n")
-
-
-def _is_quarantine(path: Path) -> bool:
-    """Whether the first line, which may be incomplete, is a rejection's."""
-    with path.open("rb") as file:
-        first = file.readline(MAX_FIRST_BYTES)
-    return not first or (first.startswith(b'{"source":') and b'"location":' in first)
+def _version(file: SourceFile, settings: str) -> bytes:
+    return orjson.dumps([file.label, file.size, *file.stamp, settings])

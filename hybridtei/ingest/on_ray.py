@@ -18,8 +18,6 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, InvalidInput
 from hybridtei.outputs import Embeddings
 from hybridtei.system.machine import GRANTED, available_cores, require_extra
-from hybridtei.tasks.embed import InputType
-from hybridtei.tasks.spans import Spans
 
 MAX_WORKERS = 10_000
 LOCAL = "local"
@@ -55,20 +53,13 @@ class RayEmbedder:
         for _ in range(self.parallel):
             self._idle.put(worker.remote(model, engine))
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        outputs: Iterable[str],
-        *,
-        input_type: InputType,
-        spans: Sequence[Spans] | None = None,
-    ) -> Embeddings:
+    def encode(self, texts: Sequence[str], outputs: Iterable[str], **settings: Any) -> Embeddings:
         """As `Encoder.encode`. Raises what it raises, and BackendError if the worker's process ended `TRIES` times."""
         import ray
 
         actor = self._idle.get()
         try:
-            embedded: Embeddings = ray.get(actor.encode.remote(list(texts), sorted(outputs), input_type, spans))
+            embedded: Embeddings = ray.get(actor.encode.remote(list(texts), sorted(outputs), settings))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except ray.exceptions.RayError as error:
@@ -91,9 +82,9 @@ class Worker:
 
         self._encoder = Encoder.load(config=model, engine=engine)
 
-    def encode(self, texts: list[str], outputs: list[str], input_type: InputType, spans: Sequence[Spans] | None) -> Embeddings:
+    def encode(self, texts: list[str], outputs: list[str], settings: dict[str, Any]) -> Embeddings:
         """As `Encoder.encode`."""
-        return self._encoder.encode(texts, outputs, input_type=input_type, spans=spans)
+        return self._encoder.encode(texts, outputs, **settings)
 
 
 def join(address: str | None, processors: int) -> Callable[[], None]:

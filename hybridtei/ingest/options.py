@@ -43,7 +43,8 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     ] = "plain"
     no_chunking: Annotated[bool, Meta(description="one chunk a document; the model cuts what is too long")] = False
     source_name: Annotated[
-        str | None, Meta(description="SOURCE's name in ids and payloads [default: its file name]", extra=NAME)
+        str | None,
+        Meta(description="SOURCE's name in ids and payloads, wherever it lies [default: its file name]", extra=NAME),
     ] = None
     quarantine: Annotated[
         str | None, Meta(description="what could not be taken [default: NAME.quarantine.jsonl]", extra=FILE)
@@ -51,6 +52,8 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     delete_missing: Annotated[bool, Meta(description="delete what SOURCE held at an earlier ingest and no longer holds")] = (
         False
     )
+    dry_run: Annotated[bool, Meta(description="say what would be stored and deleted, and change nothing")] = False
+    reread: Annotated[bool, Meta(description="read files too whose size, times and inode are those of the last ingest")] = False
     engine: Annotated[Literal["local", "ray"], Meta(description="where to embed: here, or in a Ray cluster")] = "local"
     ray_workers: Annotated[int | None, Meta(description="engines, a processor each [default: all of the cluster]")] = None
     ray_address: Annotated[
@@ -69,8 +72,7 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
 class IngestStats:
     """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run; `skipped`: stored before, unchanged.
 
-    `missing`: stored before, and no longer in files that are unchanged since they were last read. `unclear`: stored before, and
-    not found in files that could not be read whole.
+    `unclear`: stored before, and not found in files that could not be read whole.
     """
 
     documents: int = 0
@@ -79,7 +81,6 @@ class IngestStats:
     skipped: int = 0
     quarantined: int = 0
     removed_chunks: int = 0
-    missing: int = 0
     unclear: int = 0
     files: int = 0
     _began: float = field(default_factory=time.monotonic)
@@ -151,28 +152,27 @@ def line(stats: IngestStats) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`points`: in the collection at the end. `expected`: points by the ledger. `lost`: documents in the ledger that the
-    collection lacks, so the next ingest stores them again. `stopped`: by a signal, before the end. `missing`: stored documents
-    that the source no longer has. `deleted`: those that this ingest deleted."""
+    """`points`: in the collection at the end. `stopped`: by a signal, before the end. `missing`: stored documents that the
+    source no longer has, and that stay; `deleted`: those that this ingest deleted, or would have. `kept`: why they stay where
+    `delete_missing` is set."""
 
     points: int
-    expected: int
-    lost: int
-    stopped: bool
+    stopped: bool = False
     missing: int = 0
     deleted: int = 0
+    kept: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`place`: the store. `quarantine`: path of the file, if it has entries. `delete_missing`: the option."""
+    """`place`: the store. `quarantine`: path of the file, if it has entries. `dry_run`: the option."""
 
     collection: str
     place: str
     stats: IngestStats
     outcome: Outcome
     quarantine: str | None
-    delete_missing: bool = False
+    dry_run: bool = False
 
     @property
     def status(self) -> int:
@@ -180,12 +180,7 @@ class Summary:
         if self.outcome.stopped:
             return INTERRUPTED
         nothing = not self.stats.documents and not self.stats.skipped and self.stats.quarantined
-        return 1 if nothing or self.outcome.lost or self._refused else 0
-
-    @property
-    def _refused(self) -> bool:
-        """Whether missing documents stay although `delete_missing` is set."""
-        return self.delete_missing and self.outcome.missing > 0
+        return 1 if nothing or self.outcome.kept else 0
 
     def as_json(self) -> str:
         """The summary as one line of JSON."""
@@ -203,47 +198,33 @@ class Summary:
             "documents_per_s": round(stats.documents_per_s, 2),
             "tokens_per_s": round(stats.tokens_per_s, 1),
             "points": outcome.points,
-            "points_expected": outcome.expected,
-            "documents_lost": outcome.lost,
             "documents_missing": outcome.missing,
             "documents_deleted": outcome.deleted,
             "documents_unclear": stats.unclear,
             "stopped": outcome.stopped,
+            "dry_run": self.dry_run,
         }
         return orjson.dumps(fields).decode()
 
     def in_words(self) -> str:
         """The summary as a few lines for people."""
-        stats = self.stats
+        stats, outcome = self.stats, self.outcome
         lines = [
             f"{stats.documents:,} documents in {stats.chunks:,} chunks stored in {stats.seconds:,.1f} s "
             f"({stats.documents_per_s:,.1f} documents/s, {stats.tokens_per_s:,.0f} tokens/s), {stats.skipped:,} unchanged"
         ]
+        if self.dry_run:
+            lines = [f"nothing was changed: {stats.documents:,} documents would be stored, {stats.skipped:,} are unchanged"]
         if stats.quarantined:
             lines.append(f"{stats.quarantined:,} could not be taken: {self.quarantine} says why")
-        lines.append(f"collection {self.collection}, {self.place}: {self._points()}")
-        lines += self._missing()
-        if self.outcome.stopped:
+        lines.append(f"collection {self.collection}, {self.place}: {outcome.points:,} points")
+        if outcome.deleted:
+            lines.append(f"{outcome.deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted")
+        if outcome.missing:
+            why = outcome.kept or "--delete-missing deletes them"
+            lines.append(f"{outcome.missing:,} documents left the source and stay searchable: {why}")
+        if stats.unclear:
+            lines.append(f"{stats.unclear:,} documents may be gone too: their files could not be read whole, so they stay")
+        if outcome.stopped:
             lines.append("stopped before the end: run the same command again to go on")
         return "\n".join(lines)
-
-    def _points(self) -> str:
-        points, expected = self.outcome.points, self.outcome.expected
-        if points == expected:
-            return f"{points:,} points" if self.outcome.missing else f"{points:,} points, as expected"
-        if points > expected:
-            return f"{points:,} points, {points - expected:,} more than ingests from here put there"
-        return f"{points:,} points, {expected:,} expected; {self.outcome.lost:,} documents are lost: run the same command again"
-
-    def _missing(self) -> list[str]:
-        missing, deleted, unclear = self.outcome.missing, self.outcome.deleted, self.stats.unclear
-        lines = []
-        if deleted:
-            lines.append(f"{deleted:,} documents that left the source were deleted")
-        if self._refused:
-            lines.append(f"{missing:,} documents left the source and stay: it yielded none at all, so none is deleted")
-        elif missing:
-            lines.append(f"{missing:,} documents left the source and stay searchable: --delete-missing deletes them")
-        if unclear:
-            lines.append(f"{unclear:,} documents may be gone too: their files could not be read whole, so they stay")
-        return lines

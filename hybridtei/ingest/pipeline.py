@@ -2,43 +2,38 @@
 
 The encoder is the slow part and never waits: while it computes, the next batch is read and the last one written. Threads do the
 work, the event loop passes it on. A kill at any moment loses at most the batches in the queues, and the same command goes on
-from the ledger; ids are made of source and chunk, so a second upsert replaces the first.
+from what is stored; ids are made of source and chunk, so a second upsert replaces the first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import signal
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from itertools import groupby
 from typing import Any
 
-from hybridtei.batch import Head
+import orjson
+
 from hybridtei.errors import StoreError
-from hybridtei.ingest.chunking import source_of
 from hybridtei.ingest.embedders import embed_each
-from hybridtei.ingest.identity import agree, new_id
 from hybridtei.ingest.indexing import deferred_indexing
-from hybridtei.ingest.ledger import Ledger
+from hybridtei.ingest.ledger import Ledger, StoredDocument
 from hybridtei.ingest.options import Outcome, Progress
 from hybridtei.ingest.prepare import Batch, PendingChunk, Preparation
-from hybridtei.ingest.write import Writer, missing_documents
+from hybridtei.ingest.write import Writer
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
-from hybridtei.store.collection import heads_of
 from hybridtei.tasks.embed import Embedder
 from hybridtei.tasks.spans import SpanText
 
-log = logging.getLogger(__name__)
 Embedded = tuple[Batch, Embeddings, list[str | None]]
 QUEUE_BATCHES = 2  # between two stages
-SAMPLE_DOCUMENTS = 256  # retrieved at the start, to check that the collection is the ledger's
+TOLD_DOCUMENTS = 100  # of those that are deleted
 
 
 class Stopping:
@@ -78,79 +73,97 @@ async def ingest(
     embedder: Embedder,
     store: Store,
     name: str,
-    schema: CollectionSchema,
+    schema: CollectionSchema | None,
     *,
-    identity: str | None = None,
+    encode_settings: Mapping[str, Any],
     defer_indexing_bytes: float = math.inf,
     patience_s: float = 0.0,
-    quiet: bool = True,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Store every document of the sources that is not stored yet; a bad one goes into quarantine and does not stop the others.
 
-    `identity`: of a collection that this makes, as `identity.open_ledger` has it.
+    `schema`: the collection's; None if a dry run finds none. `encode_settings`: arguments of `embedder.encode`.
     `defer_indexing_bytes`: a server indexes after a run that reads so many, not meanwhile.
-    Raises CollectionMismatch before anything is done, StoreError where the store fails for longer than its patience,
-    ConnectionError where an embedding server does or is another program, BackendError where most texts fail. Stored documents
-    stay, unless a new version of them is stored, or the source lacks them and `preparation.delete_missing` is set.
+    Raises StoreError where the store fails for longer than its patience, ConnectionError where an embedding server does or is
+    another program, BackendError where most texts fail. Stored documents stay, unless a new version of them is stored, or the
+    source lacks them and `preparation.options.delete_missing` is set.
     """
-    ledger = preparation.ledger
-    existing = await agree(store, name, schema, ledger, identity or new_id(), quiet=quiet)
-    has_unknown_points = await _check_stored(store, name, ledger)
+    ledger = Ledger(store, name, 0 if schema is None else await store.count(name))
+    preparation.stats.start()
+    await _compare(preparation, ledger)
+    stopping, progress = Stopping(), Progress(preparation.total_bytes, quiet=preparation.options.quiet)
+    if schema is None or preparation.options.dry_run:
+        await asyncio.to_thread(_count, preparation)
+        missing, deleted, kept = await _settle_missing(preparation, None, tell)
+        return Outcome(ledger.count, missing=missing, deleted=deleted, kept=kept)
     writer = Writer(
         store=store,
         name=name,
-        schema=existing,
+        schema=schema,
         ledger=ledger,
+        cache=preparation.cache,
         quarantine=preparation.quarantine,
         settings=preparation.settings,
         stats=preparation.stats,
-        has_unknown_points=has_unknown_points,
         patience_s=patience_s,
     )
-    stopping, progress = Stopping(), Progress(preparation.total_bytes, quiet=quiet)
     complete = False
-    preparation.stats.start()
     try:
         with stopping.on_signals():
             is_large = preparation.unread_bytes >= defer_indexing_bytes
             async with deferred_indexing(store, name, is_large=is_large):
-                await _flow(preparation, embedder, writer, progress, stopping, heads=heads_of(schema))
+                await _flow(preparation, embedder, writer, progress, stopping, encode_settings=encode_settings)
         complete = not stopping.requested.is_set()
-        missing, deleted = await _settle_missing(preparation, writer) if complete else (0, 0)
+        missing, deleted, kept = await _settle_missing(preparation, writer, tell) if complete else (0, 0, None)
     finally:
         writer.close()
         preparation.stats.stop()
         progress.close(complete=complete)
-    return replace(await _outcome(store, name, ledger, stopped=not complete), missing=missing, deleted=deleted)
+    return Outcome(await store.count(name), not complete, missing, deleted, kept)
 
 
-async def _settle_missing(preparation: Preparation, writer: Writer) -> tuple[int, int]:
-    """(stored documents that the source no longer has, number of deleted documents)."""
-    keys = await asyncio.to_thread(missing_from_source, preparation)
-    if not preparation.delete_missing or not may_delete(preparation):
-        return len(keys) + preparation.stats.missing, 0
-    await writer.delete_documents(keys)
-    return 0, len(keys)
+async def _compare(preparation: Preparation, ledger: Ledger) -> None:
+    """Find what the collection has of the source; later comparisons ask it from the thread that reads."""
+    loop = asyncio.get_running_loop()
+
+    def lookup(keys: Sequence[str]) -> Mapping[str, StoredDocument]:
+        return asyncio.run_coroutine_threadsafe(ledger.documents(keys), loop).result() if keys else {}
+
+    preparation.lookup = lookup
+    if preparation.source is not None:
+        preparation.stored = await ledger.keys_below(preparation.source.labels)
+    await asyncio.to_thread(preparation.find_unchanged)
 
 
-async def _check_stored(store: Store, name: str, ledger: Ledger) -> bool:
-    """Remove documents from the ledger that the collection has lost. Returns whether it has points not in the ledger."""
-    points = await store.count(name)
-    gone = await missing_documents(store, name, ledger, sample=SAMPLE_DOCUMENTS) if points >= ledger.chunks else [""]
-    if gone:
-        gone = await missing_documents(store, name, ledger)
-        log.warning("%d documents were stored and are gone from the collection: they are done again", len(gone))
-        await asyncio.to_thread(ledger.remove, gone)
-    return points != ledger.chunks
+def _count(preparation: Preparation) -> None:
+    """Count what would be stored."""
+    for batch in preparation.batches():
+        preparation.stats.documents += sum(piece.is_last for piece in batch.pieces)
+        preparation.stats.chunks += len(batch.pieces)
+    preparation.stats.quarantined = len(preparation.quarantine)
+    preparation.stats.stop()
 
 
-async def _outcome(store: Store, name: str, ledger: Ledger, *, stopped: bool) -> Outcome:
-    points, expected, lost = await store.count(name), ledger.chunks, 0
-    if points < expected:
-        gone = await missing_documents(store, name, ledger)
-        await asyncio.to_thread(ledger.remove, gone)
-        lost = len(gone)
-    return Outcome(points, expected, lost, stopped)
+async def _settle_missing(
+    preparation: Preparation, writer: Writer | None, tell: Callable[[str], None]
+) -> tuple[int, int, str | None]:
+    """(missing documents that stay, number of deleted ones, why they stay although they should go). Without a `writer` it only
+    says what it would delete."""
+    keys = missing_from_source(preparation)
+    if not preparation.options.delete_missing or not keys:
+        return len(keys), 0, None
+    if not preparation.stats.documents + preparation.stats.skipped:
+        return len(keys), 0, "it yielded none at all, so none is deleted"
+    if preparation.source is not None and preparation.source.is_taken_over:
+        return len(keys), 0, "the collection is of 0.1, which did not note whose they are: the next ingest deletes them"
+    for key in keys[:TOLD_DOCUMENTS]:
+        source, document_id = orjson.loads(key)
+        tell(f"{'deletes  ' if writer else 'would delete'} {document_id} of {source}")
+    if len(keys) > TOLD_DOCUMENTS:
+        tell(f"and {len(keys) - TOLD_DOCUMENTS:,} more")
+    if writer is not None:
+        await writer.delete_documents(keys)
+    return 0, len(keys), None
 
 
 async def _flow(
@@ -160,7 +173,7 @@ async def _flow(
     progress: Progress,
     stopping: Stopping,
     *,
-    heads: frozenset[Head],
+    encode_settings: Mapping[str, Any],
 ) -> None:
     prepared: asyncio.Queue[Batch | None] = asyncio.Queue(QUEUE_BATCHES)
     parallel = getattr(embedder, "parallel", 1)
@@ -196,8 +209,8 @@ async def _flow(
                 await writer.write(*ready)
                 show(ready[0].done_bytes)
 
-    encode = partial(embedder.encode, outputs=heads, input_type="document")
-    with _threads("read") as reading, _threads("embed", parallel) as embedding:
+    encode = partial(embedder.encode, input_type="document", **encode_settings)
+    async with _threads("read") as reading, _threads("embed", parallel) as embedding:
         await _together(read(reading), embed(embedding), write())
     show(0)
 
@@ -243,30 +256,20 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     return first
 
 
-@contextmanager
-def _threads(name: str, count: int = 1) -> Iterator[ThreadPoolExecutor]:
+@asynccontextmanager
+async def _threads(name: str, count: int = 1) -> AsyncIterator[ThreadPoolExecutor]:
     executor = ThreadPoolExecutor(count, thread_name_prefix=name)
     try:
         yield executor
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+    finally:  # the event loop goes on, since what it still does may ask the store
+        await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
 
 
 def missing_from_source(preparation: Preparation) -> list[str]:
     """Keys of stored documents that left their file, or whose file left the source, once the whole source was read."""
     present = {file.label for file in preparation.files}
-    labels = {source_of(key) for key in preparation.ledger.stored_keys()}
-    gone = {label for label in labels if _is_below(label, preparation.label) and not _may_be_there(label, present, preparation)}
-    return preparation.missing + [key for key in preparation.ledger.stored_keys() if source_of(key) in gone]
-
-
-def may_delete(preparation: Preparation) -> bool:
-    """Whether the source has a document at all: an empty or unreadable one must not empty the collection."""
-    return preparation.stats.documents + preparation.stats.skipped > 0
-
-
-def _is_below(label: str, root: str) -> bool:
-    return bool(root) and (label == root or label.startswith(f"{root}/"))
+    gone = [label for label in preparation.stored if not _may_be_there(label, present, preparation)]
+    return preparation.missing + [key for label in gone for key in sorted(preparation.stored[label])]
 
 
 def _may_be_there(label: str, present: Set[str], preparation: Preparation) -> bool:

@@ -1,4 +1,4 @@
-"""Sources as batches of chunks for the encoder: read, compared with the ledger, cut, counted. Runs in a thread of its own.
+"""Sources as batches of chunks for the encoder: read, compared with what is stored, cut, counted. Runs in a thread of its own.
 
 Batches are a few hundred chunks, because the encoder groups chunks of like lengths, and few enough tokens that a kill loses
 seconds of work. Knows neither store nor encoder.
@@ -6,21 +6,21 @@ seconds of work. Knows neither store nor encoder.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import zip_longest
 
-from hybridtei.ingest.chunking import Chunk, Chunker, Document, Rejection, document_key, source_of
+from hybridtei.ingest.chunking import Chunk, Chunker, Document, Rejection, document_key
 from hybridtei.ingest.files import SourceFile, documents_of
-from hybridtei.ingest.ledger import FinishedFile, Ledger, Quarantine
-from hybridtei.ingest.options import IngestStats
-from hybridtei.ingest.records import ReadOptions, excerpt
+from hybridtei.ingest.identity import Source
+from hybridtei.ingest.ledger import MAX_DOCUMENTS, Documents, FileCache, StoredDocument
+from hybridtei.ingest.options import IngestOptions, IngestStats
+from hybridtei.ingest.records import Quarantine, excerpt
 
 BATCH_CHUNKS = 256
 BATCH_TOKENS = 16_384
-GROUP_DOCUMENTS, GROUP_CHARACTERS = 128, 500_000  # cut at a time, by several threads
+GROUP_DOCUMENTS, GROUP_CHARACTERS = 1000, 500_000  # compared and cut at a time, by several threads
+Lookup = Callable[[Sequence[str]], Mapping[str, StoredDocument]]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,10 +29,10 @@ class PendingDocument:
     collection holds a version of it."""
 
     document: Document
-    digest: bytes
-    chunks: int
-    failed: bool = False
+    digest: str
+    chunks: int = 0
     stored: bool = False
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class PendingChunk:
 
 @dataclass(slots=True)
 class Batch:
-    """Chunks to embed together. `files`: those that end in this batch, with their numbers of documents. `done_bytes`: of the
-    whole source, once this batch is stored."""
+    """Chunks to embed together. `files`: those that end in this batch, with the ids and digests of their documents.
+    `done_bytes`: of the whole source, once this batch is stored."""
 
     pieces: list[PendingChunk] = field(default_factory=list)
-    files: list[tuple[SourceFile, int]] = field(default_factory=list)
+    files: list[tuple[SourceFile, Documents]] = field(default_factory=list)
     done_bytes: int = 0
     tokens: int = 0
 
@@ -62,24 +62,28 @@ class Batch:
         return len(self.pieces) >= BATCH_CHUNKS or self.tokens >= BATCH_TOKENS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Preparation:
-    """The files of an ingest, and how they are read. `settings`: at most 64 bytes that differ wherever vectors or chunks do.
+    """The files of an ingest, and how they are read. `settings`: a hash that differs wherever chunks do; `first_settings`: the
+    key of digests in collections of 0.1.
 
-    `label`: the source's, with which the labels of its files begin. `delete_missing`: stored documents that the source no
-    longer holds are deleted, so files that lack some are read although they are unchanged. `missing`: keys of such documents,
-    of the files that were read.
+    `stored`: keys of the source's stored documents, by the label of their file. `lookup`: what the collection has of keys.
+    `unchanged`: documents of each file that is as it is stored, by label, from `find_unchanged`. `missing`: keys of stored
+    documents that their files no longer hold.
     """
 
     files: Sequence[SourceFile]
-    options: ReadOptions
+    options: IngestOptions
     chunker: Chunker
-    ledger: Ledger
     quarantine: Quarantine
-    settings: bytes
+    settings: str
+    first_settings: bytes
     stats: IngestStats
-    label: str = ""
-    delete_missing: bool = False
+    source: Source | None = None
+    cache: FileCache | None = None
+    stored: Mapping[str, Set[str]] = field(default_factory=dict)
+    lookup: Lookup = lambda keys: {}
+    unchanged: dict[str, int] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     @property
@@ -90,24 +94,36 @@ class Preparation:
     @property
     def unread_bytes(self) -> int:
         """The sizes of the files that are to be read."""
-        finished = self.finished_files()
-        return sum(file.size for file in self.files if file.label not in finished)
+        return sum(file.size for file in self.files if file.label not in self.unchanged)
+
+    def find_unchanged(self) -> None:
+        """Find the files whose documents, by the cache, are those that are stored."""
+        if self.cache is None or self.options.reread:
+            return
+        cached = {
+            file.label: documents
+            for file in self.files
+            if file.label in self.stored and (documents := self.cache.get(file, self.settings)) is not None
+        }
+        known = {document_key(label, name): digest for label, documents in cached.items() for name, digest in documents}
+        same = {key for key, one in self.lookup(list(known)).items() if one.is_version(known[key], self.settings)}
+        for label, documents in cached.items():
+            keys = {document_key(label, name) for name, _ in documents}
+            if keys <= same:
+                self.unchanged[label] = len(keys)
+                self.stats.skipped += len(keys)
+                self.missing.extend(self.stored[label] - keys)
 
     def batches(self) -> Iterator[Batch]:
         """Full batches, and a last one, in the order of the source."""
         batch, before = Batch(), 0
-        finished = self.finished_files()
-        unseen = self._stored_in({file.label for file in self.files if file.label not in finished})
         for file in self.files:
-            entry = finished.get(file.label)
-            if entry is not None:
-                self.stats.skipped += entry.documents
+            if file.label in self.unchanged:
                 before += file.size
                 continue
             self.stats.files += 1
-            documents = -self.stats.skipped
-            for group, read_bytes in self._groups(file, unseen.pop(file.label, set())):
-                documents += len(group)
+            documents: list[tuple[str, str]] = []
+            for group, read_bytes in self._groups(file, documents):
                 for pieces in self._cut(group):
                     for piece, following in zip_longest(pieces, pieces[1:]):
                         batch.pieces.append(piece)
@@ -118,72 +134,58 @@ class Preparation:
                 batch.done_bytes = before + read_bytes
             before += file.size
             batch.done_bytes = before
-            batch.files.append((file, documents + self.stats.skipped))
+            batch.files.append((file, documents))
         if batch.pieces or batch.files:
             yield batch
 
-    def finished_files(self) -> dict[str, FinishedFile]:
-        """Unchanged files with every document stored, by label. Counts stored documents that they no longer hold."""
-        stored = Counter(source_of(key) for key in self.ledger.stored_keys())
-        finished: dict[str, FinishedFile] = {}
-        self.stats.missing = 0
-        for file in self.files:
-            entry = self.ledger.finished(file, self.settings)
-            missing = stored[file.label] - entry.documents if entry is not None else 0
-            if entry is not None and not (missing and self.delete_missing):
-                finished[file.label] = entry
-                self.stats.missing += missing
-        return finished
-
-    def _stored_in(self, labels: Set[str]) -> dict[str, set[str]]:
-        """Keys of the stored documents of these files, by label."""
-        keys: dict[str, set[str]] = {}
-        for key in self.ledger.stored_keys():
-            if (label := source_of(key)) in labels:
-                keys.setdefault(label, set()).add(key)
-        return keys
-
-    def _groups(self, file: SourceFile, unseen: set[str]) -> Iterator[tuple[list[PendingDocument], int]]:
-        """(documents to store, bytes of the file that were read), a group at a time. `unseen`: keys of the file's stored
-        documents; those that it no longer holds are noted."""
-        seen: set[bytes] = set()
-        group: list[PendingDocument] = []
-        characters = unchanged = read_bytes = nameless = 0
-        for document, read_bytes in documents_of(file, self.options):
-            if document.document_id is None:
-                nameless += 1
-            else:
-                unseen.discard(document_key(document.source, document.document_id))
-            pending = self._pending(document, seen)
-            if pending is not None:
-                group.append(pending)
-                characters += len(pending.document.text)
-            else:
-                unchanged += 1
-            if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS or unchanged >= 10 * GROUP_DOCUMENTS:
-                yield group, read_bytes
-                group, characters, unchanged = [], 0, 0
+    def _groups(self, file: SourceFile, documents: list[tuple[str, str]]) -> Iterator[tuple[list[PendingDocument], int]]:
+        """(documents to store, bytes of the file that were read), a group at a time. Fills `documents`, (id, digest) of all."""
+        stored = self.stored.get(file.label, frozenset())
+        seen: dict[str, bool] = {}  # names; is it a document's, or that of a rejection
+        group: list[Document] = []
+        characters = read_bytes = nameless = 0
+        for found, read_bytes in documents_of(file, self.options):
+            if isinstance(found, Rejection):
+                self.quarantine.add(found)
+                nameless += found.document_id is None
+                if found.document_id is not None:
+                    seen.setdefault(found.document_id, False)
+                continue
+            if seen.get(found.document_id):
+                self._reject(found, f"the id {found.document_id!r} was there before: the first of that name is kept")
+                continue
+            seen[found.document_id] = True
+            group.append(found)
+            characters += len(found.text)
+            if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
+                yield self._changed(group, stored, documents), read_bytes
+                group, characters = [], 0
+        yield self._changed(group, stored, documents), read_bytes
+        missing = stored - {document_key(file.label, name) for name in seen}
         if nameless:
-            self.stats.unclear += len(unseen)
+            self.stats.unclear += len(missing)
         else:
-            self.missing.extend(unseen)
-        yield group, read_bytes
+            self.missing.extend(missing)
 
-    def _pending(self, document: Document | Rejection, seen: set[bytes]) -> PendingDocument | None:
-        if isinstance(document, Rejection):
-            self.quarantine.add(document)
-            return None
-        name = blake2b(document.document_id.encode(), digest_size=16).digest()
-        if name in seen:
-            self._reject(document, f"the id {document.document_id!r} was there before: the first of that name is kept")
-            return None
-        seen.add(name)
-        digest = document.digest(self.settings)
-        stored = self.ledger.get(document.key)
-        if stored is not None and stored.digest == digest:
-            self.stats.skipped += 1
-            return None
-        return PendingDocument(document, digest, 0)
+    def _changed(self, group: Sequence[Document], stored: Set[str], documents: list[tuple[str, str]]) -> list[PendingDocument]:
+        """The documents of a group that are not stored in this version."""
+        there = self.lookup([one.key for one in group if one.key in stored])
+        changed: list[PendingDocument] = []
+        for document in group:
+            digest, found = document.digest(), there.get(document.key)
+            if (
+                found is not None
+                and found.settings is None
+                and found.is_version(first := document.digest(self.first_settings), "")
+            ):
+                digest = first
+            if len(documents) <= MAX_DOCUMENTS:
+                documents.append((document.document_id, digest))
+            if found is not None and found.is_version(digest, self.settings):
+                self.stats.skipped += 1
+            else:
+                changed.append(PendingDocument(document, digest, stored=found is not None))
+        return changed
 
     def _reject(self, document: Document, reason: str) -> None:
         text = excerpt(document.text)

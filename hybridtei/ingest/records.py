@@ -1,14 +1,24 @@
-"""What all readers share: options and bounds, lines of a bounded length, and the fields of a record."""
+"""What all readers share: options and bounds, lines of a bounded length, the fields of a record, and the quarantine.
+
+The quarantine is a file of JSON lines that each ingest writes anew:
+
+    {"source": "data/rows.csv", "location": "line 7", "reason": "the row has 3 cells, the header 4", "excerpt": "…"}
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import orjson
 from msgspec import Meta, Struct
+
+from hybridtei.errors import InvalidInput
+from hybridtei.ingest.chunking import Rejection
 
 EXCERPT_CHARACTERS = 200
 MAX_RECORD_BYTES = 1_000_000
@@ -34,10 +44,9 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     max_metadata_bytes: int = 64_000
     max_id_characters: int = 512
 
-    @classmethod
-    def of(cls, options: ReadOptions) -> ReadOptions:
-        """These fields of options that may have more."""
-        return ReadOptions(**{name: getattr(options, name) for name in ReadOptions.__struct_fields__})
+    def as_dict(self) -> dict[str, Any]:
+        """These fields alone, of options that may have more."""
+        return {name: getattr(self, name) for name in ReadOptions.__struct_fields__}
 
 
 def excerpt(data: bytes | str) -> str:
@@ -191,3 +200,48 @@ def _kind(value: Any) -> str:
 def _names(record: Mapping[str, Any]) -> str:
     names = [f"`{str(name)[:40]}`" for name in record]
     return ", ".join(names[:20]) + ("…" if len(names) > 20 else "") if names else "no fields"
+
+
+MAX_PER_SOURCE = 10_000  # of a file with a misnamed column, every row would be in it
+MAX_FIRST_BYTES = 100_000
+
+
+class Quarantine:
+    """The file of rejections, created at the first. Raises InvalidInput where the path is a file of another kind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._counts: Counter[str] = Counter()
+        if path.exists() and not _is_quarantine(path):
+            raise InvalidInput(f"{path}: holds something else than what an earlier ingest could not take; name another file")
+        path.unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return self._counts.total()
+
+    def of(self, source: str) -> int:
+        """The number of rejections of a file."""
+        return self._counts[source]
+
+    def add(self, rejected: Rejection) -> None:
+        """Count a rejection; of one file, only the first 10,000 are written."""
+        self._counts[rejected.source] += 1
+        count = self._counts[rejected.source]
+        if count > MAX_PER_SOURCE + 1:
+            return
+        entry = {
+            "source": rejected.source,
+            "location": rejected.location,
+            "reason": rejected.reason if count <= MAX_PER_SOURCE else f"and more: only {MAX_PER_SOURCE} of a file are listed",
+            "excerpt": rejected.excerpt,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(orjson.dumps(entry) + b"\n")
+
+
+def _is_quarantine(path: Path) -> bool:
+    """Whether the first line, which may be incomplete, is a rejection's."""
+    with path.open("rb") as file:
+        first = file.readline(MAX_FIRST_BYTES)
+    return not first or (first.startswith(b'{"source":') and b'"location":' in first)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, closing
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hybridtei.checkpoint.files import sha256_of
 from hybridtei.checkpoint.fingerprint import tokenizer_sha256
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.vocabularies import read_raw
+from hybridtei.client import Client
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import (
@@ -32,158 +34,225 @@ from hybridtei.errors import (
 )
 from hybridtei.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.ingest.embedders import RemoteEmbedder, vector_heads
-from hybridtei.ingest.files import QUARANTINE, label_of, source_files
-from hybridtei.ingest.identity import open_ledger
+from hybridtei.ingest.files import QUARANTINE, check_source, source_files
+from hybridtei.ingest.identity import Source, claimed
 from hybridtei.ingest.indexing import IndexingServer, wait_indexed
-from hybridtei.ingest.ledger import Ledger, Quarantine
+from hybridtei.ingest.ledger import FileCache
 from hybridtei.ingest.options import DEFER_INDEXING_MB, MEGABYTE, IngestOptions, IngestStats, Summary
-from hybridtei.ingest.pipeline import Stopping, ingest
+from hybridtei.ingest.pipeline import Stopping
+from hybridtei.ingest.pipeline import ingest as run_pipeline
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.records import ReadOptions
+from hybridtei.ingest.records import Quarantine, ReadOptions
 from hybridtei.load import find_model, text_model
-from hybridtei.store import CollectionPlan, open_store, place_of, with_default
+from hybridtei.store import CollectionPlan, open_store, place_of, state_folder, with_default
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_fits, check_name
-from hybridtei.store.plan import planned_schema, settled, signed, spread, with_budget
+from hybridtei.store.plan import budget_of_plan, planned_schema, settled, signed, spread, with_budget
 from hybridtei.tasks.base import Model
-from hybridtei.tasks.embed import Embed, Embedder
-from hybridtei.tasks.pooling import MultivectorBudget, budget_of
+from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.spans import EmbedSpans
 
 Tell = Callable[[str], None]
+REQUEST_TIMEOUT_S = 300.0
 FIRST_EMBEDDED_HEADS = "bba3482ef526a1f6e8f4a2515c8a773fb6eaa32eb21a11c3337db82fdd4abc5d"
 RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
 
 
-def run_ingest(
-    options: IngestOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
-) -> Summary:
-    """Ingest a source. Raises HybridTeiError or OSError, with what to do about it; what was stored until then stays noted."""
-    check_name(options.collection)
-    remote = _remote(options, store)
-    quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
-    files = list(source_files(Path(options.source), options.source_name, quarantine))
-    if not files:
-        raise InvalidInput(f"{options.source}: holds no files")
-    store = with_default(store)
-    opened = open_store(store)
-    assert opened is not None
-    tell(f"store     {place_of(store)}")
-    reading = _read_options(options)
-    if remote is not None and not options.model_named:
-        model = msgspec.structs.replace(model, model_id=remote.model_id)
-    spec = _spec(model, remote)
-    heads = vector_heads(spec.heads, options.outputs)
-    text = text_model(spec, engine)
-    chunks = _chunk_settings(options, text, heads)
-
-    def embedder_for(plan: CollectionPlan) -> Embedder:
-        embedder = _embedder(options, remote, _with_budget(model, plan), engine)
-        tell(f"model     {model.model_id}, {_described(embedder)}: {', '.join(sorted(heads))}")
-        tell(f"chunks    {_in_words(chunks)}")
-        return embedder
-
-    chunker = Chunker(text, read_raw(spec.folder), chunks)
-
-    def preparation_for(ledger: Ledger) -> Preparation:
-        return Preparation(
-            files=files,
-            options=reading,
-            chunker=chunker,
-            ledger=ledger,
-            quarantine=Quarantine(quarantine),
-            settings=_settings(model, spec, heads, chunks, reading),
-            stats=IngestStats(),
-            label=label_of(Path(options.source), options.source_name),
-            delete_missing=options.delete_missing,
-        )
-
-    try:
-        outputs = _Outputs(spec, model, heads, embedder_for)
-        return asyncio.run(_run(options, store, opened, outputs, preparation_for, tell=tell))
-    finally:
-        chunker.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Outputs:
-    """What is stored, of which model, and what embeds it once the collection's plan is known."""
-
-    spec: ModelSpec
-    model: ModelConfig
-    heads: frozenset[Head]
-    embedder_for: Callable[[CollectionPlan], Embedder]
-
-    def planned(
-        self, options: IngestOptions, existing: CollectionSchema | None, nodes: int = 1
-    ) -> tuple[CollectionPlan, CollectionSchema]:
-        """The plan and schema of a collection, a new one spread over `nodes`. Raises CollectionMismatch where it has others."""
-        chosen = with_budget(options.plan, self.model.multivector_tokens, self.model.multivector_dtype)
-        width = 0 if self.spec.multivector is None else self.spec.multivector.dim
-        plan = settled(chosen, existing, self.heads, options.collection, width=width)
-        if existing is None:
-            plan = spread(plan, nodes)
-        schema = planned_schema(plan, self.spec, self.model.model_id, self.heads, is_there=existing is not None)
-        return plan, signed(schema, self.spec)
-
-
-async def _run(
-    options: IngestOptions,
-    config: StoreConfig,
-    store: Store,
-    outputs: _Outputs,
-    preparation_for: Callable[[Ledger], Preparation],
+def ingest(
+    source: str | Path,
+    collection: str,
+    embedder: Any = None,
+    store: StoreConfig | str | Path | None = None,
     *,
-    tell: Tell,
+    engine_config: EngineConfig | None = None,
+    tell: Tell = lambda line: None,
+    **options: Any,
 ) -> Summary:
-    """The pipeline, and then the store's own finish; store, ledger and embedder are closed whatever happens."""
-    name, done = options.collection, 0
-    patience_s = 0.0 if store.kind == "server" else config.qdrant_patience  # a server's store has its own
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(store.close)
-        try:
-            existing = await _reachable(store, name)
-            nodes = await _nodes(store, tell) if existing is None else 1
-            plan, schema = outputs.planned(options, existing, nodes)
-            if nodes > 1:
-                tell(f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each")
-            if existing is not None:
-                check_fits(existing, schema, name)
-            ledger, identity = await open_ledger(config, store, name, existing)
-            stack.callback(ledger.close)
-            preparation = preparation_for(ledger)
-            stats = preparation.stats
-            embedder = outputs.embedder_for(plan)  # nothing else runs yet, and Ray wants the main thread
-            stack.callback(embedder.close)
+    """Embed the documents of a file or folder and store them in a collection: `hybridtei ingest`. Also called again to go on
+    after a stop, and to take up changes.
+
+    `embedder`: an `Encoder`, a `Client`, or the `ModelConfig` of a model that is loaded if something is to be embedded; None:
+    the embedded model. `store`: a `StoreConfig`, or Qdrant's address, or the folder of an embedded one; None: `./qdrant`.
+    `tell`: takes lines of progress. `options`: the command's other flags, such as `delete_missing=True` or `shards=3`. Raises
+    TypeError for one that it does not have, HybridTeiError or OSError, with what to do about it; what was stored until then
+    stays.
+    """
+    plan = {name: options.pop(name) for name in CollectionPlan.__struct_fields__ if name in options}
+    options.setdefault("plan", CollectionPlan(**plan))
+    if not isinstance(store, StoreConfig):
+        is_url = isinstance(store, str) and "://" in store
+        place = None if store is None else str(store)
+        store = StoreConfig(qdrant_url=place) if is_url else StoreConfig(qdrant_path=place)
+    model = embedder if isinstance(embedder, ModelConfig) else ModelConfig()
+    given = None if embedder is model else embedder
+    request = IngestOptions(source=str(source), collection=collection, **options)
+    return run_ingest(request, model, engine_config or EngineConfig(), store, embedder=given, tell=tell)
+
+
+def run_ingest(
+    options: IngestOptions,
+    model: ModelConfig,
+    engine: EngineConfig,
+    store: StoreConfig,
+    *,
+    embedder: Any = None,
+    tell: Tell = lambda line: None,
+) -> Summary:
+    """Ingest a source. `embedder`: in place of `model`. Raises what `ingest` raises."""
+    work = _Ingest(options, model, engine, store, embedder=embedder, tell=tell)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work.run())
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own loop runs here already
+        return thread.submit(asyncio.run, work.run()).result()
+
+
+class _Lazy:
+    """An embedder that is loaded when the first text is to be embedded. `keeps`: its owner closes it."""
+
+    def __init__(self, load: Callable[[], Any], *, keeps: bool) -> None:
+        self._load, self._loaded, self._keeps = load, None, keeps
+
+    def load(self) -> Any:
+        """The embedder, loaded at the first call."""
+        self._loaded = self._loaded or self._load()
+        return self._loaded
+
+    @property
+    def parallel(self) -> int:
+        """How many threads may call `encode` at once."""
+        return getattr(self._loaded, "parallel", 1)
+
+    def encode(self, *arguments: Any, **settings: Any) -> Any:
+        """As `Embedder.encode`."""
+        return self.load().encode(*arguments, **settings)
+
+    def close(self) -> None:
+        """Free the model, if it was loaded here."""
+        if self._loaded is not None and not self._keeps:
+            self._loaded.close()
+
+
+class _Ingest:
+    """One ingest: its settings are checked at once, and the store is asked when it runs."""
+
+    def __init__(
+        self, options: IngestOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, embedder: Any, tell: Tell
+    ) -> None:
+        check_name(options.collection)
+        check_source(Path(options.source))
+        if options.max_record_bytes < 1:
+            raise InvalidInput(f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more")
+        self.options, self.engine, self.given, self.tell = options, engine, embedder, tell
+        self.remote = RemoteEmbedder(embedder) if isinstance(embedder, Client) else _remote(options, store)
+        self.config = with_default(store)
+        self.store = open_store(self.config)
+        tell(f"store     {place_of(self.config)}")
+        named = self.remote or embedder
+        if named is not None and not options.model_named:
+            model = msgspec.structs.replace(model, model_id=named.model_id)
+        self.model = model
+        self.spec = getattr(embedder, "spec", None) or _spec(model, self.remote)
+        self.heads = vector_heads(self.spec.heads, options.outputs)
+        self.text = text_model(self.spec, engine)
+        self.chunks = _chunk_settings(options, self.text, self.heads)
+        tell(f"chunks    {_in_words(self.chunks)}")
+
+    async def run(self) -> Summary:
+        """The pipeline, and then the store's own finish; all is closed in any case."""
+        options, name, stats, store = self.options, self.options.collection, IngestStats(), self.store
+        assert store is not None
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(store.close)
             try:
-                outcome = await ingest(
+                existing = await _reachable(store, name)
+                plan, schema = await self._planned(store, existing)
+                source = Source.of(Path(options.source), existing, options.source_name)
+                preparation = self._preparation(stack, source)
+                stats = preparation.stats
+                embedder = stack.enter_context(closing(_Lazy(self._load, keeps=self.given is not None)))
+                if not options.dry_run:
+                    if existing is None or options.engine == "ray":
+                        embedder.load()  # a model that cannot be loaded leaves no collection; Ray wants the main thread
+                    lock = state_folder(self.config) / f"{name}.lock"
+                    existing = await stack.enter_async_context(claimed(store, name, schema, lock, self.tell))
+                    if record := Source.of(Path(options.source), existing, options.source_name).record:
+                        await store.annotate(name, record)
+                defer_mb = DEFER_INDEXING_MB if options.defer_indexing_mb is None else options.defer_indexing_mb
+                budget = {"multivector": budget_of_plan(plan)} if Head.MULTIVECTOR in self.heads else {}
+                outcome = await run_pipeline(
                     preparation,
                     embedder,
                     store,
                     name,
-                    schema,
-                    identity=identity,
-                    defer_indexing_bytes=MEGABYTE
-                    * (DEFER_INDEXING_MB if options.defer_indexing_mb is None else options.defer_indexing_mb),
-                    patience_s=patience_s,
-                    quiet=options.quiet,
+                    existing,
+                    encode_settings={"outputs": self.heads, **budget},
+                    defer_indexing_bytes=MEGABYTE * defer_mb,
+                    patience_s=0.0 if store.kind == "server" else self.config.qdrant_patience,  # a server's store has its own
+                    tell=self.tell,
                 )
-            finally:
-                done = stats.documents
-            if not outcome.stopped:  # an earlier run may have ended between its last batch and this
-                tell("indexing")
-                await store.optimize(name)
-                if options.wait_indexed and isinstance(store, IndexingServer):
-                    stopping = Stopping()
-                    with stopping.on_signals():
-                        await wait_indexed(store, name, stopping.requested, tell, quiet=options.quiet)
-        except CollectionMismatch:
-            raise
-        except (StoreUnavailable, ConnectionError, BackendError) as error:
-            kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
-            raise kind(f"{error}\n{done:,} documents were stored; run the same command again to go on from there") from error
-    path = str(preparation.quarantine.path) if len(preparation.quarantine) else None
-    return Summary(name, place_of(config), stats, outcome, path, options.delete_missing)
+                if not outcome.stopped and not options.dry_run:  # an earlier run may have ended between its last batch and this
+                    await self._index(store)
+            except CollectionMismatch:
+                raise
+            except (StoreUnavailable, ConnectionError, BackendError) as error:
+                kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
+                done = f"{stats.documents:,} documents were stored; run the same command again to go on from there"
+                raise kind(f"{error}\n{done}") from error
+        path = str(preparation.quarantine.path) if len(preparation.quarantine) else None
+        return Summary(name, place_of(self.config), stats, outcome, path, options.dry_run)
+
+    async def _planned(self, store: Store, existing: CollectionSchema | None) -> tuple[CollectionPlan, CollectionSchema]:
+        """The collection's plan and schema, a new one's over a cluster. Raises CollectionMismatch where it has others."""
+        name, spec = self.options.collection, self.spec
+        chosen = with_budget(self.options.plan, self.model.multivector_tokens, self.model.multivector_dtype)
+        plan = settled(chosen, existing, self.heads, name, width=0 if spec.multivector is None else spec.multivector.dim)
+        if existing is None and (nodes := await _nodes(store, self.tell)) > 1:
+            plan = spread(plan, nodes)
+            self.tell(f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each")
+        schema = signed(planned_schema(plan, spec, self.model.model_id, self.heads, is_there=existing is not None), spec)
+        if existing is not None:
+            check_fits(existing, schema, name)
+        return plan, schema
+
+    def _preparation(self, stack: AsyncExitStack, source: Source) -> Preparation:
+        """The source's files and how they are read. Raises InvalidInput where there are none."""
+        options = self.options
+        quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
+        files = list(source_files(Path(options.source), source.label, quarantine, source.known))
+        if not files:
+            raise InvalidInput(f"{options.source}: holds no files")
+        cache = FileCache(state_folder(self.config) / f"{options.collection}.files.sqlite")
+        chunker = Chunker(self.text, read_raw(self.spec.folder), self.chunks)
+        stack.callback(cache.close)
+        stack.callback(chunker.close)
+        return Preparation(
+            files=files,
+            options=options,
+            chunker=chunker,
+            cache=cache,
+            quarantine=Quarantine(quarantine),
+            settings=settings_hash(self.heads, self.chunks, options),
+            first_settings=first_settings(self.model, self.spec, self.heads, self.chunks, options),
+            stats=IngestStats(),
+            source=source,
+        )
+
+    def _load(self) -> Any:
+        loaded: Any = self.remote or self.given or _embedder(self.options, self.model, self.engine)
+        what = getattr(loaded, "name", None) or f"{loaded.backend_name}, {loaded.dtype}, in process"
+        self.tell(f"model     {self.model.model_id}, {what}: {', '.join(sorted(self.heads))}")
+        return loaded
+
+    async def _index(self, store: Store) -> None:
+        self.tell("indexing")
+        name, quiet = self.options.collection, self.options.quiet
+        await store.optimize(name)
+        if self.options.wait_indexed and isinstance(store, IndexingServer):
+            stopping = Stopping()
+            with stopping.on_signals():
+                await wait_indexed(store, name, stopping.requested, self.tell, quiet=quiet)
 
 
 async def _nodes(store: Store, tell: Tell) -> int:
@@ -217,7 +286,8 @@ def _remote(options: IngestOptions, store: StoreConfig) -> RemoteEmbedder | None
         return None
     if options.engine == "ray":
         raise InvalidInput("--url and --engine ray exclude each other: the engines are a server's, or in the cluster")
-    return RemoteEmbedder(options.url, api_key=options.url_api_key, patience_s=store.qdrant_patience)
+    patience_s = store.qdrant_patience
+    return RemoteEmbedder(Client(options.url, api_key=options.url_api_key, timeout_s=REQUEST_TIMEOUT_S, patience_s=patience_s))
 
 
 def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
@@ -253,45 +323,24 @@ def _chunk_settings(options: IngestOptions, model: Model, heads: frozenset[Head]
     return settings_for(model, options.chunk_tokens, options.chunk_overlap, whole=options.no_chunking, late=is_late)
 
 
-def _with_budget(model: ModelConfig, plan: CollectionPlan) -> ModelConfig:
-    return msgspec.structs.replace(
-        model, multivector_tokens=plan.multivector_tokens, multivector_dtype=plan.multivector_dtype or "float"
-    )
+def _embedder(options: IngestOptions, model: ModelConfig, engine: EngineConfig) -> Any:
+    if options.engine != "ray":
+        return Encoder.load(config=model, engine=engine)
+    from hybridtei.ingest.on_ray import RayEmbedder
+
+    return RayEmbedder(model, engine, workers=options.ray_workers, address=options.ray_address)
 
 
-def _embedder(
-    options: IngestOptions,
-    remote: RemoteEmbedder | None,
-    model: ModelConfig,
-    engine: EngineConfig,
-) -> Embedder:
-    if options.engine == "ray":
-        from hybridtei.ingest.on_ray import RayEmbedder
-
-        return RayEmbedder(model, engine, workers=options.ray_workers, address=options.ray_address)
-    if remote is not None:
-        remote.budget = budget_of(model) or MultivectorBudget()
-    return remote or Encoder.load(config=model, engine=engine)
+def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
+    """16 characters that change with what makes other points of the same files. The model is the collection's."""
+    made_of = [sorted(heads), asdict(chunks), reading.as_dict()]
+    return blake2b(orjson.dumps(made_of), digest_size=8).hexdigest()
 
 
-def _described(embedder: Any) -> str:
-    return f"{embedder.backend_name}, {embedder.dtype}, in process" if isinstance(embedder, Encoder) else embedder.name
-
-
-def _read_options(options: IngestOptions) -> ReadOptions:
-    if options.max_record_bytes < 1:
-        raise InvalidInput(f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more")
-    return ReadOptions.of(options)
-
-
-def _settings(
+def first_settings(
     model: ModelConfig, spec: ModelSpec, heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions
 ) -> bytes:
-    """32 bytes that change with whatever makes other points of the same files.
-
-    Heads of our kind count by their file: a model keeps its name when they are trained anew. Those that releases before had
-    embedded do not, so that what was stored by them is not embedded again.
-    """
+    """The key of digests in collections of 0.1, where heads of our kind count by file, but for the first embedded ones."""
     heads_file = next((head.file for head in (spec.multivector, spec.sparse) if head is not None and head.own), None)
     made_by = None if heads_file is None else sha256_of(heads_file)
     made_of: list[Any] = [
@@ -299,8 +348,8 @@ def _settings(
         model.revision,
         tokenizer_sha256(spec),
         sorted(heads),
-        {name: value for name, value in asdict(chunks).items() if name != "late" or value},  # ledgers from before lack it
-        msgspec.structs.asdict(reading),
+        {name: value for name, value in asdict(chunks).items() if name != "late" or value},
+        reading.as_dict(),
         *([] if made_by in (None, FIRST_EMBEDDED_HEADS) else [made_by]),
     ]
     return blake2b(orjson.dumps(made_of), digest_size=32).digest()

@@ -1,54 +1,50 @@
-"""Embedded chunks into a collection, and into the ledger once the store has them: every change of an ingest to a store.
+"""Embedded chunks into a collection: every change of an ingest to a store.
 
-A document is there whole or not at all, and a stored version is replaced only by a stored one: a document with a chunk that
-cannot be embedded or stored goes into quarantine, and what the collection held of it stays. So chunks of a document that is
-stored already wait for the last of them; chunks that an earlier, longer version had are deleted after the new ones are written.
-A kill in between leaves the ledger's old entry, so the document is done again.
+A document is there whole or not at all, and a stored version is replaced only by a stored one: a document with a chunk
+that cannot be embedded or stored goes into quarantine, and what the collection held of it stays. So chunks of a document that
+is stored already wait for the last of them. Chunks that a longer version had are deleted before the new version is written:
+after a kill in between the document lacks some, and is done again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
-import numpy as np
 from qdrant_client import models
 
 from hybridtei.errors import BackendError, InvalidPoint
 from hybridtei.ingest.chunking import Rejection, payload_of
-from hybridtei.ingest.ledger import Ledger, Quarantine
+from hybridtei.ingest.ledger import IDS_AT_ONCE, FileCache, Ledger
 from hybridtei.ingest.options import IngestStats
 from hybridtei.ingest.prepare import Batch, PendingChunk, PendingDocument
-from hybridtei.ingest.records import excerpt
+from hybridtei.ingest.records import Quarantine, excerpt
 from hybridtei.outputs import Embeddings
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.failures import retry_unavailable
 from hybridtei.store.points import check_points, fit_to_schema, point_id, to_points
 from hybridtei.system import frames
 
-IDS_AT_ONCE = 1000
 RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is at fault and not the texts
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """`has_unknown_points`: the collection holds points that are not in the ledger, so documents new to it may be stored
-    already. `patience_s`: how long a change is retried where the store does not retry itself."""
+    """`patience_s`: how long a change is retried where the store does not retry itself."""
 
     store: Store
     name: str
     schema: CollectionSchema
     ledger: Ledger
+    cache: FileCache | None
     quarantine: Quarantine
-    settings: bytes
+    settings: str
     stats: IngestStats
-    has_unknown_points: bool
     patience_s: float = 0.0
     _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # of each text: did it fail
     _held: dict[PendingDocument, BufferedDocument] = field(default_factory=dict)
@@ -60,18 +56,17 @@ class Writer:
         whatever of it is stored. Raises BackendError, after what is good was stored, where more than half of the last 50 texts
         failed.
         """
-        await self._find_stored([piece.pending for piece in batch.pieces if piece.chunk.number == 0])
         accepted = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
         embeddings = fit_to_schema(embeddings, self.schema)
-        points, objections = await asyncio.to_thread(_checked_points, accepted, embeddings, self.schema)
+        points, objections = await asyncio.to_thread(self._checked_points, accepted, embeddings)
         remaining = iter(objections)
         reasons = [next(remaining) if reason is None else reason for reason in reasons]
         for piece, reason in zip(batch.pieces, reasons, strict=True):
             if reason is not None:
                 self._fail(piece, reason)
         complete = dict.fromkeys(piece.pending for piece in batch.pieces if piece.is_last and not piece.pending.failed)
-        stored = await self._store(accepted, points, embeddings, complete)
         await self._delete_stale(complete)
+        stored = await self._store(accepted, points, embeddings, complete)
         await self._delete_failed(batch)
         await asyncio.to_thread(self._note, batch, complete, stored)
         self._stop_if_most_fail(reasons)
@@ -83,12 +78,12 @@ class Writer:
         self._held.clear()
 
     async def delete_documents(self, keys: Sequence[str]) -> None:
-        """Deletes documents from the collection, and then from the ledger."""
+        """Deletes documents, the first chunk of each last, so that after a kill in between the next ingest finds it."""
         for start in range(0, len(keys), IDS_AT_ONCE):
-            part = keys[start : start + IDS_AT_ONCE]
-            chunks = {key: stored.chunks for key in part if (stored := self.ledger.get(key)) is not None}
-            await self._delete([point_id(key, number) for key, count in chunks.items() for number in range(count)])
-            await asyncio.to_thread(self.ledger.remove, list(chunks), files_are_whole=True)
+            found = await self.ledger.documents(keys[start : start + IDS_AT_ONCE])
+            await self._delete([point_id(key, n) for key, one in found.items() for n in reversed(range(one.chunks))])
+            for key in (key for key, one in found.items() if not one.chunks):
+                await self._delete((await self.ledger.chunks_from(key, 0))[::-1])
 
     async def _store(
         self,
@@ -104,7 +99,7 @@ class Writer:
         for pending in complete:
             if (held := self._held.pop(pending, None)) is not None:
                 for part, vectors in held.parts():
-                    await self._send(_points(part, vectors))
+                    await self._send(self._points(part, vectors))
                     stored += part
                 held.close()
         chosen = [place for place, piece in enumerate(pieces) if not piece.pending.failed and not self._waits(piece, complete)]
@@ -137,39 +132,11 @@ class Writer:
         location = f"{document.location}, chunk {piece.chunk.number}"
         self.quarantine.add(Rejection(document.source, location, reason, excerpt(piece.chunk.text), document.document_id))
 
-    async def _find_stored(self, begun: Sequence[PendingDocument]) -> None:
-        """Marks the documents of which the collection holds a version."""
-        for pending in begun:
-            pending.stored = self._known(pending) > 0
-        unknown = {point_id(one.document.key, 0): one for one in begun if self.has_unknown_points and not one.stored}
-        for name in await self._present(list(unknown)):
-            unknown[name].stored = True
-
-    async def _delete_stale(self, complete: Collection[PendingDocument]) -> None:
-        """Deletes chunks of a longer version, which the store is searched for where the ledger does not have their number."""
-        stale = [point_id(one.document.key, number) for one in complete for number in range(one.chunks, self._known(one))]
-        unknown = {point_id(one.document.key, one.chunks): one for one in complete if one.stored and not self._known(one)}
-        for name in await self._present(list(unknown)):
-            stale += await self._chunks_from(unknown[name])
-        await self._delete(stale[::-1])  # the last first, so that a kill leaves no gap that would hide the rest
-
-    async def _chunks_from(self, pending: PendingDocument) -> list[str]:
-        """Ids of the document's stored chunks after those of its new version; they are numbered without gaps."""
-        stale: list[str] = []
-        while True:
-            first = pending.chunks + len(stale)
-            ids = [point_id(pending.document.key, number) for number in range(first, first + IDS_AT_ONCE)]
-            present = await self._present(ids)
-            stale += [name for name in ids if name in present]
-            if len(present) < len(ids):
-                return stale
-
-    async def _present(self, ids: Sequence[str]) -> set[str]:
-        """The ids that the collection has."""
-        present: set[str] = set()
-        for start in range(0, len(ids), IDS_AT_ONCE):
-            present |= await _present_ids(self.store, self.name, ids[start : start + IDS_AT_ONCE])
-        return present
+    async def _delete_stale(self, complete: Iterable[PendingDocument]) -> None:
+        """Deletes the chunks by which stored versions are longer."""
+        following = {point_id(one.document.key, one.chunks): one for one in complete if self.ledger.count}
+        for name in await self.ledger.present(list(following)):
+            await self._delete(await self.ledger.chunks_from(following[name].document.key, following[name].chunks))
 
     async def _delete_failed(self, batch: Batch) -> None:
         """Deletes every chunk of documents that failed in this batch or before, and of which there was no version before."""
@@ -182,14 +149,10 @@ class Writer:
             await retry_unavailable(partial(self.store.delete, self.name, part), self.patience_s)
         self.stats.removed_chunks += len(ids)
 
-    def _known(self, pending: PendingDocument) -> int:
-        stored = self.ledger.get(pending.document.key)
-        return 0 if stored is None else stored.chunks
-
     def _note(self, batch: Batch, complete: Collection[PendingDocument], stored: Sequence[PendingChunk]) -> None:
-        self.ledger.add([(one.document.key, one.digest, one.chunks) for one in complete])
-        clean = [(file, documents) for file, documents in batch.files if not self.quarantine.of(file.label)]
-        self.ledger.finish(clean, self.settings)
+        for file, documents in batch.files:
+            if self.cache is not None and not self.quarantine.of(file.label):
+                self.cache.put(file, self.settings, documents)
         self.stats.documents += len(complete)
         self.stats.chunks += len(stored)
         self.stats.tokens += sum(piece.chunk.tokens for piece in stored)
@@ -202,13 +165,21 @@ class Writer:
                 last = next(one for one in reversed(reasons) if one is not None)
                 raise BackendError(f"{failed} of the last {RECENT_TEXTS} texts failed, so the ingest stops: {last}")
 
+    def _checked_points(
+        self, pieces: Sequence[PendingChunk], embeddings: Embeddings
+    ) -> tuple[list[models.PointStruct], list[str | None]]:
+        """The points of the pieces, and for each the message of InvalidPoint, or None."""
+        points = self._points(pieces, embeddings)
+        return points, [_objection(point, self.schema) for point in points]
 
-def _checked_points(
-    pieces: Sequence[PendingChunk], embeddings: Embeddings, schema: CollectionSchema
-) -> tuple[list[models.PointStruct], list[str | None]]:
-    """The points of the pieces, and for each the message of InvalidPoint, or None."""
-    points = _points(pieces, embeddings)
-    return points, [_objection(point, schema) for point in points]
+    def _points(self, pieces: Sequence[PendingChunk], embeddings: Embeddings) -> list[models.PointStruct]:
+        if not pieces:
+            return []
+        ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]
+        payloads = [
+            payload_of(one.pending.document, one.chunk, one.pending.chunks, one.pending.digest, self.settings) for one in pieces
+        ]
+        return to_points(embeddings, ids, payloads)
 
 
 def _objection(point: models.PointStruct, schema: CollectionSchema) -> str | None:
@@ -217,32 +188,6 @@ def _objection(point: models.PointStruct, schema: CollectionSchema) -> str | Non
     except InvalidPoint as error:
         return str(error)
     return None
-
-
-def _points(pieces: Sequence[PendingChunk], embeddings: Embeddings) -> list[models.PointStruct]:
-    if not pieces:
-        return []
-    ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]
-    payloads = [payload_of(one.pending.document, one.chunk, one.pending.chunks, one.pending.digest) for one in pieces]
-    return to_points(embeddings, ids, payloads)
-
-
-async def missing_documents(store: Store, name: str, ledger: Ledger, *, sample: int | None = None) -> list[str]:
-    """Keys of documents in the ledger that the collection does not hold whole; `sample`: the number of documents to check."""
-    documents = list(ledger.items())
-    if sample is not None and len(documents) > sample:
-        documents = [documents[i] for i in np.linspace(0, len(documents) - 1, sample, dtype=int)]
-    chunks_of = ((key, number) for key, chunks in documents for number in range(chunks))
-    missing: dict[str, None] = {}
-    while part := list(islice(chunks_of, IDS_AT_ONCE)):
-        ids = [point_id(key, number) for key, number in part]
-        present = await _present_ids(store, name, ids)
-        missing |= dict.fromkeys(key for (key, _), one in zip(part, ids, strict=True) if one not in present)
-    return list(missing)
-
-
-async def _present_ids(store: Store, name: str, ids: Sequence[str]) -> set[str]:
-    return {str(record.id) for record in await store.retrieve(name, ids, with_payload=False)}
 
 
 MAX_HELD_BYTES = 64_000_000  # of vectors in memory; more are written to a temporary file

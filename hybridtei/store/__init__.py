@@ -6,7 +6,6 @@ unlike a cache, which other programs may empty.
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -63,15 +62,8 @@ def place_of(config: StoreConfig) -> str:
 
 
 def state_folder(config: StoreConfig) -> Path:
-    """The folder of ingests' ledgers: in the store's own folder, or in the user's cache, by the server's address."""
-    if config.qdrant_url is None:
-        return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"
-    return cache_folder("ingest") / f"server-{blake2b(config.qdrant_url.rstrip('/').encode(), digest_size=8).hexdigest()}"
-
-
-def collection_state_folder() -> Path:
-    """The folder of ledgers that collections of servers name by their ids."""
-    return cache_folder("ingest") / "collections"
+    """The folder of what ingests keep beside collections: in the store's own folder, or in the user's cache for servers."""
+    return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest" if config.qdrant_url is None else cache_folder("ingest")
 
 
 def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClient | None = None) -> Store | None:

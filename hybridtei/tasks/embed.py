@@ -42,6 +42,7 @@ class Embedder(Protocol):
         outputs: Iterable[str],
         *,
         input_type: InputType,
+        multivector: MultivectorBudget = ...,
         spans: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> Embeddings:
         """Rows in the order of `texts` and, with `spans`, of the parts of each. Raises RequestError or BackendError where a

@@ -39,7 +39,7 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
     first = command(tmp_path, str(source), "--collection", "wings", "--json", "--quiet")
     assert first.returncode == 0, first.stderr
     told = json.loads(first.stdout)
-    assert (told["documents"], told["quarantined"], told["points"], told["points_expected"]) == (5, 1, 5, 5)
+    assert (told["documents"], told["quarantined"], told["points"]) == (5, 1, 5)
     assert f"embedded Qdrant in {tmp_path / DEFAULT_PATH}" in first.stderr
     assert json.loads((tmp_path / "wings.quarantine.jsonl").read_text())["location"] == "line 6"
     monkeypatch.chdir(tmp_path)
@@ -47,7 +47,7 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
     second = capsys.readouterr().out
     assert "0 documents in 0 chunks" in second
     assert "5 unchanged" in second
-    assert "5 points, as expected" in second
+    assert ": 5 points\n" in second
 
     async def read():
         store = EmbeddedStore(str(tmp_path / DEFAULT_PATH))
@@ -101,9 +101,7 @@ def test_where_things_go_if_nobody_says_where(monkeypatch, tmp_path):
     for given in (StoreConfig(qdrant_url="http://h"), StoreConfig(qdrant_path="p")):
         assert with_default(given) == given
     assert state_folder(StoreConfig(qdrant_path="p")) == Path("p/.ingest")
-    folders = {state_folder(StoreConfig(qdrant_url=url)) for url in ("http://h", "http://h/", "http://other")}
-    assert len(folders) == 2
-    assert all(folder.is_relative_to(tmp_path) for folder in folders)
+    assert state_folder(StoreConfig(qdrant_url="http://h")).is_relative_to(tmp_path)
 
 
 @pytest.mark.xfail(strict=True, reason="part 9: the engine's process dies of a full disk, and nothing names it")

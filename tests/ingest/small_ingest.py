@@ -1,4 +1,4 @@
-"""An ingest over the small model and the fake backend: the real pipeline, ledger and stores, without weights.
+"""An ingest over the small model and the fake backend: the real pipeline, cache and stores, without weights.
 
 Also a process of its own, to be killed: python -m tests.ingest.small_ingest SOURCE FOLDER [TEXTS]; it
 stands still, for ever, once it has embedded so many.
@@ -21,12 +21,14 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest.chunking import Chunker, settings_for
+from hybridtei.ingest.embedders import VECTORS
 from hybridtei.ingest.files import source_files
-from hybridtei.ingest.ledger import Ledger, Quarantine
-from hybridtei.ingest.options import IngestStats, Outcome
+from hybridtei.ingest.identity import Source, claimed
+from hybridtei.ingest.ledger import FileCache
+from hybridtei.ingest.options import IngestOptions, IngestStats, Outcome
 from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
-from hybridtei.ingest.records import ReadOptions
+from hybridtei.ingest.records import Quarantine
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.plan import schema_for
@@ -57,11 +59,11 @@ def plan(model: Model) -> CollectionSchema:
 
 @dataclass
 class Ingest:
-    """What stays from run to run: a folder with ledger and quarantine. `backend`: settings of the fake one."""
+    """What stays from run to run: a folder with the cache and the quarantine. `backend`: settings of the fake one."""
 
     folder: Path
     backend: Mapping[str, Any] = field(default_factory=dict)
-    options: ReadOptions = field(default_factory=ReadOptions)
+    options: IngestOptions = field(default_factory=lambda: IngestOptions(source="", collection="", quiet=True))
     chunk_tokens: int | None = None
     late: bool = False
     stats: IngestStats = field(default_factory=IngestStats)
@@ -74,25 +76,35 @@ class Ingest:
         return Encoder(model, FakeBackend(model.spec, **self.backend), 256, EngineConfig())
 
     async def run(self, source: Path, store: Store, embedder: Embedder | None = None, name: str = NAME) -> Outcome:
-        """Once; the ledger is closed afterwards, as by the end of a process."""
+        """Once; the cache is closed afterwards, as by the end of a process."""
         model, path = written(self.folder / "model")
         self.stats = IngestStats()
         chunks = settings_for(model, self.chunk_tokens, None, late=self.late)
-        ledger, chunker = Ledger(self.folder / "ledger.jsonl"), Chunker(model, raw(path), chunks)
+        existing = await store.describe(name)
+        found = Source.of(source, existing)
+        cache, chunker = FileCache(self.folder / "files.sqlite"), Chunker(model, raw(path), chunks)
         preparation = Preparation(
-            files=list(source_files(source)),
+            files=list(source_files(source, found.label, known=found.known)),
             options=self.options,
             chunker=chunker,
-            ledger=ledger,
             quarantine=Quarantine(self.quarantine),
-            settings=f"{chunks}".encode()[:64],
+            settings=f"{chunks}",
+            first_settings=b"",
             stats=self.stats,
+            source=found,
+            cache=cache,
         )
+        lock = self.folder / "small.lock"
+        used = embedder or self.embedder(model)
+        settings = {"outputs": model.spec.heads & frozenset(VECTORS)}
         try:
-            return await ingest(preparation, embedder or self.embedder(model), store, name, plan(model))
+            async with claimed(store, name, plan(model), lock, print) as schema:
+                if found.record:
+                    await store.annotate(name, found.record)
+                return await ingest(preparation, used, store, name, schema, encode_settings=settings)
         finally:
             self.stats.quarantined = len(preparation.quarantine)
-            ledger.close()
+            cache.close()
             chunker.close()
 
 
@@ -119,6 +131,7 @@ def standing_still(after: int) -> Callable[[Any], None]:
     def gate(batch: Any) -> None:
         embedded[0] += len(batch.cu_seqlens) - 1
         if embedded[0] > after:
+            print("standing still", flush=True)
             threading.Event().wait()
 
     return gate
@@ -128,7 +141,7 @@ async def main(source: Path, folder: Path, texts: int | None) -> None:
     preparing.BATCH_CHUNKS = 64
     store = EmbeddedStore(str(folder / "qdrant"))
     try:
-        await Ingest(folder, {} if texts is None else {"gate": standing_still(texts)}).run(source, store)
+        await Ingest(folder, {} if texts is None else {"gate": standing_still(texts)}, chunk_tokens=24).run(source, store)
     finally:
         await store.close()
 

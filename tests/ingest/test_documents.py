@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.ingest.chunking import Chunk, Document, digest_of, document_key, payload_of
+from hybridtei.ingest.chunking import Chunk, Document, document_key, payload_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
@@ -23,13 +23,13 @@ def test_a_digest_changes_with_all_that_is_stored():
         Document("s", "d", "text", None, {"a": 1, "b": 2}),
         Document("s", "d", "text", "title", {"a": 1}),
     ]
-    assert same.digest(b"k") == plain.digest(b"k")
-    assert len({plain.digest(b"k"), plain.digest(b"l"), *(other.digest(b"k") for other in others)}) == 5
+    assert same.digest() == plain.digest()
+    assert len({plain.digest(), plain.digest(b"settings of 0.1"), *(other.digest() for other in others)}) == 5
 
 
 def test_payloads():
-    chunk, digest = Chunk(1, "chunk", 6, 3), bytes(range(16))
-    full = payload_of(Document("s", "d", "first chunk", "T", {"year": 1958}), chunk, 2, digest)
+    chunk, digest = Chunk(1, "chunk", 6, 3), "AAECAwQFBgcICQoLDA0ODw"
+    full = payload_of(Document("s", "d", "first chunk", "T", {"year": 1958}), chunk, 2, digest, "abc")
     place = {
         "text": "chunk",
         "document_id": "d",
@@ -38,11 +38,10 @@ def test_payloads():
         "chunks": 2,
         "start": 6,
         "digest": "AAECAwQFBgcICQoLDA0ODw",
+        "settings": "abc",
     }
     assert full == {**place, "title": "T", "metadata": {"year": 1958}}
-    assert payload_of(Document("s", "d", "first chunk"), chunk, 2, digest) == place
-    assert digest_of(full) == digest
-    assert [digest_of({"digest": text}) for text in (None, 7, "", "_", "AAAA", "é" * 22)] == [None] * 6
+    assert payload_of(Document("s", "d", "first chunk"), chunk, 2, digest, "abc") == place
 
 
 def test_the_indexed_text():

@@ -12,12 +12,14 @@ import orjson
 import pytest
 
 from hybridtei.batch import Head
+from hybridtei.client import Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, TokenizerError
 from hybridtei.ingest.embedders import RemoteEmbedder, embed_each, vector_heads
 from hybridtei.outputs import Embeddings
 from hybridtei.tasks.embed import Embedder
+from hybridtei.tasks.pooling import MultivectorBudget
 from tests import stand_in
 from tests.engine import small
 from tests.fake_backend import FakeBackend
@@ -33,7 +35,7 @@ def local(model=None, **backend) -> Callable[[list[str]], Embeddings]:
 
 
 def documents_by(embedder: Embedder, heads: frozenset[Head]) -> Callable[[list[str]], Embeddings]:
-    return partial(embedder.encode, outputs=heads, input_type="document")
+    return partial(embedder.encode, outputs=heads, input_type="document", multivector=MultivectorBudget())
 
 
 def assert_equal(one, other) -> None:
@@ -47,7 +49,7 @@ def assert_equal(one, other) -> None:
 
 def test_a_server_gives_what_the_engine_gives():
     with serving() as server:
-        remote = RemoteEmbedder(server.url)
+        remote = RemoteEmbedder(Client(server.url))
         assert remote.outputs == HEADS
         assert_equal(documents_by(remote, HEADS)(TEXTS), local()(TEXTS))
         remote.close()
@@ -56,7 +58,7 @@ def test_a_server_gives_what_the_engine_gives():
 def test_a_servers_spans_are_the_engines():
     spans = [[(0, 4), (5, 6)] * (1 + i % 4) for i in range(len(TEXTS))]
     with serving(server={"max_client_batch_size": 3}) as server:
-        remote = RemoteEmbedder(server.url)
+        remote = RemoteEmbedder(Client(server.url))
         wanted = local()(TEXTS, spans=spans)
         assert len(wanted) == sum(map(len, spans))
         assert_equal(documents_by(remote, HEADS)(TEXTS, spans=spans), wanted)
@@ -68,7 +70,7 @@ def test_a_servers_spans_are_the_engines():
 @pytest.mark.parametrize("model", [{"multivector_tokens": 2}, {"multivector_dtype": "int8"}, {"multivector_dtype": "binary"}])
 def test_a_servers_own_budget_is_not_the_collections(model):
     with serving(model=model) as server:
-        remote = RemoteEmbedder(server.url)
+        remote = RemoteEmbedder(Client(server.url))
         assert_equal(documents_by(remote, HEADS)(TEXTS[:5]), local()(TEXTS[:5]))
         remote.close()
 
@@ -78,7 +80,7 @@ def test_a_servers_prompt_for_documents_is_used():
     model = small.model(spec)
     wanted = local(model)(TEXTS)
     with serving(spec) as server:
-        remote = RemoteEmbedder(server.url)
+        remote = RemoteEmbedder(Client(server.url))
         assert_equal(documents_by(remote, HEADS)(TEXTS), wanted)
         remote.close()
 
@@ -123,7 +125,7 @@ def answering(answers: list[tuple[int, dict[str, str], Any]]) -> Iterator[tuple[
 
 def test_patience_ends():
     with answering([(429, {"retry-after": "100"}, b"busy now")]) as (url, _):
-        remote = RemoteEmbedder(url, patience_s=1)
+        remote = RemoteEmbedder(Client(url, patience_s=1))
         with pytest.raises(ConnectionError, match=r"no answer within 1 s.*429: busy now"):
             documents_by(remote, frozenset({Head.DENSE}))(["one"])
         remote.close()
@@ -152,7 +154,7 @@ def test_patience_ends():
 )
 def test_only_the_servers_own_errors_are_a_texts_fault(answer, error, why):
     with answering([answer]) as (url, _):
-        remote = RemoteEmbedder(url, patience_s=1)
+        remote = RemoteEmbedder(Client(url, patience_s=1))
         with pytest.raises(error, match=why):
             documents_by(remote, frozenset({Head.DENSE}))(["one"])
         remote.close()
@@ -160,7 +162,7 @@ def test_only_the_servers_own_errors_are_a_texts_fault(answer, error, why):
 
 def test_a_sparse_vector_of_unequal_lengths_is_refused():
     with answering([(200, {}, [{"sparse": {"indices": [1, 2], "values": [0.5]}}])]) as (url, _):
-        remote = RemoteEmbedder(url, patience_s=1)
+        remote = RemoteEmbedder(Client(url, patience_s=1))
         with pytest.raises(BackendError, match="2 indices and 1 values"):
             documents_by(remote, frozenset({Head.SPARSE}))(["one"])
         remote.close()

@@ -1,8 +1,10 @@
-"""The ledger is found by what the collection is, and what is stored is never embedded again."""
+"""Whose documents are, who writes them, and that what is stored is never embedded again: from elsewhere too."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from qdrant_client.models import Distance, VectorParams
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -17,17 +20,17 @@ from hybridtei.checkpoint.files import EMBEDDED_HEADS
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import CollectionMismatch, InvalidInput
+from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError
+from hybridtei.ingest import identity
 from hybridtei.ingest import prepare as preparing
 from hybridtei.ingest import run as running
 from hybridtei.ingest.chunking import DIGEST
-from hybridtei.ingest.identity import COLLECTION_ID, LEDGER_MARK, open_ledger
+from hybridtei.ingest.identity import LEASE, SOURCES, Source, leased, locked
 from hybridtei.ingest.indexing import THRESHOLD
-from hybridtei.ingest.ledger import Ledger
 from hybridtei.ingest.options import IngestOptions, Summary
 from hybridtei.ingest.run import run_ingest
-from hybridtei.store import CollectionPlan, collection_state_folder, state_folder
-from hybridtei.store.server import ServerStore
+from hybridtei.store import CollectionPlan
+from hybridtei.store.base import CollectionSchema
 from tests.ingest.small_ingest import Ingest, points, write
 from tests.store.memory_store import MemoryStore
 from tests.store.speaking import Failure, serving_grpc, serving_rest
@@ -89,17 +92,15 @@ def run(source: Path, url: str, machine: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_another_address_and_another_machine_embed_nothing_again(
     tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (first, second), (a, b) = nodes
+    _, (a, b) = nodes
     assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
     again = run(source, f"{b},{a}", tmp_path / "m1", monkeypatch)
     assert (again.stats.documents, again.stats.skipped) == (0, COUNT)
-    assert "scroll" not in first.calls + second.calls, "the ledger is found by the collection, not by the address"
     elsewhere = run(source, b, tmp_path / "m2", monkeypatch)
-    assert (elsewhere.stats.documents, elsewhere.stats.skipped, elsewhere.outcome.expected) == (0, COUNT, COUNT)
-    assert "scroll" in second.calls
+    assert (elsewhere.stats.documents, elsewhere.stats.skipped, elsewhere.outcome.points) == (0, COUNT, COUNT)
     changed = write(source, {f"d{i}": f"a boundary layer on plate {i}" for i in range(1, COUNT)} | {"d0": "a wing"})
     assert run(changed, b, tmp_path / "m2", monkeypatch).stats.documents == 1
-    back = run(changed, a, tmp_path / "m1", monkeypatch)  # whose ledger has the old version of one
+    back = run(changed, a, tmp_path / "m1", monkeypatch)  # whose cache has the old version of the file
     assert (back.stats.documents, back.stats.skipped, back.outcome.points) == (0, COUNT, COUNT)
 
 
@@ -132,13 +133,10 @@ def test_a_collection_made_anew_is_not_taken_for_the_old_one(
     assert (summary.stats.documents, summary.outcome.points) == (COUNT, COUNT + 1)
 
 
-@pytest.mark.parametrize("is_signed", [True, False])
 def test_heads_of_ours_that_were_trained_anew_are_told_apart(
-    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch, is_signed: bool
+    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, (a, _) = nodes
-    if not is_signed:  # as of a release that kept no fingerprint: the ledger alone can tell
-        monkeypatch.setattr(running, "signed", lambda schema, spec: schema)
     run(source, a, tmp_path / "m1", monkeypatch)
     other = tmp_path / "other.safetensors"
     weights = {name: tensor * 0.5 for name, tensor in load_file(EMBEDDED_HEADS).items()}
@@ -153,11 +151,8 @@ def test_heads_of_ours_that_were_trained_anew_are_told_apart(
         return replace(spec, sparse=replace(spec.sparse, file=other), multivector=replace(spec.multivector, file=other))
 
     monkeypatch.setattr(running, "find_model", trained_anew)
-    if is_signed:
-        with pytest.raises(CollectionMismatch, match="hybridtei migrate c"):
-            run(source, a, tmp_path / "m1", monkeypatch)
-    else:
-        assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
+    with pytest.raises(CollectionMismatch, match="hybridtei migrate c"):
+        run(source, a, tmp_path / "m1", monkeypatch)
 
 
 def test_an_ingest_goes_on_across_a_failover(
@@ -175,49 +170,15 @@ def test_an_ingest_goes_on_across_a_failover(
 
     monkeypatch.setattr(Node, "do", dying)
     summary = run(source, f"{a},{b}", tmp_path / "m1", monkeypatch)
-    assert (summary.stats.documents, summary.outcome.points, summary.outcome.expected) == (COUNT, COUNT, COUNT)
+    assert (summary.stats.documents, summary.outcome.points) == (COUNT, COUNT)
     assert "upsert" in first.calls
     assert "upsert" in second.calls
     later = run(source, b, tmp_path / "m1", monkeypatch)
     assert (later.stats.documents, later.stats.skipped) == (0, COUNT)
 
 
-@pytest.mark.parametrize("killed", ["", "marked", "named"])
-def test_a_ledger_by_address_is_taken_over(
-    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch, killed: str
-) -> None:
-    """As of a release before: no digests, no ids. A kill may come between any two steps."""
-    (first, second), (a, b) = nodes
-    machine = tmp_path / "m1"
-    run(source, a, machine, monkeypatch)
-    (path,) = collection_state_folder().glob("*.jsonl")
-    old = state_folder(StoreConfig(qdrant_url=a)) / "c.ledger.jsonl"
-    old.parent.mkdir(parents=True)
-    old.write_bytes(b"".join(line for line in path.read_bytes().splitlines(keepends=True) if b'"c":' not in line))
-    path.unlink()
-    collection = first.local._client.collections["c"]
-    for payload in collection.payload:
-        payload.pop(DIGEST)
-    for key in (COLLECTION_ID, LEDGER_MARK):
-        collection.config.metadata.pop(key)
-
-    def kill(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    if killed:
-        with monkeypatch.context() as patch:
-            patch.setattr(*((ServerStore, "annotate") if killed == "marked" else (Ledger, "move")), kill)
-            with pytest.raises(KeyboardInterrupt):
-                run(source, a, machine, patch)
-    summary = run(source, f"{a},{b}", machine, monkeypatch)
-    assert (summary.stats.documents, summary.stats.skipped) == (0, COUNT)
-    assert not old.exists()
-    assert "scroll" not in first.calls + second.calls
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(machine))
-
-
 async def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> None:
-    """A chunk is missing, one is of another version, a payload claims what its point is not."""
+    """A chunk is missing, one is of another version, a payload claims more chunks than there are points."""
     text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(20))
     texts = {name: f"{text} {name}" for name in ("whole", "short", "mixed", "forged")}
     store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
@@ -225,57 +186,150 @@ async def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> 
     before = len(await points(store))
     records = {(one.payload["document_id"], one.payload["chunk"]): one for one in await points(store, with_vectors=True)}
     await store.delete("small", [records["short", 2].id])
-    changes = {("mixed", 1): {DIGEST: records["whole", 1].payload[DIGEST]}, ("forged", 1): {"chunk": 3}}
+    changes = {("mixed", 1): {DIGEST: records["whole", 1].payload[DIGEST]}, ("forged", 0): {"chunks": 9_000_000}}
     for place, change in changes.items():
         one = records[place]
         await store.upsert("small", [one.model_copy(update={"payload": {**one.payload, **change}})])
-    (tmp_path / "ledger.jsonl").unlink()
     outcome = await ingest.run(tmp_path / "in.jsonl", store)
     assert (ingest.stats.documents, ingest.stats.skipped) == (3, 1)
-    assert outcome.points == outcome.expected == before
+    assert outcome.points == before
 
 
-async def test_a_kill_while_the_ledger_is_made_again_leaves_none_that_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+KNOWN = {Path("/data/docs"): "docs", Path("/data/docs/deep/a.txt"): "a.txt", Path("/srv/all"): "named"}
+
+
+@pytest.mark.parametrize(
+    ("place", "chosen", "label"),
+    [
+        ("/data/docs", None, "docs"),
+        ("/data/docs/b/c.txt", None, "docs/b/c.txt"),  # a file refreshed by its own path
+        ("/data/docs/deep/a.txt", None, "a.txt"),  # the nearest
+        ("/elsewhere/new", None, "new"),
+        ("/elsewhere/docs", "docs", "docs"),  # the folder has moved, or is seen from another machine
+        ("/elsewhere/docs", "other", "other"),
+        ("/srv/all/x", None, "named/x"),
+        ("/data/docs", "other", "other"),
+    ],
+)
+def test_the_label_of_a_path(place: str, chosen: str | None, label: str) -> None:
+    assert Source.of(Path(place), known(KNOWN), chosen).label == label
+
+
+def known(sources: dict[Path, str]) -> CollectionSchema:
+    return CollectionSchema({}, {}, {SOURCES: {name: str(path) for path, name in sources.items()}})
+
+
+def test_two_sources_of_one_name_are_two(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"'docs', which is /data/docs.*--source-name"):
+        Source.of(Path("/elsewhere/docs"), known(KNOWN))
+    assert Source.of(Path("/data"), known(KNOWN)).labels == ["data", "docs", "a.txt"]
+    record = Source.of(Path("/elsewhere/docs"), known(KNOWN), "docs").record
+    assert record[SOURCES] == {"docs": "/elsewhere/docs", "a.txt": "/data/docs/deep/a.txt", "named": "/srv/all"}
+    assert Source.of(Path("/data/docs/b"), known(KNOWN)).record == {}
+
+
+async def test_however_a_path_is_typed_its_documents_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one two")
+    (folder / "b.txt").write_text("three four")
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
     store, ingest = MemoryStore(), Ingest(tmp_path)
-    source = write(tmp_path / "in.jsonl", {f"d{i}": f"text {i}" for i in range(10)})
-    await ingest.run(source, store)
-    (tmp_path / "ledger.jsonl").unlink()
-
-    def kill(*_: Any) -> None:
-        raise ZeroDivisionError
-
-    for place in ("add", "set_mark"):
-        with monkeypatch.context() as patch:
-            patch.setattr(Ledger, place, kill)
-            with pytest.raises(ZeroDivisionError):
-                await ingest.run(source, store)
-    await ingest.run(source, store)
-    assert (ingest.stats.documents, ingest.stats.skipped) == (0, 10)
+    await ingest.run(Path("docs"), store)
+    for path in ("./docs/", folder, "docs/../docs", "link", "docs/a.txt", folder / "b.txt"):
+        outcome = await ingest.run(Path(path), store)
+        assert (ingest.stats.documents, outcome.points, outcome.missing) == (0, 2, 0), path
+    (folder / "a.txt").write_text("one three")
+    await ingest.run(Path("docs/a.txt"), store)
+    assert (ingest.stats.documents, {one.payload["document_id"] for one in await points(store)}) == (
+        1,
+        {"docs/a.txt", "docs/b.txt"},
+    )
 
 
-async def test_a_server_that_keeps_no_metadata_has_its_ledger_by_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path))
+async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one two")
+    (folder / "b.txt").write_text("three four")
+    store, ingest = MemoryStore(), Ingest(tmp_path)
+    await ingest.run(folder / "a.txt", store)
+    outcome = await ingest.run(folder, store)
+    assert (ingest.stats.documents, ingest.stats.skipped, outcome.points, outcome.missing) == (1, 1, 2, 0)
+    (folder / "a.txt").unlink()
+    assert (await ingest.run(folder, store)).missing == 1
 
+
+def test_one_ingest_at_a_time_into_a_folders_collection(tmp_path: Path) -> None:
+    with locked(tmp_path / "deep" / "c.lock"):
+        with pytest.raises(InvalidInput, match="another ingest"), locked(tmp_path / "deep" / "c.lock"):
+            pass
+        with locked(tmp_path / "deep" / "d.lock"):
+            pass
+    with locked(tmp_path / "deep" / "c.lock"):
+        pass
+
+
+async def collection(store: MemoryStore) -> MemoryStore:
+    await store.create("c", CollectionSchema({"dense": VectorParams(size=2, distance=Distance.COSINE)}, {}))
+    return store
+
+
+async def holder(store: MemoryStore) -> Any:
+    schema = await store.describe("c")
+    assert schema is not None
+    return (schema.metadata.get(LEASE) or {}).get("holder")
+
+
+async def test_a_lease_is_renewed_refused_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "RENEW_S", 0.01)
+    monkeypatch.setattr(identity, "POLL_S", 0.05)
+    store, told = await collection(MemoryStore()), list[str]()
+    async with leased(store, "c", told.append):
+        assert str(os.getpid()) in await holder(store)
+        with pytest.raises(InvalidInput, match="another ingest into 'c' is running"):
+            async with leased(store, "c", told.append):
+                pass
+    assert await holder(store) is None
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("left_by", [f"{socket.gethostname()}:999999999:x", "another-machine:1:x"])
+async def test_the_lease_of_a_killed_ingest_is_taken_over(monkeypatch: pytest.MonkeyPatch, left_by: str) -> None:
+    monkeypatch.setattr(identity, "LEASE_S", 0.2)
+    monkeypatch.setattr(identity, "POLL_S", 0.05)
+    store, told = await collection(MemoryStore()), list[str]()
+    await store.annotate("c", {LEASE: {"holder": left_by, "renewed": 3}})
+    async with leased(store, "c", told.append):
+        assert await holder(store) != left_by
+    assert len(told) == left_by.startswith("another")
+
+
+async def test_an_ingest_ends_whose_lease_another_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "RENEW_S", 0.01)
+    store = await collection(MemoryStore())
+
+    async def robbed() -> None:
+        async with leased(store, "c", lambda line: None):
+            await store.annotate("c", {LEASE: {"holder": "other:1:x", "renewed": 0}})
+            async with asyncio.timeout(30):
+                await asyncio.Event().wait()
+
+    with pytest.raises(StoreError, match="the ingest of other:1:x has taken over"):
+        await robbed()
+    assert await holder(store) == "other:1:x"
+
+
+async def test_a_server_that_keeps_no_metadata_has_no_lease(tmp_path: Path) -> None:
     class Old(MemoryStore):
         async def annotate(self, name: str, metadata: Any) -> None:
             pass
 
-    store, config = Old(), StoreConfig(qdrant_url="http://h")
-    source = write(tmp_path / "in.jsonl", {"a": "text"})
-    await Ingest(tmp_path).run(source, store)
-    existing = await store.describe("small")
-    assert existing is not None
-    existing = type(existing)(existing.vectors, existing.sparse)
-    monkeypatch.setattr(Old, "describe", lambda *_: asyncio.sleep(0, existing))
-    for _ in range(2):
-        ledger, _ = await open_ledger(config, store, "small", existing)
-        assert ledger.path == state_folder(config) / "small.ledger.jsonl"
-        assert ledger.mark is None
-        ledger.close()
+    store, ingest = Old(), Ingest(tmp_path)
+    for expected in (1, 0):
+        await ingest.run(write(tmp_path / "in.jsonl", {"a": "text"}), store)
+        assert ingest.stats.documents == expected
 
 
 def test_a_large_run_leaves_the_threshold_as_it_was(

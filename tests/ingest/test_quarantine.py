@@ -7,9 +7,9 @@ import json
 import pytest
 
 from hybridtei.errors import InvalidInput
-from hybridtei.ingest import ledger as module
+from hybridtei.ingest import records as module
 from hybridtei.ingest.chunking import Rejection
-from hybridtei.ingest.ledger import Quarantine
+from hybridtei.ingest.records import Quarantine
 
 
 def test_it_is_written_anew_and_only_if_there_is_something(tmp_path):

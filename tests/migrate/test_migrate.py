@@ -277,7 +277,6 @@ def notes(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.xfail(strict=True, reason="part 10: the copy keeps the digests of the old model")
 def test_an_ingest_after_a_migration_embeds_nothing_again(notes: Path, folders: tuple[Path, Path]) -> None:
     assert ingested(notes, folders[0]).stats.documents == 5
     assert ingested(notes, folders[0]).stats.documents == 0
