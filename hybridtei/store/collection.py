@@ -171,6 +171,8 @@ class CollectionSchemas:
         while True:
             found = await self._read(name)
             is_switching = _is_held(found) if found is not None else cached is not None and await self._has_copy(name)
+            if found is None and not is_switching:  # unless the switch has ended between the two calls
+                found = await self._read(name)
             if found is not None and not (writing and is_switching):
                 self._cache[name] = time.monotonic() + KEPT_S, found
                 return found
