@@ -142,6 +142,10 @@ class _Ingest:
     ) -> None:
         check_name(options.collection)
         check_source(Path(options.source))
+        if options.engine == "ray":
+            from hybridtei.ingest.on_ray import check
+
+            check(options.ray_workers)
         if options.max_record_bytes < 1:
             raise InvalidInput(f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more")
         self.options, self.engine, self.given, self.tell = options, engine, embedder, tell
