@@ -142,14 +142,14 @@ class _Ingest:
     ) -> None:
         check_name(options.collection)
         check_source(Path(options.source))
-        if options.engine == "ray":
-            from hybridtei.ingest.on_ray import check
-
-            check(options.ray_workers)
         if options.max_record_bytes < 1:
             raise InvalidInput(f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more")
         self.options, self.engine, self.given, self.tell = options, engine, embedder, tell
         self.remote = RemoteEmbedder(embedder) if isinstance(embedder, Client) else _remote(options, store)
+        if options.engine == "ray":
+            from hybridtei.ingest.on_ray import check
+
+            check(options.ray_workers)
         self.config = with_default(store)
         self.store = open_store(self.config)
         tell(f"store     {place_of(self.config)}")
