@@ -22,7 +22,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from hybridtei.errors import LoadError, MissingArtifact
@@ -98,7 +97,7 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
         return parse(text)
     except FileNotFoundError as error:
         raise MissingArtifact(f"{path}: missing{AGAIN}") from error
-    except (ValueError, OSError, RecursionError, msgspec.DecodeError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise LoadError(f"{path}: not readable as JSON: {error}") from error
 
 

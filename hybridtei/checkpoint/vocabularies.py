@@ -60,7 +60,14 @@ def read_added(folder: Path) -> Any:
     file = folder / TOKENIZER
     if not file.is_file():
         return read_tokenizer(folder).get("added_tokens")
-    return read_json(require(file), msgspec.json.Decoder(_Added).decode).added_tokens
+
+    def decode(text: str) -> _Added:
+        try:
+            return msgspec.json.decode(text, type=_Added)
+        except msgspec.DecodeError as error:
+            raise ValueError(error) from error
+
+    return read_json(require(file), decode).added_tokens
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:

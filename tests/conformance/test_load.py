@@ -30,7 +30,7 @@ def test_each_scenario_tells_its_flags():
     assert set(listed.stdout.split()) >= set(SCENARIOS)
     pages = [*ROOT.glob("*.md"), *(ROOT / "notebooks").glob("*.md"), *(ROOT / "deploy").glob("*.md")]
     told = " ".join(" ".join(page.read_text(encoding="utf-8") for page in pages if page.name != "CHANGELOG.md").split())
-    named = {part.split()[0].strip("`).,") for part in told.split("python -m conformance.load ")[1:]}
+    named = {part.split()[0].strip("`).,:") for part in told.split("python -m conformance.load ")[1:]}
     assert named - {"NAME", "…"} <= set(SCENARIOS)
 
 
