@@ -65,7 +65,7 @@ def ingest(
     store: StoreConfig | str | Path | None = None,
     *,
     engine_config: EngineConfig | None = None,
-    tell: Tell = lambda line: None,
+    tell: Tell | None = None,
     **options: Any,
 ) -> Summary:
     """Embed the documents of a file or folder and store them in a collection: `hybridtei ingest`. Also called again to go on
@@ -86,7 +86,7 @@ def ingest(
     model = embedder if isinstance(embedder, ModelConfig) else ModelConfig()
     given = None if embedder is model else embedder
     request = IngestOptions(source=str(source), collection=collection, **options)
-    return run_ingest(request, model, engine_config or EngineConfig(), store, embedder=given, tell=tell)
+    return run_ingest(request, model, engine_config or EngineConfig(), store, embedder=given, tell=tell or (lambda line: None))
 
 
 def run_ingest(
