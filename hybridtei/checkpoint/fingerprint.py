@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock, Thread
@@ -38,7 +38,7 @@ def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: st
 
     Reads the weights once, about a second for a gigabyte, and again when a file changes. Raises OSError.
     """
-    weights = [_of_file(path) for path in sorted(set(_weights(spec)))]
+    weights = [_of_file(path) for path in sorted(set(_weights(spec)), key=partial(_order, spec.folder))]
     parts: dict[str, str | None] = {
         "weights": _digest(weights) if weights else None,
         "tokenizer": tokenizer_sha256(spec) if tokenizer_files(spec.folder) else None,
@@ -64,6 +64,12 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
     if spec.query is not None:
         yield from (*_weights(spec.query), *tokenizer_files(spec.query.folder))
     yield from (head.file for head in (spec.sparse, multivector) if head is not None and head.file and head.file.is_file())
+
+
+def _order(folder: Path, file: Path) -> tuple[bool, tuple[str, ...]]:
+    """Sort key: files of the checkpoint by path, then others by name. A hash must not change with where the folders lie."""
+    inside = file.is_relative_to(folder)
+    return not inside, file.relative_to(folder).parts if inside else (file.name,)
 
 
 def tokenizer_sha256(spec: ModelSpec) -> str:

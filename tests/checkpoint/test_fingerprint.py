@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from hybridtei.checkpoint.files import embedded_model
 from hybridtei.checkpoint.fingerprint import fingerprint
 from hybridtei.checkpoint.layers import with_tanh_gelu
 from hybridtei.checkpoint.spec import read_spec
@@ -57,3 +59,14 @@ def test_a_folder_that_is_gone_has_none(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "nothing")
     with pytest.raises(OSError, match=r"No such file"):
         fingerprint(spec)
+
+
+def test_where_the_folders_lie_does_not_count(tmp_path: Path) -> None:
+    """The embedded model's weights are in the cache folder, its heads in the package: either path may sort first."""
+    folder, heads = embedded_model()
+    model = shutil.copytree(folder, tmp_path / "m")
+    found = {fingerprint(read_spec(folder, heads_file=heads))["id"]}
+    for name in ("a", "z"):
+        (tmp_path / name).mkdir()
+        found.add(fingerprint(read_spec(model, heads_file=Path(shutil.copy(heads, tmp_path / name))))["id"])
+    assert len(found) == 1
