@@ -6,7 +6,7 @@ Serves the embedded model, and a model folder on each backend that is installed,
 route of its own OpenAPI document; meanwhile runs `ingest`, `search`, `eval`, `tune` and `mcp`. Each runs in an empty home and
 working folder, with nothing of this environment but PATH and PYTHONPATH: ONNX Runtime reports nothing where `CI` is set. Files
 may be made below the working folder, below TMPDIR and below `~/.cache/hybridtei`, and by `eval --chart` in
-matplotlib's folders; so says notebooks/server.md. Exit status: 0 if nothing else was found.
+matplotlib's folders; so says notebooks/secure.md. Exit status: 0 if nothing else was found.
 
 Wants Linux, `strace`, and the extras `qdrant`, `mcp` and `eval`.
 """
