@@ -13,9 +13,8 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import License, Tag
 
 from hybridtei import __version__
-from hybridtei.server.answer import Answer
 from hybridtei.server.api.tei import InputType
-from hybridtei.server.endpoint import TAG
+from hybridtei.server.endpoint import TAG, Answer
 from hybridtei.server.routing import ENDPOINT, Endpoint
 
 ERRORS = {

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from hybridtei.batch import PackedBatch
-from hybridtei.server.answer import while_connected
+from hybridtei.server.endpoint import while_connected
 from hybridtei.server.http.connection import DISCONNECT, ClientDisconnected, Disconnect
 from tests.engine import small
 from tests.server.live import HANG, JSON, Running, serving

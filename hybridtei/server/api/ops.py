@@ -16,10 +16,9 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, NamedModel
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.load import named_model
-from hybridtei.server.answer import Answer
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import AllModels, ApiRequest, Dialect, Model, get, post
+from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post
 from hybridtei.server.registry import Entry, Models
 from hybridtei.server.routing import StatusOnly
 
