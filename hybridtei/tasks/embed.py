@@ -18,8 +18,16 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 from hybridtei.tasks.base import ListTask, Model
-from hybridtei.tasks.pooling import MultivectorBudget, budgeted, pooled, without_marks, without_rows
-from hybridtei.tasks.sparse import heaviest, strongest, without
+from hybridtei.tasks.pooling import (
+    MultivectorBudget,
+    budgeted,
+    heaviest,
+    pooled,
+    strongest,
+    without,
+    without_marks,
+    without_rows,
+)
 from hybridtei.text.reader import Input, read_side
 from hybridtei.text.tokenizer import Direction, Prompts
 

@@ -1,4 +1,5 @@
-"""Fewer and smaller vectors of a document: tokens that are alike are merged, and their numbers kept in fewer bits.
+"""Fewer and smaller vectors of a document: tokens that are alike are merged, and their numbers kept in fewer bits; of sparse
+vectors the strongest occurrence of each token, and the heaviest entries.
 
 Tokens are merged by Ward's clustering on cosine distances, as sentence-transformers' HierarchicalTokenPooling does (Clavié et
 al. 2024, "Reducing the footprint of multi-vector retrieval with minimal performance impact via token pooling"). Queries are
@@ -7,18 +8,18 @@ never merged: MaxSim takes the best of a document's vectors for each of a query'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
 from numpy.typing import NDArray
 
-from hybridtei.batch import Ragged, offsets_of
+from hybridtei.batch import Ids, Offsets, Ragged, offsets_of
 from hybridtei.checkpoint.late import TokenPooling
 from hybridtei.config import ModelConfig, MultivectorDtype
 from hybridtei.errors import InvalidInput, NotANumber
-from hybridtei.outputs import Floats, unit
+from hybridtei.outputs import Floats, SparseVectors, unit
 
 MAX_MERGED_AT_ONCE = 512  # rows: time and memory of the clustering grow with their square
 INT8_MOST = 127
@@ -155,3 +156,41 @@ def unpacked(bits: NDArray[np.uint8], width: int) -> Floats:
     signs *= 2 / np.sqrt(width)  # in place: there may be thousands of rows
     signs -= 1 / np.sqrt(width)
     return signs
+
+
+def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int) -> SparseVectors:
+    """int64[t], float32[t] of `n` sequences -> n sparse vectors over `width` ids, without the removed ids and zeros.
+
+    Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
+    """
+    sequence = np.repeat(np.arange(len(cu_seqlens) - 1), np.diff(cu_seqlens))
+    kept = weights > 0
+    if removed:
+        kept &= ~np.isin(input_ids, list(removed))
+    key = sequence[kept] * width + input_ids[kept]
+    order = np.argsort(key, kind="stable")
+    key, values = key[order], weights[kept][order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    merged = np.maximum.reduceat(values, first) if len(first) else values
+    lengths = np.bincount(key[first] // width, minlength=len(cu_seqlens) - 1)
+    return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
+
+
+def heaviest(vectors: SparseVectors, count: int) -> SparseVectors:
+    """Return the vectors with at most `count` entries each, those of the largest weights."""
+    row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
+    order = np.lexsort((-np.abs(vectors.values), row))  # the rows stay in their places
+    kept = np.zeros(len(row), dtype=bool)
+    kept[order[np.arange(len(row)) - vectors.indptr[row] < count]] = True
+    return _only(vectors, kept)
+
+
+def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
+    """Return the vectors without some of their columns."""
+    return _only(vectors, ~np.isin(vectors.indices, list(removed)))
+
+
+def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
+    row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
+    lengths = np.bincount(row[kept], minlength=len(vectors))
+    return SparseVectors(vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width)

@@ -26,7 +26,7 @@ from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 from hybridtei.tasks.base import ListTask, Model
 from hybridtei.tasks.embed import Embed, have_vectors
-from hybridtei.tasks.sparse import strongest
+from hybridtei.tasks.pooling import strongest
 from hybridtei.tasks.windows import window_of_each, windows_over
 from hybridtei.text.reader import TextReader, locate_side
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import offsets_of
 from hybridtei.outputs import SparseVectors
-from hybridtei.tasks.sparse import heaviest, strongest
+from hybridtei.tasks.pooling import heaviest, strongest
 
 WIDTH = 9
 TOKENS = st.tuples(st.integers(0, WIDTH - 1), st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.5]))
