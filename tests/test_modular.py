@@ -14,7 +14,7 @@ from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding
 from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
 
-from hybridtei.backends.graph.onnx_files import export_model
+from hybridtei.backends.graph.onnx_export import export_model
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.encoder import Encoder

@@ -51,6 +51,15 @@ def read_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
     return {name: {found for found in _imported(module, modules) if found != name} for name, module in modules.items()}
 
 
+def find_circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or by way of others; imports inside functions count too."""
+    first_of = _circles(imports)
+    groups: dict[str, list[str]] = {}
+    for module in sorted(imports):
+        groups.setdefault(first_of[module], []).append(module)
+    return [group for group in groups.values() if len(group) > 1]
+
+
 def count_layers(imports: Mapping[str, Iterable[str]], rooms: Mapping[str, str]) -> int:
     """The longest chain of imports between rooms (module -> room); rooms that import each other in a circle are one layer."""
     arrows: dict[str, set[str]] = {room: set() for room in rooms.values()}
@@ -84,6 +93,7 @@ def measure(package: Path) -> dict[str, object]:
         "lines": sum(module.lines for module in modules.values()),
         "statements": sum(module.statements for module in modules.values()),
         "layers of rooms": count_layers(imports, {name: _room(name) for name in modules}),
+        "circles of imports": len(find_circles(imports)),
         f"modules under {SHORT_MODULE_LINES} lines": sum(module.lines < SHORT_MODULE_LINES for module in written),
         "modules with one importer": sum(importers[module.name] == 1 for module in written),
         "files in the largest folder": f"{folders[largest_folder]} ({largest_folder.relative_to(package.parent)})",

@@ -20,8 +20,9 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, UsageError
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.search.options import SearchFields, SearchOptions
-from hybridtei.store import CollectionPlan, open_store, with_default
+from hybridtei.store import open_store, with_default
 from hybridtei.store.embedded_client import OwnLoop, ProcessClient
+from hybridtei.store.options import CollectionPlan
 from hybridtei.system.machine import require_extra
 
 ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or to take up changes."

@@ -123,7 +123,7 @@ def run_export(arguments: argparse.Namespace) -> None:
     if dtype not in ("float32", "int8"):
         raise UsageError(f"--dtype is {dtype}; export writes float32 or int8")
     from hybridtei.backends.fidelity import Guard
-    from hybridtei.backends.graph.onnx_files import export_model
+    from hybridtei.backends.graph.onnx_export import export_model
     from hybridtei.load import find_model
 
     guard = Guard(worst=arguments.min_cosine, mean=max(arguments.min_cosine, arguments.min_mean_cosine))

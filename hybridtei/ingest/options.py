@@ -13,7 +13,7 @@ import orjson
 from msgspec import Meta
 
 from hybridtei.ingest.records import ReadOptions
-from hybridtei.store import CollectionPlan
+from hybridtei.store.options import CollectionPlan
 
 MEGABYTE = 1e6
 DEFER_INDEXING_MB = 16

@@ -44,9 +44,10 @@ from hybridtei.ingest.pipeline import ingest as run_pipeline
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import Quarantine, ReadOptions
 from hybridtei.load import find_model, text_model
-from hybridtei.store import CollectionPlan, open_store, place_of, state_folder, with_default
+from hybridtei.store import open_store, place_of, state_folder, with_default
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_fits, check_name
+from hybridtei.store.options import CollectionPlan
 from hybridtei.store.plan import budget_of_plan, planned_schema, settled, signed, spread, with_budget
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed

@@ -29,10 +29,9 @@ from hybridtei.errors import InvalidInput
 from hybridtei.ingest.chunking import DOCUMENT_ID
 from hybridtei.search.fusion import Column, Legs, complete, normalised, reciprocal_ranks, shares_of_best, weighted_sum
 from hybridtei.search.options import SearchOptions, Stage, StageScore
-from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import MULTIVECTOR, NAMES, SPARSE, PayloadBudget, PointId, Store, best_points, id_of
 from hybridtei.store.packed import PackedFormat, packed_scores
-from hybridtei.store.query import Filter, Match, Query, ValuesCount, of_ids
+from hybridtei.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
 
 FEW, ENOUGH = 10, 100  # candidates: fewer give no statistics; the depth of a search that is made for statistics alone
 DIGITS = {"rrf": 9}  # of a sum: further ones are rounding, which differs from engine to engine where scores are float32

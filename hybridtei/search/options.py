@@ -12,8 +12,7 @@ from msgspec import Meta, Struct, structs
 
 from hybridtei.config import check_value
 from hybridtei.errors import InvalidInput
-from hybridtei.store import MAX_LIMIT
-from hybridtei.store.query import Filter, filter_from
+from hybridtei.store.query import MAX_LIMIT, Filter, filter_from
 
 Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "weighted"]
 MODES: tuple[Mode, ...] = get_args(Mode)

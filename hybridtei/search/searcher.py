@@ -26,12 +26,12 @@ from hybridtei.search.candidates import Candidate, Candidates
 from hybridtei.search.explain import TokensOf, highlights, shared_terms
 from hybridtei.search.fusion import legs_of
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
-from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, Selector, Store, id_of
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
 from hybridtei.store.packed import packed_format, payload_of
 from hybridtei.store.plan import FINGERPRINT
 from hybridtei.store.points import fit_to_schema
+from hybridtei.store.query import MAX_LIMIT
 from hybridtei.tasks.rerank import declared_weights
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]

@@ -7,12 +7,11 @@ unlike a cache, which other programs may empty.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Meta, Struct
 
-from hybridtei.config import MultivectorDtype, StoreConfig
+from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
 from hybridtei.system.machine import cache_folder, require_extra
 
@@ -21,30 +20,6 @@ if TYPE_CHECKING:
     from hybridtei.store.embedded_client import ProcessClient
 
 DEFAULT_PATH = "qdrant"
-MAX_LIMIT = 100_000  # points that one query may ask for
-Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]
-Datatype = Literal["float32", "float16"]
-
-
-class CollectionPlan(Struct, frozen=True, kw_only=True):
-    """What somebody may choose about a new collection; None: what `store.plan.settled` takes for it."""
-
-    dense_dim: Annotated[int | None, Meta(description="keep so many dimensions of dense vectors [default: all]")] = None
-    multivector_dim: Annotated[int | None, Meta(description="the same of each vector of a multi-vector [default: all]")] = None
-    multivector_tokens: int | None = None  # these two are settings of the model: 0 for all tokens
-    multivector_dtype: MultivectorDtype | None = None
-    datatype: Annotated[
-        Datatype | None, Meta(description="numbers of vectors that Qdrant keeps, sparse ones too [default: float32]")
-    ] = None
-    quantization: Annotated[
-        Quantization | None, Meta(description="a compressed copy of dense vectors in memory, beside the originals")
-    ] = None
-    on_disk: Annotated[bool, Meta(description="dense and sparse vectors are read from disk, not kept in memory")] = False
-    on_disk_payload: Annotated[
-        bool, Meta(description="texts are read from disk, not kept in memory; default on a server: its own setting")
-    ] = False
-    shards: Annotated[int | None, Meta(description="of a collection on a Qdrant cluster [default: one for each node]")] = None
-    replicas: Annotated[int | None, Meta(description="copies of each shard [default: 2 on a cluster]")] = None
 
 
 def with_default(config: StoreConfig) -> StoreConfig:

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from qdrant_client import models
 
 from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
-from hybridtei.store import MAX_LIMIT
-from hybridtei.store.query import Filter, Query
+from hybridtei.store.query import MAX_LIMIT, Filter, Query
 
 PointId = int | str
 # All payload keys or vectors, none, or those of these names; of a payload also all but some.

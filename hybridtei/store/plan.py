@@ -16,8 +16,8 @@ from hybridtei.checkpoint.fingerprint import fingerprint, tokenizer_sha256
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import CollectionMismatch, InvalidInput
-from hybridtei.store import CollectionPlan, Datatype, Quantization
 from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema
+from hybridtei.store.options import CollectionPlan, Datatype, Quantization
 from hybridtei.store.packed import DTYPE, WIDTH
 from hybridtei.tasks.pooling import MultivectorBudget
 

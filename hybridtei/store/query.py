@@ -18,6 +18,7 @@ from msgspec import Meta, Struct, field
 
 from hybridtei.errors import InvalidInput
 
+MAX_LIMIT = 100_000  # points that one query may ask for
 MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
 MAX_CONDITIONS, MAX_VALUES = 100, 1_000  # the store compares each with each point: 1,600 took it 5 s for 5,420 points
 GROUPS = ("must", "should", "must_not", "min_should")

@@ -66,7 +66,7 @@ def test_the_head_of_a_classifier_follows(tmp_path):
 
 
 def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
-    from hybridtei.backends.graph.onnx_files import export_model
+    from hybridtei.backends.graph.onnx_export import export_model
     from hybridtei.errors import LoadError
 
     folder = tiny.write_bert(tmp_path / "m")
@@ -77,7 +77,7 @@ def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
 
 
 def test_an_export_can_follow(tmp_path):
-    from hybridtei.backends.graph.onnx_files import export_model
+    from hybridtei.backends.graph.onnx_export import export_model
 
     folder = tiny.write_bert(tmp_path / "m")
     for gelu in ("tanh", "checkpoint"):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.structure.source import count_layers, measure, read_imports, read_modules
+import hybridtei
+from conformance.structure.source import count_layers, find_circles, measure, read_imports, read_modules
 
 FILES = {
     "__init__.py": "",
@@ -41,6 +42,11 @@ def test_imports_within_functions_count_and_imports_for_annotations_do_not(packa
     assert imports["small.middle"] == {"small.low.leaf"}
 
 
+def test_circles_are_found_and_the_package_has_none(package: Path):
+    assert find_circles(read_imports(read_modules(package))) == [["small.low.leaf", "small.low.twin"]]
+    assert find_circles(read_imports(read_modules(Path(hybridtei.__file__).parent))) == []
+
+
 def test_modules_that_import_each_other_are_one_layer(package: Path):
     imports = read_imports(read_modules(package))
     assert count_layers(imports, {name: name for name in imports}) == 3
@@ -53,6 +59,7 @@ def test_figures(package: Path):
     assert figures["lines"] == sum(text.count("\n") for text in FILES.values())
     assert figures["statements"] == 11  # a docstring is not counted
     assert figures["layers of rooms"] == 3
+    assert figures["circles of imports"] == 1
     assert figures["modules with one importer"] == 2  # middle and twin
     assert figures["files in the largest folder"] == "2 (small/low)"
     assert figures["lines of the largest file"] == "10 (small/middle.py)"

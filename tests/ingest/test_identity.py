@@ -29,8 +29,8 @@ from hybridtei.ingest.identity import LEASE, SOURCES, Source, leased, locked
 from hybridtei.ingest.indexing import THRESHOLD
 from hybridtei.ingest.options import IngestOptions, Summary
 from hybridtei.ingest.run import run_ingest
-from hybridtei.store import CollectionPlan
 from hybridtei.store.base import CollectionSchema
+from hybridtei.store.options import CollectionPlan
 from tests.ingest.small_ingest import Ingest, points, write
 from tests.store.memory_store import MemoryStore
 from tests.store.speaking import Failure, serving_grpc, serving_rest

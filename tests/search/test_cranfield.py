@@ -18,8 +18,8 @@ from hybridtei.evaluate.measures import evaluate, read_judgements
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
 from hybridtei.server.start import in_process
-from hybridtei.store import CollectionPlan
 from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.store.options import CollectionPlan
 from tests.search.fusion import Ranking, rrf
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "cranfield"

@@ -18,10 +18,9 @@ from hybridtei.outputs import Embeddings
 from hybridtei.search.candidates import Candidate, Candidates
 from hybridtei.search.fusion import legs_of
 from hybridtei.search.options import SearchOptions
-from hybridtei.store import MAX_LIMIT
 from hybridtei.store.base import SPARES, PayloadBudget, best_points, id_of, sort_points
 from hybridtei.store.points import to_points
-from hybridtei.store.query import Query
+from hybridtei.store.query import MAX_LIMIT, Query
 from tests.store.memory_store import MemoryStore
 from tests.store.stores import KINDS, SERVER, STAND_INS, Asked, asked, embeddings, leg, plan
 

@@ -8,8 +8,8 @@ import pytest
 
 from hybridtei.batch import Head
 from hybridtei.errors import CollectionMismatch, InvalidInput
-from hybridtei.store import CollectionPlan
 from hybridtei.store.collection import check_fits, schema_from_dict, schema_to_dict
+from hybridtei.store.options import CollectionPlan
 from hybridtei.store.packed import PackedFormat, packed_format
 from hybridtei.store.plan import plan_of, planned_schema, settled, spread
 from tests.store.test_collection import spec  # noqa: F401

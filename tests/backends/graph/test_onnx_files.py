@@ -15,9 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hybridtei import cli
 from hybridtei.backends.fidelity import Guard
-from hybridtei.backends.graph import onnx_files as module
+from hybridtei.backends.graph import onnx_export as module
 from hybridtei.backends.graph.onnx_backend import OnnxBackend
-from hybridtei.backends.graph.onnx_files import check_file, export_model, find_own_graph
+from hybridtei.backends.graph.onnx_export import export_model
+from hybridtei.backends.graph.onnx_files import check_file, find_own_graph
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.checkpoint.spec import read_spec
 from hybridtei.checkpoint.weights import Weights
