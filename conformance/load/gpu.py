@@ -59,18 +59,18 @@ Mix = Sequence[tuple[float, tuple[int, int]]]  # (share, (shortest, longest))
 
 COLUMNS = {"model": 18, "way": 21, "dtype": 8, "kernel": 21, "tokens": 6, "tokens/s": 10, "texts/s": 9, "small": 9}
 COLUMNS |= {"lone ms": 8, "share": 8, "peak MB": 8, "deviation": 10, "cosine": 8}
-FLASH_3, VARLEN, GROUPS, EACH = attention.FLASH_3, attention.TORCH_VARLEN, attention.PADDED, attention.PER_SEQUENCE
+VARLEN, GROUPS, EACH = attention.VARLEN, attention.PADDED, attention.PER_SEQUENCE
 # What matters most first: a call may end before the last.
 CELLS: dict[str, tuple[str, ...]] = {
     "BERT": ("nearness",),
     "Qwen3": ("nearness",),
-    "BERT-base": ("plain", "compiled", "transformers", "fp8", "fp8+compiled", FLASH_3, VARLEN, GROUPS),
+    "BERT-base": ("plain", "compiled", "transformers", "fp8", "fp8+compiled", VARLEN, GROUPS),
     "BGE-M3": ("plain", "compiled", "outputs", "transformers"),
     "MiniLM": ("plain", "compiled", "transformers"),
     "Qwen3-Embedding-8B": ("plain", "compiled", "fp8", "fp8+compiled"),
 }
 SMOKE: dict[str, tuple[str, ...]] = {
-    "tiny BERT": ("nearness", "plain", "compiled", "transformers", GROUPS, FLASH_3),
+    "tiny BERT": ("nearness", "plain", "compiled", "transformers", GROUPS, VARLEN),
     "tiny Qwen3": ("nearness", "fp8+compiled", "transformers"),
     "tiny M3": ("outputs",),
 }
@@ -118,7 +118,7 @@ SHAPES = {
 def measured(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Row]:
     """Measure a cell. Raises as torch, its libraries and compilers do."""
     if way == "nearness":
-        for kernel in (EACH, GROUPS) if options.cpu_smoke else (FLASH_3, VARLEN, GROUPS):
+        for kernel in (EACH, GROUPS) if options.cpu_smoke else (VARLEN, GROUPS):
             for dtype in ("float32", "bfloat16") if options.cpu_smoke else ("float16", "bfloat16", "float32"):
                 yield {"dtype": dtype, "kernel": kernel, **nearness(shape, kernel, dtype, options.device)}
     elif way == "transformers":
@@ -147,7 +147,7 @@ def speeds(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Row]
     words = {*way.split("+")}
     dtype = "bfloat16" if "fp8" in words else options.dtype
     backend = make(shape, dtype, options.device)
-    row = {"dtype": "fp8" if "fp8" in words else dtype, "kernel": backend.trunk.attention.name}
+    row = {"dtype": "fp8" if "fp8" in words else dtype, "kernel": backend.trunk.attention}
     if not words <= WORDS:
         with_kernel(backend, way)
         row["kernel"] = way
@@ -250,10 +250,10 @@ def drawn(device: str, dtype: torch.dtype, place: str) -> Callable[..., Tensor]:
 
 
 def with_kernel(backend: Any, name: str) -> None:
-    """Have another kernel compute attention. Raises ValueError or ImportError if it cannot run here."""
-    facts = attention.facts_of(backend.trunk.forms, backend.trunk.dtype, backend.device)
-    if backend.device.type == "cuda" and (refused := attention.why_not(name, facts)):
-        raise ValueError(f"{name}: {refused}")
+    """Have another kernel compute attention. Raises ValueError if it cannot run here."""
+    fault = attention.fault_of(name, backend.trunk.forms, backend.trunk.dtype, backend.device)
+    if fault is not None:
+        raise ValueError(f"{name}: {fault}")
     backend.trunk.kernel = attention.OPENERS[name]()
 
 

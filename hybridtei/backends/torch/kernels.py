@@ -1,14 +1,14 @@
-"""The kernels of attention: torch's own, which runs everywhere, and flash attention over sequences laid end to end.
+"""The kernels of attention: torch's SDPA, which runs everywhere, and flash attention over sequences laid end to end.
 
 A kernel is told where the sequences of a flat batch lie. All layers of a pass ask the same, so everything that costs a copy or
 an allocation is made once, when first asked for.
 
-torch's own runs sequence by sequence on CPUs, where a call for each costs less than the padding it avoids. On a GPU a call
+SDPA runs sequence by sequence on CPUs, where a call for each costs less than the padding it avoids. On a GPU a call
 costs more than a short sequence's arithmetic, so like lengths are computed together, in padded groups: the last resort there,
-for cards and precisions that the flash kernels do not serve.
+for cards and precisions that the flash kernel does not serve.
 
-Those are the package flash-attn 3 and torch's `varlen_attn`, imported once chosen. They agree on everything but names: a window
-is (keys before, keys after), inclusive, so ours of `window` is `window - 1` on either side, and -1 is unbounded.
+That kernel is torch's `varlen_attn`, imported once it is tried. Its window is (keys before, keys after), inclusive, so ours of
+`window` is `window - 1` on either side, and -1 is unbounded.
 """
 
 from __future__ import annotations
@@ -229,33 +229,33 @@ def _mask(length: int, window: int | None, causal: bool, device: torch.device) -
 UNBOUNDED = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """What a library is told. Of queries and of keys: int32 offsets, tokens of the longest sequence. `window`: `window_of`."""
+def torch_varlen() -> Kernel:
+    """torch's `varlen_attn`."""
+    from torch.nn.attention.varlen import varlen_attn
 
-    offsets: tuple[Tensor, Tensor]
-    longest: tuple[int, int]
-    scale: float
-    window: tuple[int, int]
+    return varlen(varlen_attn)
 
 
-Call = Callable[[Tensor, Tensor, Tensor, Asked], Tensor]  # a library's function
-
-
-def varlen(call: Call) -> Kernel:
-    """A library's function as a kernel."""
+def varlen(function: Callable[..., Any]) -> Kernel:
+    """`varlen_attn` as a kernel. It takes fewer key heads only where it has a word for it: torch 2.11 has none."""
+    grouped = "enable_gqa" in inspect.signature(function).parameters
 
     def kernel(
         q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
     ) -> Tensor:
         sides = window_of(window, causal, sequences.longest)
-        offsets, longest = sequences.offsets_int32, sequences.longest
-        if sequences.seen is None:
-            return call(q, k, v, Asked((offsets, offsets), (longest, longest), scale, sides))
-        if sides != (UNBOUNDED, UNBOUNDED):  # these libraries count distances from the last key, not from the first
-            return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=causal)
-        rows, key_offsets, most = sequences.keys
-        return call(q, k[rows], v[rows], Asked((offsets, key_offsets), (longest, most), scale, sides))
+        offsets, longest = (sequences.offsets_int32, sequences.offsets_int32), (sequences.longest, sequences.longest)
+        if sequences.seen is not None:
+            if sides != (UNBOUNDED, UNBOUNDED):  # the library counts distances from the last key, not from the first
+                return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=causal)
+            rows, key_offsets, most = sequences.keys
+            k, v, offsets, longest = k[rows], v[rows], (offsets[0], key_offsets), (longest[0], most)
+        share = q.shape[1] // k.shape[1]
+        if share > 1 and not grouped:
+            k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
+        more = {"enable_gqa": True} if share > 1 and grouped else {}
+        out = function(q, k, v, *offsets, *longest, scale=scale, window_size=sides, **more)
+        return out  # type: ignore[no-any-return]
 
     return kernel
 
@@ -264,43 +264,3 @@ def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]
     """(keys before, keys after) that a token sees besides itself; UNBOUNDED where nothing limits them."""
     before = UNBOUNDED if window is None or longest <= window else window - 1
     return before, 0 if causal else before
-
-
-def flash_attn_3() -> Kernel:
-    """flash-attn 3, for Hopper. Raises ImportError, or whatever else a build for another torch raises."""
-    from flash_attn_interface import flash_attn_varlen_func  # type: ignore[import-not-found, unused-ignore]
-
-    return varlen(of_flash_3(flash_attn_varlen_func))
-
-
-def of_flash_3(function: Callable[..., Any]) -> Call:
-    """`flash_attn_varlen_func` of version 3."""
-
-    def call(q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor:
-        form = {"softmax_scale": asked.scale, "causal": asked.window[1] == 0, "window_size": asked.window}
-        out = function(q, k, v, *asked.offsets, *asked.longest, **form)
-        return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
-
-    return call
-
-
-def torch_varlen() -> Kernel:
-    """torch's `varlen_attn`."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return varlen(of_torch(varlen_attn))
-
-
-def of_torch(function: Callable[..., Any]) -> Call:
-    """`varlen_attn`, which takes fewer key heads only where it has a word for it: torch 2.11 has none."""
-    grouped = "enable_gqa" in inspect.signature(function).parameters
-
-    def call(q: Tensor, k: Tensor, v: Tensor, asked: Asked) -> Tensor:
-        share = q.shape[1] // k.shape[1]
-        if share > 1 and not grouped:
-            k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
-        more = {"enable_gqa": True} if share > 1 and grouped else {}
-        out = function(q, k, v, *asked.offsets, *asked.longest, scale=asked.scale, window_size=asked.window, **more)
-        return out  # type: ignore[no-any-return]
-
-    return call

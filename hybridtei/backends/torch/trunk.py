@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx
 
-from hybridtei.backends.torch.attention import Choice, kernel_for
+from hybridtei.backends.torch.attention import PER_SEQUENCE, kernel_for
 from hybridtei.backends.torch.kernels import Kernel, per_sequence
 from hybridtei.backends.torch.layout import PackedLayout
 from hybridtei.backends.torch.memory import to_device
@@ -34,7 +34,7 @@ class PackedTrunk:
     """`kernel` computes attention; `compiled` computes passes instead of the module once it is made, see `compiling`.
 
     `padded`: a batch costs n * max_seqlen tokens. `causal`: no token sees a later one, and prefixes can be computed once.
-    `attention`: what computes it, and why.
+    `attention`: the name of what computes it.
     """
 
     padded = False
@@ -60,7 +60,7 @@ class PackedTrunk:
         self._words = words
         self.kernel: Kernel
         if any(form.has_bias for form in forms):
-            self.attention, self.kernel = Choice("SDPA per sequence", "scores have a bias"), per_sequence
+            self.attention, self.kernel = PER_SEQUENCE, per_sequence
         else:
             self.attention, self.kernel = kernel_for(forms, dtype, device)
 
@@ -97,7 +97,7 @@ class PaddedTrunk:
     on its neighbours."""
 
     causal = False
-    attention = Choice("transformers' own", "there is no file of the family")
+    attention = "transformers' own"
 
     def __init__(self, model: Any, spec: ModelSpec, device: torch.device) -> None:
         self.model = model

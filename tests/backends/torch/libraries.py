@@ -1,6 +1,6 @@
-"""What the flash libraries document, computed by the textbook: `flash_attn_varlen_func` of version 3, `varlen_attn`.
+"""What torch documents of `varlen_attn`, computed by the textbook.
 
-They stand where no GPU is. Their rules, not ours: a window is (keys before, keys after), inclusive, and distances are counted
+It stands where no GPU is. Its rules, not ours: a window is (keys before, keys after), inclusive, and distances are counted
 from the last key: query i of n meets key i + keys - n. Offsets are int32, and unequal numbers of heads are refused where the
 library refuses them.
 """
@@ -43,29 +43,6 @@ def _documented(
 
 def _open(side: int) -> int | None:
     return None if side < 0 else side
-
-
-def flash_attn_3(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-) -> tuple[Tensor, None]:
-    """Version 3: -1 is unbounded; causality closes what comes after; the answer may be a pair."""
-    assert softmax_scale is not None
-    assert seqused_q is None
-    assert seqused_k is None
-    before, after = map(_open, window_size)
-    offsets, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    return _documented(q, k, v, offsets, longest, softmax_scale, (before, 0 if causal else after)), None
 
 
 def varlen_attn(
