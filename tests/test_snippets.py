@@ -6,6 +6,7 @@ Blocks of a page run in order and share names. A block for software that is not 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import shutil
@@ -31,6 +32,7 @@ PAGES = [
 ]
 SCRIPT = re.compile(r"`(python [^`\n…]+)`")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ANSWER = re.compile(r"^```bash\n(curl (?:(?!^```).)*)^```\n\n```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):(?:3000|8080)")
 STORE = re.compile(r"(?:127\.0\.0\.1|localhost):633[34]")
 UNQUOTED_END = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?:(?<!\S)#[^\n]*)?\n""")  # of a line, with its comment
@@ -139,6 +141,26 @@ def test_commands_are_ones_that_there_are(block, request):
         check(words, request)
 
 
+ANSWERS = [(path.name, *found.groups()) for path in PAGES for found in ANSWER.finditer(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(
+    ("page", "command", "answer"), ANSWERS, ids=[f"{page}-{count}" for count, (page, *_) in enumerate(ANSWERS)]
+)
+def test_an_answer_has_the_fields_that_its_page_shows(page, command, answer, request):
+    (words,) = commands(Block(page, 0, "bash", command))
+    assert shape(json.loads(asked(words, request))) == shape(json.loads(answer))
+
+
+def shape(value: Any) -> Any:
+    """The keys and types of an answer; of a list, those of its first item."""
+    if isinstance(value, dict):
+        return {key: shape(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [shape(one) for one in value[:1]]
+    return "number" if type(value) in (int, float) else type(value).__name__
+
+
 SCRIPTS = [(path.name, found[1]) for path in PAGES for found in SCRIPT.finditer(path.read_text(encoding="utf-8"))]
 
 
@@ -230,8 +252,8 @@ def docker(words: list[str]) -> None:
     parses(["serve", *rest[1:]])
 
 
-def asked(words: list[str], request: Any) -> None:
-    """The same request to a server that runs."""
+def asked(words: list[str], request: Any) -> str:
+    """The answer of a server that runs to the same request."""
     if not shutil.which("curl"):
         pytest.skip("curl is not installed")
     address = request.getfixturevalue("url")
@@ -245,6 +267,7 @@ def asked(words: list[str], request: Any) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def test_every_page_is_found_and_has_no_block_in_a_language_that_nobody_checks():
