@@ -59,7 +59,7 @@ class Ledger:
                 self.name, limit=IDS_AT_ONCE, offset=offset, scroll_filter=first, with_payload=(SOURCE, DOCUMENT_ID)
             )
             for record in records:
-                label, name = (str((record.payload or {}).get(field)) for field in (SOURCE, DOCUMENT_ID))
+                label, name = (str(record.payload.get(field)) for field in (SOURCE, DOCUMENT_ID))
                 if is_below(label, labels) and str(record.id) == point_id(key := document_key(label, name), 0):
                     found.setdefault(label, set()).add(key)
             if offset is None:
@@ -89,7 +89,7 @@ class Ledger:
         while part := {point_id(*chunk): chunk for chunk in islice(remaining, IDS_AT_ONCE)}:
             fields = (DIGEST, SETTINGS, CHUNKS)
             for record in await self.store.retrieve(self.name, list(part), with_payload=fields):
-                yield part[str(record.id)], tuple((record.payload or {}).get(field) for field in fields)
+                yield part[str(record.id)], tuple(record.payload.get(field) for field in fields)
 
     async def present(self, ids: Sequence[str]) -> set[str]:
         """The ids that the collection has."""

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from qdrant_client import models
 
 from hybridtei.errors import InvalidInput
-from hybridtei.store.base import PointId, Store, id_of
+from hybridtei.store.base import PointId, Store, Stored
 from hybridtei.store.packed import without_packed
 
 PAGE_POINTS = 128
 TEXT = "text"  # key of the payload, as `ingest` and `/collections/{name}/points` write it
 # Points of the copy, made of records of the source.
-Convert = Callable[[Sequence[models.Record]], Awaitable[list[models.PointStruct]]]
+Convert = Callable[[Sequence[Stored]], Awaitable[list[models.PointStruct]]]
 
 
 async def fill(
@@ -27,8 +27,8 @@ async def fill(
     changed, offset = 0, None
     while True:
         records, offset = await store.scroll(source, limit=PAGE_POINTS, offset=offset)
-        there = {id_of(one): one for one in await store.retrieve(copy, list(map(id_of, records)))} if records else {}
-        stale = [one for one in records if id_of(one) not in there or not _is_equal(one, there[id_of(one)])]
+        there = {one.id: one for one in await store.retrieve(copy, [one.id for one in records])} if records else {}
+        stale = [one for one in records if one.id not in there or not _is_equal(one, there[one.id])]
         if stale:
             await store.upsert(copy, await convert(stale))
         changed += len(stale)
@@ -42,8 +42,8 @@ async def _delete_gone(store: Store, source: str, copy: str) -> int:
     offset: PointId | None = None
     while True:
         records, offset = await store.scroll(copy, limit=PAGE_POINTS, offset=offset, with_payload=False)
-        ids = list(map(id_of, records))
-        here = {id_of(one) for one in await store.retrieve(source, ids, with_payload=False)} if ids else set()
+        ids = [one.id for one in records]
+        here = {one.id for one in await store.retrieve(source, ids, with_payload=False)} if ids else set()
         if gone := [identity for identity in ids if identity not in here]:
             await store.delete(copy, gone)
             deleted += len(gone)
@@ -54,21 +54,21 @@ async def _delete_gone(store: Store, source: str, copy: str) -> int:
 def with_vectors_of(store: Store, source: str) -> Convert:
     """Points with the same vectors as in `source`."""
 
-    async def convert(records: Sequence[models.Record]) -> list[models.PointStruct]:
-        whole = await store.retrieve(source, list(map(id_of, records)), with_vectors=True)
+    async def convert(records: Sequence[Stored]) -> list[models.PointStruct]:
+        whole = await store.retrieve(source, [one.id for one in records], with_vectors=True)
         made = models.PointStruct.model_construct
-        return [made(id=one.id, payload=one.payload, vector=one.vector or {}) for one in whole]
+        return [made(id=one.id, payload=one.payload, vector=one.vector) for one in whole]
 
     return convert
 
 
-def _is_equal(one: models.Record, other: models.Record) -> bool:
-    return without_packed(one.payload or {}) == without_packed(other.payload or {})
+def _is_equal(one: Stored, other: Stored) -> bool:
+    return without_packed(one.payload) == without_packed(other.payload)
 
 
-def text_of(record: models.Record) -> str:
+def text_of(record: Stored) -> str:
     """The stored text of a point. Raises InvalidInput without one."""
-    text = (record.payload or {}).get(TEXT)
+    text = record.payload.get(TEXT)
     if not isinstance(text, str) or not text.strip():
         raise InvalidInput(f"point {record.id} has no text in its payload (`{TEXT}`): only stored texts can be embedded anew")
     return text

@@ -33,7 +33,7 @@ from hybridtei.errors import InvalidInput, UnknownCollection
 from hybridtei.migrate import MigrateOptions
 from hybridtei.migrate.fill import Convert, fill, text_of, with_vectors_of
 from hybridtei.store import open_store, with_default
-from hybridtei.store.base import NAMES, CollectionSchema, Store
+from hybridtei.store.base import NAMES, CollectionSchema, Store, Stored
 from hybridtei.store.collection import KEPT_S, MIGRATION_OF, STAND_IN, SWITCHING, check_fits, check_name, heads_of
 from hybridtei.store.packed import without_packed
 from hybridtei.store.plan import FINGERPRINT, MODEL_ID, MODEL_KEYS, plan_of, planned_schema, settled, signed, with_budget
@@ -280,14 +280,14 @@ class MigrationRun:
         """The same ids and payloads with vectors of the model that `schema` names."""
         heads = sorted(heads_of(schema))
 
-        def embed(records: Sequence[models.Record]) -> list[models.PointStruct]:
+        def embed(records: Sequence[Stored]) -> list[models.PointStruct]:
             encoder = self._encoder(str(schema.metadata.get(MODEL_ID)), schema)
             embedded = encoder.encode([text_of(record) for record in records], heads, input_type="document")
-            payloads = [without_packed(record.payload or {}) for record in records]
+            payloads = [without_packed(record.payload) for record in records]
             ids: list[Any] = [record.id for record in records]
             return to_points(fit_to_schema(embedded, schema), ids, payloads)
 
-        async def convert(records: Sequence[models.Record]) -> list[models.PointStruct]:
+        async def convert(records: Sequence[Stored]) -> list[models.PointStruct]:
             return await asyncio.to_thread(embed, records)
 
         return convert

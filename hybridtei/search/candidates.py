@@ -23,13 +23,12 @@ from time import perf_counter_ns
 from typing import Any, TypeVar
 
 import numpy as np
-from qdrant_client import models
 
 from hybridtei.errors import InvalidInput
 from hybridtei.ingest.chunking import DOCUMENT_ID
 from hybridtei.search.fusion import Column, Legs, complete, normalised, reciprocal_ranks, shares_of_best, weighted_sum
 from hybridtei.search.options import SearchOptions, Stage, StageScore
-from hybridtei.store.base import MULTIVECTOR, NAMES, SPARSE, PayloadBudget, PointId, Store, best_points, id_of
+from hybridtei.store.base import MULTIVECTOR, NAMES, SPARSE, PayloadBudget, PointId, Store, Stored, best_points
 from hybridtei.store.packed import PackedFormat, packed_scores
 from hybridtei.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
 
@@ -128,7 +127,7 @@ class Candidates:
         kept = found if threshold is None else [one for one in found if one.score >= threshold]
         return kept, is_last or len(kept) < len(found)
 
-    async def _found(self, depth: int, query_filter: Filter | None, key: str | None) -> dict[str, list[models.ScoredPoint]]:
+    async def _found(self, depth: int, query_filter: Filter | None, key: str | None) -> dict[str, list[Stored]]:
         """The best points of each leg that finds any."""
 
         def query(leg: str) -> Query:
@@ -212,7 +211,7 @@ class Candidates:
             query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
             points = await self._timed(leg, self._store.query(self._collection, query))
             known = dict.fromkeys(ids, 0.0) if leg == SPARSE else {}
-            known |= {id_of(point): point.score for point in points}
+            known |= {point.id: point.score for point in points}
         for one in some:
             if one.id in known:
                 one.legs[leg] = StageScore(known[one.id], one.legs[leg].rank if leg in one.legs else None)
@@ -226,20 +225,16 @@ class Candidates:
         return answer
 
 
-def _gathered(
-    lists: Mapping[str, Sequence[models.ScoredPoint]], before: Mapping[PointId, Candidate], key: str | None
-) -> list[Candidate]:
+def _gathered(lists: Mapping[str, Sequence[Stored]], before: Mapping[PointId, Candidate], key: str | None) -> list[Candidate]:
     """One record for each point, with its score and place in each list."""
     found: dict[PointId, Candidate] = {}
     for leg, points in lists.items():
         for place, point in enumerate(points, 1):
-            identity = id_of(point)
-            if identity in before:
+            if point.id in before:
                 continue
-            if identity not in found:
-                group = None if key is None else group_of(point.payload or {}, key)
-                found[identity] = Candidate(identity, group=group)
-            found[identity].legs[leg] = StageScore(point.score, place)
+            if point.id not in found:
+                found[point.id] = Candidate(point.id, group=None if key is None else group_of(point.payload, key))
+            found[point.id].legs[leg] = StageScore(point.score, place)
     return list(found.values())
 
 

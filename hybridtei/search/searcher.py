@@ -26,7 +26,7 @@ from hybridtei.search.candidates import Candidate, Candidates
 from hybridtei.search.explain import TokensOf, highlights, shared_terms
 from hybridtei.search.fusion import legs_of
 from hybridtei.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
-from hybridtei.store.base import MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, Selector, Store, id_of
+from hybridtei.store.base import MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, Selector, Store
 from hybridtei.store.collection import CollectionSchemas, check_searchable, common_heads
 from hybridtei.store.packed import packed_format, payload_of
 from hybridtei.store.plan import FINGERPRINT
@@ -207,10 +207,10 @@ class Searcher:
             records = await self.store.retrieve(collection, ids, with_payload=with_payload, with_vectors=with_vectors)
             if self._budget is not None:
                 self._budget.spend(records)
-            by_id: dict[Any, Any] = {id_of(record): record for record in records}
+            by_id = {record.id: record for record in records}
             for one in some:
                 if (record := by_id.get(one.id)) is not None:
-                    one.payload, one.vectors = record.payload or {}, record.vector or {}
+                    one.payload, one.vectors = record.payload, record.vector
                     filled.append(one)
         return filled
 

@@ -1,7 +1,7 @@
 """The protocol of vector stores; and points in a stable order.
 
-Points and schemas are `qdrant_client.models`: users know them and the server takes them. Queries and filters are our own, from
-`store.query`.
+New points and schemas are `qdrant_client.models`: users know them and the server takes them. Queries and filters are our own,
+from `store.query`, and so are the points of answers: to make qdrant-client's models of them took half of a search.
 A store raises only `StoreError` and its kinds, and InvalidInput for a collection's name that no store would take.
 
 Points of equal scores stand in the order of their ids. Qdrant returns them in any order, and any of those that straddle the end
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import orjson
+from msgspec import Struct
 from msgspec.structs import replace
 from qdrant_client import models
 
@@ -27,6 +28,21 @@ Selector = bool | Sequence[str] | models.PayloadSelectorExclude
 
 DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the named vectors of our collections
 NAMES = (DENSE, SPARSE, MULTIVECTOR)
+
+
+class Stored(Struct):
+    """A point of an answer, with what of it was asked for: `payload`, `vector` by name, and `score` where it was queried."""
+
+    id: PointId  # a UUID as text
+    payload: dict[str, Any]
+    vector: Any
+    score: float = 0.0
+
+    @classmethod
+    def of(cls, point: models.ScoredPoint | models.Record) -> Self:
+        """qdrant-client's point as this."""
+        identity = point.id if isinstance(point.id, int) else str(point.id)
+        return cls(identity, point.payload or {}, point.vector or {}, getattr(point, "score", 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,7 @@ class Store(Protocol):
         any is sent (`points.check_points`), so a bad one harms nothing: InvalidPoint names it."""
         ...
 
-    async def query(self, name: str, query: Query) -> list[models.ScoredPoint]:
+    async def query(self, name: str, query: Query) -> list[Stored]:
         """The best points, the best first, of equal scores in any order."""
         ...
 
@@ -94,7 +110,7 @@ class Store(Protocol):
         *,
         with_payload: Selector = True,
         with_vectors: Selector = False,
-    ) -> list[models.Record]:
+    ) -> list[Stored]:
         """The points of these ids that exist, in no particular order."""
         ...
 
@@ -107,7 +123,7 @@ class Store(Protocol):
         scroll_filter: Filter | None = None,
         with_payload: Selector = True,
         with_vectors: Selector = False,
-    ) -> tuple[list[models.Record], PointId | None]:
+    ) -> tuple[list[Stored], PointId | None]:
         """A page in the order of ids, and where the next begins."""
         ...
 
@@ -142,7 +158,7 @@ class PayloadBudget:
         """Bytes of the payloads so far."""
         return self._max_bytes - self._left
 
-    def spend(self, points: Iterable[models.ScoredPoint | models.Record]) -> None:
+    def spend(self, points: Iterable[Stored]) -> None:
         """Raises PayloadsTooLarge where these points take more bytes than are left."""
         self._left -= sum(len(orjson.dumps(point.payload, default=str)) for point in points if point.payload)
         if self._left < 0:
@@ -157,24 +173,12 @@ def selector(names: Selector) -> Any:
     return names if isinstance(names, bool | models.PayloadSelectorExclude) else list(names)
 
 
-def id_of(point: models.ScoredPoint | models.Record) -> PointId:
-    """A point's id; a UUID as text."""
-    return point.id if isinstance(point.id, int) else str(point.id)
-
-
-def sort_points(points: Iterable[models.ScoredPoint]) -> list[models.ScoredPoint]:
+def sort_points(points: Iterable[Stored]) -> list[Stored]:
     """Points by descending score; of equal scores the lowest id first, numbers before UUIDs."""
-
-    def key(point: models.ScoredPoint) -> tuple[float, bool, Any]:
-        identity = id_of(point)
-        return -point.score, isinstance(identity, str), identity
-
-    return sorted(points, key=key)
+    return sorted(points, key=lambda point: (-point.score, isinstance(point.id, str), point.id))
 
 
-async def best_points(
-    store: Store, collection: str, query: Query, *, budget: PayloadBudget | None = None
-) -> list[models.ScoredPoint]:
+async def best_points(store: Store, collection: str, query: Query, *, budget: PayloadBudget | None = None) -> list[Stored]:
     """The query's best points, with ties settled by id, at the end too.
 
     Not settled are more than `SPARES[-1]` equal scores beyond the last, and queries that reach beyond `MAX_LIMIT`.
@@ -186,9 +190,9 @@ async def best_points(
     return points
 
 
-async def _longer(store: Store, collection: str, query: Query) -> list[models.ScoredPoint]:
+async def _longer(store: Store, collection: str, query: Query) -> list[Stored]:
     """The query's points and a few more, so that the last one's equals are among them."""
-    points: list[models.ScoredPoint] | None = None
+    points: list[Stored] | None = None
     for spare in SPARES:
         if query.limit + spare > MAX_LIMIT:
             break

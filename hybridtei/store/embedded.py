@@ -17,13 +17,13 @@ import numpy as np
 from qdrant_client import models
 
 from hybridtei.errors import StoreError
-from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
+from hybridtei.store.base import CollectionSchema, PointId, Selector, Stored, selector
 from hybridtei.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
 from hybridtei.store.embedded_client import ProcessClient
 from hybridtei.store.points import batches, check_ids, check_points
 from hybridtei.store.query import Filter, Query
 
-MAX_READ_INLINE = 500  # points: to make models of more would block the event loop
+MAX_READ_INLINE = 5_000  # points: to make more would block the event loop for milliseconds
 
 
 class EmbeddedStore:
@@ -81,11 +81,11 @@ class EmbeddedStore:
         for batch in batches(arrays):
             await self._call("upsert", name, [_message(point) for point in batch])
 
-    async def query(self, name: str, query: Query) -> list[models.ScoredPoint]:
+    async def query(self, name: str, query: Query) -> list[Stored]:
         points = await self._call("query", name, query)
         if len(points) > MAX_READ_INLINE:
-            return await asyncio.to_thread(lambda: [_scored(point) for point in points])
-        return [_scored(point) for point in points]
+            return await asyncio.to_thread(lambda: [_stored(point) for point in points])
+        return [_stored(point) for point in points]
 
     async def retrieve(
         self,
@@ -94,12 +94,12 @@ class EmbeddedStore:
         *,
         with_payload: Selector = True,
         with_vectors: Selector = False,
-    ) -> list[models.Record]:
+    ) -> list[Stored]:
         check_ids(ids)
         keys = selector(with_payload)
         keys = keys.model_dump() if isinstance(keys, models.PayloadSelectorExclude) else keys
         records = await self._call("retrieve", name, list(ids), keys, selector(with_vectors))
-        return [_record(record) for record in records]
+        return [_stored(record) for record in records]
 
     async def scroll(
         self,
@@ -110,7 +110,7 @@ class EmbeddedStore:
         scroll_filter: Filter | None = None,
         with_payload: Selector = True,
         with_vectors: Selector = False,
-    ) -> tuple[list[models.Record], PointId | None]:
+    ) -> tuple[list[Stored], PointId | None]:
         page = {
             "limit": limit,
             "offset": offset,
@@ -119,7 +119,7 @@ class EmbeddedStore:
             "with_vectors": selector(with_vectors),
         }
         records, following = await self._call("scroll", name, page)
-        return [_record(record) for record in records], following
+        return [_stored(record) for record in records], following
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
         count: int = await self._call("count", name, count_filter)
@@ -150,21 +150,13 @@ def _numbers(vector: Any) -> Any:
     return np.ascontiguousarray(vector)
 
 
-def _record(message: Sequence[Any]) -> models.Record:
-    identity, payload, vectors = message
-    return models.Record.model_construct(id=identity, payload=payload, vector=_vectors(vectors))
+def _stored(message: Sequence[Any]) -> Stored:
+    """The point of [id, payload, vectors], and its score where it was queried."""
+    identity, payload, vectors, *score = message
+    return Stored(identity, payload or {}, _vectors(vectors) if vectors else {}, *score)
 
 
-def _scored(message: Sequence[Any]) -> models.ScoredPoint:
-    identity, payload, vectors, version, score = message
-    return models.ScoredPoint.model_construct(
-        id=identity, payload=payload, vector=_vectors(vectors), version=version, score=score
-    )
-
-
-def _vectors(vectors: Mapping[str, Any] | None) -> Any:
-    if vectors is None:
-        return None
+def _vectors(vectors: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: models.SparseVector.model_construct(**vector) if isinstance(vector, Mapping) else vector
         for name, vector in vectors.items()

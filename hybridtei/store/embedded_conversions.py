@@ -140,8 +140,8 @@ def plain_point(record: Any) -> list[Any]:
 
 
 def plain_scored(point: Any) -> list[Any]:
-    """[id, payload, vectors, version, score] of a point that a query returned."""
-    return [*plain_point(point), point.version, point.score]
+    """[id, payload, vectors, score] of a point that a query returned."""
+    return [*plain_point(point), point.score]
 
 
 def filter_of(plain: Plain | None) -> Any:

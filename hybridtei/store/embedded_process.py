@@ -140,7 +140,7 @@ class Folder:
         self._write(name, len(ids), lambda shard: shard.update(edge.UpdateOperation.delete_points(ids)))
 
     def query(self, name: str, request: Plain) -> list[Any]:
-        """Points as [id, payload, vectors, version, score], the best first."""
+        """Points as [id, payload, vectors, score], the best first."""
         query = request_of(request)
         return _bounded(self._read(name, lambda shard: shard.query(query)), plain_scored)
 

@@ -19,7 +19,7 @@ from qdrant_client import models
 from hybridtei.batch import Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.outputs import Floats, unit
-from hybridtei.store.base import CollectionSchema, PointId, Selector, Store, id_of
+from hybridtei.store.base import CollectionSchema, PointId, Selector, Store, Stored
 from hybridtei.tasks.pooling import unpacked
 from hybridtei.tasks.rerank import maxsim
 
@@ -89,9 +89,9 @@ async def packed_scores(
     return scores
 
 
-def _scores(records: Sequence[models.Record], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:
+def _scores(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:
     scores: dict[PointId, float] = {}
-    for block in _blocks([(id_of(record), str(record.payload[PACKED])) for record in records if record.payload], packed):
+    for block in _blocks([(record.id, str(record.payload[PACKED])) for record in records if record.payload], packed):
         of_block = maxsim(rows, packed.vectors([text for _, text in block]), mean=False).tolist()
         scores |= dict(zip([identity for identity, _ in block], of_block, strict=True))
     return scores

@@ -21,7 +21,7 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
-from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
+from hybridtei.store.base import CollectionSchema, PointId, Selector, Stored, selector
 from hybridtei.store.collection import check_fits, check_names, create_arguments, schema_of
 from hybridtei.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
 from hybridtei.store.nodes import Nodes, address_of, client_of, urls_of
@@ -172,9 +172,9 @@ class ServerStore:
 
         await self._call(applied)
 
-    async def query(self, name: str, query: Query) -> list[models.ScoredPoint]:
+    async def query(self, name: str, query: Query) -> list[Stored]:
         response = await self._call(lambda: self._client.query_points(name, **query_arguments(query)))
-        return list(response.points)
+        return [Stored.of(point) for point in response.points]
 
     async def retrieve(
         self,
@@ -183,10 +183,11 @@ class ServerStore:
         *,
         with_payload: Selector = True,
         with_vectors: Selector = False,
-    ) -> list[models.Record]:
+    ) -> list[Stored]:
         check_ids(ids)
         payload, vectors = selector(with_payload), selector(with_vectors)
-        return await self._call(lambda: self._client.retrieve(name, list(ids), with_payload=payload, with_vectors=vectors))
+        found = await self._call(lambda: self._client.retrieve(name, list(ids), with_payload=payload, with_vectors=vectors))
+        return [Stored.of(point) for point in found]
 
     async def scroll(
         self,
@@ -197,12 +198,12 @@ class ServerStore:
         scroll_filter: Filter | None = None,
         with_payload: Selector = True,
         with_vectors: Selector = False,
-    ) -> tuple[list[models.Record], PointId | None]:
+    ) -> tuple[list[Stored], PointId | None]:
         page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": served_filter(scroll_filter)}
         page |= {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
         answer: Any = await self._call(lambda: self._client.scroll(name, **page))
         records, following = answer
-        return records, following
+        return [Stored.of(record) for record in records], following
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
         response = await self._call(lambda: self._client.count(name, count_filter=served_filter(count_filter), exact=True))

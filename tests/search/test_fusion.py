@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qdrant_client import models
 from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
 
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.search.fusion import Legs, legs_of, reciprocal_ranks, vectors_of
 from hybridtei.search.options import SearchOptions
+from hybridtei.store.base import Stored
 from hybridtei.tasks.rerank import PRESETS
 from tests.search.fusion import Ranking, rrf
 from tests.store.stores import TOLERANCE, VOCABULARY, WIDTH, embeddings
@@ -101,7 +101,7 @@ def test_ranks_are_fused_as_qdrant_fuses_them(lists: list[list[tuple[int, float]
     """By the product, and by the formula that other tests hold it against."""
     ordered = [sorted(pairs, key=lambda pair: -pair[1]) for pairs in lists]
     weights = data.draw(st.lists(st.floats(1e-3, 9), min_size=len(lists), max_size=len(lists)))
-    answers = [[models.ScoredPoint(id=i, version=0, score=score) for i, score in pairs] for pairs in ordered]
+    answers = [[Stored(i, {}, {}, score) for i, score in pairs] for pairs in ordered]
     theirs = reciprocal_rank_fusion(answers, limit=100, ranking_constant_k=k, weights=weights)
     wanted = {point.id: point.score for point in theirs}
     rankings = [Ranking([i for i, _ in pairs], np.array([score for _, score in pairs])) for pairs in ordered]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import StoreError
-from hybridtei.store.base import CollectionSchema, PointId, Selector, selector
+from hybridtei.store.base import CollectionSchema, PointId, Selector, Stored, selector
 from hybridtei.store.collection import check_names, create_arguments, schema_of
 from hybridtei.store.points import as_lists, check_ids, check_points
 from hybridtei.store.query import Filter, Query
@@ -83,10 +83,10 @@ class MemoryStore:
 
         await self._run(call)
 
-    async def query(self, name: str, query: Query) -> list[models.ScoredPoint]:
+    async def query(self, name: str, query: Query) -> list[Stored]:
         # all search is exact here; the client would warn that parameters change nothing
         arguments = query_arguments(query) | {"search_params": None}
-        return (await self._run(self._client.query_points, name, **arguments)).points
+        return [Stored.of(point) for point in (await self._run(self._client.query_points, name, **arguments)).points]
 
     async def retrieve(
         self,
@@ -95,10 +95,10 @@ class MemoryStore:
         *,
         with_payload: Selector = True,
         with_vectors: Selector = False,
-    ) -> list[models.Record]:
+    ) -> list[Stored]:
         check_ids(ids)
         given = {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
-        return await self._run(self._client.retrieve, name, list(ids), **given)
+        return [Stored.of(point) for point in await self._run(self._client.retrieve, name, list(ids), **given)]
 
     async def scroll(
         self,
@@ -109,9 +109,10 @@ class MemoryStore:
         scroll_filter: Filter | None = None,
         with_payload: Selector = True,
         with_vectors: Selector = False,
-    ) -> tuple[list[models.Record], PointId | None]:
+    ) -> tuple[list[Stored], PointId | None]:
         given = {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
-        return await self._run(self._client.scroll, name, served_filter(scroll_filter), limit, offset=offset, **given)
+        page = await self._run(self._client.scroll, name, served_filter(scroll_filter), limit, offset=offset, **given)
+        return [Stored.of(point) for point in page[0]], page[1]
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
         return (await self._run(self._client.count, name, count_filter=served_filter(count_filter), exact=True)).count

@@ -18,7 +18,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.search.candidates import Candidate, Candidates
 from hybridtei.search.fusion import legs_of
 from hybridtei.search.options import SearchOptions
-from hybridtei.store.base import SPARES, PayloadBudget, best_points, id_of, sort_points
+from hybridtei.store.base import SPARES, PayloadBudget, Stored, best_points, sort_points
 from hybridtei.store.points import to_points
 from hybridtei.store.query import MAX_LIMIT, Query
 from tests.store.memory_store import MemoryStore
@@ -53,7 +53,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield one
 
 
-def found(stored: Asked, using: str = "dense", limit: int = 10, **wanted: Any) -> list[models.ScoredPoint]:
+def found(stored: Asked, using: str = "dense", limit: int = 10, **wanted: Any) -> list[Stored]:
     return stored.run(best_points(stored.store, stored.name, leg(ASKED, using, limit, **wanted)))
 
 
@@ -68,7 +68,7 @@ def test_two_runs_give_one_order_with_ids_deciding_ties(stored: Asked, using: st
     tied = [list(group) for _, group in groupby(first, key=lambda point: point.score)]
     assert max(map(len, tied)) > 1
     for group in tied:
-        ids = [id_of(point) for point in group]
+        ids = [point.id for point in group]
         assert ids == sorted(ids, key=lambda one: (isinstance(one, str), one))
 
 
@@ -138,7 +138,7 @@ class Strict(MemoryStore):
         super().__init__()
         self.error, self.asked = error, []
 
-    async def query(self, name: str, query: Query) -> list[models.ScoredPoint]:
+    async def query(self, name: str, query: Query) -> list[Stored]:
         self.asked.append(query.limit)
         if query.limit > 10:
             raise self.error
@@ -169,7 +169,7 @@ def test_what_reaches_the_limit_is_asked_for_as_it_is(stored: Asked) -> None:
 
 def test_numbers_stand_before_uuids_and_better_before_both() -> None:
     given = [("b", 1.0), (7, 1.0), ("a", 1.0), (10, 1.0), ("z", 2.0)]
-    points = [models.ScoredPoint(id=identity, version=0, score=score) for identity, score in given]
+    points = [Stored(identity, {}, {}, score) for identity, score in given]
     assert [point.id for point in sort_points(points)] == ["z", 7, 10, "a", "b"]
 
 

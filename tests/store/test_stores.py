@@ -15,6 +15,7 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.store.base import Stored
 from hybridtei.store.collection import check_fits
 from hybridtei.store.plan import _quantization
 from hybridtei.store.points import point_id, to_points
@@ -86,7 +87,7 @@ def expected(name: str) -> dict[Any, float]:
     return dict(zip(truth(name).ids, truth(name).scores, strict=True))
 
 
-def check(found: list[models.ScoredPoint], scores: dict[Any, float], limit: int) -> None:
+def check(found: list[Stored], scores: dict[Any, float], limit: int) -> None:
     """The found scores are the best expected ones, and each belongs to its point; ties may fall either way."""
     best = sorted(scores.values(), reverse=True)[:limit]
     np.testing.assert_allclose([point.score for point in found], best, atol=TOLERANCE)
