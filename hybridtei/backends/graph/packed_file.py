@@ -130,12 +130,14 @@ def packed_files() -> list[Packed]:
 def prune(bound: float) -> list[Packed]:
     """Remove files that were not used for 30 days, what killed processes left, and the longest unused beyond `bound` bytes;
     return them. Sessions that have a file open keep its pages. Raises as `packed_folder`."""
+    with _writing(packed_folder()):
+        return _prune(bound)
+
+
+def _prune(bound: float) -> list[Packed]:
     total, gone = 0, []
     for each in packed_files():
-        if each.path.suffix == PART:
-            if not _is_left(each.path):
-                continue
-        elif total + each.size <= bound and each.used > time.time() - DAYS * 86400:
+        if each.path.suffix != PART and total + each.size <= bound and each.used > time.time() - DAYS * 86400:
             total += each.size
             continue
         shutil.rmtree(each.path, ignore_errors=True)
@@ -143,29 +145,38 @@ def prune(bound: float) -> list[Packed]:
     return gone
 
 
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """While this thread alone, of all processes, writes to the folder. Raises OSError."""
+    import fcntl
+
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
 def _kept(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed: int, cache_gb: float) -> Path:
-    """The file in the cache folder, which is written if it is not there. A process that writes the same is waited for."""
+    """The file in the cache folder, which is written if it is not there. Whoever else writes to the folder is waited for."""
     path = packed_folder() / f"{weights.folder.name[:80]}-{_digest(graph, weights)}"
-    part = path.with_name(path.name + PART)
     if _is_whole(path):
         os.utime(path)
         log.info("packed weights: %s, %.0f MB", path, _size(path) / 1e6)
         return path / GRAPH
-    held = _lock(part)
-    try:
+    with _writing(path.parent):
         if not _is_whole(path):
             _make_room(path, needed, cache_gb)
             began = time.monotonic()
-            _written(graph, tensors, weights, part)
-            for name in (GRAPH, TENSORS, ""):
-                _sync(part / name)
-            shutil.rmtree(path, ignore_errors=True)
-            part.rename(path)
+            with tempfile.TemporaryDirectory(suffix=PART, dir=path.parent, ignore_cleanup_errors=True) as part:
+                _written(graph, tensors, weights, Path(part))
+                for name in (GRAPH, TENSORS, ""):
+                    _sync(Path(part, name))
+                shutil.rmtree(path, ignore_errors=True)
+                Path(part).rename(path)
             log.info("packed weights: %s, %.0f MB, written in %.1f s", path, _size(path) / 1e6, time.monotonic() - began)
-        return path / GRAPH
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-        os.close(held)
+    return path / GRAPH
 
 
 def _make_room(path: Path, needed: int, cache_gb: float) -> None:
@@ -175,7 +186,7 @@ def _make_room(path: Path, needed: int, cache_gb: float) -> None:
     if needed > bound:
         limits = "--packed-cache-gb, and half of what is free there"
         raise OSError(f"{needed / GB:.1f} GB are needed, allowed are {bound / GB:.1f}: {limits}")
-    prune(bound - needed)
+    _prune(bound - needed)
 
 
 def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, folder: Path) -> Path:
@@ -240,37 +251,6 @@ def _is_whole(path: Path) -> bool:
             return TRAILER.unpack(file.read()) == expected
     except OSError:
         return False
-
-
-def _lock(part: Path, *, wait: bool = True) -> int:
-    """Make a folder that this process alone writes to; return the descriptor that holds it. Raises OSError."""
-    import fcntl
-
-    while True:
-        part.mkdir(mode=0o700, exist_ok=True)
-        held = -1
-        try:
-            held = os.open(part, os.O_RDONLY)
-            fcntl.flock(held, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(held), part.stat()):  # the process before has not renamed or removed it
-                return held
-        except FileNotFoundError:
-            pass
-        except OSError:
-            if held != -1:
-                os.close(held)
-            raise
-        if held != -1:
-            os.close(held)
-
-
-def _is_left(part: Path) -> bool:
-    """Whether the process that wrote it is gone."""
-    try:
-        os.close(_lock(part, wait=False))
-    except OSError:
-        return False
-    return True
 
 
 def _sync(path: Path) -> None:
