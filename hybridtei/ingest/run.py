@@ -48,7 +48,7 @@ from hybridtei.store import open_store, place_of, state_folder, with_default
 from hybridtei.store.base import CollectionSchema, Store
 from hybridtei.store.collection import check_fits, check_name
 from hybridtei.store.options import CollectionPlan
-from hybridtei.store.plan import budget_of_plan, planned_schema, settled, signed, spread, with_budget
+from hybridtei.store.plan import budget_of_plan, schema_for, settled, signed, spread, with_budget
 from hybridtei.tasks.base import Model
 from hybridtei.tasks.embed import Embed
 from hybridtei.tasks.spans import EmbedSpans
@@ -216,7 +216,7 @@ class _Ingest:
         if existing is None and (nodes := await _nodes(store, self.tell)) > 1:
             plan = spread(plan, nodes)
             self.tell(f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each")
-        schema = signed(planned_schema(plan, spec, self.model.model_id, self.heads, is_there=existing is not None), spec)
+        schema = signed(schema_for(spec, self.model.model_id, plan, heads=self.heads, is_there=existing is not None), spec)
         if existing is not None:
             check_fits(existing, schema, name)
         return plan, schema

@@ -36,7 +36,7 @@ from hybridtei.store import open_store, with_default
 from hybridtei.store.base import NAMES, CollectionSchema, Store, Stored
 from hybridtei.store.collection import KEPT_S, MIGRATION_OF, STAND_IN, SWITCHING, check_fits, check_name, heads_of
 from hybridtei.store.packed import without_packed
-from hybridtei.store.plan import FINGERPRINT, MODEL_ID, MODEL_KEYS, plan_of, planned_schema, settled, signed, with_budget
+from hybridtei.store.plan import FINGERPRINT, MODEL_ID, MODEL_KEYS, plan_of, schema_for, settled, signed, with_budget
 from hybridtei.store.points import fit_to_schema, to_points
 
 Tell = Callable[[str], None]
@@ -271,7 +271,7 @@ class MigrationRun:
         plan = with_budget(plan, before.multivector_tokens, before.multivector_dtype)
         heads = spec.heads & had
         plan = settled(plan, None, heads, self._name, width=spec.multivector.dim if spec.multivector else 0)
-        planned = await asyncio.to_thread(signed, planned_schema(plan, spec, model_id, heads), spec)
+        planned = await asyncio.to_thread(signed, schema_for(spec, model_id, plan, heads=heads), spec)
         kept = {key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS}
         noted = {MIGRATION_OF: old.stored_as, **({DROPPED: lacking} if lacking else {})}
         return replace(planned, metadata={**kept, **planned.metadata, **noted})
@@ -301,6 +301,6 @@ class MigrationRun:
             config = msgspec.structs.replace(self._model, model_id=model_id, multivector_tokens=tokens, multivector_dtype=dtype)
             self._encoders[key] = Encoder.load(config=config, engine=self._engine)
         if schema is not None:
-            planned = planned_schema(plan_of(schema), self._encoders[key].spec, model_id, heads_of(schema), is_there=True)
+            planned = schema_for(self._encoders[key].spec, model_id, plan_of(schema), heads=heads_of(schema), is_there=True)
             check_fits(schema, signed(planned, self._encoders[key].spec))
         return self._encoders[key]

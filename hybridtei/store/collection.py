@@ -6,16 +6,18 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+from pydantic import TypeAdapter
 from qdrant_client import models
 
 from hybridtei.batch import Head
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, StoreUnavailable, UnknownCollection
-from hybridtei.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE, CollectionSchema, Store
+from hybridtei.store.base import MULTIVECTOR, NAMES, CollectionSchema, Store
 from hybridtei.store.packed import packed_format
-from hybridtei.store.plan import FINGERPRINT, schema_for
+from hybridtei.store.plan import FINGERPRINT, plan_of, schema_for
 
 
 def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
@@ -116,31 +118,20 @@ def _shown(value: Any) -> str:
 
 def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:
     """The schema as JSON has it, without fields that are None."""
-    plain = {
-        "vectors": {name: _plain(params) for name, params in schema.vectors.items()},
-        "sparse": {name: _plain(params) for name, params in schema.sparse.items()},
-        "metadata": dict(schema.metadata),
-        "shard_number": schema.shard_number,
-        "replication_factor": schema.replication_factor,
-        "on_disk_payload": schema.on_disk_payload,
-    }
-    return {field: value for field, value in plain.items() if value is not None}
+    plain: dict[str, Any] = _adapter().dump_python(
+        replace(schema, stored_as=None), mode="json", by_alias=True, exclude_none=True, warnings=False
+    )
+    return plain
 
 
 def schema_from_dict(plain: Mapping[str, Any]) -> CollectionSchema:
     """The schema that `schema_to_dict` wrote."""
-    return CollectionSchema(
-        vectors={name: models.VectorParams.model_validate(params) for name, params in plain["vectors"].items()},
-        sparse={name: models.SparseVectorParams.model_validate(params) for name, params in plain["sparse"].items()},
-        metadata=plain.get("metadata", {}),
-        shard_number=plain.get("shard_number"),
-        replication_factor=plain.get("replication_factor"),
-        on_disk_payload=plain.get("on_disk_payload"),
-    )
+    return _adapter().validate_python(plain)
 
 
-def _plain(params: Any) -> dict[str, Any]:
-    return dict(params.model_dump(mode="json", by_alias=True, exclude_none=True, warnings=False))
+@cache
+def _adapter() -> TypeAdapter[CollectionSchema]:
+    return TypeAdapter(CollectionSchema)
 
 
 KEPT_S = 2.0  # until a search notices that a name stands for another collection than before
@@ -266,21 +257,11 @@ def check_searchable(
         raise CollectionMismatch(
             f"collection {name!r} has the vectors {there}; {model_id} makes {', '.join(sorted(spec.heads)) or 'none'}"
         )
-    sparse, packed = schema.sparse.get(SPARSE), packed_format(schema)
-    wanted = schema_for(
-        spec,
-        model_id,
-        heads=heads,
-        dense_dim=_narrower(schema, DENSE, spec.dense_width) if Head.DENSE in heads else None,
-        multivector_dim=_narrower(schema, MULTIVECTOR, spec.multivector.dim)
-        if Head.MULTIVECTOR in heads and spec.multivector
-        else None,
-        multivector_dtype=None if packed is None else packed.dtype,
-        sparse_idf=sparse is not None and sparse.modifier == models.Modifier.IDF,
-    )
-    distances = {field: _with_distance(params, schema.vectors[field]) for field, params in wanted.vectors.items()}
+    wanted = schema_for(spec, model_id, plan_of(schema), heads=heads, is_there=True)
+    vectors = {field: _with_distance(params, schema.vectors[field]) for field, params in wanted.vectors.items()}
+    sparse = {field: schema.sparse[field] for field in wanted.sparse}  # with idf or without
     metadata = {**wanted.metadata, **({} if fingerprint is None else {FINGERPRINT: fingerprint})}
-    check_fits(schema, replace(wanted, vectors=distances, metadata=metadata), name, unlabelled=unlabelled)
+    check_fits(schema, replace(wanted, vectors=vectors, sparse=sparse, metadata=metadata), name, unlabelled=unlabelled)
 
 
 def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> models.VectorParams:
@@ -288,9 +269,3 @@ def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> m
     if there.distance == models.Distance.DOT:
         return wanted.model_copy(update={"distance": models.Distance.DOT})
     return wanted
-
-
-def _narrower(schema: CollectionSchema, name: str, width: int) -> int | None:
-    packed = packed_format(schema)
-    size = schema.vectors[name].size if packed is None or name != MULTIVECTOR else packed.width
-    return size if size < width else None

@@ -15,22 +15,25 @@ import numpy as np
 import qdrant_edge as edge
 
 Plain = Mapping[str, Any]
-HNSW_DEFAULTS = {"m": 16, "ef_construct": 100, "full_scan_threshold": 10_000, "max_indexing_threads": 0}
-HNSW_FIELDS = frozenset({*HNSW_DEFAULTS, "on_disk", "payload_m", "inline_storage"})
-
-
-def member(kind: Any, word: str) -> Any:
-    """The member of an engine's enumeration that JSON spells so: `max_sim` is `MaxSim`."""
-    letters = word.replace("_", "").lower()
-    for name in dir(kind):
-        if name.replace("_", "").lower() == letters and not name.startswith("_"):
-            return getattr(kind, name)
-    raise ValueError(f"the embedded engine has no {kind.__name__} {word!r}")
-
-
-def optional(kind: Any, word: str | None) -> Any:
-    """As `member`; None stays None."""
-    return None if word is None else member(kind, word)
+HNSW_DEFAULTS = {"m": 16, "ef_construct": 100, "full_scan_threshold": 10_000, "max_indexing_threads": 0}  # a server's
+ENUMERATIONS = {  # by the fields that hold their members
+    "distance": edge.Distance,
+    "comparator": edge.MultiVectorComparator,
+    "datatype": edge.VectorStorageDatatype,
+    "memory": edge.Memory,
+    "modifier": edge.Modifier,
+    "type": edge.ScalarType,
+    "compression": edge.CompressionRatio,
+    "encoding": edge.BinaryQuantizationEncoding,
+    "query_encoding": edge.BinaryQuantizationQueryEncoding,
+    "bits": edge.TurboQuantBitSize,
+}
+QUANTIZATIONS = {
+    "scalar": edge.ScalarQuantizationConfig,
+    "product": edge.ProductQuantizationConfig,
+    "binary": edge.BinaryQuantizationConfig,
+    "turbo": edge.TurboQuantQuantizationConfig,
+}
 
 
 def config_of(schema: Plain) -> edge.EdgeConfig:
@@ -42,58 +45,38 @@ def config_of(schema: Plain) -> edge.EdgeConfig:
     )
 
 
-def _vector_params(params: Plain) -> edge.EdgeVectorParams:
-    multivector, graph = params.get("multivector_config"), params.get("hnsw_config")
-    return edge.EdgeVectorParams(
-        size=params["size"],
-        distance=member(edge.Distance, params["distance"]),
-        on_disk=params.get("on_disk"),
-        multivector_config=multivector
-        and edge.MultiVectorConfig(comparator=member(edge.MultiVectorComparator, multivector["comparator"])),
-        datatype=optional(edge.VectorStorageDatatype, params.get("datatype")),
-        quantization_config=_quantization(params.get("quantization_config")),
-        hnsw_config=graph and _graph(graph),
-        memory=optional(edge.Memory, params.get("memory")),
+def _vector_params(params: Plain) -> Any:
+    made = dict(params)
+    if multivector := params.get("multivector_config"):
+        made["multivector_config"] = _made(edge.MultiVectorConfig, multivector)
+    if graph := params.get("hnsw_config"):
+        made["hnsw_config"] = _made(edge.HnswIndexConfig, {**HNSW_DEFAULTS, **graph})
+    if quantization := params.get("quantization_config"):
+        ((kind, fields),) = quantization.items()
+        made["quantization_config"] = _made(QUANTIZATIONS[kind], fields)
+    return _made(edge.EdgeVectorParams, made)
+
+
+def _sparse_params(params: Plain) -> Any:
+    modifier = params.get("modifier")
+    return _made(
+        edge.EdgeSparseVectorParams, {**(params.get("index") or {}), "modifier": None if modifier == "none" else modifier}
     )
 
 
-def _graph(graph: Plain) -> edge.HnswIndexConfig:
-    """The engine has no defaults for four fields; these are the server's."""
-    fields = {name: value for name, value in graph.items() if name in HNSW_FIELDS and value is not None}
-    return edge.HnswIndexConfig(**{**HNSW_DEFAULTS, **fields}, memory=optional(edge.Memory, graph.get("memory")))
+def _made(kind: Any, fields: Plain) -> Any:
+    """The engine's `kind` of JSON's fields."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return kind(**{name: _member(ENUMERATIONS[name], one) if name in ENUMERATIONS else one for name, one in given.items()})
 
 
-def _sparse_params(params: Plain) -> edge.EdgeSparseVectorParams:
-    index, modifier = params.get("index") or {}, params.get("modifier")
-    return edge.EdgeSparseVectorParams(
-        full_scan_threshold=index.get("full_scan_threshold"),
-        on_disk=index.get("on_disk"),
-        modifier=None if modifier in (None, "none") else member(edge.Modifier, modifier),
-        datatype=optional(edge.VectorStorageDatatype, index.get("datatype")),
-        memory=optional(edge.Memory, index.get("memory")),
-    )
-
-
-def _quantization(config: Plain | None) -> Any:
-    if not config:
-        return None
-    ((kind, params),) = config.items()
-    shared = {"always_ram": params.get("always_ram"), "memory": optional(edge.Memory, params.get("memory"))}
-    if kind == "scalar":
-        return edge.ScalarQuantizationConfig(
-            type=member(edge.ScalarType, params["type"]), quantile=params.get("quantile"), **shared
-        )
-    if kind == "product":
-        return edge.ProductQuantizationConfig(compression=member(edge.CompressionRatio, params["compression"]), **shared)
-    if kind == "binary":
-        return edge.BinaryQuantizationConfig(
-            encoding=optional(edge.BinaryQuantizationEncoding, params.get("encoding")),
-            query_encoding=optional(edge.BinaryQuantizationQueryEncoding, params.get("query_encoding")),
-            **shared,
-        )
-    if kind in ("turbo", "turbo_quant"):
-        return edge.TurboQuantQuantizationConfig(bits=optional(edge.TurboQuantBitSize, params.get("bits")), **shared)
-    raise ValueError(f"the embedded engine has no {kind!r} quantisation")
+def _member(kind: Any, word: str) -> Any:
+    """The member of an engine's enumeration that JSON spells so: `max_sim` is `MaxSim`."""
+    letters = word.replace("_", "").lower()
+    for name in dir(kind):
+        if name.replace("_", "").lower() == letters and not name.startswith("_"):
+            return getattr(kind, name)
+    raise ValueError(f"the embedded engine has no {kind.__name__} {word!r}")
 
 
 def vector_of(vector: Any) -> Any:

@@ -5,8 +5,9 @@ A plan is chosen when a collection is made, and read off the collection afterwar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from msgspec import structs
 from qdrant_client import models
@@ -17,7 +18,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema
-from hybridtei.store.options import CollectionPlan, Datatype, Quantization
+from hybridtei.store.options import CollectionPlan, Quantization
 from hybridtei.store.packed import DTYPE, WIDTH
 from hybridtei.tasks.pooling import MultivectorBudget
 
@@ -108,96 +109,71 @@ def plan_of(schema: CollectionSchema) -> CollectionPlan:
 
 
 def _kind_of(config: Any) -> Quantization | None:
-    kinds: tuple[Quantization, ...] = get_args(Quantization)
-    return None if config is None else next((kind for kind in kinds if _quantization(kind) == config), None)
-
-
-def planned_schema(
-    plan: CollectionPlan, spec: ModelSpec, model_id: str, heads: frozenset[Head] | None = None, *, is_there: bool = False
-) -> CollectionSchema:
-    """The schema of a settled plan. `is_there`: a width above the model's is left to `check_fits`, which names both."""
-    dims = (plan.dense_dim, spec.dense_width), (plan.multivector_dim, spec.multivector.dim if spec.multivector else None)
-    dense_dim, multivector_dim = (None if is_there and (width or 0) > (full or 0) else width for width, full in dims)
-    return schema_for(
-        spec,
-        model_id,
-        heads=heads,
-        dense_dim=dense_dim,
-        multivector_dim=multivector_dim,
-        quantization=plan.quantization,
-        on_disk=plan.on_disk or None,
-        on_disk_payload=plan.on_disk_payload or None,
-        shards=plan.shards,
-        replicas=plan.replicas,
-        datatype=plan.datatype,
-        multivector_tokens=plan.multivector_tokens,
-        multivector_dtype=plan.multivector_dtype,
-    )
+    return next((kind for kind, made in QUANTIZATIONS.items() if made == config), None)
 
 
 def schema_for(
     spec: ModelSpec,
     model_id: str,
+    plan: CollectionPlan | None = None,
     *,
     heads: frozenset[Head] | None = None,
-    dense_dim: int | None = None,
-    multivector_dim: int | None = None,
-    multivector_index: bool | None = None,
     sparse_idf: bool | None = None,
-    quantization: Quantization | None = None,
-    multivector_quantization: Quantization | None = None,
-    on_disk: bool | None = None,
-    on_disk_payload: bool | None = None,
-    shards: int | None = None,
-    replicas: int | None = None,
-    datatype: Datatype | None = None,
-    multivector_tokens: int | None = None,
-    multivector_dtype: MultivectorDtype | None = None,
+    is_there: bool = False,
+    **options: Any,
 ) -> CollectionSchema:
     """The schema of a model's outputs: `dense`, `sparse` and `multivector`, as far as the model and `heads` have them.
 
     Both dense kinds are compared by cosine: for unit vectors it is the dot product, and a vector that was cut and not
     normalised again still ranks right; the price is that stores keep, and return, unit vectors. A multi-vector has no graph
-    and lies on disk, since it rescores candidates, unless it is the only vector (`multivector_index`). `sparse_idf`: by
-    default as the sparse head declares; a SPLADE head never profits. `dense_dim`, `multivector_dim`: widths to which vectors
-    are cut. `multivector_tokens`, `multivector_dtype`: the budget of documents' multi-vectors, which the metadata keep; other
-    numbers than floats lie in the payload (`store.packed`). `datatype`: of the vectors that Qdrant keeps. Raises InvalidInput
-    if the model has none of the outputs, MissingArtifact without its tokenizer.
+    and lies on disk, since it rescores candidates, unless it is the only vector. `sparse_idf`: by default as the sparse head
+    declares; a SPLADE head never profits. `options`: in place of a plan, its fields. `dense_dim`, `multivector_dim`: widths to
+    which vectors are cut. `multivector_tokens`, `multivector_dtype`: the budget of documents' multi-vectors, which the metadata
+    keep; other numbers than floats lie in the payload (`store.packed`). `datatype`: of the vectors that Qdrant keeps.
+    `quantization`, `on_disk`, `on_disk_payload`, `shards`, `replicas`: Qdrant's. `is_there`: a width above the model's is left
+    to `check_fits`, which names both. Raises InvalidInput if the model has none of the outputs, MissingArtifact without its
+    tokenizer.
     """
+    plan = plan or CollectionPlan(**options)
     outputs = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
     if not outputs:
         raise InvalidInput(f"{model_id}: makes none of the vectors that a collection holds: dense, sparse, multivector")
     vectors: dict[str, models.VectorParams] = {}
     sparse: dict[str, models.SparseVectorParams] = {}
     metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}
-    stored = models.Datatype.FLOAT16 if datatype == "float16" else None
+    stored, on_disk = models.Datatype.FLOAT16 if plan.datatype == "float16" else None, plan.on_disk or None
     if Head.DENSE in outputs:
-        width = _width(dense_dim, spec.dense_width, "dense_dim")
         vectors[DENSE] = models.VectorParams(
-            size=width,
+            size=_width(plan.dense_dim, spec.dense_width, "dense_dim", is_there=is_there),
             distance=models.Distance.COSINE,
             on_disk=on_disk,
-            quantization_config=_quantization(quantization),
+            quantization_config=_quantization(plan.quantization),
             datatype=stored,
         )
     if Head.MULTIVECTOR in outputs and spec.multivector is not None:
-        index = outputs == {Head.MULTIVECTOR} if multivector_index is None else multivector_index
-        width = _width(multivector_dim, spec.multivector.dim, "multivector_dim")
-        if multivector_tokens:
-            metadata[TOKENS] = multivector_tokens
-        if multivector_dtype in (None, "float"):
-            vectors[MULTIVECTOR] = _multivector(width, index, multivector_quantization, stored)
+        width = _width(plan.multivector_dim, spec.multivector.dim, "multivector_dim", is_there=is_there)
+        if plan.multivector_tokens:
+            metadata[TOKENS] = plan.multivector_tokens
+        if plan.multivector_dtype in (None, "float"):
+            vectors[MULTIVECTOR] = models.VectorParams(
+                size=width,
+                distance=models.Distance.COSINE,
+                multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
+                hnsw_config=None if outputs == {Head.MULTIVECTOR} else NO_GRAPH,
+                on_disk=True,
+                datatype=stored,
+            )
         else:
-            if multivector_dtype == "binary" and width % 8:
+            if plan.multivector_dtype == "binary" and width % 8:
                 raise InvalidInput(f"`multivector_dim` is {width}: binary vectors take a multiple of 8")
-            metadata |= {DTYPE: multivector_dtype, WIDTH: width}
+            metadata |= {DTYPE: plan.multivector_dtype, WIDTH: width}
     if Head.SPARSE in outputs and spec.sparse is not None:
         idf = spec.sparse.idf and not spec.is_splade if sparse_idf is None else sparse_idf
         sparse[SPARSE] = models.SparseVectorParams(
             modifier=models.Modifier.IDF if idf else None,
             index=None if on_disk is None and stored is None else models.SparseIndexParams(on_disk=on_disk, datatype=stored),
         )
-    return CollectionSchema(vectors, sparse, metadata, shards, replicas, on_disk_payload)
+    return CollectionSchema(vectors, sparse, metadata, plan.shards, plan.replicas, plan.on_disk_payload or None)
 
 
 def signed(schema: CollectionSchema, spec: ModelSpec) -> CollectionSchema:
@@ -205,47 +181,32 @@ def signed(schema: CollectionSchema, spec: ModelSpec) -> CollectionSchema:
     return replace(schema, metadata={**schema.metadata, FINGERPRINT: fingerprint(spec)["model"]})
 
 
-def _width(width: int | None, full: int, field: str) -> int:
-    if width is None:
+def _width(width: int | None, full: int, field: str, *, is_there: bool) -> int:
+    if width is None or (is_there and width > full):
         return full
     if not 1 <= width <= full:
         raise InvalidInput(f"`{field}` is {width}, should be between 1 and the model's {full}")
     return width
 
 
-def _multivector(
-    width: int, index: bool, quantization: Quantization | None, datatype: models.Datatype | None
-) -> models.VectorParams:
-    # m=0 alone would still link points whose payload is indexed
-    graph = None if index else models.HnswConfigDiff(m=0, payload_m=0)
-    return models.VectorParams(
-        size=width,
-        distance=models.Distance.COSINE,
-        multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
-        hnsw_config=graph,
-        on_disk=True,
-        quantization_config=_quantization(quantization),
-        datatype=datatype,
-    )
+NO_GRAPH = models.HnswConfigDiff(m=0, payload_m=0)  # m=0 alone would still link points whose payload is indexed
+# Compressed copies of vectors, kept in memory.
+QUANTIZATIONS: Mapping[Quantization, models.QuantizationConfig] = {
+    "scalar": models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)
+    ),
+    "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
+    "binary-2bit": models.BinaryQuantization(
+        binary=models.BinaryQuantizationConfig(always_ram=True, encoding=models.BinaryQuantizationEncoding.TWO_BITS)
+    ),
+    "product": models.ProductQuantization(
+        product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
+    ),
+    "turbo": models.TurboQuantization(turbo=models.TurboQuantQuantizationConfig(always_ram=True)),
+}
 
 
 def _quantization(kind: Quantization | None) -> models.QuantizationConfig | None:
-    """A compressed copy of the vectors, kept in memory."""
-    if kind is None:
-        return None
-    if kind == "scalar":
-        return models.ScalarQuantization(
-            scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)
-        )
-    if kind == "product":
-        return models.ProductQuantization(
-            product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
-        )
-    if kind == "binary":
-        return models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
-    if kind == "binary-2bit":
-        encoding = models.BinaryQuantizationEncoding.TWO_BITS
-        return models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True, encoding=encoding))
-    if kind == "turbo":
-        return models.TurboQuantization(turbo=models.TurboQuantQuantizationConfig(always_ram=True))
-    raise InvalidInput(f"`quantization` is {kind!r}, should be scalar, binary, binary-2bit, product or turbo")
+    if kind is not None and kind not in QUANTIZATIONS:
+        raise InvalidInput(f"`quantization` is {kind!r}, should be scalar, binary, binary-2bit, product or turbo")
+    return None if kind is None else QUANTIZATIONS[kind]

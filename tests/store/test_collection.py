@@ -75,8 +75,6 @@ def test_only_wanted_heads_and_widths_are_kept(spec: ModelSpec) -> None:
 def test_a_lone_multivector_is_indexed(spec: ModelSpec) -> None:
     alone = schema_for(spec, "m", heads=frozenset({Head.MULTIVECTOR}))
     assert alone.vectors["multivector"].hnsw_config is None
-    indexed = schema_for(spec, "m", multivector_index=True)
-    assert indexed.vectors["multivector"].hnsw_config is None
 
 
 @pytest.mark.parametrize(
@@ -93,8 +91,6 @@ def test_quantisation_is_of_the_dense_vector(spec: ModelSpec, kind: Any, config:
     plan = schema_for(spec, "m", quantization=kind)
     assert isinstance(plan.vectors["dense"].quantization_config, config)
     assert plan.vectors["multivector"].quantization_config is None
-    both = schema_for(spec, "m", multivector_quantization=kind)
-    assert isinstance(both.vectors["multivector"].quantization_config, config)
 
 
 def test_an_unknown_quantisation_is_named(spec: ModelSpec) -> None:
@@ -151,7 +147,7 @@ def test_what_is_missing_is_shown_and_more_is_welcome(spec: ModelSpec) -> None:
 
 
 def test_tuning_is_no_difference(spec: ModelSpec) -> None:
-    tuned = schema_for(spec, "m", quantization="binary", on_disk=True, shards=6, replicas=2, multivector_index=True)
+    tuned = schema_for(spec, "m", quantization="binary", on_disk=True, shards=6, replicas=2)
     assert tuned != schema_for(spec, "m")
     check_fits(tuned, schema_for(spec, "m"))
 

@@ -11,7 +11,7 @@ from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.store.collection import check_fits, schema_from_dict, schema_to_dict
 from hybridtei.store.options import CollectionPlan
 from hybridtei.store.packed import PackedFormat, packed_format
-from hybridtei.store.plan import plan_of, planned_schema, settled, spread
+from hybridtei.store.plan import plan_of, schema_for, settled, spread
 from tests.store.test_collection import spec  # noqa: F401
 
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
@@ -27,19 +27,19 @@ PLANS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("chosen", PLANS)
 def test_a_plan_is_read_off_the_collection_that_it_made(spec: Any, chosen: dict[str, Any]) -> None:  # noqa: F811
     plan = settled(CollectionPlan(**chosen), None, ALL, "c")
-    made = schema_from_dict(schema_to_dict(planned_schema(plan, spec, "org/model")))
+    made = schema_from_dict(schema_to_dict(schema_for(spec, "org/model", plan)))
     there = plan_of(made)
     assert {name: getattr(there, name) for name in chosen if chosen[name]} == {name: one for name, one in chosen.items() if one}
     kept = settled(CollectionPlan(**chosen), made, ALL, "c")
     assert kept == there
-    check_fits(made, planned_schema(kept, spec, "org/model", is_there=True), "c")
+    check_fits(made, schema_for(spec, "org/model", kept, is_there=True), "c")
 
 
 def test_by_default_multivectors_are_bits_in_the_payload(spec: Any) -> None:  # noqa: F811
-    made = planned_schema(settled(CollectionPlan(), None, ALL, "c"), spec, "org/model")
+    made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
     assert set(made.vectors) == {"dense"}
     assert packed_format(made) == PackedFormat("binary", 24)
-    odd = planned_schema(settled(CollectionPlan(multivector_dim=12), None, ALL, "c", width=24), spec, "org/model")
+    odd = schema_for(spec, "org/model", settled(CollectionPlan(multivector_dim=12), None, ALL, "c", width=24))
     assert packed_format(odd) == PackedFormat("int8", 12)
     alone = settled(CollectionPlan(), None, frozenset({Head.MULTIVECTOR}), "c")
     assert alone.multivector_dtype == "float"
@@ -48,7 +48,7 @@ def test_by_default_multivectors_are_bits_in_the_payload(spec: Any) -> None:  # 
 
 
 def test_a_change_is_refused_with_the_difference(spec: Any) -> None:  # noqa: F811
-    made = planned_schema(settled(CollectionPlan(), None, ALL, "c"), spec, "org/model")
+    made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
     chosen = CollectionPlan(multivector_tokens=32, dense_dim=8, quantization="scalar", on_disk=True)
     with pytest.raises(CollectionMismatch) as error:
         settled(chosen, made, ALL, "c")
@@ -63,12 +63,12 @@ def test_a_change_is_refused_with_the_difference(spec: Any) -> None:  # noqa: F8
 
 
 def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec: Any) -> None:  # noqa: F811
-    made = planned_schema(settled(CollectionPlan(), None, ALL, "c"), spec, "org/model")
+    made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
     fields = schema_to_dict(made)
     fields["vectors"]["dense"]["size"] = 64
     wider = schema_from_dict(fields)
     with pytest.raises(CollectionMismatch, match="size: there 64, wanted 32"):
-        check_fits(wider, planned_schema(settled(CollectionPlan(), wider, ALL, "c"), spec, "org/model", is_there=True), "c")
+        check_fits(wider, schema_for(spec, "org/model", settled(CollectionPlan(), wider, ALL, "c"), is_there=True), "c")
 
 
 def test_a_cluster_gets_copies_unless_flags_say_otherwise() -> None:
