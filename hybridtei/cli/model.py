@@ -27,7 +27,7 @@ DROPS = ("first", "specials", "none")
 def add_train(commands: Commands) -> None:
     """Add the command `train` and its flags."""
     parser = new_parser(commands, "train", ABOUT_TRAIN)
-    parser.usage = "%(prog)s --model FOLDER --output FILE --cache FOLDER (--pairs FILE... | --translations FILE...) [flags]"
+    parser.usage = "%(prog)s --model FOLDER --output FILE --cache FOLDER --pairs FILE... [flags]"
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model in the Hugging Face layout")
     output_help = "head file to write; a model serves the one beside it named hybridtei_heads.safetensors"
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output_help)
@@ -52,16 +52,14 @@ def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> Non
 
 
 def _add_data_flags(group: Any) -> None:
-    group.add_argument("--translations", type=Path, nargs="+", default=[], metavar="FILE", help="Debian Translation-en files")
-    group.add_argument(
-        "--pairs", type=Path, nargs="+", default=[], metavar="FILE", help='JSON lines of {"query" or "title", "text"}'
-    )
+    pairs_help = 'JSON lines of {"query" or "title", "text"}'
+    group.add_argument("--pairs", type=Path, nargs="+", required=True, metavar="FILE", help=pairs_help)
     _flag(group, "--min-words", 20, "leave out texts with fewer words")
     _flag(group, "--opening", 100, "characters that make two texts repeats if equal")
     _flag(group, "--sentences", True, "add sentence pairs")
     _flag(group, "--max-tokens", 192, "truncate training texts to this length")
-    group.add_argument("--data", metavar="TEXT", help="description of the data, for the head file [default: of --translations]")
-    group.add_argument("--licence", metavar="TEXT", help="licence of the data, for the head file [default: of --translations]")
+    group.add_argument("--data", metavar="TEXT", help="description of the data, for the head file [default: not stated]")
+    group.add_argument("--licence", metavar="TEXT", help="licence of the data, for the head file [default: not stated]")
     group.add_argument("--base-name", metavar="NAME", help="base model, for the head file [default: the folder's name]")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     group.add_argument("--date", default=today, metavar="DATE", help="date, for the head file [default: today]")

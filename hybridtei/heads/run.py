@@ -7,17 +7,12 @@ the teacher (`fit.Teacher`) grades the other texts of a batch.
 from __future__ import annotations
 
 import argparse
-import gzip
-import io
 import json
-import lzma
 import random
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 
@@ -96,86 +91,17 @@ def sentence_pairs(pairs: Iterable[Pair], min_words: int, seed: int) -> list[Pai
     return made
 
 
-APT_HELPER = "/usr/lib/apt/apt-helper"
-FIELD = "Description-en:"
-
-
-def read_translations(path: Path) -> Iterator[Pair]:
-    """Yield the pairs of a `Translation-en` file: plain, .gz, .xz, or .lz4 (with apt's helper or the lz4 program).
-
-    Raises RuntimeError where an .lz4 file cannot be read for want of either program, or is damaged.
-    """
-    return parse_translations(_lines(path))
-
-
-def parse_translations(lines: Iterable[str]) -> Iterator[Pair]:
-    """Yield (short description, long description) for every paragraph which has both.
-
-    Wrapped lines are joined into paragraphs; an empty line stays between paragraphs.
-    """
-    title = ""
-    body: list[str] = []
-    for line in lines:
-        if line.startswith(FIELD):
-            title, body = line[len(FIELD) :].strip(), []
-        elif title and line.startswith((" ", "\t")):
-            body.append("" if line.strip() == "." else line.strip())
-        elif title:
-            yield from _pair(title, body)
-            title = ""
-    if title:
-        yield from _pair(title, body)
-
-
-def _pair(title: str, body: list[str]) -> Iterator[Pair]:
-    paragraphs = "\n".join(body).split("\n\n")
-    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs).strip()
-    if text:
-        yield Pair(title, text)
-
-
-def _lines(path: Path) -> Iterator[str]:
-    if path.suffix == ".lz4":
-        yield from _unpack_lz4(path).splitlines()
-        return
-    with _open_packed(path) as packed:
-        yield from io.TextIOWrapper(packed, encoding="utf-8", errors="replace")
-
-
-def _open_packed(path: Path) -> BinaryIO:
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path))
-    return cast(BinaryIO, lzma.open(path)) if path.suffix == ".xz" else path.open("rb")
-
-
-def _unpack_lz4(path: Path) -> str:
-    if Path(APT_HELPER).exists():
-        command = [APT_HELPER, "cat-file", str(path)]
-    elif lz4 := shutil.which("lz4"):
-        command = [lz4, "--decompress", "--stdout", str(path)]
-    else:
-        raise RuntimeError(f"{path}: reading .lz4 needs apt or the lz4 program")
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{path}: {command[0]} failed: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout.decode("utf-8", errors="replace")
-
-
-DEBIAN_DATA = "Debian package descriptions (Translation-en of the main component): title and long description"
-DEBIAN_LICENCE = "each description under its source package's debian/copyright (DFSG-free); no text is in this file"
 PRINCIPAL_SAMPLE = 200_000  # token states the multi-vector head's starting directions are computed from
 
 
 def collect_pairs(args: argparse.Namespace) -> list[Pair]:
     """Return the training pairs the options ask for. Raises ValueError if fewer than two are left."""
-    read = [pair for path in args.translations for pair in read_translations(path)]
-    read += [pair for path in args.pairs for pair in read_pairs(path)]
-    pairs = select_pairs(read, args.min_words, args.opening)
+    pairs = select_pairs((pair for path in args.pairs for pair in read_pairs(path)), args.min_words, args.opening)
     if args.sentences:
         # One fixed seed: runs that differ in --seed share a cache.
         pairs += sentence_pairs(pairs, args.min_words, seed=0)
     if len(pairs) < 2:
-        raise ValueError("no training pairs: give --translations or --pairs with texts of at least --min-words words")
+        raise ValueError("no training pairs: give --pairs with texts of at least --min-words words")
     return pairs
 
 
@@ -229,10 +155,9 @@ def _provenance(args: argparse.Namespace, pairs: int) -> dict[str, str | int | f
             shown = value if isinstance(value, list) else [value]
             text = " ".join(item.name if isinstance(item, Path) else str(item) for item in shown)
             words.append(_option(name, value, text))
-    debian = bool(args.translations) and not args.pairs
     return {
-        "data": args.data or (DEBIAN_DATA if debian else "not stated"),
-        "licence": args.licence or (DEBIAN_LICENCE if debian else "not stated"),
+        "data": args.data or "not stated",
+        "licence": args.licence or "not stated",
         "date": args.date,
         "command": " ".join(words),
         "seed": args.seed,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridtei.heads.run import Pair, parse_translations, read_pairs, read_translations, select_pairs, sentence_pairs
+from conformance.quality.translations import parse_translations, read_translations
+from hybridtei.heads.run import Pair, read_pairs, select_pairs, sentence_pairs
 
 TRANSLATIONS = """\
 Package: 0ad
