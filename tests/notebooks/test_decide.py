@@ -1,4 +1,4 @@
-"""The page that decides: every choice of one row a table is a command, and the ends that it prints are such choices."""
+"""The page that decides: every choice of one row a table is a command, and the examples that it prints are such choices."""
 
 from __future__ import annotations
 
