@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from functools import partial
-from time import perf_counter, process_time
-from typing import NamedTuple, TypeVar
+from contextlib import closing
+from time import perf_counter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,13 +23,11 @@ from hybridtei.errors import LoadError
 from hybridtei.system.machine import LaneKind
 
 FIRST_TOKENS = 64
+BEYOND = 2  # how many times the size of the server's passes the largest is
 TEXT_TOKENS = 64  # of the texts that are measured
 PASSES = 5  # of a size; the fastest counts, since other programs only ever slow one down
 FLAT = 0.97  # of the best rate: a smaller pass that gets there is enough
 MIN_SECONDS = 1e-9  # of a pass, where a clock is too coarse
-
-Clock = Callable[[], float]
-T = TypeVar("T")
 
 
 class Point(NamedTuple):
@@ -67,10 +64,10 @@ def _table(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Genera
         return points
     with closing(backend):
         yield f"{title}, one lane times {backend.lanes.count(LaneKind.BULK)}:"
-        for point in measure(backend, engine.max_batch_tokens):
+        given = min(backend.busy_tokens, engine.max_batch_tokens)
+        for point in measure(backend, min(BEYOND * given, engine.max_batch_tokens)):
             points.append(point)
             yield f"  {point.tokens:6} tokens a pass  {point.tokens_per_s:9.0f} tokens/s"
-        given = min(backend.busy_tokens, engine.max_batch_tokens)
         yield f"  {enough(points)} tokens are enough for {FLAT:.0%} of the best rate; a pass of the server takes up to {given}"
     return points
 
@@ -84,41 +81,21 @@ def enough(points: list[Point]) -> int:
     return next(point.tokens for point in points if point.tokens_per_s >= FLAT * _best(points))
 
 
-def measure(backend: Backend, max_tokens: int, *, clock: Clock | None = None) -> Iterator[Point]:
-    """One point after the other, each twice the size, until the cap, or twice nothing more is gained.
+def measure(backend: Backend, most: int, *, clock: Callable[[], float] = perf_counter) -> Iterator[Point]:
+    """A point for each power of two from FIRST_TOKENS to `most`.
 
     A pass is measured in one lane, and counts as often as there are lanes for long texts, so that backends whose passes take
     one core each compare with those whose pass takes all.
     """
     lanes = max(backend.lanes.count(LaneKind.BULK), 1)
-    clock = clock or _clock_for(backend)
-    size, best, flat = FIRST_TOKENS, 0.0, 0
-    with _lane(backend) as in_lane:
-        while flat < 2 and size <= max(max_tokens, FIRST_TOKENS):
-            rate = in_lane(partial(_rate, backend, size, clock))
-            yield Point(size, rate * lanes)
-            flat = flat + 1 if rate < best / FLAT else 0
-            best = max(best, rate)
+    with ThreadPoolExecutor(1, initializer=backend.enter_lane, initargs=(LaneKind.BULK,)) as lane:
+        size = FIRST_TOKENS
+        while size <= max(most, FIRST_TOKENS):
+            yield Point(size, lanes * lane.submit(_rate, backend, size, clock).result())
             size *= 2
 
 
-@contextmanager
-def _lane(backend: Backend) -> Iterator[Callable[[Callable[[], T]], T]]:
-    """What runs work as a lane does: a backend that fills all cores does so outside of its lanes only."""
-    if not backend.fills_cores:
-        yield lambda work: work()
-        return
-    with ThreadPoolExecutor(1, initializer=backend.enter_lane, initargs=(LaneKind.BULK,)) as lane:
-        yield lambda work: lane.submit(work).result()
-
-
-def _clock_for(backend: Backend) -> Clock:
-    """The processor's time where a pass has one thread of it, as express lanes tell: other programs, that interrupt a long pass
-    and spare many a short one, would make small passes look fast. A device, or a team of threads, needs a clock."""
-    return process_time if LaneKind.EXPRESS in backend.lanes else perf_counter
-
-
-def _rate(backend: Backend, tokens: int, clock: Clock) -> float:
+def _rate(backend: Backend, tokens: int, clock: Callable[[], float]) -> float:
     batch, took = _texts(backend.spec, tokens), list[float]()
     for _ in range(PASSES):
         began = clock()
