@@ -149,7 +149,7 @@ def _conditions(plain: Any) -> list[Any] | None:
 def _condition_of(plain: Plain) -> Any:
     """One condition, or a filter inside a filter."""
     if "key" in plain:  # first, since a field's condition may also say `is_empty`
-        return _field(plain)
+        return edge.FieldCondition(**{name: _FIELDS[name](body) if name in _FIELDS else body for name, body in plain.items()})
     for key, make in _CONDITIONS.items():
         if key in plain:
             return make(plain[key])
@@ -165,19 +165,6 @@ _CONDITIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _field(condition: Plain) -> edge.FieldCondition:
-    match, count = condition.get("match"), condition.get("values_count")
-    return edge.FieldCondition(
-        key=condition["key"],
-        match=match and _match(match),
-        range=_range(condition.get("range")),
-        values_count=None if count is None else edge.ValuesCount(**count),
-        is_empty=condition.get("is_empty"),
-        is_null=condition.get("is_null"),
-        **_geo(condition),
-    )
-
-
 def _match(match: Plain) -> Any:
     ((key, value),) = match.items()
     if isinstance(value, bool):  # the engine reads Python's bool as the integer 1 or 0, numpy's as what it is
@@ -185,29 +172,23 @@ def _match(match: Plain) -> Any:
     return getattr(edge, f"Match{key.title().replace('_', '')}")(value)
 
 
-def _range(bounds: Plain | None) -> Any:
-    if bounds is None:
-        return None
+def _range(bounds: Plain) -> Any:
     kind = edge.RangeDateTime if any(isinstance(bound, str) for bound in bounds.values()) else edge.RangeFloat
     return kind(**bounds)
 
 
-def _geo(condition: Plain) -> dict[str, Any]:
-    box, circle, polygon = condition.get("geo_bounding_box"), condition.get("geo_radius"), condition.get("geo_polygon")
-    return {
-        "geo_bounding_box": box and edge.GeoBoundingBox(_point(box["top_left"]), _point(box["bottom_right"])),
-        "geo_radius": circle and edge.GeoRadius(_point(circle["center"]), circle["radius"]),
-        "geo_polygon": polygon
-        and edge.GeoPolygon(_line(polygon["exterior"]), [_line(line) for line in polygon.get("interiors") or []]),
-    }
-
-
 def _line(line: Plain) -> list[edge.GeoPoint]:
-    return [_point(point) for point in line["points"]]
+    return [edge.GeoPoint(**point) for point in line["points"]]
 
 
-def _point(point: Plain) -> edge.GeoPoint:
-    return edge.GeoPoint(point["lon"], point["lat"])
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "match": _match,
+    "range": _range,
+    "values_count": lambda count: edge.ValuesCount(**count),
+    "geo_bounding_box": lambda box: edge.GeoBoundingBox(**{corner: edge.GeoPoint(**point) for corner, point in box.items()}),
+    "geo_radius": lambda circle: edge.GeoRadius(edge.GeoPoint(**circle["center"]), circle["radius"]),
+    "geo_polygon": lambda area: edge.GeoPolygon(_line(area["exterior"]), [_line(line) for line in area.get("interiors", ())]),
+}
 
 
 def request_of(query: Plain) -> edge.QueryRequest:

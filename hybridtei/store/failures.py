@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import httpx
@@ -53,7 +53,6 @@ CLIENT_ERRORS = (
 )
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
 AWAY = frozenset({502, 503, 504})  # the server is not there, as its proxy or it itself says
-TRANSIENT_CODES = frozenset({CODE.UNAVAILABLE, CODE.DEADLINE_EXCEEDED, CODE.RESOURCE_EXHAUSTED, CODE.ABORTED, CODE.INTERNAL})
 ADVICE = {
     400: "it does not take the request",
     401: "it wants a key: set `qdrant_api_key`",
@@ -66,7 +65,7 @@ ADVICE = {
     500: "it failed inside, and its log says why: a full disk, or nodes of its cluster that are away",
     507: "its disk or memory is full: free some, or add a node",
 }
-CODE_OF = {
+STATUSES = {  # of HTTP, by the codes of gRPC that mean the same
     CODE.INVALID_ARGUMENT: 400,
     CODE.UNAUTHENTICATED: 401,
     CODE.PERMISSION_DENIED: 403,
@@ -75,6 +74,8 @@ CODE_OF = {
     CODE.ALREADY_EXISTS: 409,
     CODE.RESOURCE_EXHAUSTED: 429,
     CODE.INTERNAL: 500,
+    CODE.ABORTED: 425,
+    CODE.UNAVAILABLE: 503,
 }
 DOWN = "it does not answer: is it running, and is the address right?"
 
@@ -87,9 +88,14 @@ def store_error(error: BaseException, url: str) -> HybridTeiError:
     if isinstance(error, ResourceExhaustedResponse):
         return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}", float(max(error.retry_after_s, 0)))
     if isinstance(error, UnexpectedResponse):
-        return _of_status(error, where)
+        detail = error.content.decode(errors="replace") if error.content else error.reason_phrase
+        return _of_status(where, error.status_code or 0, f"HTTP {error.status_code or 0}: {detail[:500]}", error.headers)
     if isinstance(error, grpc.RpcError):
-        return _of_code(error, where)
+        code = error.code() if hasattr(error, "code") else None
+        detail = error.details() if hasattr(error, "details") else str(error)
+        advice = DOWN if code == CODE.UNAVAILABLE else None
+        words = f"gRPC {code.name if code else 'error'}: {str(detail)[:500]}"
+        return _of_status(where, STATUSES.get(code, 0), words, advice=advice)
     return _of_transport(error, where)
 
 
@@ -107,11 +113,9 @@ def _of_transport(error: BaseException, where: str) -> StoreError:
     return StoreError(f"{where}: {type(source).__name__}: {source}")
 
 
-def _of_status(error: UnexpectedResponse, where: str) -> StoreError:
-    status = error.status_code or 0
-    detail = error.content.decode(errors="replace")[:500] if error.content else error.reason_phrase
-    message = f"{where}: {ADVICE.get(status, 'it refused')} (HTTP {status}: {detail})"
-    asked_s = retry_after_s(error.headers)
+def _of_status(where: str, status: int, words: str, headers: Any = None, *, advice: str | None = None) -> StoreError:
+    message = f"{where}: {advice or ADVICE.get(status, 'it refused')} ({words})"
+    asked_s = retry_after_s(headers)
     if status in AWAY and asked_s is None:  # a node that asks to wait speaks for the cluster
         return StoreAway(message)
     if status in TRANSIENT:
@@ -119,18 +123,37 @@ def _of_status(error: UnexpectedResponse, where: str) -> StoreError:
     return StoreError(message)
 
 
-def _of_code(error: grpc.RpcError, where: str) -> StoreError:
-    code = error.code() if hasattr(error, "code") else None
-    detail = error.details() if hasattr(error, "details") else str(error)
-    advice = DOWN if code == CODE.UNAVAILABLE else ADVICE.get(CODE_OF.get(code, 0), "it refused") if code else "it refused"
-    message = f"{where}: {advice} (gRPC {code.name if code else 'error'}: {str(detail)[:500]})"
-    if code == CODE.UNAVAILABLE:
-        return StoreAway(message)
-    return StoreUnavailable(message) if code in TRANSIENT_CODES else StoreError(message)
-
-
 FIRST_ABSENCE_S, LONGEST_ABSENCE_S = 0.25, 2.0
 CHECK_AFTER_S, CHECK_S = 1.0, 0.8  # a call to a server that hangs fails after their sum
+
+
+async def answered(attempt: Callable[[], Awaitable[T]], checked: Callable[[], Awaitable[None]], after_s: float | None) -> T:
+    """The attempt's result. `checked` is awaited each `after_s` until it is there; what that raises ends the attempt."""
+    running = asyncio.ensure_future(attempt())
+    try:
+        while not (await asyncio.wait([running], timeout=after_s))[0]:
+            await checked()
+        return running.result()
+    finally:
+        running.cancel()
+
+
+class _Hangs(StoreAway):
+    """Found by a check."""
+
+
+async def check_answers(check: Callable[[], Awaitable[object]], url: str, after_s: float, timeout_s: float) -> None:
+    """Raises StoreAway unless a cheap call is answered, be it with an error. `after_s`: how long another has waited."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await check()
+    except TimeoutError as error:
+        waited_s = after_s + timeout_s
+        raise _Hangs(f"Qdrant at {url}: has answered nothing for {waited_s:g} s: is it running, or overloaded?") from error
+    except (HybridTeiError, *CLIENT_ERRORS) as error:
+        failure = store_error(error, url)
+        if isinstance(failure, StoreAway):
+            raise failure from error
 
 
 class Availability:
@@ -139,13 +162,13 @@ class Availability:
     def __init__(
         self,
         check: Callable[[], Awaitable[object]],
+        url: str,
         *,
         clock: Callable[[], float] = time.monotonic,
         check_after_s: float = CHECK_AFTER_S,
         check_s: float = CHECK_S,
     ) -> None:
-        self._check = check
-        self._clock = clock
+        self._check, self._url, self._clock = check, url, clock
         self._check_after_s, self._check_s = check_after_s, check_s
         self._checking: asyncio.Task[None] | None = None
         self._away: StoreAway | None = None
@@ -157,13 +180,10 @@ class Availability:
         """The attempt's result. Raises StoreAway, at once where the server is known to be away, and the attempt's errors."""
         began_s = self._clock()
         self._refuse(began_s)
-        running = asyncio.ensure_future(attempt())
         try:
-            while not (await asyncio.wait([running], timeout=self._check_after_s))[0]:
-                await self._checked()
-            result = running.result()
+            result = await answered(attempt, self._checked, self._check_after_s)
         except StoreAway as error:
-            if running.done() and await self._answers():
+            if not isinstance(error, _Hangs) and await self._answers():
                 self._away = None  # one collection's nodes are away
             else:
                 self._note(error, began_s)
@@ -171,8 +191,6 @@ class Availability:
         except StoreError:
             self._away = None  # the server answered
             raise
-        finally:
-            running.cancel()
         self._away = None
         return result
 
@@ -196,7 +214,7 @@ class Availability:
     async def _checked(self) -> None:
         """Shares one check among all slow calls. Raises StoreAway."""
         if self._checking is None or self._checking.done():
-            self._checking = asyncio.create_task(self._check_once())
+            self._checking = asyncio.create_task(check_answers(self._check, self._url, self._check_after_s, self._check_s))
             self._checking.add_done_callback(lambda check: check.cancelled() or check.exception())  # so retrieved
         await asyncio.shield(self._checking)
 
@@ -206,17 +224,3 @@ class Availability:
         except StoreAway:
             return False
         return True
-
-    async def _check_once(self) -> None:
-        try:
-            async with asyncio.timeout(self._check_s):
-                await self._check()
-        except TimeoutError as error:
-            waited_s = self._check_after_s + self._check_s
-            raise StoreAway(
-                f"the Qdrant server has answered nothing for {waited_s:g} s: is it running, or overloaded?"
-            ) from error
-        except StoreAway:
-            raise
-        except StoreError:
-            pass  # the server answered

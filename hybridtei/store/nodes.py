@@ -22,7 +22,7 @@ from qdrant_client import AsyncQdrantClient
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreAway, StoreError
-from hybridtei.store.failures import CLIENT_ERRORS, store_error
+from hybridtei.store.failures import CLIENT_ERRORS, answered, check_answers, store_error
 
 T = TypeVar("T")
 CHECK_AFTER_S, CHECK_S = 0.5, 0.4
@@ -172,29 +172,15 @@ class Nodes:
 
     async def _answered(self, at: int, attempt: Callable[[], Awaitable[T]]) -> T:
         """The attempt's result. Raises StoreAway where the node hangs, while there are others."""
-        running = asyncio.ensure_future(attempt())
-        try:
-            while len(self._nodes) > 1 and not (await asyncio.wait([running], timeout=self._check_after_s))[0]:
-                await self._checked(at)
-            return await running
-        except CLIENT_ERRORS as error:
-            raise store_error(error, self._nodes[at][0]) from error
-        finally:
-            running.cancel()
-
-    async def _checked(self, at: int) -> None:
-        """Raises StoreAway unless the node answers a cheap call, be it with an error."""
         url, client = self._nodes[at]
+
+        async def checked() -> None:
+            await check_answers(lambda: self._check(client), url, self._check_after_s, self._check_s)
+
         try:
-            async with asyncio.timeout(self._check_s):
-                await self._check(client)
-        except TimeoutError as error:
-            waited_s = self._check_after_s + self._check_s
-            raise StoreAway(f"Qdrant at {url}: has answered nothing for {waited_s:g} s") from error
+            return await answered(attempt, checked, self._check_after_s if len(self._nodes) > 1 else None)
         except CLIENT_ERRORS as error:
-            failure = store_error(error, url)
-            if isinstance(failure, StoreAway):
-                raise failure from error
+            raise store_error(error, url) from error
 
     def _look_for_first(self) -> None:
         """Starts a check of the first node, where another is asked and it is time."""

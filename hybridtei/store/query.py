@@ -229,50 +229,36 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
     return found
 
 
-def _check_size(value: Mapping[str, Any], field: str) -> None:
-    if _depth(value) > MAX_DEPTH:
-        raise InvalidInput(f"`{field}` is nested deeper than {MAX_DEPTH} levels")
+def _check_size(given: Mapping[str, Any], field: str) -> None:
+    """Raises InvalidInput for too many levels or bytes, conditions, or values in all lists and words in all texts together.
+
+    A condition counts wherever it stands: in a group, which is one itself, in `nested` and in `min_should`.
+    """
+    conditions, values = 0, 0
+    level: list[tuple[Any, int]] = [(given, 1)]  # without recursion: it may be deeper than that goes
+    while level:
+        one, depth = level.pop()
+        if depth > 2 * MAX_DEPTH + 1:  # an object and its list are one level
+            raise InvalidInput(f"`{field}` is nested deeper than {MAX_DEPTH} levels")
+        for name, item in one.items() if isinstance(one, Mapping) else [("", item) for item in one]:
+            if name in CLAUSES and item is not None:
+                conditions += len(item) if isinstance(item, list) else 1
+            elif isinstance(item, list):
+                values += len(item)
+            elif name in WORDS and isinstance(item, str):
+                values += len(re.findall(r"\w+", item))
+            if isinstance(item, Mapping | list):
+                level.append((item, depth + 1))
     try:
-        size = len(orjson.dumps(value))
+        size = len(orjson.dumps(given))
     except TypeError as error:  # a number beyond 64 bits
         raise InvalidInput(f"`{field}` cannot be read: {error}") from None
     if size > MAX_FILTER_BYTES:
         raise InvalidInput(f"`{field}` has more than {MAX_FILTER_BYTES} bytes")
-    _check_conditions(value, field)
-
-
-def _check_conditions(given: Mapping[str, Any], field: str) -> None:
-    """Raises InvalidInput for too many conditions, or values in all lists and words in all texts together.
-
-    A condition counts wherever it stands: in a group, which is one itself, in `nested` and in `min_should`.
-    """
-    conditions, values, level = 0, 0, [given]
-    while level and conditions <= MAX_CONDITIONS and values <= MAX_VALUES:
-        one = level.pop()
-        for name, item in (one if isinstance(one, Mapping) else {}).items():
-            items = item if isinstance(item, list) else [] if item is None else [item]
-            if name in CLAUSES:
-                conditions += len(items)
-            elif items is item:
-                values += len(items)
-            elif name in WORDS and isinstance(item, str):
-                values += len(re.findall(r"\w+", item))
-            level += items
     if conditions > MAX_CONDITIONS:
         raise InvalidInput(f"`{field}` holds more than {MAX_CONDITIONS} conditions, groups and those in them included")
     if values > MAX_VALUES:
         raise InvalidInput(f"`{field}` holds more than {MAX_VALUES} values, those of all its lists and the words of its texts")
-
-
-def _depth(value: Any) -> int:
-    """Without recursion: it may be deeper than that goes."""
-    deepest, level = 0, [value]
-    while level and deepest <= MAX_DEPTH * 4:
-        level = [
-            item for one in level for item in (one.values() if isinstance(one, dict) else one) if isinstance(item, dict | list)
-        ]
-        deepest += 1
-    return deepest // 2  # an object and its list are one level
 
 
 _NAMES = tuple({name for part in _Part.__subclasses__() for name in part.__struct_encode_fields__})

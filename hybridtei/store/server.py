@@ -59,7 +59,7 @@ class ServerStore:
         self._grpc = protocols.pop()
         self._nodes = Nodes([(url, client_of(url, address, config)) for url, address in addresses.items()], _check)
         self._schemas: dict[str, CollectionSchema] = {}
-        self._availability = None if patient else Availability(lambda: self._once(lambda: self._client.collection_exists("-")))
+        self._availability = None if patient else Availability(lambda: self._once(lambda: _check(self._client)), self._url)
 
     @property
     def _client(self) -> AsyncQdrantClient:

@@ -20,7 +20,7 @@ class Server:
         self.held, self.deaf = asyncio.Event(), asyncio.Event()
         self.held.set()
         self.deaf.set()
-        self.availability = Availability(self.check, clock=lambda: self.now_s, check_after_s=0.01, check_s=0.01)
+        self.availability = Availability(self.check, "here", clock=lambda: self.now_s, check_after_s=0.01, check_s=0.01)
 
     async def answer(self) -> str:
         self.calls += 1
