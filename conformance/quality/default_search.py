@@ -25,7 +25,15 @@ import numpy as np
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.evaluate.measures import Floats64, Judgements, Run, ndcg_of, paired_bootstrap, read_judgements, scores_by_rank
+from hybridtei.evaluate.measures import (
+    Floats64,
+    Judgements,
+    Run,
+    measures_of,
+    paired_bootstrap,
+    read_judgements,
+    scores_by_rank,
+)
 from hybridtei.ingest.options import IngestOptions
 from hybridtei.ingest.run import run_ingest
 from hybridtei.search.local import query_model
@@ -111,7 +119,7 @@ def measured(folder: Path, store: StoreConfig, outputs: tuple[str, ...], scratch
 
     found = asyncio.run(runs()) | {"BM25": bm25(folder, judged)}
     encoder.close()
-    return {name: ndcg_of(run, judged) for name, run in found.items()}
+    return {name: measures_of(run, judged)["nDCG@10"] for name, run in found.items()}
 
 
 def main() -> int:

@@ -206,7 +206,9 @@ async def evaluate(
             )
         except InvalidInput:  # the model or the collection has no such vectors
             continue
-        results[name] = Result(name, measure(run, judged), np.array(times), ndcg_of(run, judged))
+        values = measures_of(run, judged)
+        means = {measure: float(of_queries.mean()) for measure, of_queries in values.items()}
+        results[name] = Result(name, means, np.array(times), values[MEASURES[0]])
     if len(results) == 2:  # of one kind of vectors, which the default takes
         del results[DEFAULT]
     return Evaluation(collection, len(judged.queries), np.array(embed_ms), [*results.values()])
@@ -233,29 +235,17 @@ def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
     return {document: -float(place) for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)}
 
 
-def measure(run: Run, judged: Judgements) -> dict[str, float]:
-    """nDCG@10 (linear gains), MRR@10 and recall@100, means over all judged queries; one without a result counts 0."""
+def measures_of(run: Run, judged: Judgements) -> dict[str, Floats64]:
+    """nDCG@10 (linear gains), MRR@10 and recall@100 of each judged query, in their order: float64[queries] by name. A query
+    without a result counts 0."""
     import ir_measures
     from ir_measures import RR, R, nDCG
 
-    named = {"nDCG@10": nDCG @ 10, "MRR@10": RR @ 10, "recall@100": R @ 100}
-    means = ir_measures.calc_aggregate(list(named.values()), *_complete(run, judged))
-    return {name: float(means[measure]) for name, measure in named.items()}
-
-
-def ndcg_of(run: Run, judged: Judgements) -> Floats64:
-    """nDCG@10 of each judged query, in their order: float64[queries]."""
-    import ir_measures
-    from ir_measures import nDCG
-
-    found = {one.query_id: one.value for one in ir_measures.iter_calc([nDCG @ 10], *_complete(run, judged))}
-    return np.array([found[query] for query in judged.queries], np.float64)
-
-
-def _complete(run: Run, judged: Judgements) -> tuple[dict[str, dict[str, int]], Run]:
-    """(relevance, run) with every judged query: one without any document would be left out of the mean."""
-    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}
-    return {query: dict(grades) for query, grades in judged.relevance.items()}, complete
+    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}  # one without any document would be left out
+    relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
+    names = dict(zip((nDCG @ 10, RR @ 10, R @ 100), MEASURES, strict=True))
+    found = {(names[one.measure], one.query_id): one.value for one in ir_measures.iter_calc([*names], relevance, complete)}
+    return {name: np.array([found[name, query] for query in judged.queries], np.float64) for name in MEASURES}
 
 
 RESAMPLES, RESAMPLED_AT_ONCE, SEED = 10_000, 500, 0

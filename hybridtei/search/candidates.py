@@ -221,7 +221,7 @@ class Candidates:
         answer = await query
         before = self._stages.get(leg, Stage(leg, 0.0, 0))
         spent_ms = before.milliseconds + (perf_counter_ns() - began) / 1e6
-        self._stages[leg] = Stage(leg, spent_ms, before.candidates + len(answer))
+        self._stages[leg] = Stage(leg, round(spent_ms, 3), before.candidates + len(answer))
         return answer
 
 

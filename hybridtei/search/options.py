@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, structs, to_builtins
 
 from hybridtei.config import check_value
 from hybridtei.errors import InvalidInput
@@ -159,13 +159,7 @@ class SearchHit(Struct, frozen=True, omit_defaults=True):
 
     def as_dict(self) -> dict[str, Any]:
         """The hit as JSON has it; optional fields that are None are left out."""
-        fields: dict[str, Any] = {"id": self.id, "score": float(self.score), "payload": self.payload}
-        if self.highlights is not None:
-            fields["highlights"] = [structs.asdict(highlight) for highlight in self.highlights]
-        if self.scores is not None:
-            fields["scores"] = {name: {"score": float(one.score), "rank": one.rank} for name, one in self.scores.items()}
-        if self.more is not None:
-            fields["more"] = self.more
+        fields: dict[str, Any] = to_builtins(self)
         return fields
 
 
@@ -180,11 +174,11 @@ class Stage(Struct, frozen=True):
 class SearchResult(Struct, frozen=True):
     """The best first. `stages`: what was done, in order; those of an explanation only where `explain` is set."""
 
-    hits: list[SearchHit]
     mode: Mode
+    hits: list[SearchHit]
     stages: list[Stage]
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON has it; optional fields that are None are left out."""
-        stages = [{**structs.asdict(stage), "milliseconds": round(stage.milliseconds, 3)} for stage in self.stages]
-        return {"mode": self.mode, "hits": [hit.as_dict() for hit in self.hits], "stages": stages}
+        fields: dict[str, Any] = to_builtins(self)
+        return fields

@@ -192,7 +192,7 @@ class Searcher:
             stages.append(Stage("rerank", since(began), len(ranked)))
             page = ranked[options.offset : last]
             _note(page, "rerank", options.offset)
-        return SearchResult(await self._hits(page, embedded, row, options), options.mode, stages)
+        return SearchResult(options.mode, await self._hits(page, embedded, row, options), stages)
 
     async def _filled(
         self, collection: str, page: Sequence[Candidate], with_payload: Selector, with_vectors: Selector
@@ -256,7 +256,7 @@ class Searcher:
 
 def since(began_ns: int) -> float:
     """Milliseconds that have passed since `began_ns`."""
-    return (perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS
+    return round((perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS, 3)
 
 
 def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:

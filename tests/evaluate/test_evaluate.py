@@ -17,7 +17,7 @@ from hybridtei.evaluate.measures import (
     Judgements,
     Result,
     evaluate,
-    measure,
+    measures_of,
     paired_bootstrap,
     scores_by_rank,
 )
@@ -57,7 +57,8 @@ def test_measures_are_as_defined():
     rankings = {q: [str(d) for d in random.permutation(names)[: 120 - 10 * i]] for i, q in enumerate(judged)}
     rankings["q3"] = []
     runs = {q: scores_by_rank(ranked) for q, ranked in rankings.items()}
-    assert measure(runs, Judgements(dict.fromkeys(judged, ""), judged)) == pytest.approx(by_hand(rankings, judged))
+    values = measures_of(runs, Judgements(dict.fromkeys(judged, ""), judged))
+    assert {name: of_queries.mean() for name, of_queries in values.items()} == pytest.approx(by_hand(rankings, judged))
 
 
 def test_a_document_stands_where_its_best_chunk_does():

@@ -171,7 +171,7 @@ def test_what_more_counts(encoder, shared):
     options = chunks(group_by="document", limit=2)
     found = searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
     assert [hit.more for hit in found.hits] == [4, 4]
-    assert [hit.as_dict()["more"] for hit in found.hits] == [4, 4]
+    assert [hit.more for hit in found.hits] == [4, 4]
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
