@@ -24,7 +24,7 @@ from hybridtei.backends.fidelity import Fidelity, Guard, check, compare
 from hybridtei.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.backends.graph.ops import OnnxOps, family_graph, graph_by
 from hybridtei.backends.graph.weights import graph_tensors
-from hybridtei.backends.graph.writer import MICROSOFT, Graph, digest, graphs_folder, integer_product_graph
+from hybridtei.backends.graph.writer import MICROSOFT, Graph, digest, graphs_folder, integer_product_graph, made_once
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.families.ops import Rows, is_adapter
@@ -103,19 +103,16 @@ class _Int8Ops(OnnxOps):
         return self._node("QuantizeLinear", self._node("Div", x, size), self._float(1), zero), size
 
 
-def int8_graph(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> Graph:
+def int8_graph(spec: ModelSpec, weights: Weights) -> Graph:
     """The quantised graph of a checkpoint: kept from an earlier start, or made and judged now. Raises LoadError."""
-    graph = family_graph(spec)
-    path = graphs_folder() / f"int8-{digest(graph, spec.folder, bytes([max_weight()]))}.zip"
-    if guard is None and path.is_file():  # it passed the usual guard then
-        return replace(Graph.read(path), causal=graph.causal)
-    made, fidelity = make_int8(spec, weights, guard or Guard())
-    log.info("int8 against float32: %s", fidelity)
-    try:
-        made.write(path)
-    except OSError as error:
-        log.warning("the int8 graph cannot be kept, each start will make it again: %s", error)
-    return made
+
+    def make() -> Graph:
+        made, fidelity = make_int8(spec, weights, Guard())
+        log.info("int8 against float32: %s", fidelity)
+        return made
+
+    facts = digest(family_graph(spec), spec.folder, bytes([max_weight()]))
+    return made_once(graphs_folder() / f"int8-{facts}.msgpack", Graph, make)
 
 
 def make_int8(spec: ModelSpec, weights: Weights, guard: Guard, *, rectangle: bool = False) -> tuple[Graph, Fidelity]:

@@ -30,12 +30,12 @@ from hybridtei.backends.graph.openvino_model import (
 )
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.graph.weights import graph_keys
-from hybridtei.backends.graph.writer import Graph, digest, graphs_folder
+from hybridtei.backends.graph.writer import Graph, digest, graphs_folder, made_once
 from hybridtei.batch import Head, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
-from hybridtei.system.machine import available_cores, whole
+from hybridtei.system.machine import available_cores
 
 import openvino as ov  # isort: skip  # after `openvino_model`, which turns its reports off
 
@@ -83,17 +83,16 @@ def int8_form(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> 
     graph, group = family_graph(spec), group_of(_instructions())
     what = f"int8 on OpenVINO in {'whole tokens' if group == BY_TOKEN else f'groups of {group}'}"
     path = graphs_folder() / f"int8-openvino-{digest(graph, spec.folder, f'{group} {ov.__version__}'.encode())}.msgpack"
-    kept = _read(path) if guard is None else None
-    if kept is not None:
-        log.info("%s: %s", what, kept.fidelity)
-        return Int8Form(group, {name: np.frombuffer(data, np.float32) for name, data in kept.divisors.items()})
-    form = Int8Form(group, divisors(spec, graph, weights, gain=GAIN if group == BY_TOKEN else 0))
-    found = judged(spec, graph, weights, form)
-    check(found, guard or GUARD, spec, f"{what} is too far from float32")
-    log.info("%s: %s", what, found)
-    if guard is None:  # what passed another is not kept for starts that ask the usual one
-        _write(_Kept(found, {name: divisor.tobytes() for name, divisor in (form.divisors or {}).items()}), path)
-    return form
+
+    def make() -> _Kept:
+        form = Int8Form(group, divisors(spec, graph, weights, gain=GAIN if group == BY_TOKEN else 0))
+        found = judged(spec, graph, weights, form)
+        check(found, guard or GUARD, spec, f"{what} is too far from float32")
+        return _Kept(found, {name: divisor.tobytes() for name, divisor in (form.divisors or {}).items()})
+
+    made = made_once(path, _Kept, make) if guard is None else make()
+    log.info("%s: %s", what, made.fidelity)
+    return Int8Form(group, {name: np.frombuffer(data, np.float32) for name, data in made.divisors.items()})
 
 
 def _instructions() -> list[str]:
@@ -156,22 +155,3 @@ def _largest(spec: ModelSpec, core: ov.Core, model: ov.Model, values: Sequence[o
     for encoding in sample_encodings(spec):
         end_to_end(pack([encoding], heads, spec.positions), names, run)
     return found
-
-
-def _read(path: Path) -> _Kept | None:
-    try:
-        kept: _Kept = msgspec.msgpack.decode(path.read_bytes(), type=_Kept)
-        return kept
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        log.warning("%s is not readable, int8 is judged again: %s", path, error)
-        return None
-
-
-def _write(chosen: _Kept, path: Path) -> None:
-    try:
-        with whole(path) as part:
-            part.write_bytes(msgspec.msgpack.encode(chosen))
-    except OSError as error:
-        log.warning("what was found of int8 cannot be kept, each start will judge it again: %s", error)

@@ -8,21 +8,25 @@ of both, and lists are joined: so tensors are declared to a model by appending t
 from __future__ import annotations
 
 import hashlib
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.checkpoint.weights import weight_files
-from hybridtei.errors import LoadError
 from hybridtei.system.frames import nested, varint
 from hybridtei.system.machine import cache_folder, whole
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 OPSET = 23  # the first with Attention as one operator, which ONNX Runtime and OpenVINO compute as such
 IR_VERSION = 10
 MICROSOFT = "com.microsoft"  # ONNX Runtime's own operators
@@ -152,20 +156,12 @@ def _integer(field: int, value: int) -> bytes:
     return varint(field << 3) + varint(value & 0xFFFF_FFFF_FFFF_FFFF)  # a negative one takes ten bytes
 
 
-class _Tensors(msgspec.Struct, omit_defaults=True):
-    """weights.json."""
-
-    weights: dict[str, tuple[int, ...]]
-    held: tuple[str, ...] = ()
-    matrices: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Graph:
     """An ONNX graph, and the shape of each tensor it lacks, by the checkpoint's name for it.
 
     `held`: tensors of the checkpoint that the graph carries itself, in another form. `matrices`: those of `weights` that it
-    only multiplies by, of which runtimes make a packed form of their own. `causal`: no token sees a later one; not in the file.
+    only multiplies by, of which runtimes make a packed form of their own. `causal`: no token sees a later one.
     """
 
     body: bytes
@@ -184,23 +180,6 @@ class Graph:
         """Of all its tensors, in float32 where it lacks them."""
         return len(self.body) + 4 * sum(map(prod, self.weights.values()))
 
-    def write(self, path: Path) -> None:
-        """A zip of `graph.onnx` and `weights.json`, whole or not at all; the same graph gives the same bytes."""
-        described = msgspec.json.encode(_Tensors(dict(self.weights), self.held, self.matrices))
-        with whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            for name, data in (("graph.onnx", self.body), ("weights.json", described)):
-                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-
-    @classmethod
-    def read(cls, path: Path) -> Graph:
-        """Raises LoadError, naming the file."""
-        try:
-            with zipfile.ZipFile(path) as archive:
-                tensors = msgspec.json.decode(archive.read("weights.json"), type=_Tensors)
-                return cls(archive.read("graph.onnx"), tensors.weights, tensors.held, tensors.matrices)
-        except Exception as error:  # zipfile lets through what zlib and others raise
-            raise LoadError(f"{path}: not a readable graph: {error}") from error
-
 
 def graphs_folder() -> Path:
     """Of graphs made on this machine."""
@@ -209,8 +188,29 @@ def graphs_folder() -> Path:
 
 def digest(graph: Graph, folder: Path, facts: bytes) -> str:
     """Of the computation, of the weights in `folder` by content, and of `facts` about this machine."""
-    made = hashlib.sha256(graph.onnx + facts)
+    made = sha256(graph.onnx + facts)
     for path in weight_files(folder):
         with path.open("rb") as file:
             made.update(hashlib.file_digest(file, "sha256").digest())
     return made.hexdigest()[:32]
+
+
+def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
+    """What an earlier start kept in a file, or what `make` returns now, which is kept. Raises as `make` does."""
+    try:
+        content = memoryview(path.read_bytes())
+        if sha256(content[32:]).digest() == content[:32]:
+            return msgspec.msgpack.decode(content[32:], type=kind)
+        log.warning("%s: damaged, so it is made again", path)
+    except FileNotFoundError:
+        pass
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("%s: not readable, so it is made again: %s", path, error)
+    made = make()
+    try:
+        with whole(path) as part:
+            encoded = msgspec.msgpack.encode(made)
+            part.write_bytes(sha256(encoded).digest() + encoded)
+    except OSError as error:
+        log.warning("%s cannot be kept, so each start makes it again: %s", path, error)
+    return made

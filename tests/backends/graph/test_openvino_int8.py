@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +136,8 @@ def test_int8_on_amx_names_bfloat16(
 ) -> None:
     monkeypatch.setattr(openvino_int8, "group_of", lambda _: group)
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: CLOSE)
-    openvino_int8.open_int8(*parts(bert), bulk_niceness=0).close()
+    with suppress(LoadError):  # without bfloat16
+        openvino_int8.open_int8(*parts(bert), bulk_niceness=0).close()
     assert sum("--dtype bfloat16" in record.getMessage() for record in caplog.records) == lines
 
 
@@ -251,6 +253,7 @@ def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(
 ) -> None:
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: FAR)
     monkeypatch.setattr("hybridtei.backends.graph.int8.Guard", lambda: LOOSE)  # random weights
+    monkeypatch.setattr("hybridtei.backends.select._sums_exactly", lambda: True)
     with caplog.at_level(logging.WARNING):
         backend = open_backend(ModelConfig(model_id=str(bert), dtype="int8"), read_spec(bert))
     assert (backend.name, backend.dtype) == ("ort", "int8")

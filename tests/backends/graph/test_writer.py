@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
-from hybridtei.backends.graph.writer import Graph, declarations, graphs_folder, product_graph
-from hybridtei.errors import LoadError
+from hybridtei.backends.graph.writer import Graph, declarations, graphs_folder, made_once, product_graph
 
 NAMES = st.text(min_size=1, max_size=200)
 
@@ -51,92 +49,49 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
+def never() -> Graph:
+    raise AssertionError("it is kept")
+
+
 @given(
     onnx=st.binary(max_size=2000),
     held=st.lists(st.text(), max_size=2).map(tuple),
     weights=st.dictionaries(st.text(), st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_size=5),
+    causal=st.booleans(),
 )
-def test_what_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory, onnx: bytes, held: tuple[str, ...], weights: dict[str, tuple[int, ...]]
+def test_what_was_made_once_is_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    onnx: bytes,
+    held: tuple[str, ...],
+    weights: dict[str, tuple[int, ...]],
+    causal: bool,
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / "round-trip.zip"
-    Graph(onnx, weights, held).write(path)
-    assert Graph.read(path) == Graph(onnx, weights, held)
+    path, graph = tmp_path_factory.mktemp("kept") / "deep" / "graph", Graph(onnx, weights, held, causal=causal)
+    assert made_once(path, Graph, lambda: graph) is graph
+    assert made_once(path, Graph, never) == graph
+    assert [*path.parent.iterdir()] == [path]  # no part is left
 
 
-def test_the_same_graph_is_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    GRAPH.write(tmp_path / "one.zip")
-    monkeypatch.setattr("time.time", lambda: 2e9)
-    GRAPH.write(tmp_path / "deep" / "er" / "two.zip")
-    GRAPH.write(tmp_path / "one.zip")  # over the old one
-    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "deep" / "er" / "two.zip").read_bytes()
-    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["one.zip", "two.zip"]  # no part is left
-
-
-def write_zip(path: Path, **members: bytes) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name.replace("_", "."), data)
-
-
-@pytest.mark.parametrize("member", ["graph_onnx", "weights_json"])
-def test_a_file_that_lacks_a_member_is_refused_by_name(tmp_path: Path, member: str) -> None:
-    members = {"graph_onnx": b"onnx", "weights_json": b'{"weights": {}}'}
-    del members[member]
-    write_zip(tmp_path / "g.zip", **members)
-    with pytest.raises(LoadError, match=rf"{tmp_path}/g\.zip.*{member.replace('_', '.')}"):
-        Graph.read(tmp_path / "g.zip")
-
-
-@pytest.mark.parametrize(
-    "weights",
-    [
-        b"",
-        b"not json",
-        b"[]",
-        b"null",
-        b"{}",
-        b"\xff",
-        *(b'{"weights": {"a": %s}}' % shape for shape in (b"3", b'"12"', b"[1.5]", b"null")),
-        b'{"weights": {}, "held": 3}',
-    ],
-)
-def test_weights_that_are_no_names_and_shapes_are_refused(tmp_path: Path, weights: bytes) -> None:
-    write_zip(tmp_path / "g.zip", graph_onnx=b"onnx", weights_json=weights)
-    with pytest.raises(LoadError, match=rf"{tmp_path}/g\.zip: not a readable graph"):
-        Graph.read(tmp_path / "g.zip")
-
-
-def test_a_file_cut_short_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
-    path = tmp_path / "g.zip"
-    GRAPH.write(path)
+def test_a_file_that_is_damaged_or_cut_short_anywhere_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, other = tmp_path / "graph", Graph(b"other", {})
+    made_once(path, Graph, lambda: GRAPH)
     whole = path.read_bytes()
-    for left in range(len(whole)):
-        path.write_bytes(whole[:left])
-        with pytest.raises(LoadError, match=r"g\.zip"):
-            Graph.read(path)
-
-
-def test_a_damaged_file_is_refused_or_unharmed(tmp_path: Path) -> None:
-    """Whatever byte is wrong: some make zlib fail, some the archive's directory, some are not read."""
-    path = tmp_path / "g.zip"
-    GRAPH.write(path)
-    whole = path.read_bytes()
-    refused = list[str]()
     for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        try:
-            assert Graph.read(path) == GRAPH
-        except LoadError as error:
-            refused.append(str(error))
-    assert len(refused) > len(whole) / 2
-    assert all(str(path) in message for message in refused)
+        for spoiled in (whole[:place], whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]):
+            path.write_bytes(spoiled)
+            assert made_once(path, Graph, lambda: other) is other
+    assert caplog.text.count(f"{path}: damaged") == 2 * len(whole)
 
 
-def test_a_file_that_is_not_there_or_a_folder_is_refused_by_name(tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere.zip", tmp_path):
-        with pytest.raises(LoadError, match=str(path)):
-            Graph.read(path)
+def test_what_is_of_another_kind_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made_once(tmp_path / "graph", str, lambda: "text")
+    assert made_once(tmp_path / "graph", Graph, lambda: GRAPH) is GRAPH
+    assert "not readable" in caplog.text
+
+
+def test_a_folder_in_its_place_costs_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert made_once(tmp_path, Graph, lambda: GRAPH) is GRAPH
+    assert "cannot be kept" in caplog.text
 
 
 # --- places ------------------------------------------------------------------------------------------------------------
