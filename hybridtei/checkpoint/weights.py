@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
-from safetensors.numpy import load_file
 
 from hybridtei.checkpoint.files import inside, read_object, require
 from hybridtei.errors import LoadError
@@ -273,25 +272,12 @@ def read_linear(file: Path) -> Arrays:
 
 
 def read_arrays(file: Path) -> Arrays:
-    """Read all tensors of a safetensors file, or of one that torch saved. Raises LoadError."""
-    require(file)
-    try:
-        arrays = _safetensors(file) if file.suffix == ".safetensors" else _saved_by_torch(file)
-    except LoadError:
-        raise
-    except Exception as error:  # each library raises its own classes
-        raise LoadError(f"{file}: cannot be read as weights: {error}") from error
+    """Read all weights of a safetensors file, or of one that torch saved. Raises LoadError."""
+    tensors = _opened(require(file))
+    arrays = {name: np.array(tensor.array()) for name, tensor in tensors.items() if tensor.dtype in DTYPES}
     for name, array in arrays.items():
         check_finite(array, file, name)
     return arrays
-
-
-def _safetensors(file: Path) -> Arrays:
-    return {name: np.asarray(array, dtype=np.float32) for name, array in load_file(file).items()}
-
-
-def _saved_by_torch(file: Path) -> Arrays:
-    return {name: np.array(tensor.array()) for name, tensor in _mapped_zip(file).items() if tensor.dtype in DTYPES}
 
 
 def check_finite(values: NDArray[Any], file: Path, name: str) -> None:

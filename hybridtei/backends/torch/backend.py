@@ -186,7 +186,7 @@ class TorchBackend:
             layout = self._trunk.layout(batch, there[OFFSETS])
             layout.stage()
             if once is not None:
-                layout.once, layout.prefix = (there["computed"], there["rows"]), batch.prefix
+                layout.once = there["computed"], there["rows"]
             return Staged(batch, there, ids, layout, None if self._side is None else self._side.record_event())
 
     def launch(self, staged: Staged) -> dict[str, Tensor]:

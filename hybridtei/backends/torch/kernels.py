@@ -115,21 +115,6 @@ def per_sequence(
     return out
 
 
-def after_prefix(
-    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], prefix: int, *, scale: float, window: int | None
-) -> Tensor:
-    """One call a sequence, causal, where only the first of them has rows for the `prefix` tokens that all begin with."""
-    out, start = torch.empty_like(q), 0
-    for number, length in enumerate(lengths):
-        held = prefix if number else 0
-        rows = slice(start, start + length - held)
-        keys, values = (torch.cat([x[:held], x[rows]]) if held else x[rows] for x in (k, v))
-        mask = _mask(length, window, True, q.device)
-        out[rows] = _one_sequence(q[rows], keys, values, scale, None if mask is None else mask[held:])
-        start = rows.stop
-    return out
-
-
 def padded_groups(
     q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
 ) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtei.backends.torch.kernels import Kernel, Sequences, after_prefix, padded_groups, per_sequence
+from hybridtei.backends.torch.kernels import Kernel, Sequences, padded_groups, per_sequence
 from hybridtei.batch import Offsets
 
 
@@ -87,8 +87,8 @@ class PackedLayout:
     """Sequences end to end, `cu_seqlens[n+1]`; none may be empty. `unseen[n]`: tokens at their ends that none attends to.
 
     `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again.
-    `once`: where the `prefix` is computed once, see `batch.Once`: its `kept` and `rows` on the device. Then `attend` takes rows
-    of the tokens that are computed.
+    `once`: where a prefix is computed once, see `batch.Once`: its `kept` and `rows` on the device. Then `attend` takes rows of
+    the tokens that are computed.
     """
 
     def __init__(
@@ -107,7 +107,6 @@ class PackedLayout:
         self._sequences = Sequences(self.lengths, offsets, seen)
         self._kernel = kernel
         self.once: tuple[Tensor, Tensor] | None = None
-        self.prefix = 0
 
     def stage(self) -> None:
         """Copy to the device what attention needs besides the offsets, before a pass asks for it."""
@@ -127,8 +126,6 @@ class PackedLayout:
             return per_sequence(q, k, v, self._sequences, scale=scale, window=window, causal=causal, bias=bias)
         if self.once is None:
             return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)
-        if self._kernel is per_sequence:
-            return after_prefix(q, k, v, self.lengths, self.prefix, scale=scale, window=window)
         kept, rows = self.once
         q, k, v = (x[rows] for x in (q, k, v))
         return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)[kept]
