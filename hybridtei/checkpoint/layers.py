@@ -15,7 +15,7 @@ from hybridtei.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.checkpoint.modules import DenseModule, StepModule
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.vocabularies import read_vocabulary
-from hybridtei.checkpoint.weights import Arrays, Weights, has_shape, read_arrays, read_linear
+from hybridtei.checkpoint.weights import Arrays, Weights, check_shape, read_arrays, read_linear
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 
@@ -115,7 +115,7 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
         weights = Weights.open(head.file)
         if head.tensor not in weights.names():
             raise LoadError(f"{head.file}: the weights lack `{head.tensor}`")
-        _check_shape(weights.shape(head.tensor), (head.dim, hidden_size), head.file, head.tensor)
+        check_shape(weights.shape(head.tensor), (head.dim, hidden_size), head.file, head.tensor)
         return LinearLayer(weights.float32(head.tensor))
     arrays, prefix = _named(head.file, "multivector" if head.own else None)
     weight = _array(arrays, f"{prefix}weight", (head.dim, hidden_size), head.file)
@@ -144,13 +144,8 @@ def _linear(arrays: Arrays, prefix: str, shape: tuple[int, int], file: Path) -> 
 def _array(arrays: Arrays, name: str, shape: tuple[int | None, ...], file: Path) -> NDArray[np.float32]:
     if name not in arrays:
         raise LoadError(f"{file}: lacks the tensor `{name}`, holds {sorted(arrays)}")
-    _check_shape(arrays[name].shape, shape, file, name)
+    check_shape(arrays[name].shape, shape, file, name)
     return arrays[name]
-
-
-def _check_shape(found: tuple[int, ...], shape: tuple[int | None, ...], where: Path, name: str) -> None:
-    if not has_shape(found, shape):
-        raise WeightMismatch(f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
 
 
 EXACT, TANH = "gelu", "gelu_pytorch_tanh"
@@ -277,7 +272,7 @@ class _Reader:
             name = bare
         self.used.add(name)
         found = self.tensors.shape(name)
-        _check_shape(found, shape, self._folder, name)
+        check_shape(found, shape, self._folder, name)
         if rows is None:
             return self.tensors.float32(name)
         if max(row or 0 for row in rows) >= found[0]:

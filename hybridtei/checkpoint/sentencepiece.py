@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
-from hybridtei.system.frames import read_varint
+from hybridtei.system.frames import message_fields
 
 SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
 MAX_PIECE = 256  # characters; the longest piece of a public model has 31
@@ -48,19 +48,8 @@ class _Pieces:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of each field of a protobuf message. Raises ValueError or IndexError."""
-    at = 0
-    while at < len(content):
-        tag, at = read_varint(content, at)
-        value: Any
-        if tag & 7 == 0:
-            value, at = read_varint(content, at)
-        else:
-            size, at = read_varint(content, at) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], at)
-            if at + size > len(content):
-                raise ValueError(f"it ends within field {tag >> 3}")
-            value, at = content[at : at + size], at + size
-        yield tag >> 3, value
+    for number, value in message_fields(content, 0, len(content)):
+        yield number, content[value] if isinstance(value, slice) else value
 
 
 def _read_pieces(folder: Path, names: Mapping[int, str]) -> _Pieces:

@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
 
 from hybridtei.checkpoint.files import inside, read_object, require
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, WeightMismatch
 
 # Weights of the trunk: layers, tables. Poolers, heads and buffers may stay unused.
 OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
@@ -258,6 +258,12 @@ def shards(index: Path) -> list[Path]:
 def has_shape(found: Sequence[int], shape: Sequence[int | None]) -> bool:
     """Whether a tensor's shape is `shape`, in which None is any size."""
     return len(found) == len(shape) and all(size in (None, have) for size, have in zip(shape, found, strict=True))
+
+
+def check_shape(found: Sequence[int], shape: Sequence[int | None], where: Path, name: str) -> None:
+    """Raise WeightMismatch, naming the tensor, unless its shape is `shape`, in which None is any size."""
+    if not has_shape(found, shape):
+        raise WeightMismatch(f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
 
 
 Arrays = Mapping[str, NDArray[np.float32]]

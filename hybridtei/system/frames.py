@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -235,6 +235,25 @@ def read_varint(content: bytes | mmap, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
     raise ValueError(f"a number longer than 64 bits before byte {at}")
+
+
+def message_fields(content: bytes | mmap, at: int, stop: int) -> Iterator[tuple[int, int | slice]]:
+    """Yield the number and the value of each field of the protobuf message from `at` to `stop`: a whole number, or where its
+    bytes lie. Raises ValueError or IndexError."""
+    while at < stop:
+        tag, at = read_varint(content, at)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            value, at = read_varint(content, at)
+            yield number, value
+            continue
+        if kind not in (1, LENGTH_DELIMITED, 5):
+            raise ValueError(f"a field of unknown kind {kind} before byte {at}")
+        size, at = read_varint(content, at) if kind == LENGTH_DELIMITED else ({1: 8, 5: 4}[kind], at)
+        if at + size > stop:
+            raise ValueError(f"a field at byte {at} is longer than what holds it")
+        yield number, slice(at, at + size)
+        at += size
 
 
 def nested(field: int, body: bytes) -> bytes:

@@ -176,7 +176,7 @@ def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_wo
         ({"tokenizer_config.json": b"{}"}, "class 'None'"),
         ({"added_tokens.json": b'{"duti": 77}'}, "'duti' has the id 86, stated is 77"),
         ({"spiece.model": b""}, "empty"),
-        ({"spiece.model": sentencepiece(ALBERT)[:-20]}, "ends within"),
+        ({"spiece.model": sentencepiece(ALBERT)[:-20]}, "longer than what holds it"),
         ({"spiece.model": sentencepiece([*ALBERT, "x" * 300])}, "a piece of 300 characters"),
         ({"spiece.model": b"not a model"}, "cannot be built"),
         ({"spiece.model": b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"}, "64 bits"),

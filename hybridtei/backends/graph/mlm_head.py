@@ -16,7 +16,7 @@ from hybridtei.backends.heads import MlmLayers, Product
 from hybridtei.checkpoint.classifiers import LinearLayer, NormLayer
 from hybridtei.checkpoint.layers import EXACT, TANH, activation_name
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights
+from hybridtei.checkpoint.weights import Weights, check_shape
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 from hybridtei.system.machine import available_cores
@@ -120,9 +120,7 @@ class _Part:
         key = self._key(name)
         if key is None:
             raise WeightMismatch(f"{self._weights.folder}: the weights lack `{name}` of the masked-language-model head")
-        found = self._weights.shape(key)
-        if found != shape:
-            raise WeightMismatch(f"{self._weights.folder}: `{key}` has shape {list(found)}, the model needs {list(shape)}")
+        check_shape(self._weights.shape(key), shape, self._weights.folder, key)
         return self._weights.float32(key)
 
     def _key(self, name: str) -> str | None:
@@ -135,10 +133,7 @@ class _Part:
         shape = (size, self._spec.hidden_size)
         shared = tied and f"{family.decoder}.weight" not in self._names
         matrix = words if shared else self.needed(f"{family.decoder}.weight", shape)
-        if matrix.shape != shape:
-            raise WeightMismatch(
-                f"{self._weights.folder}: the word embeddings have shape {list(matrix.shape)}, not {list(shape)}"
-            )
+        check_shape(matrix.shape, shape, self._weights.folder, "word embeddings")
         if not self.setting(family.decoder_bias):
             return matrix, None
         own = f"{family.decoder}.bias"

@@ -16,7 +16,7 @@ from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.checkpoint.weights import read_arrays
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
-from hybridtei.system.frames import read_varint
+from hybridtei.system.frames import message_fields
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -97,31 +97,13 @@ def _is_hidden(node: ort.NodeArg, width: int) -> bool:
 
 def _locations(content: mmap.mmap, start: int, stop: int, message: str) -> Iterator[bytes]:
     """Every file that a tensor anywhere in a message says its content lies in."""
+    lying = ((field, place) for field, place in message_fields(content, start, stop) if isinstance(place, slice))
     if message == "entry":
-        fields = {field: content[first:last] for field, first, last in _fields(content, start, stop)}
-        if fields.get(1) == b"location":
-            yield fields.get(2, b"")
+        entry = {field: content[place] for field, place in lying}
+        if entry.get(1) == b"location":
+            yield entry.get(2, b"")
         return
-    for field, first, last in _fields(content, start, stop):
+    for field, place in lying:
         inner = _PATHS[message].get(field)
         if inner is not None:
-            yield from _locations(content, first, last, inner)
-
-
-def _fields(content: mmap.mmap, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """(number, first byte, byte after the last) of each field of a protobuf message that has bytes; others are passed over."""
-    while at < stop:
-        tag, at = read_varint(content, at)
-        kind, size = tag & 7, 0
-        if kind == 0:
-            _, at = read_varint(content, at)
-        elif kind == 2:
-            size, at = read_varint(content, at)
-            if at + size > stop:
-                raise ValueError(f"a field at byte {at} is longer than what holds it")
-            yield tag >> 3, at, at + size
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"a field of unknown kind {kind} before byte {at}")
-        at += size
+            yield from _locations(content, place.start, place.stop, inner)

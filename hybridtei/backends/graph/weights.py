@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from hybridtei.backends.graph.writer import Graph
 from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights, left_over
+from hybridtei.checkpoint.weights import Weights, check_shape, left_over
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.outputs import Floats
 
@@ -93,7 +93,5 @@ def checked_key(weights: Weights, name: str, shape: tuple[int, ...]) -> str:
     key = find_tensor(weights, name)
     if key is None:
         raise WeightMismatch(f"{weights.folder}: the weights lack `{name}`, which the model needs")
-    if weights.shape(key) != shape:
-        found = list(weights.shape(key))
-        raise WeightMismatch(f"{weights.folder}: `{key}` has shape {found}, the model needs {list(shape)}")
+    check_shape(weights.shape(key), shape, weights.folder, key)
     return key
