@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("hybridtei"):
             raise
-        raise ImportError(f"{name} needs an extra: pip install 'hybridtei[qdrant]' ({error})") from error
+        raise ImportError(f"{name} needs an extra: pip install '.[qdrant]' ({error})") from error
 
 
 def __dir__() -> list[str]:

@@ -169,7 +169,7 @@ def test_a_command_asks_for_its_extra_before_anything_else(with_store: bool, env
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
     for extra, line in zip([extra for extra, several in wanted.items() for _ in several], told, strict=True):
-        assert f"pip install 'hybridtei[{extra}]' (in a clone: '.[{extra}]')" in line
+        assert f"pip install '.[{extra}]'" in line
 
 
 def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(environment: dict[str, str], tmp_path: Path) -> None:
@@ -185,5 +185,5 @@ def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(environment
     (line,) = map(json.loads, quarantine.read_text().splitlines())
     assert line["source"] == "notes/rows.parquet"
     assert line["reason"] == (
-        "cannot be read: the package `pyarrow` is missing: pip install 'hybridtei[parquet]' (in a clone: '.[parquet]')"
+        "cannot be read: the package `pyarrow` is missing: pip install '.[parquet]'"
     )

@@ -37,7 +37,7 @@ PREFERRED: Mapping[str, tuple[str, ...]] = {
     "fp8": ("torch",),
 }
 PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
-INSTALLS = {"openvino": "openvino", "torch": "'hybridtei[torch]'"}  # by pip
+INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}  # by pip
 DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES}
 
 

@@ -214,8 +214,8 @@ def require_extra(extra: str, *packages: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return how to install an extra, also where only a clone of the repository has the package."""
-    return f"pip install 'hybridtei[{extra}]' (in a clone: '.[{extra}]')"
+    """Return how to install an extra in a clone of the repository."""
+    return f"pip install '.[{extra}]'"
 
 
 TELEMETRY_OFF = {

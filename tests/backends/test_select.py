@@ -49,7 +49,7 @@ def test_a_precision_that_a_backend_lacks_is_named(bert: Path, name: str, dtype:
     assert why in (why_not(name, dtype, read_spec(bert)) or "")
 
 
-@pytest.mark.parametrize(("name", "installed"), [("openvino", "openvino"), ("torch", "'hybridtei[torch]'")])
+@pytest.mark.parametrize(("name", "installed"), [("openvino", "openvino"), ("torch", "'.[torch]'")])
 def test_a_missing_package_is_named_with_the_command(
     bert: Path, monkeypatch: pytest.MonkeyPatch, name: str, installed: str
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_missing_package_is_named_with_the_command(
 def test_nothing_that_can_run_it_is_an_error_with_every_reason(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
     spec = replace(read_spec(bert), model_type="opt")
-    with pytest.raises(LoadError, match=r"nothing here can run it in float32: ort: .*no family `opt`.*hybridtei\[torch\]"):
+    with pytest.raises(LoadError, match=r"nothing here can run it in float32: ort: .*no family `opt`.*\.\[torch\]"):
         choices(ModelConfig(model_id=str(bert)), spec)
 
 

@@ -279,7 +279,7 @@ def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, capsys)
     monkeypatch.setattr("hybridtei.observability.logs.configure", lambda **_: None)
     assert main(["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]) == 1
     assert message(capsys).startswith(
-        "Error: --otlp-endpoint needs an extra that is not installed: pip install 'hybridtei[otlp]'"
+        "Error: --otlp-endpoint needs an extra that is not installed: pip install '.[otlp]'"
     )
 
 

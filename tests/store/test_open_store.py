@@ -51,4 +51,4 @@ def test_missing_software_is_named_with_its_extra(tmp_path: Path) -> None:
     )
     for package in ("qdrant_client", "qdrant_edge"):
         told = subprocess.run([sys.executable, "-c", story, package], capture_output=True, text=True, check=True, timeout=60)
-        assert told.stdout.startswith(f"the package `{package}` is missing: pip install 'hybridtei[qdrant]'")
+        assert told.stdout.startswith(f"the package `{package}` is missing: pip install '.[qdrant]'")
