@@ -1,8 +1,8 @@
 """Settings, one frozen struct per reader. Flags, environment names, help and bounds are read from these fields.
 
-Values enter once, in `cli`: flag over environment over default. A field's `extra` says under which heading of the help
-it stands (else the struct's own), how much of it the log may show, and under which older name it is still taken. What a
-checkpoint says about itself is not here but in `checkpoint.spec.ModelSpec`: it is read, never configured.
+`cli` reads values once: a flag wins over a variable, a variable over the default. A field's `extra` has its heading in the help
+(else the struct's own), how much of it the log may show, and its older name. What a checkpoint says about itself is read, never
+configured: `checkpoint.spec.ModelSpec` has it.
 """
 
 from __future__ import annotations
@@ -49,42 +49,40 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     ] = None
     backend: Annotated[
         Literal["auto", "torch", "ort", "openvino"],
-        Meta(
-            description="Engine that runs the model; auto: what was measured to do best on this hardware, and the log says why."
-        ),
+        Meta(description="Backend that runs the model; auto: the first that can run it, and the log says why."),
     ] = "auto"
     packed_cache_gb: Annotated[
         float,
         Meta(
             ge=0,
-            description="Most gigabytes of packed weights in the cache folder, and at most half of what is free; 0: none "
-            "are kept for the next start.",
+            description="Most gigabytes of packed weights in the cache folder, at most half of the free space; 0: none are "
+            "kept for the next start.",
             extra={"metavar": "GB"},
         ),
     ] = 10.0
     cuda_devices: Annotated[
         str | None,
         Meta(
-            description="GPUs to run on, such as 0,1: a replica on each; 0,0: two on one; all: on every [default: the first]."
+            description="GPUs to run on: 0,1: a replica on each; 0,0: two on one; all: one on every GPU [default: the first]."
         ),
     ] = None
     torch_compile: Annotated[
         bool,
-        Meta(description="Compile the torch backend's passes at start, and on a GPU record small ones as CUDA graphs."),
+        Meta(description="Compile the torch backend's passes at start; on a GPU also record small passes as CUDA graphs."),
     ] = False
     quantization_ranges: Annotated[
         str | None, Meta(description="File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
     ] = None
     multivector_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Merge the vectors of a document's tokens to so many at most; 0: none is merged [default: 0]."),
+        Meta(description="Merge the vectors of a document's tokens to at most this number; 0: do not merge [default: 0]."),
     ] = None
     multivector_dtype: Annotated[
-        MultivectorDtype | None, Meta(description="Numbers of those vectors; binary: the sign, a bit each [default: float].")
+        MultivectorDtype | None, Meta(description="Numbers of these vectors; binary: one bit each, the sign [default: float].")
     ] = None
     gelu: Annotated[
         Literal["checkpoint", "tanh"],
-        Meta(description="GELU as the checkpoint has it, or always TEI's tanh form, to match vectors that TEI made."),
+        Meta(description="GELU as the checkpoint has it, or TEI's tanh form, to match vectors that TEI made."),
     ] = "checkpoint"
     hf_token: Annotated[
         str | None,
@@ -96,9 +94,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     huggingface_hub_cache: Annotated[
         str | None, Meta(description="Folder of the hub cache [default: the hub's own].", extra=HUB)
     ] = None
-    offline: Annotated[bool, Meta(description="Never ask the hub; use what the cache holds.", extra=HUB)] = False
+    offline: Annotated[bool, Meta(description="Never ask the hub; use only files of the cache.", extra=HUB)] = False
     trust_remote_code: Annotated[
-        bool, Meta(description="Run Python code that comes with the model. Off: such models are refused.", extra=SECURITY)
+        bool, Meta(description="Run Python code that comes with the model; else such models are refused.", extra=SECURITY)
     ] = False
 
 
@@ -106,7 +104,7 @@ class NamedModel(ModelConfig, frozen=True, kw_only=True):
     """One of several models in a process. No flags: a variable called ROLE or ALIAS would be set for something else."""
 
     alias: Annotated[str, Meta(description="Name of the model in requests, and under /m/ALIAS/.")]
-    role: Annotated[Role | None, Meta(description="The one job it is for, where it could do several.")] = None
+    role: Annotated[Role | None, Meta(description="Its one task, if it can do several.")] = None
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -115,8 +113,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_concurrent_requests: Annotated[
         Positive,
         Meta(
-            description="Permits: inputs inside the server at once; more are refused with 429. On a GPU more by default: "
-            "texts of 16 tokens for all passes under way.",
+            description="Permits: inputs inside the server at once; further ones are refused with 429. On a GPU the default "
+            "is higher: texts of 16 tokens for all passes under way.",
             extra=LIMITS,
         ),
     ] = 512
@@ -125,33 +123,35 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     ] = 16384
     max_batch_requests: Annotated[Positive | None, Meta(description="Most inputs in one forward pass.", extra=LIMITS)] = None
     max_answer_bytes: Annotated[
-        Positive, Meta(description="Most bytes, as JSON, of an answer with a vector for each token.", extra=LIMITS)
+        Positive, Meta(description="Most bytes of an answer with a vector for each token, as JSON.", extra=LIMITS)
     ] = 256_000_000
     request_timeout: Annotated[
         Seconds,
-        Meta(
-            description="How long a request's inputs may take from permit to answer, 503 then; 0: without limit.", extra=LIMITS
-        ),
+        Meta(description="Longest time from permit to answer of a request's inputs, then 503; 0: no limit.", extra=LIMITS),
     ] = 600.0
     pass_timeout: Annotated[
         Seconds,
         Meta(
-            description="How long one forward pass may take; then its requests fail, and /health with them; 0: without limit.",
+            description="Longest time of a forward pass; then its requests fail, and /health is 503; 0: no limit.",
             extra=LIMITS,
         ),
     ] = 300.0
     bulk_niceness: Annotated[
         int,
-        Meta(ge=0, le=19, description="How far long inputs and large requests give way to short ones, and to other programs."),
+        Meta(
+            ge=0,
+            le=19,
+            description="How much long inputs and large requests give way to short ones, and to other programs.",
+        ),
     ] = 10
     memory_fraction: Annotated[
         float,
         Meta(
-            gt=0, le=1, description="Share of a GPU's memory that is free once a model is loaded, for its passes.", extra=LIMITS
+            gt=0, le=1, description="Share of a GPU's memory, of that left free by the loaded model, for passes.", extra=LIMITS
         ),
     ] = 0.9
     embedding_cache_mb: Annotated[
-        int, Meta(ge=0, description="Memory for results of inputs seen before, in megabytes; 0: none is kept.")
+        int, Meta(ge=0, description="Megabytes of memory for results of earlier inputs; 0: none are kept.")
     ] = 0
     tokenization_workers: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None, Meta(description="Tokenizer threads [default: processors minus one].")
@@ -172,7 +172,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     use_default_prompt: Annotated[
         bool,
         Meta(
-            description="Put the checkpoint's own default prompt before inputs of TEI's routes too, which TEI leaves out.",
+            description="Put the checkpoint's own default prompt before inputs of TEI's routes too; TEI leaves it out.",
             extra=INPUTS,
         ),
     ] = False
@@ -184,8 +184,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     hostname: Annotated[
         str,
         Meta(
-            description="IP address to listen on, of all ports. With an API key, and of text-embeddings-router, the default is "
-            "0.0.0.0. A name is no address, and is ignored: containers export theirs as HOSTNAME."
+            description="IP address of all ports. With an API key, and for text-embeddings-router, the default is 0.0.0.0. A "
+            "host name is ignored: containers export theirs as HOSTNAME."
         ),
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on.")] = 3000
@@ -193,45 +193,45 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP.")
     ] = None
     reuse_port: Annotated[
-        bool, Meta(description="Let several servers share --port and --grpc-port: the kernel spreads connections over them.")
+        bool, Meta(description="Let several servers share --port and --grpc-port; the kernel spreads connections over them.")
     ] = False
     engine_process: Annotated[
         bool | None,
         Meta(
-            description="Run the models in a process of their own, which is started again when it ends "
-            "[default: where torch finds an NVIDIA device]."
+            description="Run the models in a process of their own, which the server restarts when it ends [default: if torch "
+            "finds an NVIDIA device]."
         ),
     ] = None
     drain_seconds: Annotated[float, Meta(ge=0, le=86400, description="How long a stopping server waits for open requests.")] = (
         30.0
     )
-    uds_path: Annotated[
-        str, Meta(description="Taken for TEI's sake and unused: its socket between router and Python backend.")
-    ] = "/tmp/text-embeddings-inference-server"
+    uds_path: Annotated[str, Meta(description="Accepted and unused: TEI's socket between router and Python backend.")] = (
+        "/tmp/text-embeddings-inference-server"
+    )
     served_model_name: Annotated[
         str | None, Meta(description="Name in answers and /info [default: the model id].", extra=ANSWERS)
     ] = None
     rerank_documents_as: Annotated[
         Literal["object", "string"],
         Meta(
-            description="How /rerank gives `documents` back: {text}, as vLLM's clients read them, or as infinity's.",
+            description="Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or a string, for infinity's.",
             extra=ANSWERS,
         ),
     ] = "object"
     classify_as: Annotated[
         Literal["infinity", "vllm"],
-        Meta(description="Whose answer /classify gives; /v1/classify always gives vLLM's.", extra=ANSWERS),
+        Meta(description="Form of answers of /classify; /v1/classify always answers as vLLM.", extra=ANSWERS),
     ] = "infinity"
     table_under_load: Annotated[
         bool,
         Meta(
-            description="While the model is at capacity, answer /search by sparse vectors of queries that are looked up; "
-            "answers say so: `query_encoder`.",
+            description="While the model is at capacity, answer /search by sparse vectors that are looked up by token; the "
+            "answer says so in `query_encoder`.",
             extra=ANSWERS,
         ),
     ] = False
     only_tei_routes: Annotated[
-        bool, Meta(description="Serve TEI's routes and no others: anything else is a 404.", extra=ANSWERS)
+        bool, Meta(description="Serve TEI's routes and no others: any other is a 404.", extra=ANSWERS)
     ] = False
     task: Annotated[
         str | None, Meta(description="'sentence-similarity' makes POST / answer as /similarity.", extra=ANSWERS)
@@ -240,14 +240,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     split_large_batches: Annotated[
         bool,
         Meta(
-            description="Answer requests of more inputs than --max-client-batch-size part by part; else refuse.", extra=LIMITS
+            description="Answer a request of more inputs than --max-client-batch-size in parts; else refuse it.", extra=LIMITS
         ),
     ] = False
     max_unsent_bytes: Annotated[
         Positive,
         Meta(
-            description="Most bytes of answers that clients have yet to read, of all together; beyond, large answers wait, 503 "
-            "then.",
+            description="Most bytes of all answers that clients have not read yet; beyond, large answers wait, then are a 503.",
             extra=LIMITS,
         ),
     ] = 256_000_000
@@ -265,7 +264,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 3_200  # of 32 queries, 100 each
     max_search_bytes: Annotated[
-        Positive, Meta(description="Most bytes, as JSON, of the payloads that one /search finds.", extra=LIMITS)
+        Positive, Meta(description="Most bytes of the payloads that a /search finds, as JSON.", extra=LIMITS)
     ] = 16_000_000
     payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.", extra=LIMITS)] = 2_000_000
     header_limit: Annotated[
@@ -273,12 +272,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = 65_536
     header_timeout: Annotated[
         Seconds,
-        Meta(description="How long the head of a request may take to arrive, 408 then; 0: without limit.", extra=LIMITS),
+        Meta(description="Longest time until the head of a request has arrived, then 408; 0: no limit.", extra=LIMITS),
     ] = 60.0
     body_timeout: Annotated[
         Seconds,
         Meta(
-            description="How long a body may stand still, or fall behind 1000 bytes a second, 408 then; 0: without limit.",
+            description="Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; 0: no limit.",
             extra=LIMITS,
         ),
     ] = 60.0
@@ -292,8 +291,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         Meta(
-            description="File of further keys, a line `NAME:KEY` each, or `NAME roles=infer,search:KEY` for one that may do no "
-            "more; read again on SIGHUP. Names are counted and logged.",
+            description="File of further keys: a line `NAME:KEY` for each, or `NAME roles=infer,search:KEY` for a key that "
+            "may do only that; read again on SIGHUP. Names are counted and logged.",
             extra=SECURITY,
         ),
     ] = None
@@ -307,7 +306,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     cors_allow_origin: Annotated[
         tuple[str, ...],
         Meta(
-            description="Origin that browsers may call from; repeatable [default: any; but without a key none may write].",
+            description="Origin whose pages may call; repeatable [default: any; without a key no other origin may write].",
             extra=SECURITY,
         ),
     ] = ()
@@ -315,7 +314,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["text", "json"],
         Meta(
-            description="Lines of the log: text, or one JSON object each, whose `facts` at start are for machines. "
+            description="Lines of the log: text, or JSON objects, which at start have their `facts` for programs. "
             "--json-output is TEI's word for json, with all settings in the first line.",
             extra=OBSERVABILITY,
         ),
@@ -324,24 +323,21 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         str,
         Meta(
-            description="Least severe log lines to print: error, warn, info, debug, off, and for parts of the program "
-            "'warn,hybridtei.engine=debug', as in tracing filters; what cannot be read means info.",
+            description="Least severe log lines to print: error, warn, info, debug or off; for a part of the program "
+            "'warn,hybridtei.engine=debug', as in tracing filters. An unreadable value means info.",
             extra=OBSERVABILITY,
         ),
     ] = "info"
     prometheus_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         Meta(
-            description="Port that serves /metrics and nothing else, beside the main one, which serves it too "
-            "[default: none; TEI's 9000 is not opened].",
+            description="Port for /metrics alone; the main port serves it too [default: none; TEI's 9000 is not opened].",
             extra=OBSERVABILITY,
         ),
     ] = None
     otlp_endpoint: Annotated[
         str | None,
-        Meta(
-            description="OTLP collector that traces are sent to over gRPC, such as http://localhost:4317.", extra=OBSERVABILITY
-        ),
+        Meta(description="OTLP collector that receives traces over gRPC, such as http://localhost:4317.", extra=OBSERVABILITY),
     ] = None
     otlp_service_name: Annotated[str, Meta(description="`service.name` of traces.", extra=OBSERVABILITY)] = (
         "text-embeddings-inference.server"
@@ -351,25 +347,28 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 class StoreConfig(Struct, frozen=True, kw_only=True):
     """The vector store: a Qdrant server, a folder of the embedded engine, or none."""
 
-    qdrant_url: Annotated[str | None, Meta(description="Qdrant server, or a cluster's: http://a:6334,http://b:6334.")] = None
+    qdrant_url: Annotated[str | None, Meta(description="Qdrant server, or a cluster's nodes: http://a:6334,http://b:6334.")] = (
+        None
+    )
     qdrant_path: Annotated[str | None, Meta(description="Folder of the embedded Qdrant engine.")] = None
     qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.", extra=NEVER_SHOWN)] = None
     qdrant_rest_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         Meta(
-            description="REST port of servers named as grpc://host:port, asked for the number of nodes [default: 6333 beside "
-            "6334, else none]."
+            description="REST port of servers given as grpc://host:port, to ask for the number of nodes [default: 6333 for "
+            "port 6334, else none]."
         ),
     ] = None
-    qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="How long one call to Qdrant may take.")] = 30.0
+    qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="Longest time of one call to Qdrant.")] = 30.0
     qdrant_patience: Annotated[
-        Seconds, Meta(description="How long `ingest` and its like try a call again while Qdrant is away; /search does not.")
+        Seconds,
+        Meta(description="How long `ingest` and other commands repeat a call while Qdrant is away; /search does not."),
     ] = 60.0
 
 
 def check_value(name: str, value: Any, hint: Any, error: type[HybridTeiError] = InvalidInput) -> None:
-    """Raise an error that names the field, its value and what it should be, for a value that a caller in Python gave and that
-    is not of the annotated type. NumPy's numbers count as Python's."""
+    """Raise `error` if a value that a caller in Python gave is not of the annotated type; the message names the field, the
+    value and the type. NumPy's numbers count as Python's."""
     try:
         msgspec.convert(value.item() if hasattr(value, "item") else value, hint)
     except msgspec.ValidationError as wrong:
@@ -379,7 +378,7 @@ def check_value(name: str, value: Any, hint: Any, error: type[HybridTeiError] = 
 
 
 def fields_of(kind: Kind) -> Iterator[tuple[msgspec.structs.FieldInfo, Any, Meta]]:
-    """(field, its type without None, what is said of it) of a settings struct."""
+    """(field, its type without None, its Meta) of a settings struct."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
         yield field, *unwrapped(hints[field.name])

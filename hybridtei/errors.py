@@ -62,26 +62,26 @@ if TYPE_CHECKING:
 
 
 def anchor_of(error: BaseException) -> str:
-    """The section of `notebooks/errors.md`, which the server has at `/page/errors.html`, that has an error's cause and cure."""
+    """The section of `notebooks/errors.md`, which the server has at `/page/errors.html`, with an error's cause and cure."""
     return name_of(error).lower()
 
 
 def name_of(error: BaseException) -> str:
-    """The nearest class of the tree, which `hybridtei explain` takes; BodyError, which is in none, for all others."""
+    """The nearest class of the tree, for `hybridtei explain`; BodyError, which is not in the tree, for all other errors."""
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), "BodyError")
 
 
 class HybridTeiError(Exception):
-    """Root of the tree: `except HybridTeiError` catches all that this package raises on purpose.
+    """Root of the tree: `except HybridTeiError` catches every error that this package raises on purpose.
 
-    `limit`: the setting whose bound was exceeded, if it was one.
+    `limit`: the setting whose bound was exceeded, or None.
     """
 
     limit: ClassVar[str | None] = None
 
 
 class RequestError(HybridTeiError):
-    """The request is at fault; sending it again unchanged fails again."""
+    """The request is wrong, and fails again if it is sent unchanged."""
 
 
 class EmptyInput(RequestError):
@@ -109,7 +109,7 @@ class InvalidDimensions(InvalidInput):
 
 
 class RequestRefused(InvalidInput):
-    """A request was refused as a whole, before its inputs were looked at or once its answer had grown too large."""
+    """A request was refused as a whole: before its inputs were read, or because its answer grew too large."""
 
 
 class TooManyInputs(RequestRefused):
@@ -125,7 +125,7 @@ class TooManyDocuments(RequestRefused):
 
 
 class TooManyCandidates(InvalidInput):
-    """A search would look at more points than it may."""
+    """A search would score more candidates than it may."""
 
     limit = "max_search_points"
 
@@ -139,7 +139,7 @@ class UnsupportedHead(RequestError):
 
 
 class WrongModel(UnsupportedHead):
-    """gRPC's UnsupportedHead: without the words that HTTP puts before it."""
+    """UnsupportedHead over gRPC, without the words that HTTP puts before the message."""
 
 
 class AnswerTooLarge(RequestError):
@@ -177,7 +177,7 @@ class RoleNeeded(RequestError):
 
 
 class OtherOrigin(RequestError):
-    """A page of another origin wants to write, and no key tells whether it may."""
+    """A page of another origin wants to write, and the server has no key that could allow it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -206,7 +206,7 @@ class Ended(RequestError):
 
 
 class Overloaded(HybridTeiError):
-    """All permits are taken; nothing was done."""
+    """All permits are taken; the server did no work for the request."""
 
     limit = "max_concurrent_requests"
 
@@ -215,13 +215,13 @@ class Overloaded(HybridTeiError):
 
 
 class TimedOut(HybridTeiError):
-    """A request waited and ran for longer than it may; its permit is free again."""
+    """A request took longer from permit to answer than it may; its permit is free again."""
 
     limit = "request_timeout"
 
 
 class AnswersUnsent(TimedOut):
-    """Answers that clients do not read fill the memory for them; the same request may succeed later."""
+    """Answers that clients do not read fill the memory for answers; the same request may succeed later."""
 
     limit = "max_unsent_bytes"
 
@@ -231,7 +231,7 @@ class BackendError(HybridTeiError):
 
 
 class PassOverdue(BackendError):
-    """The pass has not returned within its bound, and its requests have been answered without it."""
+    """A pass took longer than its bound; its requests were answered with this error."""
 
     limit = "pass_timeout"
 
@@ -246,7 +246,7 @@ class NotANumber(BackendError):
 class PartlyFailed(BackendError):
     """Some sequences of a batch could not be computed.
 
-    `rows`: indices of the computed ones, ascending; `outputs`: theirs, in that order.
+    `rows`: indices of the computed sequences, ascending. `outputs`: their outputs, in that order.
     """
 
     def __init__(self, message: str, rows: list[int], outputs: HeadOutputs) -> None:
@@ -271,8 +271,8 @@ class StoreError(HybridTeiError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is down, slow, full or asks to wait. `retry_after_s`: how long it asks to wait, if it says so. `is_counted`:
-    the message has the tries, after which no caller tries again."""
+    """The store is down, slow, full or asks to wait. `retry_after_s`: the wait that it asks for, or None. `is_counted`: the
+    message has the number of tries, and no caller tries again."""
 
     def __init__(self, message: str, retry_after_s: float | None = None, *, is_counted: bool = False) -> None:
         super().__init__(message)
@@ -280,11 +280,11 @@ class StoreUnavailable(StoreError):
 
 
 class StoreAway(StoreUnavailable):
-    """Nothing answers at the store's address, or what is there says that the store is unavailable."""
+    """Nothing answers at the store's address, or a proxy there says that the store is unavailable."""
 
 
 class StoreAtCapacity(StoreUnavailable):
-    """More calls wait for the store than it can answer in time; nothing was done."""
+    """More calls wait for the store than it can answer in time; this call was not made."""
 
     limit = "qdrant_timeout"
 
@@ -298,8 +298,8 @@ class InvalidPoint(StoreError):
 
 
 class NoAnswer(HybridTeiError, ConnectionError):
-    """A client got no answer of the server's: it was away, busy or slow for too long, or another program answered. `status`: of
-    another program's answer."""
+    """A client got no answer from the server: it was away, busy or slow for too long, or another program answered. `status`:
+    the HTTP status of that other answer."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -323,4 +323,4 @@ class WeightMismatch(LoadError):
 
 
 class UsageError(HybridTeiError):
-    """A flag, variable or option has a value it cannot have, or two exclude each other."""
+    """A flag, variable or option has an invalid value, or two of them exclude each other."""

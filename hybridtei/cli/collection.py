@@ -25,7 +25,7 @@ from hybridtei.store.embedded_client import OwnLoop, ProcessClient
 from hybridtei.store.options import CollectionPlan
 from hybridtei.system.machine import require_extra
 
-ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or to take up changes."
+ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or after changes."
 
 NO_INGEST_FLAGS = (
     *("source", "outputs", "model_named", "plan"),
@@ -45,8 +45,8 @@ def add_ingest(commands: Commands) -> None:
     )
     add_options(parser, IngestOptions, without=NO_INGEST_FLAGS)
     add_options(parser, CollectionPlan, without=OF_THE_MODEL)
-    parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all the model has]")
-    parser.add_argument("--json", action="store_true", help="the summary as a line of JSON")
+    parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all of the model]")
+    parser.add_argument("--json", action="store_true", help="print the summary as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
     parser.set_defaults(run=run_ingest)
 
@@ -69,7 +69,7 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     return summary.status
 
 
-ABOUT_SEARCH = "Search a collection by all its vectors; one hit a document. The best can be ranked again by a reranker."
+ABOUT_SEARCH = "Search a collection by all its vectors; one hit a document. A reranker can rank the best again."
 
 
 def add_search(commands: Commands) -> None:
@@ -80,16 +80,16 @@ def add_search(commands: Commands) -> None:
     parser.add_argument("query", metavar="QUERY")
     add_options(parser, SearchFields, without=("weights", "legs", "rescore", "group_by", "with_payload", "highlights"))
     parser.add_argument("--weights", help="of zscore, rrf or weighted: 1,0.3 or dense=1,sparse=0.3, or m3, m3-long, m3-two")
-    parser.add_argument("--rescore", action="store_true", help="rank the candidates anew by MaxSim of their multi-vectors")
+    parser.add_argument("--rescore", action="store_true", help="rank the candidates again by MaxSim of their multi-vectors")
     parser.add_argument(
         "--group-by", default="document", metavar="FIELD", help="one hit for each value of this field [default: document]"
     )
-    parser.add_argument("--every-chunk", action="store_true", help="also further chunks of the same document")
+    parser.add_argument("--every-chunk", action="store_true", help="give all chunks of a document")
     parser.add_argument("--rerank", metavar="MODEL", help="rank the best by this reranker: a folder or hub id")
     parser.add_argument("--filter", metavar="JSON", help='Qdrant\'s, such as {"must": [{"key": "metadata.year", …}]}')
-    parser.add_argument("--fields", metavar="NAMES", help="comma-separated: of the payload [default: all]")
+    parser.add_argument("--fields", metavar="NAMES", help="keys of the payload to print, comma-separated [default: all]")
     parser.add_argument("--no-highlights", action="store_true", help="do not mark matching terms")
-    parser.add_argument("--json", action="store_true", help="the answer as a line of JSON")
+    parser.add_argument("--json", action="store_true", help="print the answer as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
     parser.set_defaults(run=run_search)
 
@@ -196,15 +196,15 @@ def add_eval(commands: Commands) -> None:
     parser = new_parser(commands, "eval", ABOUT_EVAL)
     parser.usage = "%(prog)s BEIR_FOLDER [flags]"
     parser.add_argument("folder", metavar="BEIR_FOLDER", help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv")
-    parser.add_argument("--collection", metavar="NAME", help="ingested first if it is not there [default: the folder's name]")
-    parser.add_argument("--split", default="test", metavar="NAME", help="of the judgements: qrels/NAME.tsv [default: test]")
+    parser.add_argument("--collection", metavar="NAME", help="ingested first if it does not exist [default: the folder's name]")
+    parser.add_argument("--split", default="test", metavar="NAME", help="judgements to use: qrels/NAME.tsv [default: test]")
     parser.add_argument("--rerank", metavar="MODEL", help="also rank by this reranker: a folder or hub id, or its alias")
-    parser.add_argument("--url", metavar="URL", help="of a server that has the collection [default: search in this process]")
-    parser.add_argument("--url-api-key", metavar="KEY", help="its key")
-    parser.add_argument("--chart", metavar="FILE", help="draw it: .png, .svg or .pdf")
+    parser.add_argument("--url", metavar="URL", help="server that has the collection [default: search in this process]")
+    parser.add_argument("--url-api-key", metavar="KEY", help="key of --url")
+    parser.add_argument("--chart", metavar="FILE", help="draw a chart: .png, .svg or .pdf")
     parser.add_argument("--output", "-o", metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
     parser.set_defaults(run=run_eval)
 

@@ -27,9 +27,9 @@ def add(commands: Commands) -> None:
     """Add the command `embed` and its flags."""
     parser = new_parser(commands, "embed", "embed a file of texts")
     parser.usage = "%(prog)s FILE --output FILE [flags]"
-    parser.add_argument("file", metavar="FILE", help="texts: .txt, one a line; or .jsonl, one object or string a line")
-    parser.add_argument("--output", "-o", required=True, metavar="FILE", help="where to: .jsonl, .npz or .parquet")
-    parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all the model has]")
+    parser.add_argument("file", metavar="FILE", help="texts: .txt with one a line, or .jsonl with one object or string a line")
+    parser.add_argument("--output", "-o", required=True, metavar="FILE", help="file to write: .jsonl, .npz or .parquet")
+    parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all of the model]")
     parser.add_argument("--field", default="text", help="key of the text in .jsonl objects [default: text]")
     add_flags(parser, (ModelConfig, EngineConfig))
     parser.set_defaults(run=run)

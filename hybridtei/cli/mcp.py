@@ -29,17 +29,17 @@ def add(commands: Commands) -> None:
     parser.usage = "%(prog)s COLLECTION [--http] [--writable] [flags]"
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument("--writable", action="store_true", help="also offer `store`, which adds texts to the collection")
-    parser.add_argument("--http", action="store_true", help=f"listen for streamable HTTP at {PATH}, not on standard input")
+    parser.add_argument("--http", action="store_true", help=f"listen for streamable HTTP at {PATH}, instead of standard input")
     parser.add_argument(
-        "--hostname", default="127.0.0.1", metavar="IP", help="address of --http; any but this machine's needs a key"
+        "--hostname", default="127.0.0.1", metavar="IP", help="address of --http; any other than this machine's needs a key"
     )
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of --http")
-    parser.add_argument("--api-key", metavar="KEY", help="of --http: 'Authorization: Bearer KEY' [env: API_KEY]")
+    parser.add_argument("--api-key", metavar="KEY", help="key of --http: 'Authorization: Bearer KEY' [env: API_KEY]")
     parser.add_argument(
-        "--allow-origin", action="append", default=[], metavar="ORIGIN", help="of --http: pages that may call; repeatable"
+        "--allow-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call --http; repeatable"
     )
-    parser.add_argument("--url", metavar="URL", help="of a server that searches and stores, in place of one in this process")
-    parser.add_argument("--url-api-key", metavar="KEY", help="its key")
+    parser.add_argument("--url", metavar="URL", help="server that searches and stores [default: one in this process]")
+    parser.add_argument("--url-api-key", metavar="KEY", help="key of --url")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
     parser.set_defaults(run=run)
 

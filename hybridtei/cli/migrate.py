@@ -12,7 +12,7 @@ from hybridtei.system.machine import require_extra
 ABOUT = "Embed a collection's stored texts with another model, then switch its name to that copy; run it again after a stop."
 STEPS = {
     "rollback": "let the collection that answered before answer again, with what was written since",
-    "status": "say which collection answers, and which are its copies",
+    "status": "print which collection answers, and which are its copies",
     "delete_old": "delete the collection that answered before",
 }
 

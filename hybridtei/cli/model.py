@@ -31,7 +31,7 @@ def add_train(commands: Commands) -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model in the Hugging Face layout")
     output_help = "head file to write; a model serves the one beside it named hybridtei_heads.safetensors"
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output_help)
-    cache_help = "token states; kept, and used again by a run with the same model and texts"
+    cache_help = "folder of token states; a later run with the same model and texts uses them again"
     parser.add_argument("--cache", type=Path, required=True, metavar="FOLDER", help=cache_help)
     _add_data_flags(parser.add_argument_group("data"))
     _add_head_flags(parser.add_argument_group("heads"))
@@ -155,8 +155,8 @@ def add_pack(commands: Commands) -> None:
     parser.usage = "%(prog)s (MODEL | --list | --prune) [flags]"
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("model", metavar="MODEL", nargs="?", help="a local folder, a hub id, or the embedded model")
-    what.add_argument("--list", action="store_true", help="print what is kept, the last used first")
-    prune_help = "remove what was not used for 30 days, and the longest unused beyond --packed-cache-gb"
+    what.add_argument("--list", action="store_true", help="print the kept weights, the last used first")
+    prune_help = "remove weights not used for 30 days, and the longest unused beyond --packed-cache-gb"
     what.add_argument("--prune", action="store_true", help=prune_help)
     add_flags(parser, (ModelConfig,))
     parser.set_defaults(run=run_pack)
@@ -191,13 +191,13 @@ def add_compare(commands: Commands) -> None:
     parser = new_parser(commands, "compare", ABOUT_COMPARE)
     parser.usage = "%(prog)s URL_A URL_B [flags]"
     parser.add_argument("a", metavar="URL_A", help="the server whose vectors are stored")
-    parser.add_argument("b", metavar="URL_B", help="the server that is to take its place")
+    parser.add_argument("b", metavar="URL_B", help="the server that will replace it")
     for side in "ab":
-        parser.add_argument(f"--api-key-{side}", metavar="KEY", help=f"of server {side.upper()}")
+        parser.add_argument(f"--api-key-{side}", metavar="KEY", help=f"key of server {side.upper()}")
         parser.add_argument(
             f"--model-{side}", metavar="NAME", help=f"the model to ask server {side.upper()} for, by OpenAI's API"
         )
-    parser.add_argument("--json", action="store_true", help="the report as a line of JSON")
+    parser.add_argument("--json", action="store_true", help="print the report as a line of JSON")
     recorded_help = 'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers in place of the samples'
     parser.add_argument("--from", dest="recorded", type=Path, metavar="FILE", help=recorded_help)
     parser.set_defaults(run=run_compare)

@@ -25,45 +25,42 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     """Options of an ingest. `model_named`: the user named the model; else it is the one of the server at `url`."""
 
     source: str
-    collection: Annotated[str, Meta(description="made if it is not there", extra=NAME)]
-    url: Annotated[
-        str | None, Meta(description="embed by this running hybridtei, such as http://localhost:3000, not in this process")
-    ] = None
-    url_api_key: Annotated[str | None, Meta(description="its key")] = None
+    collection: Annotated[str, Meta(description="collection to fill; made if it does not exist", extra=NAME)]
+    url: Annotated[str | None, Meta(description="embed by this running hybridtei, such as http://localhost:3000")] = None
+    url_api_key: Annotated[str | None, Meta(description="key of --url")] = None
     outputs: tuple[str, ...] | None = None
     chunk_tokens: Annotated[
-        int | None, Meta(description="[default: what the model reads, or of that a quarter for late chunks, 512 at most]")
+        int | None, Meta(description="tokens of a chunk [default: what the model reads, late a quarter of it; 512 at most]")
     ] = None
     chunk_overlap: Annotated[
-        int | None, Meta(description="tokens a chunk may repeat [default: an eighth of it, or none for late chunks]")
+        int | None, Meta(description="tokens that a chunk may repeat [default: an eighth of it, none for late chunks]")
     ] = None
     chunking: Annotated[
         Literal["plain", "late"],
-        Meta(description="late: chunks are read with the text around them, for models that pool by mean"),
+        Meta(description="late: read a chunk with the text around it (models that pool by mean)"),
     ] = "plain"
-    no_chunking: Annotated[bool, Meta(description="one chunk a document; the model cuts what is too long")] = False
+    no_chunking: Annotated[bool, Meta(description="one chunk a document; the model cuts longer texts")] = False
     source_name: Annotated[
         str | None,
-        Meta(description="SOURCE's name in ids and payloads, wherever it lies [default: its file name]", extra=NAME),
+        Meta(description="SOURCE's name in ids and payloads, independent of its path [default: its file name]", extra=NAME),
     ] = None
     quarantine: Annotated[
-        str | None, Meta(description="what could not be taken [default: NAME.quarantine.jsonl]", extra=FILE)
+        str | None, Meta(description="file of rejected documents [default: NAME.quarantine.jsonl]", extra=FILE)
     ] = None
-    delete_missing: Annotated[bool, Meta(description="delete what SOURCE held at an earlier ingest and no longer holds")] = (
-        False
-    )
+    delete_missing: Annotated[bool, Meta(description="delete documents that have left SOURCE since an earlier ingest")] = False
     dry_run: Annotated[bool, Meta(description="say what would be stored and deleted, and change nothing")] = False
-    reread: Annotated[bool, Meta(description="read files too whose size, times and inode are those of the last ingest")] = False
+    reread: Annotated[bool, Meta(description="also read files whose size, times and inode have not changed")] = False
     engine: Annotated[Literal["local", "ray"], Meta(description="where to embed: here, or in a Ray cluster")] = "local"
-    ray_workers: Annotated[int | None, Meta(description="engines, a processor each [default: all of the cluster]")] = None
+    ray_workers: Annotated[int | None, Meta(description="workers, a processor each [default: all of the cluster]")] = None
     ray_address: Annotated[
-        str | None, Meta(description="[default: RAY_ADDRESS, else a cluster of its own here]", extra={"metavar": "ADDRESS"})
+        str | None,
+        Meta(description="Ray cluster [default: RAY_ADDRESS, else a new one on this machine]", extra={"metavar": "ADDRESS"}),
     ] = None
     defer_indexing_mb: Annotated[
-        int | None, Meta(description="a server indexes after a run of so many megabytes, not meanwhile [default: 16]")
+        int | None, Meta(description="from this size of a run on, a server indexes after the run [default: 16]")
     ] = None
-    wait_indexed: Annotated[bool, Meta(description="do not wait until a server has indexed what it got")] = True
-    quiet: Annotated[bool, Meta(description="no progress")] = False
+    wait_indexed: Annotated[bool, Meta(description="do not wait until a server has indexed the points")] = True
+    quiet: Annotated[bool, Meta(description="show no progress")] = False
     plan: CollectionPlan = CollectionPlan()
     model_named: bool = False
 

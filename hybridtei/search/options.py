@@ -27,26 +27,24 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         Mode | None,
         Meta(description="How points are found and scored [default: zscore of all kinds of vectors; rrf with `k`]."),
     ] = None
-    limit: Annotated[Count, Meta(description="How many hits.")] = 10
-    offset: Annotated[Count, Meta(description="How many to leave out before them.")] = 0
+    limit: Annotated[Count, Meta(description="Number of hits.")] = 10
+    offset: Annotated[Count, Meta(description="Number of hits to leave out before them.")] = 0
     prefetch_limit: Annotated[Count, Meta(description="Candidates of each kind of vector.")] = 100
-    k: Annotated[int | None, Meta(description="Of rrf, as Qdrant counts: its 61 is the usual 60 [default: 2].")] = None
+    k: Annotated[int | None, Meta(description="Constant of rrf, as in Qdrant: its 61 is the usual 60 [default: 2].")] = None
     weights: Annotated[
         dict[str, float] | list[float] | str | None,
-        Meta(description="Of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."),
+        Meta(description="Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."),
     ] = None
     legs: Annotated[
         list[str] | None, Meta(description="Which kinds of vectors are fused [default: dense and sparse; of zscore, all].")
     ] = None
     rescore: Annotated[
         bool | Literal["multivector"],
-        Meta(description='true: rank the candidates anew by MaxSim of their multi-vectors. "multivector" is the older word.'),
+        Meta(description='true: rank the candidates again by MaxSim of their multi-vectors. "multivector" is the older word.'),
     ] = False
     group_by: Annotated[
         Annotated[str, Meta(min_length=1, max_length=200)] | None,
-        Meta(
-            description="One hit for each value of this field of the payload, with how many `more` matched; null: every chunk."
-        ),
+        Meta(description="One hit for each value of this payload field; `more` counts its other matches; null: every chunk."),
     ] = "document"
     query_encoder: Annotated[
         Literal["model", "table"],
@@ -55,12 +53,12 @@ class SearchFields(Struct, frozen=True, kw_only=True):
             "waits for it."
         ),
     ] = "model"
-    rerank_limit: Annotated[Count, Meta(description="So many of the best are reranked.")] = 50
-    score_threshold: Annotated[float | None, Meta(description="Leave out what the store scores lower.")] = None
-    exact: Annotated[bool, Meta(description="No approximate index.")] = False
-    with_payload: Annotated[bool | list[str], Meta(description="Whether to give payloads, or which of their keys.")] = True
-    highlights: Annotated[bool, Meta(description="Where the terms shared with the query stand in the text.")] = False
-    explain: Annotated[bool, Meta(description="What each stage scored, and how long it took.")] = False
+    rerank_limit: Annotated[Count, Meta(description="Number of the best hits that are reranked.")] = 50
+    score_threshold: Annotated[float | None, Meta(description="Leave out points that the store scores lower.")] = None
+    exact: Annotated[bool, Meta(description="Search without the approximate index.")] = False
+    with_payload: Annotated[bool | list[str], Meta(description="Give payloads, or only these keys of them.")] = True
+    highlights: Annotated[bool, Meta(description="Give the places of the query's terms in the text.")] = False
+    explain: Annotated[bool, Meta(description="Give the score and the time of each stage.")] = False
 
     def __post_init__(self) -> None:
         if self.rescore == "multivector":
