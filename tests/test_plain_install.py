@@ -184,6 +184,4 @@ def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(environment
     assert ": 2 points\n" in done.stdout, done.stderr
     (line,) = map(json.loads, quarantine.read_text().splitlines())
     assert line["source"] == "notes/rows.parquet"
-    assert line["reason"] == (
-        "cannot be read: the package `pyarrow` is missing: pip install '.[parquet]'"
-    )
+    assert line["reason"] == "cannot be read: the package `pyarrow` is missing: pip install '.[parquet]'"

@@ -278,9 +278,7 @@ def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, capsys)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
     monkeypatch.setattr("hybridtei.observability.logs.configure", lambda **_: None)
     assert main(["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]) == 1
-    assert message(capsys).startswith(
-        "Error: --otlp-endpoint needs an extra that is not installed: pip install '.[otlp]'"
-    )
+    assert message(capsys).startswith("Error: --otlp-endpoint needs an extra that is not installed: pip install '.[otlp]'")
 
 
 def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key(bert):
