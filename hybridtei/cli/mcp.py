@@ -91,10 +91,13 @@ def check(hostname: str, key: str | None) -> None:
 
 async def _listen(server: Any, hostname: str, port: int, key: str | None, origins: Sequence[str]) -> None:
     """Serve HTTP until a signal. Raises OSError if the port is taken."""
+    from hybridtei.observability.metrics import Registry
+    from hybridtei.server.http.connection import ConnectionLimits
     from hybridtei.server.run import DrainingServer, settings_of
 
     config = ServerConfig(hostname=hostname, port=port, drain_seconds=DRAIN_SECONDS)
-    listening = DrainingServer(settings_of(application(server, hostname, key, origins), config), DRAIN_SECONDS)
+    settings = settings_of(application(server, hostname, key, origins), config, ConnectionLimits(config, Registry()))
+    listening = DrainingServer(settings, DRAIN_SECONDS)
     await listening.serve()
     if not listening.started:
         raise OSError(f"cannot listen on {hostname}:{port}")

@@ -35,7 +35,7 @@ from hybridtei.server.api import (
 from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.endpoint import all_models, served_model, vector_store
 from hybridtei.server.http.body import Keyless, first_fields
-from hybridtei.server.http.connection import REFUSED, Refusals, Unsent
+from hybridtei.server.http.connection import REFUSED, ConnectionLimits
 from hybridtei.server.http.security import Keyring, Origins, certificate_of
 from hybridtei.server.openapi import openapi_config
 from hybridtei.server.registry import STORE_ERRORS, Models, StoreBounds, store_errors
@@ -106,16 +106,16 @@ def create_fleet_app(
     store, which it closes at the end. Raises LoadError."""
     certificate = certificate_of(server)
     recorder = None if server.otlp_endpoint is None else Recorder(server.otlp_endpoint, server.otlp_service_name)
-    keys, refusals = Keyring.of(server, models.registry), Refusals(models.registry)
-    unsent = Unsent(server.max_unsent_bytes)
+    keys, limits = Keyring.of(server, models.registry), ConnectionLimits(server, models.registry)
     rpc = None
     if server.grpc_port is not None:
         rpc = rpc_server_class()(models, server, recorder, keys, certificate=certificate)
-    models.registry.observed("hybridtei_unsent_bytes", lambda: unsent.bytes + (rpc.unsent.bytes if rpc else 0))
+    models.registry.observed("hybridtei_unsent_bytes", lambda: limits.unsent.bytes + (rpc.unsent.bytes if rpc else 0))
     of_store = None if schemas is None else store_errors(models.registry)
 
     async def count(error: Exception, scope: Scope) -> None:
-        refusals.count(getattr(error, "limit", None))
+        if (limit := getattr(error, "limit", None)) is not None:
+            limits.refused(limit)
         if of_store is not None and isinstance(error, StoreError):
             of_store.add(kind=next(kind for known, kind in STORE_ERRORS.items() if isinstance(error, known)))
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
@@ -123,7 +123,7 @@ def create_fleet_app(
 
     shared = {
         **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "schemas": schemas},
-        **{"keyring": keys, "refusals": refusals, "certificate": certificate, "unsent": unsent},
+        **{"keyring": keys, "certificate": certificate, "limits": limits},
         **{"keyless": Keyless(), "store_bounds": StoreBounds.of(models)},
     }
     app = framework(

@@ -174,7 +174,7 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
     keys, authorization = state.keyring, first_fields(scope).get(b"authorization", b"")
     if endpoint.key_in_body and not keys.is_open and keys.find_in_header(authorization) is None:
         scope[KEYLESS] = True
-        state.unsent.check()
+        state.limits.unsent.check()
         return
     keys.check(authorization, None if role == "any" else role)
     if keys.is_open and role == "write":
@@ -186,7 +186,7 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
     if scope["method"] != "POST":
         return
     if role != "manage":
-        state.unsent.check()
+        state.limits.unsent.check()
     check_capacity(endpoint, scope.get(ALIAS), state.models, state.store_bounds)
 
 
@@ -224,7 +224,7 @@ class Answer(Response[T], Generic[T]):
             reply = await (asyncio.shield(work) if endpoint.outlives_client else while_connected(scope, work))
         model: Context | None = scope.get(MODEL)
         fingerprint = None if model is None or endpoint.is_tei else model.fingerprint_header
-        unsent: Unsent = scope["app"].state.unsent
+        unsent: Unsent = scope["app"].state.limits.unsent
         estimate = reply.numbers * BYTES_PER_NUMBER
         reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
         try:

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,12 +20,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from litestar.datastructures import State
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import ConnectionLimits, allow_files
 from hybridtei.server.http.protocol import BoundedHttpProtocol
-from hybridtei.server.http.security import Begun, Handshake, certificate_of
+from hybridtei.server.http.security import Certificate, Handshake
 from hybridtei.system import memory
 
 if TYPE_CHECKING:
@@ -121,11 +119,14 @@ class DrainingServer(uvicorn.Server):
             connection.transport.abort()
 
 
-def settings_of(app: Any, config: ServerConfig, state: State | None = None, metrics_port: int | None = None) -> uvicorn.Config:
-    """uvicorn's settings for an application. `state`: its own, which has the counters of connections and the certificate that
-    were made of `config`. `metrics_port`: of `only_metrics`, without TLS. Raises LoadError for an invalid certificate."""
-    limits = ConnectionLimits.of(config) if state is None else ConnectionLimits.of(config, state.refusals, state.unsent)
-    certificate = certificate_of(config) if state is None else state.certificate
+def settings_of(
+    app: Any,
+    config: ServerConfig,
+    limits: ConnectionLimits,
+    certificate: Certificate | None = None,
+    metrics_port: int | None = None,
+) -> uvicorn.Config:
+    """uvicorn's settings for an application. `metrics_port`: of `only_metrics`, without TLS."""
     settings = uvicorn.Config(
         app if metrics_port is None else only_metrics(app, metrics_port),
         host=config.hostname,
@@ -145,14 +146,10 @@ def settings_of(app: Any, config: ServerConfig, state: State | None = None, metr
         timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
     )
     if certificate is not None:
-        settings.http = _encrypted(settings.http, certificate.accepting(), limits, metrics_port)
+        begin = partial(Handshake, {}, certificate.accepting(), limits, metrics_port)
+        make: Any = settings.http
+        settings.http = lambda **given: begin(partial(make, **given))  # type: ignore[assignment]
     return settings
-
-
-def _encrypted(http: Any, context: ssl.SSLContext, limits: ConnectionLimits, plain_port: int | None) -> Any:
-    """A protocol factory for connections whose TLS is ours, not uvicorn's."""
-    begun: Begun = {}
-    return lambda **settings: Handshake(begun, context, limits, partial(http, **settings), plain_port)
 
 
 def only_metrics(app: Any, port: int) -> Any:
@@ -187,7 +184,7 @@ def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket])
     state = app.state
     models = state.models
     metrics_port = None if len(sockets) == 1 else sockets[1].getsockname()[1]
-    settings = settings_of(app, config, state, metrics_port)
+    settings = settings_of(app, config, state.limits, state.certificate, metrics_port)
     server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead)
     with suppress(SystemExit):  # uvicorn's exit where it cannot start, after its log entry
         server.run([*sockets])

@@ -27,6 +27,8 @@ from hybridtei.cli.mcp import application, check
 from hybridtei.client import AsyncClient
 from hybridtei.config import ServerConfig
 from hybridtei.errors import UsageError
+from hybridtei.observability.metrics import Registry
+from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.run import settings_of
 from hybridtei.store.base import Store
 from hybridtei.store.collection import CollectionSchemas
@@ -45,7 +47,9 @@ LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 async def listening(tools: CollectionTools, *, writable: bool = False, key: str | None = None) -> AsyncIterator[str]:
     """The URL of a server over HTTP."""
     server = mcp_server(tools, "papers", writable=writable)
-    settings = settings_of(application(server, "127.0.0.1", key, ["http://friend.example"]), ServerConfig(drain_seconds=1))
+    config = ServerConfig(drain_seconds=1)
+    inner = application(server, "127.0.0.1", key, ["http://friend.example"])
+    settings = settings_of(inner, config, ConnectionLimits(config, Registry()))
     settings.lifespan, settings.loop = "on", "asyncio"
     with socket.create_server(("127.0.0.1", 0)) as port:
         serving = uvicorn.Server(settings)

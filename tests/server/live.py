@@ -96,7 +96,7 @@ def serving(
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
     app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, schemas=schemas)
-    of_uvicorn = settings_of(app, settings, app.state)
+    of_uvicorn = settings_of(app, settings, app.state.limits, app.state.certificate)
     if clock is not None:
         clock.drive(of_uvicorn)
     uvicorn_server = uvicorn.Server(of_uvicorn)

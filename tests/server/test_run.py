@@ -16,6 +16,8 @@ import httpx
 import pytest
 
 from hybridtei.config import ServerConfig
+from hybridtei.observability.metrics import Registry
+from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.run import DrainingServer, settings_of
 from tests.sampled import sampled
 from tests.server.live import HANG, ROOT, process
@@ -151,8 +153,9 @@ def test_a_signal_while_it_starts_ends_it_before_it_is_ready(caplog):
         assert (await receive())["type"] == "lifespan.shutdown"
         await send({"type": "lifespan.shutdown.complete"})
 
+    config = ServerConfig(hostname="127.0.0.1", port=0)
     with caplog.at_level("INFO"):
-        server = DrainingServer(settings_of(app, ServerConfig(hostname="127.0.0.1", port=0)), drain_seconds=0)
+        server = DrainingServer(settings_of(app, config, ConnectionLimits(config, Registry())), drain_seconds=0)
         server.run()
     assert server.started
     assert "Ready" not in caplog.messages

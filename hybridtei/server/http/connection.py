@@ -2,8 +2,7 @@
 client.
 
 Whether a client disconnected, or its body can still come, stands in a scope's extensions: ASGI servers tell of a disconnect
-only to whoever waits in `receive`. `Refusals` is the one counter of requests and connections that were refused at a bound, by
-setting.
+only to whoever waits in `receive`.
 
 A body has to come at a thousand bytes a second, less a grace period: a client that sends a byte now and then would otherwise
 hold a place for weeks without ever standing still.
@@ -19,7 +18,6 @@ import socket
 from asyncio import Transport
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 from hybridtei.config import ServerConfig
 from hybridtei.errors import AnswersUnsent
@@ -82,61 +80,27 @@ class Answering:
 
 
 BODY_BYTES_PER_SECOND = 1000
-UNREAD_SECONDS = 20.0  # that a client may read nothing of an answer
 FILES_BESIDE = 256  # that a process opens besides its connections
 
 log = logging.getLogger(__name__)
 
 
-class Refusals:
-    """`hybridtei_refusals_total{limit="payload_limit"}` and its like."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._counter = registry.counter("hybridtei_refusals_total")
-
-    def count(self, limit: str | None) -> None:
-        """A bound was reached; None: it was refused for something else."""
-        if limit is not None:
-            self._counter.add(limit=limit)
-
-    def counted(self, limit: str) -> int:
-        """How often a limit was reached."""
-        return int(self._counter.value(limit=limit))
-
-
-def _ignore(limit: str) -> None:
-    """Count nothing."""
-
-
-@dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one connection, and all of them, may take; 0 seconds are no limit. `refused` is called with the name of each bound
-    that is reached. `unsent` counts the bytes that clients do not read."""
+    """The bounds of each connection and of all: settings, and the bytes that clients do not read."""
 
-    connections: int
-    head_bytes: int
-    head_seconds: float
-    body_seconds: float
-    unread_seconds: float
-    unsent: Unsent
-    refused: Callable[[str], object] = _ignore
+    def __init__(self, server: ServerConfig, registry: Registry) -> None:
+        self.server = server
+        self.unsent = Unsent(server.max_unsent_bytes)
+        self._refusals = registry.counter("hybridtei_refusals_total")
 
-    @classmethod
-    def of(cls, server: ServerConfig, refusals: Refusals | None = None, unsent: Unsent | None = None) -> ConnectionLimits:
-        return cls(
-            server.max_connections,
-            server.header_limit,
-            server.header_timeout,
-            server.body_timeout,
-            UNREAD_SECONDS,
-            unsent or Unsent(server.max_unsent_bytes),
-            _ignore if refusals is None else refusals.count,
-        )
+    def refused(self, limit: str) -> None:
+        """Count a request or a connection that was refused at a bound. `limit`: its setting."""
+        self._refusals.add(limit=limit)
 
-    @staticmethod
-    def body_deadline(began: float, heard: float, size: int, seconds: float) -> float:
-        """By when more of a body has to come, of which `size` bytes have, the last of them when it was `heard`; in seconds."""
-        return min(heard, began + size / BODY_BYTES_PER_SECOND) + seconds
+
+def body_deadline(began: float, heard: float, size: int, seconds: float) -> float:
+    """By when more of a body has to come, of which `size` bytes have, the last of them when it was `heard`; in seconds."""
+    return min(heard, began + size / BODY_BYTES_PER_SECOND) + seconds
 
 
 def allow_files(connections: int) -> None:

@@ -21,7 +21,6 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import (
     BROKEN_BODY,
     DISCONNECT,
@@ -30,6 +29,7 @@ from hybridtei.server.http.connection import (
     Answering,
     ConnectionLimits,
     Disconnect,
+    body_deadline,
 )
 
 HEADER_COUNT_LIMIT = 100  # hyper's
@@ -37,6 +37,7 @@ URL_LIMIT_BYTES = 65_534  # hyper's
 PIPELINE_LIMIT = 16  # so many requests wait behind the one at work before reading pauses; a paused client's end goes unnoticed
 PAUSE_SECONDS = 0.5  # after a request without a permit; a client that waits as long as `Retry-After` says never notices
 LINGER_SECONDS = 1.0  # reading goes on so long after a refusal: closing at once sends RST, and the client loses the answer
+UNREAD_SECONDS = 20.0  # that a client may read nothing of an answer
 STOP_SECONDS = 1.0  # that a body may stand still while the server stops
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
 VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
@@ -51,9 +52,9 @@ class _Refused(Exception):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """The protocol of one connection."""
 
-    def __init__(self, config: Config, *args: Any, limits: ConnectionLimits | None = None, **kwargs: Any) -> None:
+    def __init__(self, config: Config, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        self._limits = limits or ConnectionLimits.of(ServerConfig())
+        self._limits, self._bounds = limits, limits.server
         self._open: deque[RequestResponseCycle] = deque()  # requests not yet answered, the oldest first
         self._answering: Any = None  # the transport, as answers use it
         self._in_body = False
@@ -74,12 +75,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=1)  # the system is offered all at once, and reports what it does not take
         self._answering = Answering(transport, self._close)
-        if len(self.connections) <= self._limits.connections:
+        if len(self.connections) <= self._bounds.max_connections:
             self._head_since = self.loop.time()
             self._watch_deadline()
             return
         self._limits.refused("max_connections")
-        if len(self.connections) > 2 * self._limits.connections:  # to tell each of so many would itself be too much
+        if len(self.connections) > 2 * self._bounds.max_connections:  # to tell each of so many would itself be too much
             transport.abort()
             return
         self._final_answer = self._bare(HTTPStatus.SERVICE_UNAVAILABLE, AT_CAPACITY)
@@ -98,7 +99,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_parsing()
             return
         self._eventless_bytes = 0 if self._has_event else self._eventless_bytes + len(data)
-        if self._eventless_bytes > self._limits.head_bytes:
+        if self._eventless_bytes > self._bounds.header_limit:
             self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self._limits.refused("header_limit")
             self._stop_parsing()
@@ -134,7 +135,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_event = True
         super().on_url(url)
         self._field_bytes += len(url)
-        if len(self.url) > min(URL_LIMIT_BYTES, self._limits.head_bytes):
+        if len(self.url) > min(URL_LIMIT_BYTES, self._bounds.header_limit):
             self._limits.refused("header_limit")
             self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG)
 
@@ -142,7 +143,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_event = True
         self._fields += 1
         self._field_bytes += len(name) + len(value) + HEADER_OVERHEAD_BYTES
-        if self._fields > HEADER_COUNT_LIMIT or self._field_bytes > self._limits.head_bytes:
+        if self._fields > HEADER_COUNT_LIMIT or self._field_bytes > self._bounds.header_limit:
             self._limits.refused("header_limit")
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if not self._in_body:  # trailers are no headers
@@ -201,11 +202,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _deadline(self) -> float | None:
         """By when more has to come, as the loop counts. None if no timeout applies."""
         if self._in_body:
-            seconds = STOP_SECONDS if self._is_stopping else self._limits.body_seconds
-            return self._limits.body_deadline(self._body_since, self._body_last, self._body_bytes, seconds) if seconds else None
-        if self._head_since is None or not self._limits.head_seconds:
+            seconds = STOP_SECONDS if self._is_stopping else self._bounds.body_timeout
+            return body_deadline(self._body_since, self._body_last, self._body_bytes, seconds) if seconds else None
+        if self._head_since is None or not self._bounds.header_timeout:
             return None
-        return self._head_since + self._limits.head_seconds
+        return self._head_since + self._bounds.header_timeout
 
     def _watch_deadline(self) -> None:
         """Look when more has to have come, if not earlier: a timer costs more than to look once too often."""
@@ -267,7 +268,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._limits.unsent.add(size - self._unsent)
         self._unsent = size
         if size and self._unsent_watch is None:
-            self._unsent_watch = self.loop.call_later(self._limits.unread_seconds, self._check_unsent, size)
+            self._unsent_watch = self.loop.call_later(UNREAD_SECONDS, self._check_unsent, size)
 
     def _check_unsent(self, before: int) -> None:
         self._unsent_watch = None

@@ -217,28 +217,19 @@ HANDSHAKE_SECONDS = 10.0
 Begun = dict[asyncio.Task[None], None]
 
 
+@dataclass(eq=False)
 class Handshake(asyncio.Protocol):
     """One connection. When too many are in their handshake, the one that has been longest in it is closed."""
 
-    def __init__(
-        self,
-        begun: Begun,
-        context: ssl.SSLContext,
-        limits: ConnectionLimits,
-        make: Callable[[], Any],
-        plain_port: int | None = None,
-    ) -> None:
-        """`begun`: the handshakes of the server, the oldest first. `make`: the protocol that takes over, at once on
-        `plain_port`."""
-        self._begun = begun
-        self._context = context
-        self._limits = limits
-        self._make = make
-        self._plain_port = plain_port
+    begun: Begun  # the handshakes of the server, the oldest first
+    context: ssl.SSLContext
+    limits: ConnectionLimits
+    plain_port: int | None
+    make: Callable[[], Any]  # the protocol that takes over, at once on `plain_port`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if transport.get_extra_info("sockname")[1] == self._plain_port:
-            plain = self._make()
+        if transport.get_extra_info("sockname")[1] == self.plain_port:
+            plain = self.make()
             transport.set_protocol(plain)
             plain.connection_made(transport)
             return
@@ -246,19 +237,19 @@ class Handshake(asyncio.Protocol):
             accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
             accepted.setblocking(False)
             task = asyncio.ensure_future(self._run(accepted))
-            self._begun[task] = None
-            task.add_done_callback(lambda _: self._begun.pop(task, None))
+            self.begun[task] = None
+            task.add_done_callback(lambda _: self.begun.pop(task, None))
         cast(asyncio.Transport, transport).abort()  # which has read nothing yet
-        if len(self._begun) > self._limits.connections:
-            self._limits.refused("max_connections")
-            oldest = next(iter(self._begun))
-            del self._begun[oldest]
+        if len(self.begun) > self.limits.server.max_connections:
+            self.limits.refused("max_connections")
+            oldest = next(iter(self.begun))
+            del self.begun[oldest]
             oldest.cancel()
 
     async def _run(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # what is no handshake, or takes too long: ssl's errors are OSErrors
-            await loop.connect_accepted_socket(self._make, accepted, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+            await loop.connect_accepted_socket(self.make, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
 
 
 ALLOW_ORIGIN = b"access-control-allow-origin"

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.config import EngineConfig, ServerConfig
-from hybridtei.server.http.connection import BODY_BYTES_PER_SECOND, FILES_BESIDE, ConnectionLimits, allow_files
+from hybridtei.config import EngineConfig
+from hybridtei.server.http.connection import BODY_BYTES_PER_SECOND, FILES_BESIDE, allow_files, body_deadline
 from tests.server.clock import SteppedClock
 from tests.server.http.test_protocol import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
 from tests.server.live import HANG, JSON, Running, serving
 from tests.server.test_serve import Hold, until
 
 SOON = 0.2  # seconds: a bound that is reached at once
-ROOMY = ConnectionLimits.of(ServerConfig())
 
 
 def refusals(running: Running, limit: str) -> int:
@@ -198,11 +197,11 @@ def test_beyond_twice_as_many_nobody_is_told():
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.integers(0, 10**9))
 def test_who_sends_fast_enough_without_standing_still_is_never_late(began, took, size):
     now = began + took
-    deadline = ROOMY.body_deadline(began, now, size, 60)
+    deadline = body_deadline(began, now, size, 60)
     assert deadline <= now + 60
     if size >= took * BODY_BYTES_PER_SECOND:
         assert deadline >= now + 60 - 1e-6
-    assert ROOMY.body_deadline(began, now, size + 1000, 60) >= deadline
+    assert body_deadline(began, now, size + 1000, 60) >= deadline
 
 
 def test_open_files_are_allowed_as_connections_need_them(caplog):

@@ -98,7 +98,7 @@ def is_whole(answer: bytearray) -> bool:
 
 
 def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", 600.0)  # however slow this machine is just now
+    monkeypatch.setattr("hybridtei.server.http.protocol.UNREAD_SECONDS", 600.0)  # however slow this machine is just now
     monkeypatch.setattr(Unsent.__init__, "__defaults__", (600.0,))
     with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
         with unread(running, 3) as clients:
@@ -116,7 +116,7 @@ def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch
 
 @pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
 def test_a_client_that_reads_nothing_is_cut_off_by_name(monkeypatch, close):
-    monkeypatch.setattr("hybridtei.server.http.connection.UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr("hybridtei.server.http.protocol.UNREAD_SECONDS", 0.2)
     with serving(WIDE) as running, connected(running) as client:
         client.sendall(asking("/embed_all", TEXTS).replace(b"host: x\r\n", b"host: x\r\n" + close))
         name = client.getsockname()
