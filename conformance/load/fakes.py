@@ -15,12 +15,13 @@ from hybridtei.batch import PackedBatch
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
-from hybridtei.load import find_model, text_model
+from hybridtei.load import default_alias, find_model, text_model
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
 from hybridtei.outputs import HeadOutputs
-from hybridtei.server.app import create_app
+from hybridtei.server.app import context_for, create_fleet_app
 from hybridtei.server.http.connection import ports
+from hybridtei.server.registry import Models
 from hybridtei.server.run import run_server
 from tests.fake_backend import FakeBackend
 
@@ -64,7 +65,8 @@ def serve(kind: str, port: int) -> None:
     service = EngineService(text_model(spec, engine), Ready(spec), engine, budget_tokens=1024, registry=registry)
     full = service.admission.inside(service.admission.permits) if kind == "full" else nullcontext()
     with ports(server) as sockets, full:
-        run_server(create_app(service, server, model, registry=registry), server, sockets)
+        models = Models({default_alias(model.model_id): context_for(service, server, model, registry)})
+        run_server(create_fleet_app(models, server), server, sockets)
 
 
 if __name__ == "__main__":

@@ -143,18 +143,16 @@ LOOK_SECONDS = 5.0  # between two checks of the models
 STATUSES = health_pb2.HealthCheckResponse
 
 
-def _kind(context: Context) -> str:
-    return context.service.model.spec.kind
-
-
 # Service -> whether a model serves it; None: no model is needed.
 FITS: Mapping[str, Callable[[Context], bool] | None] = {
     "": None,
     f"{PACKAGE}.Info": None,
     f"{PACKAGE}.Tokenize": None,
-    f"{PACKAGE}.Embed": lambda context: _kind(context) == "embedding",
+    f"{PACKAGE}.Embed": lambda context: context.service.model.spec.kind == "embedding",
     f"{PACKAGE}.Predict": lambda context: Head.SCORES in context.heads,
-    f"{PACKAGE}.Rerank": lambda context: _kind(context) != "classifier" and "rerank" in capabilities(context.heads),
+    f"{PACKAGE}.Rerank": lambda context: (
+        context.service.model.spec.kind != "classifier" and "rerank" in capabilities(context.heads)
+    ),
 }
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from litestar import Controller, Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types import Receive, Scope, Send
 
 from hybridtei.config import ModelConfig, ServerConfig
+from hybridtei.engine.admission import Admission
 from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError, Overloaded, StoreError
-from hybridtei.load import default_alias
 from hybridtei.observability.metrics import Registry
 from hybridtei.observability.tracing import Recorder
 from hybridtei.server import invocations
@@ -73,20 +73,6 @@ ALL: tuple[type[Controller], ...] = (  # served without that flag
 )
 
 
-def create_app(
-    service: EngineService,
-    server: ServerConfig,
-    model: ModelConfig | None = None,
-    *,
-    registry: Registry | None = None,
-    schemas: CollectionSchemas | None = None,
-) -> Litestar:
-    """An ASGI application over one service, which it starts and stops. `registry` should be the one the service counts in."""
-    model = model or ModelConfig()
-    context = context_for(service, server, model, registry or Registry())
-    return create_fleet_app(Models({default_alias(model.model_id): context}), server, schemas=schemas)
-
-
 def context_for(service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry) -> Context:
     """The context of a model. Raises LoadError for unreadable quantization ranges."""
     if model.quantization_ranges is not None:
@@ -121,10 +107,11 @@ def create_fleet_app(
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
+    permits = models.default.service.config.max_concurrent_requests  # for requests to the store, as many as for a model
     shared = {
         **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "schemas": schemas},
         **{"keyring": keys, "certificate": certificate, "limits": limits},
-        **{"keyless": Keyless(), "store_bounds": StoreBounds.of(models)},
+        **{"keyless": Keyless(), "store_bounds": StoreBounds(Admission(permits))},
     }
     app = framework(
         only_tei_routes=server.only_tei_routes,
@@ -139,15 +126,7 @@ def create_fleet_app(
         ],
         state=State(shared),
     )
-    of_process = {path for path, endpoint in endpoints_of(app).items() if endpoint.role == "manage"}
-    methods = {route.path_format: route.methods for route in app.routes if route.methods}
-    app.asgi_handler = HttpMiddleware(
-        app.asgi_handler,
-        Origins(server.cors_allow_origin),
-        below_aliases=not server.only_tei_routes,
-        of_process=of_process,
-        methods=methods,
-    )
+    app.asgi_handler = HttpMiddleware(app, server)
     return app
 
 
@@ -185,24 +164,18 @@ PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-a
 class HttpMiddleware:
     """Answers preflights, adds CORS headers, takes `/m/ALIAS` off a path, and answers 404 to doubled and trailing slashes.
 
-    `below_aliases`: each route is also served below `/m/ALIAS`, except the paths `of_process`: these belong to no model, and a
-    proxy may guard them by their one path. `methods`: path -> its methods, for preflights.
+    Each route is also served below `/m/ALIAS`, except those that manage the process: these belong to no model, and a proxy may
+    guard them by their one path. With `only_tei_routes` none is.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        origins: Origins,
-        *,
-        below_aliases: bool,
-        of_process: Collection[str],
-        methods: Mapping[str, Collection[str]],
-    ) -> None:
-        self._app = app
-        self._origins = origins
-        self._below_aliases = below_aliases
-        self._of_process = of_process
-        self._allow = {path: [(b"allow", allow_header(names).encode())] for path, names in methods.items()}
+    def __init__(self, app: Litestar, server: ServerConfig) -> None:
+        """`app`: it has its own handler yet."""
+        self._app = app.asgi_handler
+        self._origins = Origins(server.cors_allow_origin)
+        self._below_aliases = not server.only_tei_routes
+        self._of_process = {path for path, endpoint in endpoints_of(app).items() if endpoint.role == "manage"}
+        routes = [route for route in app.routes if route.methods]
+        self._allow = {route.path_format: [(b"allow", allow_header(route.methods).encode())] for route in routes}
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

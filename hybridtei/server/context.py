@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar, get_args
 from hybridtei import errors
 from hybridtei.batch import Head
 from hybridtei.checkpoint.fingerprint import Fingerprint, begin
-from hybridtei.checkpoint.sizes import Adapters
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.engine.admission import Bounds
 from hybridtei.engine.service import EngineService, too_many_numbers
@@ -70,10 +69,6 @@ class Context:
     @property
     def heads(self) -> frozenset[Head]:
         return self.service.model.spec.heads
-
-    @property
-    def adapters(self) -> Adapters | None:
-        return self.service.model.spec.adapters
 
     @property
     def fingerprint(self) -> Future[Fingerprint | None]:
@@ -132,7 +127,6 @@ class Context:
         errors name the input that is empty.
         """
         load = inputs.load
-
         if refusal is None and task.dimensions == 0:
             refusal = InvalidDimensions("`dimensions` should be positive")  # TEI says so before it looks at the model
         bounds = self.bounds(load.inputs)
@@ -276,15 +270,15 @@ class RequestMetrics:
     """TEI's `te_request_*`, `te_embed_*` and `te_predict_*`."""
 
     def __init__(self, registry: Registry, max_input_length: int) -> None:
-        self._count = registry.counter("te_request_count")
-        self._success = registry.counter("te_request_success")
+        count, success = registry.counter("te_request_count"), registry.counter("te_request_success")
         self._failure = registry.counter("te_request_failure")
-        self._disconnected = registry.counter("hybridtei_departed_requests_total")
+        self.disconnected = registry.counter("hybridtei_departed_requests_total")
         lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
         self._input_length = registry.histogram("te_request_input_length", lengths)
         self._of_request = _stages(registry, "request")
-        self._begun = {is_batch: self._count.of(method=_method(is_batch)) for is_batch in (False, True)}
-        self._succeeded = {is_batch: self._success.of(method=_method(is_batch)) for is_batch in (False, True)}
+        methods = {False: "single", True: "batch"}
+        self._begun = {is_batch: count.of(method=method) for is_batch, method in methods.items()}
+        self._succeeded = {is_batch: success.of(method=method) for is_batch, method in methods.items()}
         self._overloaded = self._failure.of(err="overloaded")
         self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}
         self.failures = CountedFailures(self.failed)
@@ -313,10 +307,6 @@ class RequestMetrics:
     def dropped(self) -> None:
         """Count a request whose client disconnected before its answer."""
         self._failure.add(err="dropped")
-
-    def disconnected(self) -> None:
-        """Count a request whose client disconnected before it was read or run."""
-        self._disconnected.add()
 
     def refused(self) -> None:
         """Count a request that was refused before its body was read, so that nobody knows of how many inputs."""
@@ -353,7 +343,3 @@ FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (errors.AnswerTooLarge, "answer_size"),
     (errors.RequestError, "tokenization"),
 )
-
-
-def _method(is_batch: bool) -> str:
-    return "batch" if is_batch else "single"

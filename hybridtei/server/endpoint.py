@@ -111,7 +111,7 @@ class ApiRequest(Request[Any, Any, Any]):
             limit, needs_type = state.server.payload_limit, self.endpoint.needs_content_type
             body = await read_body(self.scope, receive, limit=limit, type_required=needs_type)
         except ClientDisconnected:
-            state.models.default.metrics.disconnected()
+            state.models.default.metrics.disconnected.add()
             raise
         if not body:
             raise SyntaxRefused("it ends too early (byte 0)")
@@ -127,12 +127,10 @@ async def served_model(request: ApiRequest) -> Context:
     """The model that the path or the body names; else the first with the route's capability. Raises UnknownModel."""
     models: Models = request.scope["app"].state.models
     alias = request.alias
-    context = models.only
-    if context is None or alias is not None:
-        name = None
-        if alias is None and not models.is_one and request.method == "POST":
-            name = model_name(await request.body(), request.decoded)
-        context = models.choose(alias, name, request.endpoint.capability)
+    name = None
+    if alias is None and not models.is_one and request.method == "POST":
+        name = model_name(await request.body(), request.decoded)
+    context = models.choose(alias, name, request.endpoint.capability)
     request.scope[MODEL] = context  # type: ignore[literal-required]
     return context
 

@@ -15,7 +15,7 @@ from hybridtei.errors import RequestRefused, TooManyInputs
 from hybridtei.observability.tracing import handler
 from hybridtei.server.api import tei
 from hybridtei.server.api.embed import embed, embed_sparse, similarity
-from hybridtei.server.api.pages import INDEX, page_file, wants_page
+from hybridtei.server.api.pages import INDEX, file_of_page, wants_page
 from hybridtei.server.api.predict import EntitiesRequest, entities, predict
 from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
 from hybridtei.server.context import Context, Reply
@@ -94,7 +94,7 @@ class InvocationController(Dialect):
         """The page for browsers; a health check for all else"""
         has_page = request.method == "GET" and not model.server.only_tei_routes
         if has_page and wants_page(request.scope["headers"]):
-            return page_file(INDEX)
+            return file_of_page(INDEX)
         await model.service.check_health()
         return StatusOnly(200)
 

@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Router, route
+from litestar import Litestar, MediaType, Router, route
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import License, Tag
@@ -15,7 +15,7 @@ from litestar.openapi.spec import License, Tag
 from hybridtei import __version__
 from hybridtei.server.api.tei import InputType
 from hybridtei.server.endpoint import TAG, Answer
-from hybridtei.server.routing import ENDPOINT, Endpoint
+from hybridtei.server.routing import ENDPOINT, AnyRequest, Endpoint
 
 ERRORS = {
     "400": "Empty input, or no JSON",
@@ -53,8 +53,6 @@ TEI_RESPONSES = {  # TEI's names for answers
     "/tokenize": "TokenizeResponse",
     "/decode": "DecodeResponse",
 }
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class Document(JsonRenderPlugin):

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, Role, ServerConfig
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_LOADING = 8  # models at once, each of which has a thread and takes memory
-FAILURES_KEPT = 32  # models that did not load, and why
 NO_NAMES = frozenset({"", "default", "default/not-specified"})  # what clients send for lack of a name
 
 Opener = Callable[[NamedModel], Awaitable[Context]]
@@ -60,7 +59,6 @@ class Entry:
     state: State
     context: Context | None = None
     error: str | None = None
-    began: float = 0.0
     seconds: float | None = None
 
 
@@ -101,7 +99,8 @@ class Models:
             return self.default
         if name is not None and name not in NO_NAMES:
             return self.named(name)
-        return first_able(self.ready, capability)
+        fitting = (context for able in capability for context in self.ready if able(context))  # the best capability first
+        return next(fitting, self.default)  # whose error says why it cannot
 
     def named(self, name: str) -> Context:
         """By alias, served name or model id. Raises UnknownModel, naming the state or the served models."""
@@ -123,11 +122,8 @@ class Models:
         if self.only is not None:
             return self.registry.text()
         whole = Registry()
-        for registry in (
-            self.registry,
-            self._past,
-            *(entry.context.registry for entry in self.entries.values() if entry.context),
-        ):
+        of_models = (entry.context.registry for entry in self.entries.values() if entry.context)
+        for registry in (self.registry, self._past, *of_models):
             whole.absorb(registry.readings())
         return whole.text()
 
@@ -141,24 +137,18 @@ class Models:
         if sum(entry.state == "loading" for entry in self.entries.values()) >= MAX_LOADING:
             raise InvalidInput(f"{MAX_LOADING} models are loading already: wait until one is ready or has failed")
         self.entries.pop(config.alias, None)  # so that it stands behind the others
-        entry = self.entries[config.alias] = Entry(config.alias, "loading", began=perf_counter())
+        entry = self.entries[config.alias] = Entry(config.alias, "loading")
+        began = perf_counter()
         try:
             entry.context = await self._opener(config)
         except BaseException as error:
             entry.state, entry.error = "failed", str(error)
-            self._forget_failures()
             if not isinstance(error, HybridTeiError):
                 log.error("loading %s failed", config.model_id, exc_info=True)
             raise
-        entry.state, entry.seconds = "ready", perf_counter() - entry.began
+        entry.state, entry.seconds = "ready", perf_counter() - began
         log.info("loaded %s as %s in %.1f s", config.model_id, config.alias, entry.seconds)
         return entry
-
-    def _forget_failures(self) -> None:
-        """Keep the last `FAILURES_KEPT`."""
-        failed = [entry.alias for entry in self.entries.values() if entry.state == "failed"]
-        for alias in failed[:-FAILURES_KEPT]:
-            del self.entries[alias]
 
     async def unload(self, alias: str) -> None:
         """Finish running passes, fail waiting requests, free memory. Raises UnknownModel, InvalidInput for the last model."""
@@ -182,11 +172,6 @@ class Models:
     async def stop(self) -> None:
         """Stop the services of all, at the end of the process."""
         await asyncio.gather(*(context.service.stop(STOP_SECONDS) for context in self.ready))
-
-    @property
-    def busy(self) -> bool:
-        """Whether a pass of any model runs."""
-        return any(context.service.engine.busy for context in self.ready)
 
     @property
     def dead(self) -> BackendError | None:
@@ -219,15 +204,6 @@ def _kind(context: Context) -> str:
     return context.service.model.spec.kind
 
 
-def first_able(contexts: Sequence[Context], capability: Sequence[Able]) -> Context:
-    """The first context with the best capability; where none has one, the first of all, whose error says why."""
-    for able in capability:
-        for context in contexts:
-            if able(context):
-                return context
-    return contexts[0]
-
-
 EMBED = (_gives(Head.DENSE), _gives())
 EMBED_SPARSE = (_gives(Head.SPARSE), _gives())
 EMBED_MULTIVECTOR = (_gives(Head.MULTIVECTOR), _gives())
@@ -249,11 +225,6 @@ class StoreBounds:
     admission: Admission
     aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
-    @classmethod
-    def of(cls, models: Models) -> Self:
-        """Bounds with as many permits as a model has."""
-        return cls(Admission(models.default.service.config.max_concurrent_requests))
-
     async def run_aside(self, work: Callable[[], Any]) -> Any:
         """The result of work in a thread, one piece at a time."""
         async with self.aside:
@@ -273,7 +244,7 @@ def check_capacity(endpoint: Endpoint, alias: str | None, models: Models, store:
         entry = models.entries.get(alias)
         contexts = [entry.context] if entry is not None and entry.context is not None and entry.state == "ready" else []
     else:
-        contexts = models.ready if models.only is None else [models.only]
+        contexts = models.ready
     if contexts and all(context.service.admission.free <= 0 for context in contexts):
         contexts[0].metrics.refused()
         raise Overloaded

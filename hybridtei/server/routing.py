@@ -31,7 +31,6 @@ AnyRequest = Request[Any, Any, Any]
 
 log = logging.getLogger(__name__)
 
-
 ErrorType = Literal[
     "Unhealthy",
     "Backend",
@@ -101,8 +100,8 @@ class ErrorResponse(Struct, frozen=True):
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
-        row, message = _row_and_message(error)
-        return row.status, cls(message, row.error_type)
+        row = row_of(error)
+        return row.status, cls(row.prefix + str(error), row.error_type)
 
 
 class OpenAICompatErrorResponse(Struct, frozen=True):
@@ -117,8 +116,8 @@ class OpenAICompatErrorResponse(Struct, frozen=True):
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
-        row, message = _row_and_message(error)
-        return row.status, cls(message, row.status, row.error_type)
+        row = row_of(error)
+        return row.status, cls(row.prefix + str(error), row.status, row.error_type)
 
 
 class ErrorDetail(Struct, frozen=True):
@@ -137,14 +136,10 @@ class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
         """(status, body)."""
-        row, message = _row_and_message(error)
+        row = row_of(error)
+        message = row.prefix + str(error)
         detail = [ErrorDetail(["body"], message, row.error_type)]
         return row.status, cls(message, row.status, row.error_type, detail=detail)
-
-
-def _row_and_message(error: Exception) -> tuple[Row, str]:
-    row = row_of(error)
-    return row, row.prefix + str(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +178,6 @@ def asks_to_wait(endpoint: Endpoint, *, only_tei_routes: bool) -> bool:
     return not endpoint.is_tei or (endpoint.error is OpenAICompatErrorResponse and not only_tei_routes)
 
 
-def help_link(error: Exception) -> tuple[str, str]:
-    """The header of errors of routes that are not TEI's: where cause and cure stand."""
-    return "link", f'<{PAGE}/errors.html#{errors.anchor_of(error)}>; rel="help"'
-
-
 ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
 BELOW = "/m/"  # each model has all routes below its alias there
 
@@ -201,8 +191,6 @@ def split_alias(path: str) -> tuple[str | None, str]:
 
 
 PAGE = "/page"
-
-
 CLOSING = (408, 413, 503)  # the rest of the body is not read
 NO_ROUTE = Endpoint(is_tei=True)  # of a request that reached none: its errors look like TEI's
 
@@ -247,7 +235,8 @@ def body_error(request: AnyRequest, error: BodyError) -> Response[Any]:
 
 
 def _help(endpoint: Endpoint, error: Exception) -> dict[str, str]:
-    return {} if endpoint.is_tei else dict([help_link(error)])
+    """The header of errors of routes that are not TEI's: where cause and cure stand."""
+    return {} if endpoint.is_tei else {"link": f'<{PAGE}/errors.html#{anchor_of(error)}>; rel="help"'}
 
 
 def _written(endpoint: Endpoint, error: Exception, headers: dict[str, str]) -> Response[bytes]:

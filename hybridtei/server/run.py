@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from litestar.datastructures import State
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import ConnectionLimits, allow_files
@@ -36,10 +37,6 @@ KEEP_ALIVE_SECONDS = 75  # clients keep pools; the default of 5 would cut them o
 log = logging.getLogger(__name__)
 
 
-def _nothing() -> None:
-    """No model, so none is dead."""
-
-
 class DrainingServer(uvicorn.Server):
     """uvicorn, but a termination signal is an orderly end: upstream raises it again afterwards, and exits with -15."""
 
@@ -49,7 +46,7 @@ class DrainingServer(uvicorn.Server):
         drain_seconds: float,
         rpc: RpcServer | None = None,
         reload: Callable[[], object] | None = None,
-        dead: Callable[[], object] = _nothing,
+        dead: Callable[[], object] = lambda: None,
     ) -> None:
         """`rpc`: the application's own, which drains while this one does. `reload`: what SIGHUP asks for; None: it ends the
         process, as it ends any. `dead`: looked at now and then; why the server should end by itself, or None."""
@@ -63,8 +60,8 @@ class DrainingServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         handled = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, self.handle_exit) for number in handled}
-        if self._reload is not None:
-            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._read_again)
+        if (reload := self._reload) is not None:
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: reload())
         try:
             yield
         finally:
@@ -76,10 +73,6 @@ class DrainingServer(uvicorn.Server):
         super().handle_exit(sig, frame)
         if self.force_exit and self._rpc is not None:
             self._rpc.hurry()
-
-    def _read_again(self, sig: int, frame: FrameType | None) -> None:
-        if self._reload is not None:
-            self._reload()
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second. A dead engine ends the server, which could only answer 503 until a restart."""
@@ -163,19 +156,16 @@ def only_metrics(app: Any, port: int) -> Any:
     return handle
 
 
-def reloader(app: Any, config: ServerConfig) -> Callable[[], None] | None:
+def reloader(state: State, config: ServerConfig) -> Callable[[], None] | None:
     """A function that reads the files of keys and certificate again; None without such files."""
-    certificate = app.state.certificate
-    if config.api_key_file is None and certificate is None:
-        return None
+    keys, certificate = None if config.api_key_file is None else state.keyring, state.certificate
+    files = [file for file in (keys, certificate) if file is not None]
 
     def reload() -> None:
-        if config.api_key_file is not None:
-            app.state.keyring.reload()
-        if certificate is not None:
-            certificate.reload()
+        for file in files:
+            file.reload()
 
-    return reload
+    return reload if files else None
 
 
 def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket]) -> None:
@@ -185,14 +175,14 @@ def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket])
     models = state.models
     metrics_port = None if len(sockets) == 1 else sockets[1].getsockname()[1]
     settings = settings_of(app, config, state.limits, state.certificate, metrics_port)
-    server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(app, config), dead=lambda: models.dead)
+    server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(state, config), dead=lambda: models.dead)
     with suppress(SystemExit):  # uvicorn's exit where it cannot start, after its log entry
         server.run([*sockets])
     if not server.started:
         raise OSError("the server could not start; the log says why")
     if models.dead is not None:
         raise models.dead
-    if models.busy:
+    if any(context.service.engine.busy for context in models.ready):
         end_at_once()
 
 

@@ -67,11 +67,14 @@ class Fleet:
         """A loaded model behind an engine: `remote`, or one on the device of the models with the same lanes."""
         from hybridtei.server.app import context_for
 
-        registry = Registry() if remote is None else remote.registry
+        registry, engine = Registry() if remote is None else remote.registry, self.engine
+        if not self._fixed_permits:  # as many as the model's hardware asks for
+            permits = permits_for(engine.max_concurrent_requests, loaded.backend, loaded.budget_tokens)
+            engine = replace(engine, max_concurrent_requests=permits)
         service = EngineService(
             loaded.model,
             loaded.backend,
-            self.engine if self._fixed_permits else with_permits(self.engine, loaded),
+            engine,
             budget_tokens=loaded.budget_tokens,
             registry=registry,
             device=self.device(loaded.backend.lanes) if remote is None else None,
@@ -97,12 +100,6 @@ class Fleet:
     def dead(self) -> BackendError | None:
         """Why lanes have ended by themselves; None while all serve."""
         return next((device.dead for device in self._devices.values() if device.dead is not None), None)
-
-
-def with_permits(engine: EngineConfig, loaded: LoadedModel) -> EngineConfig:
-    """Return the settings with as many permits as the model's hardware asks for."""
-    permits = permits_for(engine.max_concurrent_requests, loaded.backend, loaded.budget_tokens)
-    return replace(engine, max_concurrent_requests=permits)
 
 
 @contextmanager

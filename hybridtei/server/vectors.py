@@ -28,7 +28,7 @@ Quantise = Callable[[Floats], Any]
 def quantiser(context: Context, precision: Precision | None, head: Head, width: int) -> Quantise:
     """What makes such numbers of vectors of this width. Raises InvalidInput where the server has no ranges for them."""
     if precision is None or precision == "float":
-        return _as_they_are
+        return as_given
     ranges = _ranges(context, precision, head, width) if precision in RANGED else None
     return lambda rows: quantized(rows, precision, ranges)
 
@@ -47,7 +47,7 @@ def smaller_vectors(
     made = heads & context.heads & (widths.keys() - ({Head.MULTIVECTOR} if is_small else set()))
     with context.counting_failures():
         makers = {
-            head: quantiser(context, precision, head, min(dimensions or width, width)) if head in made else _as_they_are
+            head: quantiser(context, precision, head, min(dimensions or width, width)) if head in made else as_given
             for head, width in widths.items()
         }
 
@@ -62,7 +62,8 @@ def smaller_vectors(
     return smaller
 
 
-def _as_they_are(rows: Floats) -> Floats:
+def as_given(rows: Any) -> Any:
+    """The rows themselves."""
     return rows
 
 
@@ -88,20 +89,12 @@ def ranges_in(path: str) -> dict[str, Floats]:
 
 EMBEDDED_RANGES = str(Path(heads.__file__).with_name("minilm_ranges.npz"))  # see `conformance.quality.ranges`
 Output = Literal["dense", "sparse", "multivector"]
-
-
 Outputs = Annotated[list[Output], Meta(min_length=1)]
-
-
 SparseFormat = Literal["tei", "qdrant", "tokens", "ids"]
-
-
 OutputDtype = Annotated[
     Precision | None,
     Meta(description="What numbers vectors are made of; binary: one bit each, eight in an int8, ubinary: in a uint8."),
 ]
-
-
 SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
 
 

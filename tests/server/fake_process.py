@@ -18,11 +18,11 @@ from hybridtei.engine.service import EngineService
 from hybridtei.load import find_model, text_reader
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
-from hybridtei.server.app import create_app
 from hybridtei.server.http.connection import ports
 from hybridtei.server.run import run_server
 from hybridtei.tasks.base import Model
 from tests.fake_backend import FakeBackend
+from tests.server.live import create_app
 
 
 def wait(pause: str) -> None:

@@ -9,10 +9,10 @@ import time
 from hybridtei.config import ServerConfig
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
-from hybridtei.server.app import create_app
 from hybridtei.server.http.connection import ports
 from hybridtei.server.run import run_server
 from tests.engine import small
+from tests.server.live import create_app
 
 if __name__ == "__main__":
     seconds, drain = float(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 30.0

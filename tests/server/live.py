@@ -22,15 +22,18 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from litestar import Litestar
 
 from hybridtei import cli
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.engine.service import EngineService
+from hybridtei.load import default_alias
 from hybridtei.observability import logs
 from hybridtei.observability.metrics import Registry
 from hybridtei.server import run
-from hybridtei.server.app import create_app
+from hybridtei.server.app import context_for, create_fleet_app
+from hybridtei.server.registry import Models
 from hybridtei.server.run import DrainingServer, settings_of
 from hybridtei.system import memory as heap
 from tests.engine import small
@@ -112,6 +115,20 @@ def serving(
         uvicorn_server.should_exit = True
         thread.join(HANG)
         assert not thread.is_alive()
+
+
+def create_app(
+    service: EngineService,
+    server: ServerConfig,
+    model: ModelConfig | None = None,
+    *,
+    registry: Registry | None = None,
+    schemas: Any = None,
+) -> Litestar:
+    """An ASGI application over one service, which it starts and stops. `registry`: the one that the service counts in."""
+    model = model or ModelConfig()
+    context = context_for(service, server, model, registry or Registry())
+    return create_fleet_app(Models({default_alias(model.model_id): context}), server, schemas=schemas)
 
 
 @contextmanager

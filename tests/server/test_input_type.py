@@ -13,9 +13,9 @@ from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.encoder import Encoder
 from hybridtei.engine.service import EngineService
 from hybridtei.load import load_model
-from hybridtei.server.app import create_app
 from hybridtei.server.start import Fleet
 from tests import tiny, tolerances
+from tests.server.live import create_app
 from tests.test_inference_free import routed
 from tests.test_late_interaction import pylate
 

@@ -13,7 +13,7 @@ from hybridtei.errors import InvalidInput, LoadError, UnknownModel
 from hybridtei.observability.metrics import Registry
 from hybridtei.server.api import ops
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.registry import FAILURES_KEPT, Models
+from hybridtei.server.registry import Models
 from hybridtei.system import memory
 from tests.engine import small
 
@@ -172,20 +172,6 @@ def test_what_a_model_counted_stays_counted_when_it_goes() -> None:
             assert f"te_batch_next_size_count {number + 1}" in told
             assert "te_queue_size 0" in told  # a level is no sum
         await models.stop()
-
-    run(scenario)
-
-
-def test_of_models_that_fail_only_the_last_are_remembered() -> None:
-    async def opener(config: NamedModel) -> Context:
-        raise LoadError("no weights")
-
-    async def scenario() -> None:
-        models = Models({"first": context("first")}, opener)
-        for number in range(2 * FAILURES_KEPT):
-            with pytest.raises(LoadError):
-                await models.load(NamedModel(model_id="broken", alias=f"broken-{number}"))
-        assert [*models.entries] == ["first", *(f"broken-{number}" for number in range(FAILURES_KEPT, 2 * FAILURES_KEPT))]
 
     run(scenario)
 

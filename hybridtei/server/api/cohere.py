@@ -19,7 +19,7 @@ from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import as_base64
 from hybridtei.server.registry import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse
-from hybridtei.server.vectors import Quantise, quantiser
+from hybridtei.server.vectors import quantiser
 from hybridtei.tasks.embed import Embed, InputType
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -91,11 +91,13 @@ async def embed(context: Context, request: CohereEmbedRequest, version: str) -> 
         dimensions=request.output_dimension,
         input_type=SIDES.get(request.input_type or ""),
     )
-
     whole = context.service.model.spec.dense_width
     width = min(request.output_dimension or whole, whole)
     with context.counting_failures():
-        makers = {form: _maker(context, form, width) for form in request.embedding_types or ["float"]}
+        makers = {
+            form: _texts if form == "base64" else quantiser(context, form, Head.DENSE, width)
+            for form in request.embedding_types or ["float"]
+        }
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         assert answer.dense is not None
@@ -109,10 +111,6 @@ async def embed(context: Context, request: CohereEmbedRequest, version: str) -> 
         }
 
     return await context.embed(task, inputs, write, numbers=len(makers) * len(texts) * whole, field="texts")
-
-
-def _maker(context: Context, form: EmbeddingType, width: int) -> Quantise:
-    return _texts if form == "base64" else quantiser(context, form, Head.DENSE, width)
 
 
 def _texts(rows: Floats) -> list[str]:

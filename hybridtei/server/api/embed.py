@@ -53,8 +53,6 @@ Side = Annotated[
     Literal["query", "document"] | None,
     Meta(description="What the inputs are, for models that read queries otherwise than documents [default: document]."),
 ]
-
-
 Budget = Annotated[
     MultivectorBudget | None, Meta(description="How small documents' multi-vectors are to be; queries' are never made smaller.")
 ]

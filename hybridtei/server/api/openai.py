@@ -37,6 +37,7 @@ from hybridtei.server.vectors import (
     OutputDtype,
     Outputs,
     SparseFormat,
+    as_given,
     by_text,
     embed_spans,
     heads_of,
@@ -161,7 +162,7 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
         inputs.items,
         heads,
         context.truncate(request.truncate if request.truncation is None else request.truncation),
-        prompt_name=None if context.adapters is None else request.task,
+        prompt_name=None if context.service.model.spec.adapters is None else request.task,
         normalize=request.normalized is not False,
         dimensions=width,
         input_type=request.side,
@@ -213,7 +214,7 @@ def foreign_ids(context: Context, inputs: Inputs) -> InvalidInput | None:
 
 def unknown_task(context: Context, task: str | None) -> InvalidInput | None:
     """Why a model with adapters refuses a task; others only ask whether it means queries or documents."""
-    adapters = context.adapters
+    adapters = context.service.model.spec.adapters
     if task is None or adapters is None or task in adapters.names:
         return None
     return InvalidInput(f"`task` names no adapter of the model, which has: {', '.join(adapters.names)}")
@@ -280,7 +281,7 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
     heads, width = frozenset({Head.DENSE}), request.output_dimension
     task = Embed((), heads, context.truncate(None), dimensions=width, input_type=side)
     smaller = smaller_vectors(context, heads, request.output_dtype, width)
-    written = writers.as_base64 if request.encoding_format == "base64" else _as_it_is
+    written = writers.as_base64 if request.encoding_format == "base64" else as_given
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         vectors = smaller(answer).dense
@@ -294,10 +295,6 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
 
 def _listed(vectors: Sequence[Any]) -> list[dict[str, Any]]:
     return [{"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)]
-
-
-def _as_it_is(row: Any) -> Any:
-    return row
 
 
 class OpenAIController(Dialect):

@@ -19,7 +19,7 @@ from hybridtei.load import named_model
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post
-from hybridtei.server.registry import Entry, Models
+from hybridtei.server.registry import Models
 from hybridtei.server.routing import StatusOnly
 
 
@@ -150,19 +150,16 @@ OF_PROCESS = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code"
 async def load(models: Models, request: Table) -> Reply:
     """`/models/load`. Raises InvalidInput."""
     try:
-        return Reply(_state(await models.load(_configuration(request, models.flags))))
+        entry = await models.load(_configuration(request, models.flags))
     except LoadError as error:
         raise InvalidInput(str(error)) from error
+    return Reply(ModelState(entry.alias, entry.state, entry.seconds, entry.error))
 
 
 async def unload(models: Models, request: UnloadRequest) -> Reply:
     """`/models/unload`. Raises UnknownModel, InvalidInput."""
     await models.unload(request.model)
     return Reply(ModelState(request.model, "unloaded"))
-
-
-def _state(entry: Entry) -> ModelState:
-    return ModelState(entry.alias, entry.state, entry.seconds, entry.error)
 
 
 def _configuration(table: Table, flags: ModelConfig) -> NamedModel:

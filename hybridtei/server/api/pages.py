@@ -41,7 +41,7 @@ class PageController(Dialect):
     @get([PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)], in_schema=False, role=None)
     async def page(self, request: ApiRequest) -> Response[bytes]:
         """The page itself, or a file that it loads."""
-        return page_file(request.scope["path"].removeprefix(PAGE).strip("/") or INDEX)
+        return file_of_page(request.scope["path"].removeprefix(PAGE).strip("/") or INDEX)
 
 
 class DocsController(Dialect):
@@ -51,7 +51,7 @@ class DocsController(Dialect):
     async def docs(self, request: ApiRequest) -> Response[bytes]:
         """Redirect to `/docs/`, where relative links work."""
         if request.scope["raw_path"].endswith(b"/"):
-            return _file(f"docs/{INDEX}", DOCS_POLICY)
+            return file_of_page(f"docs/{INDEX}", DOCS_POLICY)
         return Response(b"", status_code=303, media_type="text/plain", headers={"location": "/docs/"})
 
     @get("/docs/{name:str}", in_schema=False, role=None, is_tei=True)
@@ -59,15 +59,11 @@ class DocsController(Dialect):
         """A file that Swagger UI loads."""
         if name not in DOCS_FILES:
             raise NotFoundException
-        return _file(f"docs/{name}", DOCS_POLICY)
+        return file_of_page(f"docs/{name}", DOCS_POLICY)
 
 
-def page_file(name: str) -> Response[bytes]:
+def file_of_page(name: str, policy: str = PAGE_POLICY) -> Response[bytes]:
     """The page, or one of its files."""
-    return _file(name, PAGE_POLICY)
-
-
-def _file(name: str, policy: str) -> Response[bytes]:
     headers = {"content-security-policy": policy, **HEADERS}
     return Response(_read(name), media_type=TYPES[name.rpartition(".")[2]], headers=headers)
 

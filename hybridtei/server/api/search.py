@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from litestar.params import JSONBody
@@ -153,20 +152,21 @@ async def _searched(
         return answer
 
     tokenizer, spec = context.service.tokenizer, context.service.model.spec
-    model = QueryModel(
-        context.model.model_id,
-        spec,
-        embed,
-        lambda text: tokenizer.tokens(text, add_special_tokens=False),
-        stores.bounds.run_aside,
-    )
 
     async def look_up(queries: Sequence[str]) -> Embeddings:
         answer, usage = await context.look_up(list(queries), is_batch=request.query is None)
         usages.append(usage)
         return answer
 
-    model = replace(model, look_up=look_up, fingerprint=lambda: model_hash(context.fingerprint))
+    model = QueryModel(
+        context.model.model_id,
+        spec,
+        embed,
+        lambda text: tokenizer.tokens(text, add_special_tokens=False),
+        stores.bounds.run_aside,
+        look_up=look_up,
+        fingerprint=lambda: model_hash(context.fingerprint),
+    )
     budget = PayloadBudget(stores.server.max_search_bytes)
     depth = max(stores.server.max_search_points // max(len(texts), 1), 1)
     searcher = Searcher(stores.schemas.store, model, schemas=stores.schemas, budget=budget, max_points=depth)

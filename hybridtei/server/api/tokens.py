@@ -53,19 +53,19 @@ async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any])
     """What is made of each item, written: in parts, so that the thread for such work is free
     for others in between; and token by token, since those of a long request are many times its size. Raises RequestRefused."""
     part, written = context.server.max_client_batch_size, BytesIO()
+
+    def append(some: Sequence[T]) -> None:
+        for item in some:  # what is made of each has no name, which would keep it while the next is made
+            written.write(b"," if written.tell() > 1 else b"")
+            write_json(make(item), written)
+
     written.write(b"[")
     for begin in range(0, len(items), part):
-        await context.service.aside(partial(_append, written, items[begin : begin + part], make))
+        await context.service.aside(partial(append, items[begin : begin + part]))
         if written.tell() > ANSWER_BYTES and len(items) > part:
             raise too_many_numbers(MAX_ANSWER_NUMBERS)
     written.write(b"]")
     return Reply(Written(written.getvalue()), numbers=written.tell() // BYTES_PER_NUMBER)
-
-
-def _append(written: BytesIO, items: Sequence[T], make: Callable[[T], Any]) -> None:
-    for item in items:  # what is made of each has no name, which would keep it while the next is made
-        written.write(b"," if written.tell() > 1 else b"")
-        write_json(make(item), written)
 
 
 class TokenController(Dialect):

@@ -16,7 +16,7 @@ from typing import Any
 
 from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisconnected
 
-JSON_TYPE = re.compile(r"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
+JSON_TYPE = re.compile(rb"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer
 
 
@@ -82,12 +82,6 @@ class SchemaError(BodyError):
     prefix = "Failed to deserialize the JSON body into the target type: "
 
 
-def header(scope: Any, name: bytes) -> str | None:
-    """The first of this name, in lower case, among a request's headers."""
-    value = first_fields(scope).get(name)
-    return None if value is None else value.decode("latin-1")
-
-
 FIELDS = "hybridtei.fields"  # in a scope
 
 
@@ -99,21 +93,16 @@ def first_fields(scope: Any) -> Mapping[bytes, bytes]:
     return fields
 
 
-def check_content_type(value: str | None, *, required: bool = True) -> None:
-    """Raises ContentTypeError for anything but JSON, and for nothing at all where a type is required."""
-    if (value is None and required) or (value is not None and not JSON_TYPE.match(value.strip())):
-        raise ContentTypeError
-
-
 async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:
     """The bytes of what should be JSON. Raises BodyError, ClientDisconnected."""
-    content_type = header(scope, b"content-type")
-    if content_type != "application/json":
-        check_content_type(content_type, required=type_required)
-    coding = header(scope, b"content-encoding")
-    if coding not in (None, "", "identity"):
-        raise CodingError(coding)
-    declared = header(scope, b"content-length") or ""
+    fields = first_fields(scope)
+    content_type = fields.get(b"content-type")
+    if type_required if content_type is None else not JSON_TYPE.match(content_type.strip()):
+        raise ContentTypeError
+    coding = fields.get(b"content-encoding", b"")
+    if coding not in (b"", b"identity"):
+        raise CodingError(coding.decode("latin-1"))
+    declared = fields.get(b"content-length", b"")
     too_large = declared.isdigit() and int(declared) > limit
     if too_large and int(declared) > limit * DRAIN_FACTOR:
         raise PayloadTooLarge

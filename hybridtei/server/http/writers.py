@@ -107,20 +107,14 @@ def sparse_qdrant(vectors: SparseVectors, i: int) -> dict[str, Any]:
     return {"indices": indices, "values": values}
 
 
-def sparse_tokens(vectors: SparseVectors, i: int, pieces: Pieces) -> dict[str, Any]:
-    """`{"vocabulary piece": weight, …}`, heaviest first."""
-    indices, values = vectors.row(i)
-    order = np.argsort(-values, kind="stable")
-    return dict(zip(pieces(indices[order]), values[order], strict=True))
-
-
 def sparse(vectors: SparseVectors, i: int, form: str, pieces: Pieces) -> Any:
-    """Row i in `form`: tei, qdrant, tokens, or ids: `{"token id": weight, …}`."""
+    """Row i in `form`: tei; qdrant; ids: `{"token id": weight, …}`; tokens: `{"piece": weight, …}`, heaviest first."""
+    indices, values = vectors.row(i)
     if form == "ids":
-        indices, values = vectors.row(i)
         return dict(zip(map(str, indices.tolist()), values, strict=True))
     if form == "tokens":
-        return sparse_tokens(vectors, i, pieces)
+        order = np.argsort(-values, kind="stable")
+        return dict(zip(pieces(indices[order]), values[order], strict=True))
     return sparse_tei(vectors, i) if form == "tei" else sparse_qdrant(vectors, i)
 
 
