@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
-from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.backends.base import Backend
+from hybridtei.batch import Encoding, Head, pack
 from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import LoadError
-from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.outputs import Floats
 from hybridtei.text.tokenizer import Tokenizer
 
 SAMPLE = (
@@ -122,16 +122,7 @@ class Fidelity:
         return f"cosine {self.worst:.4f} at worst, {self.mean:.4f} on average; {self.overlap:.1%} of neighbours kept"
 
 
-class Forward(Protocol):
-    """What computes a batch, as `backends.base.Backend` does."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    def forward(self, batch: PackedBatch) -> HeadOutputs: ...
-
-
-def compare(exact: Forward, approximate: Forward) -> Fidelity:
+def compare(exact: Backend, approximate: Backend) -> Fidelity:
     """How close two backends of one model are, by the same texts."""
     return fidelity(sample_vectors(approximate), sample_vectors(exact))
 
@@ -150,7 +141,7 @@ def fidelity(ours: Floats, theirs: Floats) -> Fidelity:
     return Fidelity(float(cosines.min()), float(cosines.mean()), float(np.mean(kept)))
 
 
-def sample_vectors(backend: Forward) -> Floats:
+def sample_vectors(backend: Backend) -> Floats:
     """Unit vectors float32[n, d] of the sample texts, each alone."""
     spec = backend.spec
     head = Head.SPARSE if spec.is_splade else Head.DENSE

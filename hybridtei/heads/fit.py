@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
+from hybridtei.batch import kept_tokens
+from hybridtei.checkpoint.heads import METADATA_KEY
 from hybridtei.heads.models import (
     MultiVectorHead,
     SparseHead,
     TokenStates,
     autocast,
-    keep_tokens,
     maxsim,
     term_matrix,
-    text_of_token,
 )
 
 WARMUP = 0.05  # share of the steps over which the learning rate rises; after them it falls linearly to 0
@@ -92,9 +92,9 @@ class Students(nn.Module):
 
     def _projected(self, side: Packed) -> tuple[Tensor, Tensor]:
         """Return the projections [kept tokens, dim], fp32, and their cu_seqlens."""
-        keep = keep_tokens(side.input_ids, side.cu_seqlens, self.recipe.drop, self.special_ids)
-        lengths = torch.bincount(text_of_token(side.cu_seqlens)[keep], minlength=len(side.cu_seqlens) - 1)
-        return self.multivector(side.hidden_states[keep]).float(), functional.pad(lengths.cumsum(0), (1, 0))
+        ids, offsets, specials = (one.numpy() for one in (side.input_ids, side.cu_seqlens, self.special_ids))
+        kept, kept_offsets = kept_tokens(self.recipe.drop, ids, offsets, specials)
+        return self.multivector(side.hidden_states[torch.from_numpy(kept)]).float(), torch.from_numpy(kept_offsets)
 
 
 def fit(students: Students, data: PairStates) -> list[dict[str, float]]:
@@ -238,7 +238,6 @@ def _batch(data: PairStates, rows: list[int]) -> Batch:
 
 
 FORMAT_VERSION = 1
-METADATA_KEY = "hybridtei_heads"
 
 
 @dataclass(frozen=True)

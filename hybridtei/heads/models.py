@@ -208,9 +208,6 @@ class MultiVectorHead(nn.Linear):
     What serves is the projection, or its prefix, scaled to unit length.
     """
 
-    def __init__(self, hidden_size: int, dim: int, bias: bool) -> None:
-        super().__init__(hidden_size, dim, bias=bias)
-
     @torch.no_grad()
     def start_from(self, hidden_states: Tensor) -> None:
         """Set the weights to the principal directions, largest first, of a sample of unit token states."""
@@ -226,16 +223,6 @@ class MultiVectorHead(nn.Linear):
 def text_of_token(cu_seqlens: Tensor) -> Tensor:
     """Return the number of the text each packed token belongs to, [tokens]."""
     return torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1), cu_seqlens.diff())
-
-
-def keep_tokens(input_ids: Tensor, cu_seqlens: Tensor, drop: str, special_ids: Tensor) -> Tensor:
-    """Return a mask [tokens] of the tokens that get a vector: all but the "first", but the "specials", or all."""
-    if drop == "specials":
-        return ~torch.isin(input_ids, special_ids)
-    keep = torch.ones_like(input_ids, dtype=torch.bool)
-    if drop == "first":
-        keep[cu_seqlens[:-1]] = False
-    return keep
 
 
 def term_matrix(weights: Tensor, input_ids: Tensor, cu_seqlens: Tensor, columns: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 def _students(args: argparse.Namespace, trunk: Trunk, states: TokenStates, recipe: Recipe) -> Students:
     torch.manual_seed(args.seed)
     sparse = SparseHead(trunk.hidden_size, args.sparse_width, args.sparse_inputs, args.activation)
-    multivector = MultiVectorHead(trunk.hidden_size, args.dim, args.bias)
+    multivector = MultiVectorHead(trunk.hidden_size, args.dim, bias=args.bias)
     step = max(1, len(states.input_ids) // PRINCIPAL_SAMPLE)
     multivector.start_from(torch.from_numpy(states.hidden_states[::step].astype("float32")))
     return Students(sparse, multivector, trunk.special_ids, recipe)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hybridtei.heads.fit import neighbour_groups
-from hybridtei.heads.models import MultiVectorHead, SparseHead, keep_tokens, maxsim, term_matrix
+from hybridtei.heads.models import MultiVectorHead, SparseHead, maxsim, term_matrix
 
 
 def unit_rows(count: int, width: int, seed: int) -> Tensor:
@@ -54,14 +54,6 @@ def test_maxsim_is_the_mean_best_match() -> None:
             best = [max(float(q @ t) for t in texts[first:last]) for q in queries[start:stop]]
             assert float(scores[query, text]) == pytest.approx(sum(best) / len(best), abs=1e-6)
     assert scores[:, 1].tolist() == [0.0, 0.0]  # a text without vectors
-
-
-def test_dropped_tokens() -> None:
-    input_ids, cu_seqlens, special_ids = torch.tensor([1, 5, 2, 1, 2]), torch.tensor([0, 3, 5]), torch.tensor([1, 2])
-    kept = {drop: keep_tokens(input_ids, cu_seqlens, drop, special_ids).tolist() for drop in ("first", "specials")}
-    assert kept["first"] == [False, True, True, False, True]
-    assert kept["specials"] == [False, True, False, False, False]
-    assert keep_tokens(input_ids, cu_seqlens, "none", special_ids).all()
 
 
 def test_the_projection_starts_orthonormal_with_the_strongest_direction_first() -> None:

@@ -27,7 +27,6 @@ from hybridtei.backends.graph.weights import check_names, checked_key, word_tabl
 from hybridtei.backends.heads import HeadLayers, MlmLayers
 from hybridtei.backends.torch.ops import ModuleOptions, family_module, path_of
 from hybridtei.backends.torch.trunk import PackedTrunk, PaddedTrunk, Trunk
-from hybridtei.checkpoint.files import require
 from hybridtei.checkpoint.hub_layouts import check_code, needs_code, own_code
 from hybridtei.checkpoint.layers import in_config
 from hybridtei.checkpoint.spec import ModelSpec
@@ -129,7 +128,6 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
     """transformers' model of a checkpoint, without heads. Raises LoadError and its kinds."""
     from transformers import AutoConfig, AutoModel
 
-    _weights_file(spec.folder)
     code = own_code(spec.config) if trust_remote_code else None
     if code is not None:
         log.warning("%s: runs `%s`, code of the publisher's own (--trust-remote-code)", spec.folder, code)
@@ -212,12 +210,6 @@ def checked_numbers(tensor: Tensor, name: str, folder: Path) -> Tensor:
         if wrong:
             raise not_finite(folder, name, wrong, tensor.numel())
     return tensor
-
-
-def _weights_file(folder: Path) -> None:
-    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-    found = next((folder / name for name in names if (folder / name).exists()), folder / names[0])
-    require(found)
 
 
 def _first_line(error: Exception) -> str:
