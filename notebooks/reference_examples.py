@@ -50,7 +50,7 @@ from hybridtei import ingest
 Path("notes").mkdir()
 Path("notes/plate.md").write_text("# Plates\\n\\nA boundary layer grows along a flat plate.")
 summary = ingest("notes", "library", encoder, "./library", quiet=True)
-assert (summary.stats.documents, summary.outcome.points) == (1, 1)
+assert (summary.stats.documents, summary.stats.points) == (1, 1)
 """,
     "Qdrant by its own client": """
 from qdrant_client import QdrantClient, models

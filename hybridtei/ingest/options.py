@@ -69,7 +69,9 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
 class IngestStats:
     """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run; `skipped`: stored before, unchanged.
 
-    `unclear`: stored before, and not found in files that could not be read whole.
+    `unclear`: stored before, and not found in files that could not be read whole. `missing`: stored documents that the source
+    no longer has, and that stay; `deleted`: those that this ingest deleted, or would have; `kept`: why they stay where
+    `delete_missing` is set. `points`: in the collection at the end. `stopped`: by a signal, before the end.
     """
 
     documents: int = 0
@@ -77,9 +79,13 @@ class IngestStats:
     tokens: int = 0
     skipped: int = 0
     quarantined: int = 0
-    removed_chunks: int = 0
     unclear: int = 0
     files: int = 0
+    missing: int = 0
+    deleted: int = 0
+    kept: str | None = None
+    points: int = 0
+    stopped: bool = False
     _began: float = field(default_factory=time.monotonic)
     _ended: float | None = None
 
@@ -148,40 +154,26 @@ def line(stats: IngestStats) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """`points`: in the collection at the end. `stopped`: by a signal, before the end. `missing`: stored documents that the
-    source no longer has, and that stay; `deleted`: those that this ingest deleted, or would have. `kept`: why they stay where
-    `delete_missing` is set."""
-
-    points: int
-    stopped: bool = False
-    missing: int = 0
-    deleted: int = 0
-    kept: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
     """`place`: the store. `quarantine`: path of the file, if it has entries. `dry_run`: the option."""
 
     collection: str
     place: str
     stats: IngestStats
-    outcome: Outcome
     quarantine: str | None
     dry_run: bool = False
 
     @property
     def status(self) -> int:
         """The exit status: 0 if every readable document is stored, 130 if the ingest was stopped, else 1."""
-        if self.outcome.stopped:
+        if self.stats.stopped:
             return INTERRUPTED
         nothing = not self.stats.documents and not self.stats.skipped and self.stats.quarantined
-        return 1 if nothing or self.outcome.kept else 0
+        return 1 if nothing or self.stats.kept else 0
 
     def as_json(self) -> str:
         """The summary as one line of JSON."""
-        stats, outcome = self.stats, self.outcome
+        stats = self.stats
         fields = {
             "collection": self.collection,
             "store": self.place,
@@ -194,18 +186,18 @@ class Summary:
             "seconds": round(stats.seconds, 3),
             "documents_per_s": round(stats.documents_per_s, 2),
             "tokens_per_s": round(stats.tokens_per_s, 1),
-            "points": outcome.points,
-            "documents_missing": outcome.missing,
-            "documents_deleted": outcome.deleted,
+            "points": stats.points,
+            "documents_missing": stats.missing,
+            "documents_deleted": stats.deleted,
             "documents_unclear": stats.unclear,
-            "stopped": outcome.stopped,
+            "stopped": stats.stopped,
             "dry_run": self.dry_run,
         }
         return orjson.dumps(fields).decode()
 
     def in_words(self) -> str:
         """The summary as a few lines for people."""
-        stats, outcome = self.stats, self.outcome
+        stats = self.stats
         lines = [
             f"{stats.documents:,} documents in {stats.chunks:,} chunks stored in {stats.seconds:,.1f} s "
             f"({stats.documents_per_s:,.1f} documents/s, {stats.tokens_per_s:,.0f} tokens/s), {stats.skipped:,} unchanged"
@@ -214,14 +206,14 @@ class Summary:
             lines = [f"nothing was changed: {stats.documents:,} documents would be stored, {stats.skipped:,} are unchanged"]
         if stats.quarantined:
             lines.append(f"{stats.quarantined:,} could not be taken: {self.quarantine} says why")
-        lines.append(f"collection {self.collection}, {self.place}: {outcome.points:,} points")
-        if outcome.deleted:
-            lines.append(f"{outcome.deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted")
-        if outcome.missing:
-            why = outcome.kept or "--delete-missing deletes them"
-            lines.append(f"{outcome.missing:,} documents left the source and stay searchable: {why}")
+        lines.append(f"collection {self.collection}, {self.place}: {stats.points:,} points")
+        if stats.deleted:
+            lines.append(f"{stats.deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted")
+        if stats.missing:
+            why = stats.kept or "--delete-missing deletes them"
+            lines.append(f"{stats.missing:,} documents left the source and stay searchable: {why}")
         if stats.unclear:
             lines.append(f"{stats.unclear:,} documents may be gone too: their files could not be read whole, so they stay")
-        if outcome.stopped:
+        if stats.stopped:
             lines.append("stopped before the end: run the same command again to go on")
         return "\n".join(lines)

@@ -23,7 +23,7 @@ from hybridtei.errors import StoreError
 from hybridtei.ingest.embedders import embed_each
 from hybridtei.ingest.indexing import deferred_indexing
 from hybridtei.ingest.ledger import Ledger, StoredDocument
-from hybridtei.ingest.options import Outcome, Progress
+from hybridtei.ingest.options import IngestStats, Progress
 from hybridtei.ingest.prepare import Batch, PendingChunk, Preparation
 from hybridtei.ingest.write import Writer
 from hybridtei.outputs import Embeddings
@@ -79,7 +79,7 @@ async def ingest(
     defer_indexing_bytes: float = math.inf,
     patience_s: float = 0.0,
     tell: Callable[[str], None] = lambda line: None,
-) -> Outcome:
+) -> IngestStats:
     """Store every document of the sources that is not stored yet; a bad one goes into quarantine and does not stop the others.
 
     `schema`: the collection's; None if a dry run finds none. `encode_settings`: arguments of `embedder.encode`.
@@ -89,37 +89,30 @@ async def ingest(
     source lacks them and `preparation.options.delete_missing` is set.
     """
     ledger = Ledger(store, name, 0 if schema is None else await store.count(name))
-    preparation.stats.start()
+    stats = preparation.stats
+    stats.start()
     await _compare(preparation, ledger)
-    stopping, progress = Stopping(), Progress(preparation.total_bytes, quiet=preparation.options.quiet)
+    stats.points = ledger.count
     if schema is None or preparation.options.dry_run:
         await asyncio.to_thread(_count, preparation)
-        missing, deleted, kept = await _settle_missing(preparation, None, tell)
-        return Outcome(ledger.count, missing=missing, deleted=deleted, kept=kept)
-    writer = Writer(
-        store=store,
-        name=name,
-        schema=schema,
-        ledger=ledger,
-        cache=preparation.cache,
-        quarantine=preparation.quarantine,
-        settings=preparation.settings,
-        stats=preparation.stats,
-        patience_s=patience_s,
-    )
-    complete = False
+        await _settle_missing(preparation, None, tell)
+        return stats
+    stopping, progress = Stopping(), Progress(preparation.total_bytes, quiet=preparation.options.quiet)
+    writer, stats.stopped = Writer(ledger, schema, preparation, patience_s), True
     try:
         with stopping.on_signals():
             is_large = preparation.unread_bytes >= defer_indexing_bytes
             async with deferred_indexing(store, name, is_large=is_large):
                 await _flow(preparation, embedder, writer, progress, stopping, encode_settings=encode_settings)
-        complete = not stopping.requested.is_set()
-        missing, deleted, kept = await _settle_missing(preparation, writer, tell) if complete else (0, 0, None)
+        stats.stopped = stopping.requested.is_set()
+        if not stats.stopped:
+            await _settle_missing(preparation, writer, tell)
     finally:
         writer.close()
-        preparation.stats.stop()
-        progress.close(complete=complete)
-    return Outcome(await store.count(name), not complete, missing, deleted, kept)
+        stats.stop()
+        progress.close(complete=not stats.stopped)
+    stats.points = await store.count(name)
+    return stats
 
 
 async def _compare(preparation: Preparation, ledger: Ledger) -> None:
@@ -130,8 +123,7 @@ async def _compare(preparation: Preparation, ledger: Ledger) -> None:
         return asyncio.run_coroutine_threadsafe(ledger.documents(keys), loop).result() if keys else {}
 
     preparation.lookup = lookup
-    if preparation.source is not None:
-        preparation.stored = await ledger.keys_below(preparation.source.labels)
+    preparation.stored = await ledger.keys_below(preparation.source.labels)
     await asyncio.to_thread(preparation.find_unchanged)
 
 
@@ -144,18 +136,18 @@ def _count(preparation: Preparation) -> None:
     preparation.stats.stop()
 
 
-async def _settle_missing(
-    preparation: Preparation, writer: Writer | None, tell: Callable[[str], None]
-) -> tuple[int, int, str | None]:
-    """(missing documents that stay, number of deleted ones, why they stay although they should go). Without a `writer` it only
-    says what it would delete."""
-    keys = missing_from_source(preparation)
-    if not preparation.options.delete_missing or not keys:
-        return len(keys), 0, None
-    if not preparation.stats.documents + preparation.stats.skipped:
-        return len(keys), 0, "it yielded none at all, so none is deleted"
-    if preparation.source is not None and preparation.source.is_taken_over:
-        return len(keys), 0, "the collection is of 0.1, which did not note whose they are: the next ingest deletes them"
+async def _settle_missing(preparation: Preparation, writer: Writer | None, tell: Callable[[str], None]) -> None:
+    """Delete documents that the source lacks, if that is asked for, and count them. Without a `writer` it only says what it
+    would delete."""
+    keys, stats = missing_from_source(preparation), preparation.stats
+    deletes = preparation.options.delete_missing and bool(keys)
+    if deletes and not stats.documents + stats.skipped:
+        stats.kept = "it yielded none at all, so none is deleted"
+    elif deletes and preparation.source.is_taken_over:
+        stats.kept = "the collection is of 0.1, which did not note whose they are: the next ingest deletes them"
+    if not deletes or stats.kept is not None:
+        stats.missing = len(keys)
+        return
     for key in keys[:TOLD_DOCUMENTS]:
         source, document_id = orjson.loads(key)
         tell(f"{'deletes  ' if writer else 'would delete'} {document_id} of {source}")
@@ -163,7 +155,7 @@ async def _settle_missing(
         tell(f"and {len(keys) - TOLD_DOCUMENTS:,} more")
     if writer is not None:
         await writer.delete_documents(keys)
-    return 0, len(keys), None
+    stats.deleted = len(keys)
 
 
 async def _flow(

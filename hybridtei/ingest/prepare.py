@@ -78,9 +78,9 @@ class Preparation:
     quarantine: Quarantine
     settings: str
     first_settings: bytes
-    stats: IngestStats
-    source: Source | None = None
-    cache: FileCache | None = None
+    source: Source
+    cache: FileCache
+    stats: IngestStats = field(default_factory=IngestStats)
     stored: Mapping[str, Set[str]] = field(default_factory=dict)
     lookup: Lookup = lambda keys: {}
     unchanged: dict[str, int] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Preparation:
 
     def find_unchanged(self) -> None:
         """Find the files whose documents, by the cache, are those that are stored."""
-        if self.cache is None or self.options.reread:
+        if self.options.reread:
             return
         cached = {
             file.label: documents

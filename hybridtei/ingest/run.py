@@ -174,8 +174,7 @@ class _Ingest:
                 existing = await _reachable(store, name)
                 plan, schema = await self._planned(store, existing)
                 source = Source.of(Path(options.source), existing, options.source_name)
-                preparation = self._preparation(stack, source)
-                stats = preparation.stats
+                preparation = self._preparation(stack, source, stats)
                 embedder = stack.enter_context(closing(_Lazy(self._load, keeps=self.given is not None)))
                 if not options.dry_run:
                     if existing is None or options.engine == "ray":
@@ -186,7 +185,7 @@ class _Ingest:
                         await store.annotate(name, record)
                 defer_mb = DEFER_INDEXING_MB if options.defer_indexing_mb is None else options.defer_indexing_mb
                 budget = {"multivector": budget_of_plan(plan)} if Head.MULTIVECTOR in self.heads else {}
-                outcome = await run_pipeline(
+                await run_pipeline(
                     preparation,
                     embedder,
                     store,
@@ -197,7 +196,7 @@ class _Ingest:
                     patience_s=0.0 if store.kind == "server" else self.config.qdrant_patience,  # a server's store has its own
                     tell=self.tell,
                 )
-                if not outcome.stopped and not options.dry_run:  # an earlier run may have ended between its last batch and this
+                if not stats.stopped and not options.dry_run:  # an earlier run may have ended between its last batch and this
                     await self._index(store)
             except CollectionMismatch:
                 raise
@@ -206,7 +205,7 @@ class _Ingest:
                 done = f"{stats.documents:,} documents were stored; run the same command again to go on from there"
                 raise kind(f"{error}\n{done}") from error
         path = str(preparation.quarantine.path) if len(preparation.quarantine) else None
-        return Summary(name, place_of(self.config), stats, outcome, path, options.dry_run)
+        return Summary(name, place_of(self.config), stats, path, options.dry_run)
 
     async def _planned(self, store: Store, existing: CollectionSchema | None) -> tuple[CollectionPlan, CollectionSchema]:
         """The collection's plan and schema, a new one's over a cluster. Raises CollectionMismatch where it has others."""
@@ -221,7 +220,7 @@ class _Ingest:
             check_fits(existing, schema, name)
         return plan, schema
 
-    def _preparation(self, stack: AsyncExitStack, source: Source) -> Preparation:
+    def _preparation(self, stack: AsyncExitStack, source: Source, stats: IngestStats) -> Preparation:
         """The source's files and how they are read. Raises InvalidInput where there are none."""
         options = self.options
         quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
@@ -240,8 +239,8 @@ class _Ingest:
             quarantine=Quarantine(quarantine),
             settings=settings_hash(self.heads, self.chunks, options),
             first_settings=first_settings(self.model, self.spec, self.heads, self.chunks, options),
-            stats=IngestStats(),
             source=source,
+            stats=stats,
         )
 
     def _load(self) -> Any:

@@ -20,12 +20,11 @@ from qdrant_client import models
 
 from hybridtei.errors import BackendError, InvalidPoint
 from hybridtei.ingest.chunking import Rejection, payload_of
-from hybridtei.ingest.ledger import IDS_AT_ONCE, FileCache, Ledger
-from hybridtei.ingest.options import IngestStats
-from hybridtei.ingest.prepare import Batch, PendingChunk, PendingDocument
-from hybridtei.ingest.records import Quarantine, excerpt
+from hybridtei.ingest.ledger import IDS_AT_ONCE, Ledger
+from hybridtei.ingest.prepare import Batch, PendingChunk, PendingDocument, Preparation
+from hybridtei.ingest.records import excerpt
 from hybridtei.outputs import Embeddings
-from hybridtei.store.base import CollectionSchema, Store
+from hybridtei.store.base import CollectionSchema
 from hybridtei.store.failures import retry_unavailable
 from hybridtei.store.points import check_points, fit_to_schema, point_id, to_points
 from hybridtei.system import frames
@@ -37,15 +36,10 @@ RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is
 class Writer:
     """`patience_s`: how long a change is retried where the store does not retry itself."""
 
-    store: Store
-    name: str
-    schema: CollectionSchema
     ledger: Ledger
-    cache: FileCache | None
-    quarantine: Quarantine
-    settings: str
-    stats: IngestStats
-    patience_s: float = 0.0
+    schema: CollectionSchema
+    preparation: Preparation
+    patience_s: float
     _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # of each text: did it fail
     _held: dict[PendingDocument, BufferedDocument] = field(default_factory=dict)
 
@@ -119,7 +113,7 @@ class Writer:
 
     async def _send(self, points: Sequence[models.PointStruct]) -> None:
         if points:
-            await retry_unavailable(lambda: self.store.upsert(self.name, points), self.patience_s)
+            await retry_unavailable(lambda: self.ledger.store.upsert(self.ledger.name, points), self.patience_s)
 
     def _fail(self, piece: PendingChunk, reason: str) -> None:
         """Puts the document into quarantine, once, and drops its chunks."""
@@ -130,7 +124,9 @@ class Writer:
             held.close()
         document = piece.pending.document
         location = f"{document.location}, chunk {piece.chunk.number}"
-        self.quarantine.add(Rejection(document.source, location, reason, excerpt(piece.chunk.text), document.document_id))
+        self.preparation.quarantine.add(
+            Rejection(document.source, location, reason, excerpt(piece.chunk.text), document.document_id)
+        )
 
     async def _delete_stale(self, complete: Iterable[PendingDocument]) -> None:
         """Deletes the chunks by which stored versions are longer."""
@@ -146,16 +142,16 @@ class Writer:
     async def _delete(self, ids: Sequence[str]) -> None:
         for start in range(0, len(ids), IDS_AT_ONCE):
             part = ids[start : start + IDS_AT_ONCE]
-            await retry_unavailable(partial(self.store.delete, self.name, part), self.patience_s)
-        self.stats.removed_chunks += len(ids)
+            await retry_unavailable(partial(self.ledger.store.delete, self.ledger.name, part), self.patience_s)
 
     def _note(self, batch: Batch, complete: Collection[PendingDocument], stored: Sequence[PendingChunk]) -> None:
+        preparation, stats = self.preparation, self.preparation.stats
         for file, documents in batch.files:
-            if self.cache is not None and not self.quarantine.of(file.label):
-                self.cache.put(file, self.settings, documents)
-        self.stats.documents += len(complete)
-        self.stats.chunks += len(stored)
-        self.stats.tokens += sum(piece.chunk.tokens for piece in stored)
+            if not preparation.quarantine.of(file.label):
+                preparation.cache.put(file, preparation.settings, documents)
+        stats.documents += len(complete)
+        stats.chunks += len(stored)
+        stats.tokens += sum(piece.chunk.tokens for piece in stored)
 
     def _stop_if_most_fail(self, reasons: Sequence[str | None]) -> None:
         for reason in reasons:
@@ -177,7 +173,8 @@ class Writer:
             return []
         ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]
         payloads = [
-            payload_of(one.pending.document, one.chunk, one.pending.chunks, one.pending.digest, self.settings) for one in pieces
+            payload_of(one.pending.document, one.chunk, one.pending.chunks, one.pending.digest, self.preparation.settings)
+            for one in pieces
         ]
         return to_points(embeddings, ids, payloads)
 

@@ -25,7 +25,7 @@ from hybridtei.ingest.embedders import VECTORS
 from hybridtei.ingest.files import source_files
 from hybridtei.ingest.identity import Source, claimed
 from hybridtei.ingest.ledger import FileCache
-from hybridtei.ingest.options import IngestOptions, IngestStats, Outcome
+from hybridtei.ingest.options import IngestOptions, IngestStats
 from hybridtei.ingest.pipeline import ingest
 from hybridtei.ingest.prepare import Preparation
 from hybridtei.ingest.records import Quarantine
@@ -75,10 +75,9 @@ class Ingest:
     def embedder(self, model: Model) -> Encoder:
         return Encoder(model, FakeBackend(model.spec, **self.backend), 256, EngineConfig())
 
-    async def run(self, source: Path, store: Store, embedder: Embedder | None = None, name: str = NAME) -> Outcome:
+    async def run(self, source: Path, store: Store, embedder: Embedder | None = None, name: str = NAME) -> IngestStats:
         """Once; the cache is closed afterwards, as by the end of a process."""
         model, path = written(self.folder / "model")
-        self.stats = IngestStats()
         chunks = settings_for(model, self.chunk_tokens, None, late=self.late)
         existing = await store.describe(name)
         found = Source.of(source, existing)
@@ -90,10 +89,10 @@ class Ingest:
             quarantine=Quarantine(self.quarantine),
             settings=f"{chunks}",
             first_settings=b"",
-            stats=self.stats,
             source=found,
             cache=cache,
         )
+        self.stats = preparation.stats
         lock = self.folder / "small.lock"
         used = embedder or self.embedder(model)
         settings = {"outputs": model.spec.heads & frozenset(VECTORS)}

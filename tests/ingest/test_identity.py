@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from qdrant_client import models
 from qdrant_client.models import Distance, VectorParams
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -97,11 +98,11 @@ def test_another_address_and_another_machine_embed_nothing_again(
     again = run(source, f"{b},{a}", tmp_path / "m1", monkeypatch)
     assert (again.stats.documents, again.stats.skipped) == (0, COUNT)
     elsewhere = run(source, b, tmp_path / "m2", monkeypatch)
-    assert (elsewhere.stats.documents, elsewhere.stats.skipped, elsewhere.outcome.points) == (0, COUNT, COUNT)
+    assert (elsewhere.stats.documents, elsewhere.stats.skipped, elsewhere.stats.points) == (0, COUNT, COUNT)
     changed = write(source, {f"d{i}": f"a boundary layer on plate {i}" for i in range(1, COUNT)} | {"d0": "a wing"})
     assert run(changed, b, tmp_path / "m2", monkeypatch).stats.documents == 1
     back = run(changed, a, tmp_path / "m1", monkeypatch)  # whose cache has the old version of the file
-    assert (back.stats.documents, back.stats.skipped, back.outcome.points) == (0, COUNT, COUNT)
+    assert (back.stats.documents, back.stats.skipped, back.stats.points) == (0, COUNT, COUNT)
 
 
 def test_late_chunks_are_others_than_plain_ones_and_are_remembered(
@@ -130,7 +131,7 @@ def test_a_collection_made_anew_is_not_taken_for_the_old_one(
     other = write(tmp_path / "other.jsonl", {"x": "a wing"})
     assert run(other, b, tmp_path / "m2", monkeypatch).stats.documents == 1
     summary = run(source, a, tmp_path / "m1", monkeypatch)
-    assert (summary.stats.documents, summary.outcome.points) == (COUNT, COUNT + 1)
+    assert (summary.stats.documents, summary.stats.points) == (COUNT, COUNT + 1)
 
 
 def test_heads_of_ours_that_were_trained_anew_are_told_apart(
@@ -170,7 +171,7 @@ def test_an_ingest_goes_on_across_a_failover(
 
     monkeypatch.setattr(Node, "do", dying)
     summary = run(source, f"{a},{b}", tmp_path / "m1", monkeypatch)
-    assert (summary.stats.documents, summary.outcome.points) == (COUNT, COUNT)
+    assert (summary.stats.documents, summary.stats.points) == (COUNT, COUNT)
     assert "upsert" in first.calls
     assert "upsert" in second.calls
     later = run(source, b, tmp_path / "m1", monkeypatch)
@@ -189,7 +190,7 @@ async def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> 
     changes = {("mixed", 1): {DIGEST: records["whole", 1].payload[DIGEST]}, ("forged", 0): {"chunks": 9_000_000}}
     for place, change in changes.items():
         one = records[place]
-        await store.upsert("small", [one.model_copy(update={"payload": {**one.payload, **change}})])
+        await store.upsert("small", [models.PointStruct(id=one.id, vector=one.vector, payload={**one.payload, **change})])
     outcome = await ingest.run(tmp_path / "in.jsonl", store)
     assert (ingest.stats.documents, ingest.stats.skipped) == (3, 1)
     assert outcome.points == before
@@ -360,7 +361,7 @@ def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(
         node, told = Node(), list[str]()
         with serving(node) as port:
             summary = run(source, f"{scheme}://127.0.0.1:{port}", tmp_path, monkeypatch, tell=told.append)
-        assert summary.outcome.points == COUNT
+        assert summary.stats.points == COUNT
         assert node.made["c"] == {}
         assert any(line.startswith("cluster   unknown") for line in told) == says
         node.local.close()

@@ -63,7 +63,7 @@ def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
         quarantine=str(tmp_path / "quarantine.jsonl"),
     )
     summary = run_ingest(request, ModelConfig(), EngineConfig(), place)
-    assert summary.outcome.points == DOCUMENTS
+    assert summary.stats.points == DOCUMENTS
     evaluation, documents = asyncio.run(through_the_database(judged, place))
     encoder = Encoder.load()
     found = {result.name: result.measures["nDCG@10"] for result in evaluation.results}
