@@ -228,7 +228,7 @@ def make(shape: Shape, dtype: str, device: str, tensor_of: Callable[..., Tensor]
     )
     family = partial(run_family, model_type=config.model_type, config=spec.config, file=shape.classes, is_native=True)
     tensor_of = tensor_of or drawn(device, precision, device)
-    model, forms = family_module(family, tensor_of, ModuleOptions(precision, on, joined=True, typed=spec.has_token_types))
+    model, forms = family_module(family, tensor_of, ModuleOptions(precision, on, typed=spec.has_token_types))
     heads = HeadLayers()
     if shape.outputs:
         width = config.hidden_size

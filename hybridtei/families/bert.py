@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.families.ops import Heads, Ops, Rows
+from hybridtei.families.ops import Heads, Ops, Rows, linears
 from hybridtei.families.settings import Settings
 
 
@@ -38,7 +38,7 @@ def _encoder(o: Ops, s: Settings, embedding_size: int) -> Rows:
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
     for i in range(s.count("num_hidden_layers")):
         layer = f"encoder.layer.{i}."
-        q, k, v = o.linears(x, [f"{layer}attention.self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
+        q, k, v = linears(o, x, [f"{layer}attention.self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
         attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
         y = o.linear(attended, f"{layer}attention.output.dense", hidden)
         x = o.layer_norm(o.add(y, x), f"{layer}attention.output.LayerNorm", eps)
@@ -71,7 +71,7 @@ def distilbert(o: Ops, s: Settings) -> Rows:
     act, wide = s.activation("activation"), s.count("hidden_dim", 4 * hidden)
     for i in range(s.count("n_layers", 6)):
         layer = f"transformer.layer.{i}."
-        q, k, v = o.linears(x, [f"{layer}attention.{name}_lin" for name in "qkv"], [hidden] * 3)
+        q, k, v = linears(o, x, [f"{layer}attention.{name}_lin" for name in "qkv"], [hidden] * 3)
         attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
         x = o.layer_norm(o.add(o.linear(attended, f"{layer}attention.out_lin", hidden), x), f"{layer}sa_layer_norm", EPS)
         y = o.linear(o.activate(o.linear(x, f"{layer}ffn.lin1", wide), act), f"{layer}ffn.lin2", hidden)
@@ -96,7 +96,7 @@ def mpnet(o: Ops, s: Settings) -> Rows:
     act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
     for i in range(s.count("num_hidden_layers", 12)):
         layer = f"encoder.layer.{i}."
-        q, k, v = o.linears(x, [f"{layer}attention.attn.{name}" for name in "qkv"], [hidden] * 3)
+        q, k, v = linears(o, x, [f"{layer}attention.attn.{name}" for name in "qkv"], [hidden] * 3)
         attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias)
         y = o.linear(attended, f"{layer}attention.attn.o", hidden)
         x = o.layer_norm(o.add(y, x), f"{layer}attention.LayerNorm", eps)
@@ -131,12 +131,12 @@ def t5(o: Ops, s: Settings) -> Rows:
     for i in range(s.count("num_hidden_layers")):
         attn, mlp = f"encoder.block.{i}.layer.0.", f"encoder.block.{i}.layer.1."
         y = o.rms_norm(x, f"{attn}layer_norm", eps)
-        q, k, v = o.linears(y, [f"{attn}SelfAttention.{name}" for name in "qkv"], heads.widths, bias=False)
+        q, k, v = linears(o, y, [f"{attn}SelfAttention.{name}" for name in "qkv"], heads.widths, bias=False)
         attended = o.attention(q, k, v, heads, scale=1.0, bias=bias)
         x = o.add(x, o.linear(attended, f"{attn}SelfAttention.o", hidden, bias=False))
         y = o.rms_norm(x, f"{mlp}layer_norm", eps)
         parts = ("wi_0", "wi_1") if is_gated else ("wi",)
-        gate, *up = o.linears(y, [f"{mlp}DenseReluDense.{part}" for part in parts], [wide] * len(parts), bias=False)
+        gate, *up = linears(o, y, [f"{mlp}DenseReluDense.{part}" for part in parts], [wide] * len(parts), bias=False)
         y = o.activate(gate, act)
         x = o.add(x, o.linear(o.multiply(y, up[0]) if up else y, f"{mlp}DenseReluDense.wo", hidden, bias=False))
     return o.rms_norm(x, "encoder.final_layer_norm", eps)
@@ -178,7 +178,7 @@ def jina_bert(o: Ops, s: Settings) -> Rows:
     bias = o.alibi(slopes(count))
     for i in range(s.count("num_hidden_layers")):
         layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention."
-        q, k, v = o.linears(x, [f"{attn}self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
+        q, k, v = linears(o, x, [f"{attn}self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
         if qk_norm:
             q, k = (o.layer_norm(one, f"{attn}self.layer_norm_{name}", eps) for one, name in ((q, "q"), (k, "k")))
         y = o.linear(o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias), f"{attn}output.dense", hidden)
@@ -236,7 +236,7 @@ def deberta_v2(o: Ops, s: Settings) -> Rows:
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
     for i in range(s.count("num_hidden_layers")):
         layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention.self."
-        q, k, v = o.linears(x, [f"{attn}{name}_proj" for name in ("query", "key", "value")], [all_heads] * 3)
+        q, k, v = linears(o, x, [f"{attn}{name}_proj" for name in ("query", "key", "value")], [all_heads] * 3)
         bias = None
         if table is not None:
             key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")

@@ -59,10 +59,6 @@ class Ops(Protocol):
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows: ...
 
-    def linears(self, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
-        """Several `linear` of the same rows, which may be computed as one product."""
-        ...
-
     def add(self, x: Rows, y: Rows) -> Rows: ...
     def multiply(self, x: Rows, y: Rows) -> Rows: ...
     def scale(self, x: Rows, factor: float) -> Rows: ...
@@ -146,6 +142,11 @@ class Ops(Protocol):
         ...
 
 
+def linears(o: Ops, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
+    """Several `linear` of the same rows."""
+    return [o.linear(x, name, width, bias=bias) for name, width in zip(names, widths, strict=True)]
+
+
 def adapted(ops: Ops, count: int, rank: int, scale: float) -> Ops:
     """The operations with `count` adapters of a `rank`, whose changes are multiplied by `scale`.
 
@@ -171,13 +172,8 @@ class _Adapted:
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
         """x (W + scale B A)^T + b."""
-        return self.linears(x, [name], [width], bias=bias)[0]
-
-    def linears(self, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
-        """See `linear`."""
-        lows = self._ops.linears(x, [f"{name}.lora_A" for name in names], [self._chosen.width] * len(names), bias=False)
-        plain = self._ops.linears(x, names, widths, bias=bias)
-        return [self._with(y, low, name) for y, low, name in zip(plain, lows, names, strict=True)]
+        low = self._ops.linear(x, f"{name}.lora_A", self._chosen.width, bias=False)
+        return self._with(self._ops.linear(x, name, width, bias=bias), low, name)
 
     def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
         """Rows of W + scale A B."""

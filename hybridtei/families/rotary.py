@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hybridtei.families.ops import Heads, Ops, Rows
+from hybridtei.families.ops import Heads, Ops, Rows, linears
 from hybridtei.families.settings import FULL, SLIDING, Frequencies, Settings, frequencies, plain
 
 
@@ -58,7 +58,7 @@ def nomic_bert(o: Ops, s: Settings) -> Rows:
             logits = o.linear(x, f"{name}mlp.router.layer", count, bias=False)
             return o.experts(x, logits, f"{name}mlp.experts", wide, chosen=chosen, act=act)
         parts = ("fc11", "fc12") if is_gated else ("fc1",)
-        *up, gate = o.linears(x, [f"{name}mlp.{part}" for part in parts], [wide] * len(parts), bias=in_bias)
+        *up, gate = linears(o, x, [f"{name}mlp.{part}" for part in parts], [wide] * len(parts), bias=in_bias)
         y = o.activate(gate, act)
         return o.linear(o.multiply(y, up[0]) if up else y, f"{name}mlp.fc2", x.width, bias=out_bias)
 
@@ -258,7 +258,7 @@ def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None,
     for i in range(layers):
         layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
         y = o.rms_norm(x, f"{layer}input_layernorm", eps, offset=offset)
-        q, k, v = o.linears(y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias or form.query_bias)
+        q, k, v = linears(o, y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias or form.query_bias)
         if form.head_norms:
             q, k = (o.rms_norm(one, f"{attn}{name}_norm", eps, dim=heads.dim) for one, name in ((q, "q"), (k, "k")))
         q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
@@ -272,7 +272,7 @@ def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None,
 
 def gated_mlp(o: Ops, x: Rows, name: str, wide: int, act: str, *, bias: bool = False) -> Rows:
     """`down(act(gate(x)) * up(x))`."""
-    gate, up = o.linears(x, [f"{name}gate_proj", f"{name}up_proj"], [wide] * 2, bias=bias)
+    gate, up = linears(o, x, [f"{name}gate_proj", f"{name}up_proj"], [wide] * 2, bias=bias)
     return o.linear(o.multiply(o.activate(gate, act), up), f"{name}down_proj", x.width, bias=bias)
 
 
@@ -303,7 +303,7 @@ def gemma3(o: Ops, s: Settings) -> Rows:
     for i, kind in enumerate(kinds):
         layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
         y = norm(x, f"{layer}input_layernorm")
-        q, k, v = o.linears(y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias)
+        q, k, v = linears(o, y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias)
         q, k = (o.rotate(norm(one, f"{attn}{name}_norm", dim), rotations[kind], dim) for one, name in ((q, "q"), (k, "k")))
         attended = o.attention(q, k, v, heads, scale=scale, causal=not both_ways, window=windows[kind])
         x = o.add(x, norm(o.linear(attended, f"{attn}o_proj", hidden, bias=bias), f"{layer}post_attention_layernorm"))

@@ -101,9 +101,6 @@ class OnnxOps:
         more = [self._weight(f"{name}.bias", (width,))] if bias else []
         return Rows(self._node("Gemm", x.value, weight, *more, transB=1), width, x.is_parameter)
 
-    def linears(self, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
-        return [self.linear(x, name, width, bias=bias) for name, width in zip(names, widths, strict=True)]
-
     def add(self, x: Rows, y: Rows) -> Rows:
         return Rows(self._node("Add", x.value, y.value), x.width)
 

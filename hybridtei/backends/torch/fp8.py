@@ -56,7 +56,7 @@ def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Te
 def to_eight_bits(model: fx.GraphModule) -> int:
     """Quantise every matrix whose shape allows it, and the rows that it is multiplied with, as operations of their own, so that
     `torch.compile` can put them into what makes the rows. How many matrices were found."""
-    graph, made = model.graph, dict[str, torch.dtype]()
+    graph, made, parts = model.graph, dict[str, torch.dtype](), dict[fx.Node, list[fx.Node]]()
     for node in [*graph.nodes]:
         if node.target is not functional.linear or node.args[1].op != "get_attr":
             continue
@@ -71,9 +71,10 @@ def to_eight_bits(model: fx.GraphModule) -> int:
             for kind, tensor in zip((name, f"{name}_scale"), quantised(exact.detach()), strict=True):
                 model.register_buffer(kind, tensor)
         with graph.inserting_before(node):
-            pair = graph.call_function(quantised, (rows,))
-            parts = [graph.call_function(operator.getitem, (pair, place)) for place in range(2)]
-            out = graph.call_function(product, (*parts, matrix, graph.get_attr(f"{name}_scale"), made[name]))
+            if rows not in parts:  # those that several matrices multiply are quantised once
+                pair = graph.call_function(quantised, (rows,))
+                parts[rows] = [graph.call_function(operator.getitem, (pair, place)) for place in range(2)]
+            out = graph.call_function(product, (*parts[rows], matrix, graph.get_attr(f"{name}_scale"), made[name]))
             if bias:
                 out = graph.call_function(operator.add, (out, *bias))
         node.replace_all_uses_with(out)

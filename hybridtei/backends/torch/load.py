@@ -69,14 +69,8 @@ def _load_trunk(
     return PaddedTrunk(model, spec, device), None
 
 
-def load_family(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, joined: bool | None = None
-) -> tuple[PackedTrunk, MlmLayers | None]:
-    """(trunk by its family, masked-language-model head if the model is a SPLADE). Raises LoadError.
-
-    `joined`: whether projections of the same rows become one product. They do on a GPU: a launch less is time there, and a
-    larger product fills more of the card. On a CPU neither is so.
-    """
+def load_family(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[PackedTrunk, MlmLayers | None]:
+    """(trunk by its family, masked-language-model head if the model is a SPLADE). Raises LoadError."""
     check_code(spec.config, spec.folder / "config.json")
     weights, keys, shapes = Weights.open(spec.folder), dict[str, str](), dict[str, tuple[int, ...]]()
 
@@ -92,8 +86,7 @@ def load_family(
         adapters=None if spec.adapters is None else spec.adapters.form,
         is_native=spec.is_native,
     )
-    joined = device.type == "cuda" if joined is None else joined
-    options = ModuleOptions(dtype, device, joined=joined, typed=spec.has_token_types, tanh_gelu=spec.tanh_gelu)
+    options = ModuleOptions(dtype, device, typed=spec.has_token_types, tanh_gelu=spec.tanh_gelu)
     module, forms = family_module(family, tensor_of, options)
     check_names(keys, weights)
     words = word_table(spec, shapes)

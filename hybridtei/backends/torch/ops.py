@@ -46,11 +46,10 @@ class AttentionForm:
 
 @dataclass(frozen=True, slots=True)
 class ModuleOptions:
-    """`joined`: projections of the same rows are one product. `typed`: there are token types; else all tokens are of type 0."""
+    """`typed`: there are token types; else all tokens are of type 0."""
 
     dtype: torch.dtype
     device: torch.device
-    joined: bool = False
     typed: bool = False
     tanh_gelu: bool = False
 
@@ -81,15 +80,9 @@ class _Root(nn.Module):
 
     def parameter(self, name: str, *shape: int) -> Tensor:
         """A tensor of the checkpoint, registered once."""
-        return self.stacked({name: shape})
-
-    def stacked(self, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
-        """Tensors of the checkpoint, one below the other, registered once by the name of the first."""
-        path = path_of(next(iter(shapes)))
+        path = path_of(name)
         if path not in self._parameters:
-            tensors = [self.tensor_of(name, shape) for name, shape in shapes.items()]
-            whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-            self.register_parameter(path, nn.Parameter(whole, requires_grad=False))
+            self.register_parameter(path, nn.Parameter(self.tensor_of(name, shape), requires_grad=False))
         found = self._parameters[path]
         assert found is not None
         return found
@@ -115,12 +108,8 @@ class TorchOps:
             more = self._root.tensor_of(f"{name}.bias", (width,)) if bias else None
             weight = self._root.tensor_of(f"{name}.weight", (width, x.width))
             return Rows(functional.linear(x.value, weight, more), width, is_parameter=True)
-        return self._joined(x, {name: width}, bias)
-
-    def linears(self, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
-        if not self._options.joined:
-            return [self.linear(x, name, width, bias=bias) for name, width in zip(names, widths, strict=True)]
-        return self.split(self._joined(x, dict(zip(names, widths, strict=True)), bias), widths)
+        more = self._root.parameter(f"{name}.bias", width) if bias else None
+        return Rows(functional.linear(x.value, self._root.parameter(f"{name}.weight", width, x.width), more), width)
 
     def add(self, x: Rows, y: Rows) -> Rows:
         return Rows(x.value + y.value, x.width)
@@ -224,12 +213,6 @@ class TorchOps:
         to_position, to_content = (None if one is None else self._heads(one, heads.dim) for one in tables)
         places = torch.as_tensor(buckets, device=self._options.device)
         return DisentangledBias(self._heads(q, heads.dim), self._heads(k, heads.dim), places, to_position, to_content, scale)
-
-    def _joined(self, x: Rows, widths: Mapping[str, int], bias: bool) -> Rows:
-        """One product with the matrices of several layers, one below the other."""
-        weight = self._root.stacked({f"{name}.weight": (width, x.width) for name, width in widths.items()})
-        more = self._root.stacked({f"{name}.bias": (width,) for name, width in widths.items()}) if bias else None
-        return Rows(functional.linear(x.value, weight, more), sum(widths.values()))
 
     def _heads(self, x: Rows, dim: int) -> Tensor:
         heads: Tensor = x.value.unflatten(1, (-1, dim))
