@@ -69,10 +69,9 @@ class Models:
     def __init__(self, contexts: Mapping[str, Context], opener: Opener | None = None, flags: ModelConfig | None = None) -> None:
         self.flags = flags or ModelConfig()
         self.entries = {alias: Entry(alias, "ready", context) for alias, context in contexts.items()}
-        # The one model of a server that loads no others, for a request's way.
-        self.only = next(iter(contexts.values())) if len(contexts) == 1 and opener is None else None
-        # What is counted of no model in particular; with the only one's where there is but one.
-        self.registry = Registry() if self.only is None else self.only.registry
+        # The one model of a server that loads no others: it also has what is counted of no model in particular.
+        self._only = next(iter(contexts.values())) if len(contexts) == 1 and opener is None else None
+        self.registry = Registry() if self._only is None else self._only.registry
         self._past = Registry()  # what models counted that are no longer here: counters never fall
         self._opener = opener
 
@@ -119,7 +118,7 @@ class Models:
 
     def metrics(self) -> str:
         """The exposition of all models together; each has its own below its alias."""
-        if self.only is not None:
+        if self._only is not None:
             return self.registry.text()
         whole = Registry()
         of_models = (entry.context.registry for entry in self.entries.values() if entry.context)

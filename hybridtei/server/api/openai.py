@@ -51,6 +51,7 @@ from hybridtei.text.reader import Input
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
+Side = Annotated[str | None, Meta(description="query and document matter to models that read these differently.")]
 
 
 class JinaText(Struct, frozen=True):
@@ -74,9 +75,7 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     dimensions: Dimensions = None
     output_dimension: Annotated[Size | None, Meta(description="The same under Voyage's name.")] = None
     output_dtype: Annotated[OutputDtype, Meta(description="What numbers vectors, and their base64, are made of.")] = None
-    input_type: Annotated[str | None, Meta(description="query and document matter to models that read these differently.")] = (
-        None
-    )
+    input_type: Side = None
     truncation: Truncate = None
     modality: Annotated[str | None, Meta(description="Of infinity's clients, who mean no `dimensions` by 0.")] = None
     task: Annotated[
@@ -243,9 +242,7 @@ class ContextualizedRequest(Struct, frozen=True, kw_only=True):
         ),
     ]
     model: ServedModel = None
-    input_type: Annotated[str | None, Meta(description="query and document matter to models that read these differently.")] = (
-        None
-    )
+    input_type: Side = None
     output_dimension: Dimensions = None
     output_dtype: Annotated[OutputDtype, Meta(description="What numbers vectors, and their base64, are made of.")] = None
     encoding_format: Literal["float", "base64"] | None = None

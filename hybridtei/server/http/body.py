@@ -50,7 +50,6 @@ class PayloadTooLarge(BodyError):
 class BrokenBody(BodyError):
     """Invalid chunks."""
 
-    status = 400
     prefix = "Failed to buffer the request body: error reading a body from connection"
 
 
@@ -71,7 +70,6 @@ class CodingError(BodyError):
 class SyntaxRefused(BodyError):
     """Not JSON."""
 
-    status = 400
     prefix = "Failed to parse the request body as JSON: "
 
 
