@@ -21,9 +21,10 @@ from hybridtei.config import fields_of
 PAGE = Path(__file__).parent / "flags.md"
 HEAD = """# Every flag
 
-Written by `python notebooks/write_flags.py` from the code. A flag wins over its variable, the variable over the default. A
-boolean flag may stand bare. `--hf-api-token` is an older name of `--hf-token`. What has no default is off unless given.
+Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag wins over its variable, a variable
+over the default. A boolean flag needs no value. `--hf-api-token` is an older name of `--hf-token`. A flag without a default is off.
 """
+NEXT = "\nNext: [choose values](tuning.md), or see [what a client gets beyond a limit](limits.md).\n"
 DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 
 
@@ -43,7 +44,7 @@ def page() -> str:
         if own:
             parts.append(f"### hybridtei {name}\n\n{_sentence(parser.description or '')}\n")
             parts.append(_table(("flag", "default", "meaning"), map(_own_row, own)))
-    return "\n".join(parts)
+    return "\n".join(parts) + NEXT
 
 
 def command_parsers() -> dict[str, argparse.ArgumentParser]:

@@ -29,9 +29,10 @@ FOLDER = Path(__file__).parent
 ERRORS = FOLDER / "errors.md"
 HEAD = """# The Python interface
 
-Everything that `hybridtei` exports, written by `python notebooks/write_reference.py` from the code's docstrings.
-Errors have [a page of their own](errors.md). Examples run in order; tests run them. Shapes: `n` texts, `t` tokens,
-`d` width of a vector, `h` hidden width.
+Use this page to look up a name that `hybridtei` exports; `python notebooks/write_reference.py` writes it from docstrings. Tests run
+the examples, in this order. Shapes: `n` texts, `t` tokens, `d` width of a vector, `h` hidden width.
+
+Next: [errors, causes and cures](errors.md), or [search from the command line and over HTTP](search.md).
 """
 GROUPS = {
     "Embed": "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head",

@@ -97,6 +97,13 @@ def test_pages_name_no_file_that_is_not_there(page):
     assert not [file for file in FILE.findall(text) if "NAME" not in file and not (ROOT / file).exists()]
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("README.md", "notebooks/errors.md")])
+def test_a_page_begins_with_what_it_is_for_and_names_the_next_step(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text.split("\n")[2].startswith("Use this page ")
+    assert re.search(r"^(?:.* )?Next: .*\]\(", text, re.MULTILINE)
+
+
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([\w-]+))?\)")
 
 
