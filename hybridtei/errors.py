@@ -166,7 +166,7 @@ class KeyNeeded(RequestError):
     """Only a server with an API key offers this."""
 
     def __init__(self, what: str = "models are loaded and unloaded") -> None:
-        super().__init__(f"{what} only where the server was started with `--api-key`")
+        super().__init__(f"{what} only on a server that was started with `--api-key`")
 
 
 class RoleNeeded(RequestError):

@@ -21,8 +21,8 @@ from hybridtei.config import fields_of
 PAGE = Path(__file__).parent / "flags.md"
 HEAD = """# Every flag
 
-Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag wins over its variable, a variable
-over the default. A boolean flag needs no value. `--hf-api-token` is an older name of `--hf-token`. A flag without a default is off.
+Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag wins over its variable, and
+that over the default. A boolean flag needs no value. `--hf-api-token` is an older `--hf-token`. A flag without a default is off.
 """
 NEXT = "\nNext: [choose values](tuning.md), or see [what a client gets beyond a limit](limits.md).\n"
 DEFAULT = re.compile(r"\s*\[default: (.*)\]$")

@@ -84,9 +84,9 @@ def check(hostname: str, key: str | None) -> None:
     except ValueError:
         raise UsageError(f"--hostname: {hostname!r} is not an IP address") from None
     if key is None and not address.is_loopback:
-        raise UsageError(f"--hostname {hostname}: others than this machine reach it, so --api-key is needed")
+        raise UsageError(f"--hostname {hostname}: other machines can reach this address: give --api-key too")
     if key is not None and not is_sendable(key):
-        raise UsageError("--api-key: no header can carry it; it should be printable ASCII without a space at either end")
+        raise UsageError("--api-key: no header can carry this key; it should be printable ASCII without a space at either end")
 
 
 async def _listen(server: Any, hostname: str, port: int, key: str | None, origins: Sequence[str]) -> None:

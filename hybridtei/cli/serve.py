@@ -99,7 +99,7 @@ def _check_key(flag: str, key: str | None) -> None:
     from hybridtei.server.http.security import is_sendable  # with the framework
 
     if not is_sendable(key):
-        raise UsageError(f"{flag}: no header can carry it; it should be printable ASCII without a space at either end")
+        raise UsageError(f"{flag}: no header can carry this key; it should be printable ASCII without a space at either end")
 
 
 def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str, str]:

@@ -318,4 +318,4 @@ def test_the_command_packs_lists_and_prunes(widened: Path, capsys: pytest.Captur
 
 def test_the_command_says_where_nothing_is_kept(widened: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pack", str(widened), "--pooling", "mean", "--packed-cache-gb", "0"]) == 1
-    assert "nothing is kept" in capsys.readouterr().err
+    assert "no weights are kept" in capsys.readouterr().err
