@@ -22,9 +22,8 @@ PAGE = Path(__file__).parent / "flags.md"
 HEAD = """# Every flag
 
 Use this page to look up a flag; `python notebooks/write_flags.py` writes it from the code. A flag wins over its variable, and
-that over the default. A boolean flag needs no value. `--hf-api-token` is an older `--hf-token`. A flag without a default is off.
+that over the default. A boolean flag needs no value. `--hf-api-token` is an older `--hf-token`. No default means off.
 """
-NEXT = "\nNext: [choose values](tuning.md), or see [what a client gets beyond a limit](limits.md).\n"
 DEFAULT = re.compile(r"\s*\[default: (.*)\]$")
 
 
@@ -44,7 +43,7 @@ def page() -> str:
         if own:
             parts.append(f"### hybridtei {name}\n\n{_sentence(parser.description or '')}\n")
             parts.append(_table(("flag", "default", "meaning"), map(_own_row, own)))
-    return "\n".join(parts) + NEXT
+    return "\n".join(parts) + "\nNext: [choose values](tuning.md), or see [what a client gets beyond a limit](limits.md).\n"
 
 
 def command_parsers() -> dict[str, argparse.ArgumentParser]:

@@ -30,9 +30,8 @@ ERRORS = FOLDER / "errors.md"
 HEAD = """# The Python interface
 
 Use this page to look up a name that `hybridtei` exports; `python notebooks/write_reference.py` writes it from docstrings.
-Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d` width of a vector, `h` hidden width.
-
-Next: [errors, causes and cures](errors.md), or [search from the command line and over HTTP](search.md).
+Tests run the examples, in this order. Shapes: `n` texts, `t` tokens, `d` width of a vector, `h` hidden width. Next:
+[errors, causes and cures](errors.md), or [search from the command line and over HTTP](search.md).
 """
 GROUPS = {
     "Embed": "Encoder Embeddings SparseVectors Ragged MultivectorBudget Ranked Prediction Span Head",

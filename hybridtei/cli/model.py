@@ -178,9 +178,7 @@ def run_pack(arguments: argparse.Namespace) -> None:
         open_backend(model, find_model(model)).close()
     found = [each for each in packed_files() if each.used >= began]
     if not found and not arguments.list:
-        raise HybridTeiError(
-            f"{arguments.model}: no weights are kept: they are too small, or there is no room (see the warning)"
-        )
+        raise HybridTeiError(f"{arguments.model}: no weights are kept: too small, or no room for them (see the warning)")
     print(*found, sep="\n")
 
 
