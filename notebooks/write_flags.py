@@ -9,6 +9,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -36,7 +37,7 @@ def page() -> str:
         parts.append(f"### {kind.__name__}\n\nOf {_listed([f'`hybridtei {name}`' for name in takers])}.\n")
         parts.append(_table(("flag", "variable", "values", "default", "meaning"), _settings_rows(kind)))
     parts.append("## Flags of single commands\n")
-    for name, parser in parsers.items():
+    for name, parser in chain.from_iterable(starmap(_with_actions, parsers.items())):
         taken = [kind for kind in SETTINGS if _takes(parser, kind)]
         common = {field.name for kind in taken for field, _, _ in fields_of(kind)} | {"hf_api_token"}
         own = [one for one in parser._actions if one.dest not in {*common, "help"} and one.help != argparse.SUPPRESS]
@@ -52,6 +53,14 @@ def command_parsers() -> dict[str, argparse.ArgumentParser]:
     for name in cli.COMMANDS:
         cli.add_command(commands, name)
     return dict(commands.choices)
+
+
+def _with_actions(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """A command and its actions, if it has some."""
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from ((f"{name} {word}", one) for word, one in action.choices.items())
 
 
 def _takes(parser: argparse.ArgumentParser, kind: Any) -> bool:

@@ -23,6 +23,7 @@ COMMANDS = {
     "ingest": "collection.add_ingest",
     "search": "collection.add_search",
     "eval": "collection.add_eval",
+    "collections": "collections.add",
     "migrate": "migrate.add",
     "mcp": "mcp.add",
     "train": "model.add_train",

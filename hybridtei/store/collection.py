@@ -139,6 +139,8 @@ SWITCH_WAIT_S = 30.0  # how long a writer waits for a migration that is about to
 LOOK_S = 0.05
 # Keys of a collection's metadata, which `hybridtei migrate` writes and describes.
 MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in"
+# Those of migrations and of a running ingest, which say nothing in another store.
+OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous", "moved_from", "ingest_lease"})
 
 
 class CollectionSchemas:

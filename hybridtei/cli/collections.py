@@ -1,0 +1,149 @@
+"""`collections`: what a store holds: lists, describes and deletes collections, and moves them between stores as JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from msgspec import json
+
+from hybridtei.cli.flags import Commands, add_flags, new_parser, read_settings
+from hybridtei.config import StoreConfig
+from hybridtei.errors import UsageError
+from hybridtei.store import open_store, place_of, with_default
+from hybridtei.system.machine import require_extra
+
+if TYPE_CHECKING:
+    from hybridtei.store.collection import CollectionSchemas
+
+Act = Callable[["CollectionSchemas", argparse.Namespace], Awaitable[None]]
+ABOUT = "List, describe and delete collections, and move them between stores; without an action, list them."
+CHUNK_BYTES = 1_000_000  # of a file, read at once
+
+
+def add(commands: Commands) -> None:
+    """Add the command `collections`, its actions and their flags."""
+    parser = new_parser(commands, "collections", ABOUT)
+    add_flags(parser, (StoreConfig,))
+    parser.set_defaults(run=run, act=_list)
+    actions = parser.add_subparsers(metavar="ACTION", help="[default: list]")
+    _add(actions, "list", _list, "List collections, with points and model, and other names of them.")
+    describe = _add(actions, "describe", _describe, "Print a collection's schema, metadata and number of points as JSON.")
+    delete = _add(actions, "delete", _delete, "Delete a collection, its points and its other names.")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    export = _add(actions, "export", _export, "Write a collection as JSON lines, with its vectors; run it again after a stop.")
+    export.add_argument("--output", "-o", metavar="FILE", help="write there [default: standard output]")
+    for one in (describe, delete, export):
+        one.add_argument("name", metavar="NAME", help="of the collection, or another name of it")
+    imported = _add(actions, "import", _import, "Store the points of an export that are not there; run it again after a stop.")
+    imported.add_argument("file", metavar="FILE", help="of `export`; - reads standard input")
+    imported.add_argument("name", metavar="NAME", nargs="?", help="of the collection, made if missing [default: the export's]")
+    for one in (export, imported):
+        one.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _add(actions: Commands, name: str, act: Act, about: str) -> argparse.ArgumentParser:
+    parser = new_parser(actions, name, about)
+    add_flags(parser, (StoreConfig,))
+    for flag in parser._actions:  # a flag before the action's name counts too
+        flag.default = argparse.SUPPRESS
+    parser.set_defaults(act=act)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Take the action. Raises HybridTeiError, OSError."""
+    require_extra("qdrant", "qdrant_client")
+    from hybridtei.store.collection import CollectionSchemas
+
+    store = open_store(with_default(read_settings(arguments, StoreConfig)))
+    assert store is not None
+
+    async def act() -> None:
+        try:
+            await arguments.act(CollectionSchemas(store), arguments)
+        finally:
+            await store.close()
+
+    asyncio.run(act())
+
+
+async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    from hybridtei.store.plan import MODEL_ID
+
+    names, aliases = await schemas.store.collections(), await schemas.store.aliases()
+    width = max(map(len, (*names, *aliases)), default=0)
+    for name in names:
+        schema, count = await schemas.of(name), await schemas.store.count(name)
+        print(f"{name:{width}}  {count:>12,} points  {schema.metadata.get(MODEL_ID, 'of an unnamed model')}", flush=True)
+    for alias, collection in sorted(aliases.items()):
+        print(f"{alias:{width}}  is {collection}", flush=True)
+    if not names:
+        print(f"no collections: {place_of(with_default(read_settings(arguments, StoreConfig)))}", file=sys.stderr)
+
+
+async def _describe(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    from hybridtei.store.collection import schema_to_dict
+
+    schema = await schemas.of(arguments.name)
+    name = str(schema.stored_as)
+    told = {"collection": name, "aliases": await _aliases(schemas, name), "points": await schemas.store.count(name)}
+    print(json.format(json.encode({**told, **schema_to_dict(schema)})).decode(), flush=True)
+
+
+async def _aliases(schemas: CollectionSchemas, name: str) -> list[str]:
+    return sorted(alias for alias, collection in (await schemas.store.aliases()).items() if collection == name)
+
+
+async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    store, name = schemas.store, str((await schemas.of(arguments.name)).stored_as)
+    aliases = await _aliases(schemas, name)
+    known = f", also known as {', '.join(aliases)}," if aliases else ""
+    what = f"{name}{known} with {await store.count(name):,} points"
+    if not arguments.yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"delete {what}? --yes says so where nobody can be asked")
+        if input(f"Delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
+            return
+    await store.drop(name)
+    for alias in set(aliases) & (await store.aliases()).keys():  # a server has deleted them with the collection
+        await store.drop(alias)
+    print(f"deleted {what}", file=sys.stderr)
+
+
+async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    from tqdm.auto import tqdm
+
+    from hybridtei.store.transfer import export_to, exported
+
+    name, output = arguments.name, arguments.output
+    if output is None:
+        async for lines in exported(schemas, name):
+            sys.stdout.buffer.write(lines)
+        sys.stdout.buffer.flush()
+        return
+    total = await schemas.store.count(str((await schemas.of(name)).stored_as))
+    with tqdm(total=total, unit="point", disable=arguments.quiet, file=sys.stderr) as bar:
+        count = await export_to(schemas, name, Path(output), bar.update)
+    print(f"{output}: {count:,} points of {name}", file=sys.stderr)
+
+
+async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    from tqdm.auto import tqdm
+
+    from hybridtei.store.transfer import import_from
+
+    path = "/dev/stdin" if arguments.file == "-" else arguments.file
+    with Path(path).open("rb") as file, tqdm(unit="point", disable=arguments.quiet, file=sys.stderr) as bar:
+        done = await import_from(schemas, _chunks(file), arguments.name, advance=bar.update)
+    made = "made, " if done.created else ""
+    print(f"{done.collection}: {made}{done.written:,} points stored, {done.points - done.written:,} were there", flush=True)
+
+
+async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+    while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+        yield chunk

@@ -1,0 +1,100 @@
+"""`hybridtei collections`: what a folder or a server holds, deleted and moved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from hybridtei import cli
+from hybridtei.store.embedded import EmbeddedStore
+from hybridtei.store.points import to_points
+from tests.store.speaking import speaking
+from tests.store.stores import embeddings, plan
+
+COUNT = 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`docs`, an alias of `docs.1`, and `notes`, in the default store of the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    async def fill() -> None:
+        store = EmbeddedStore("qdrant")
+        for name in ("docs.1", "notes"):
+            await store.create(name, plan(model_id="tiny"))
+            await store.upsert(name, to_points(embeddings(COUNT), [*range(COUNT)], [{"text": f"{i}"} for i in range(COUNT)]))
+        await store.alias("docs", "docs.1")
+        await store.close()
+
+    asyncio.run(fill())
+    return tmp_path
+
+
+def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = cli.main(["collections", *words])
+    return status, *capsys.readouterr()
+
+
+def test_the_list_is_the_default(folder, capsys):
+    wanted = "docs.1             5 points  tiny\nnotes              5 points  tiny\ndocs    is docs.1\n"
+    for words in (
+        [],
+        ["list"],
+        ["--qdrant-path", "qdrant"],
+        ["--qdrant-path", "qdrant", "list"],
+        ["list", "--qdrant-path=qdrant"],
+    ):
+        assert ran(capsys, *words) == (0, wanted, "")
+
+
+def test_describe_is_json(folder, capsys):
+    told = json.loads(ran(capsys, "describe", "docs")[1])
+    assert (told["collection"], told["aliases"], told["points"], told["metadata"]) == (
+        "docs.1",
+        ["docs"],
+        5,
+        {"model_id": "tiny"},
+    )
+    assert told["vectors"]["dense"]["size"] == 16
+
+
+def test_delete_asks(folder, capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        ran(capsys, "delete", "docs")
+    assert "delete docs.1, also known as docs, with 5 points? --yes" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for answer, left in (("", 3), ("no", 3), ("Y", 1)):
+        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
+        assert ran(capsys, "delete", "docs")[0] == 0
+        status, listed, error = ran(capsys)
+        assert (status, len(listed.splitlines()), error) == (0, left, "")
+    assert ran(capsys, "delete", "notes", "--yes") == (0, "", "deleted notes with 5 points\n")
+    assert ran(capsys) == (0, "", f"no collections: embedded Qdrant in {folder / 'qdrant'}\n")
+
+
+def test_from_a_folder_to_a_server_and_back(folder, capsys):
+    assert ran(capsys, "export", "-o", "docs.jsonl", "docs", "--quiet") == (0, "", "docs.jsonl: 5 points of docs\n")
+    assert ran(capsys, "export", "docs")[1] == (folder / "docs.jsonl").read_text()
+    with speaking() as qdrant:
+        server = ("--qdrant-url", f"grpc://127.0.0.1:{qdrant.grpc_port}")
+        assert ran(capsys, "import", "docs.jsonl", "--quiet", *server)[1] == "docs: made, 5 points stored, 0 were there\n"
+        assert ran(capsys, "import", "docs.jsonl", "--quiet", *server)[1] == "docs: 0 points stored, 5 were there\n"
+        assert ran(capsys, *server, "list")[1] == "docs             5 points  tiny\n"
+        assert ran(capsys, "export", "docs", "-o", "back.jsonl", "--quiet", *server)[0] == 0
+    assert ran(capsys, "import", "back.jsonl", "again")[1] == "again: made, 5 points stored, 0 were there\n"
+    (folder / "docs.jsonl").write_text((folder / "docs.jsonl").read_text()[:-3])
+    status, _, error = ran(capsys, "import", "docs.jsonl", "third")
+    assert (status, 'Error: line 7: should be {"points":5} as the last one' in error) == (1, True)
+
+
+def test_what_is_missing_is_named(folder, capsys):
+    assert "No such file" in ran(capsys, "import", "nowhere.jsonl")[2]
+    with pytest.raises(SystemExit):
+        ran(capsys, "list", "docs")
+    with pytest.raises(SystemExit):
+        ran(capsys, "exprt", "docs")
+    assert "invalid choice: 'exprt'" in capsys.readouterr().err
