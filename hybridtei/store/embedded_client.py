@@ -37,7 +37,7 @@ class _Call:
 class ProcessClient:
     """The engine's process and the connection to it. Used from one event loop."""
 
-    command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.store.embedded_process")
+    command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.store.embedded_folder")
 
     def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path

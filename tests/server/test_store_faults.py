@@ -19,7 +19,7 @@ from hybridtei.engine.admission import Deadlines
 from hybridtei.store.collection import CollectionSchemas
 from hybridtei.store.embedded import EmbeddedStore
 from hybridtei.store.embedded_client import ProcessClient
-from hybridtei.store.embedded_process import Folder, FolderError
+from hybridtei.store.embedded_folder import Folder, FolderError
 from hybridtei.store.server import ServerStore
 from tests.search.small_search import MODEL, TEXTS, spec_in
 from tests.server.live import HANG, Running, commanded, serving

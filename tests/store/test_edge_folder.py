@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hybridtei.store.collection import schema_to_dict
-from hybridtei.store.embedded_process import OPTIMIZE_AFTER, Folder, FolderError
+from hybridtei.store.embedded_folder import OPTIMIZE_AFTER, Folder, FolderError
 from tests.store.stores import WIDTH, plan
 
 

@@ -192,9 +192,9 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -
 async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path: Path) -> None:
     """With bounds that are a few thousand times smaller."""
     small = (
-        "import sys, hybridtei.system.frames as frames, hybridtei.store.embedded_process as folder\n"
+        "import sys, hybridtei.system.frames as frames, hybridtei.store.embedded_folder as folder\n"
         "frames.MAX_FRAME, folder.MAX_ANSWER_BYTES = 100_000, 50_000\n"
-        "from hybridtei.store.embedded_process import main\n"
+        "from hybridtei.store.embedded_folder import main\n"
         "sys.exit(main(sys.argv[1], int(sys.argv[2])))\n"
     )
 
@@ -221,9 +221,9 @@ async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path
 async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> None:
     """What no checked point can do is done here behind the checks' back."""
     poison = (
-        "import sys, hybridtei.store.embedded_process as f, qdrant_edge as edge\n"
+        "import sys, hybridtei.store.embedded_folder as f, qdrant_edge as edge\n"
         "f.point_of = lambda p: edge.Point(id=p[0], vector={'sparse': edge.SparseVector([1, 2], [1.0])}, payload={})\n"
-        "from hybridtei.store.embedded_process import main\n"
+        "from hybridtei.store.embedded_folder import main\n"
         "sys.exit(main(sys.argv[1], int(sys.argv[2])))\n"
     )
 

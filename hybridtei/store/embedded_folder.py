@@ -1,4 +1,4 @@
-"""The process that alone owns the embedded engine's folder: `python -m hybridtei.store.embedded_process FOLDER SOCKET`.
+"""The process that alone owns the embedded engine's folder: `python -m hybridtei.store.embedded_folder FOLDER SOCKET`.
 
 It answers one request at a time, since the engine holds Python's lock for a whole call. It ends, with everything flushed, when
 its parent closes the socket or dies; signals meant for the parent are ignored. A collection is a folder: `layout.json` and
