@@ -1,4 +1,4 @@
-"""The process of the embedded engine, seen from outside; and an event loop in a thread, for callers that have none.
+"""A connection to the process of an embedded engine; and an event loop in a thread, for callers that have none.
 
 Imports no qdrant-client, which takes half a second: a command starts the process first, and itself meanwhile.
 """
@@ -7,22 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
-import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
+from hybridtei.store.embedded_socket import LAYOUT, is_own, listening_at, release
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
 
 START_S = 60.0
+TAKEN_S, RETRY_S = 5.0, 0.1  # how long a folder's owner may be about to begin or to end, and between attempts
 CLOSE_S = 120.0
 MAX_WAITING = 1000  # calls, however fast they are: each holds its arguments
 NEWEST_SHARE = 0.1  # weight of the newest call in a mean duration
+MAX_INLINE_BYTES = 10**6  # larger answers are decoded in a thread
+KEPT_VARIABLES = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")
+WITHOUT_COLLECTIONS: Mapping[str, Any] = {"collections": [], "aliases": {}, "describe": None, "drop": None}
 
 
 @dataclass(eq=False, slots=True)
@@ -35,37 +43,53 @@ class _Call:
 
 
 class ProcessClient:
-    """The engine's process and the connection to it. Used from one event loop."""
+    """A connection to the folder's process, from the first call that needs one. Used from one event loop.
 
-    command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.store.embedded_folder")
+    While the folder holds no collection, only `create` starts a process, and reading makes neither folder nor file.
+    """
+
+    command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.store.embedded_process")
 
     def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
-        self._folder = os.path.abspath(path)  # the process works elsewhere
+        self._folder = Path(os.path.abspath(path))  # the process works elsewhere
         self._clock = clock
         self._starting: asyncio.Task[None] | None = None
         self._waiting: dict[_Call, None] = {}  # calls whose callers wait, in their order, the sent one included
         self._sent: _Call | None = None  # the call that the process executes, whether or not its caller still waits
         self._sent_s = 0.0
         self._mean_s: dict[str, float] = {}  # duration of calls of this name
-        self._process: asyncio.subprocess.Process | None = None
+        self.pid: int | None = None  # of the process, while there is a connection to it
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._closed = False
 
-    @property
-    def pid(self) -> int | None:
-        """Of the process, while it runs."""
-        return self._process.pid if self._process is not None and self._writer is not None else None
-
     async def ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
         """The process's answer. Raises StoreError with the process's words, StoreUnavailable if it dies or takes too long, and
         StoreAtCapacity at once if so many calls wait that this one would not be answered within `timeout_s`."""
+        if self._closed:
+            raise StoreError(f"{self.path}: the store is closed")
+        if self._writer is None and not self._holds_collections():
+            if call in WITHOUT_COLLECTIONS:
+                return copy(WITHOUT_COLLECTIONS[call])
+            if call != "create":
+                raise StoreError(f"embedded Qdrant: there is no collection {arguments[0]!r} in {self._folder}")
+        return await self._ask(call, *arguments, timeout_s=timeout_s)
+
+    def _holds_collections(self) -> bool:
+        try:
+            return any(os.path.isfile(os.path.join(entry, LAYOUT)) for entry in os.scandir(self._folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
+    async def _ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
         self._admit(timeout_s)
         waiting = _Call(call, frame([call, arguments]), asyncio.get_running_loop().create_future())
         self._waiting[waiting] = None
         try:
-            await self._started()  # which has a bound of its own
+            await self._joined()  # which has a bound of its own
             async with asyncio.timeout(timeout_s):
                 self._send_next()
                 return await waiting.answer
@@ -113,69 +137,91 @@ class ProcessClient:
         self._send_next()
 
     async def close(self) -> None:
-        """Waits for the answers of all calls; the process flushes and ends."""
+        """Wait for the answers of all calls, and until all that was written is flushed."""
         self._closed = True
         if self._starting is not None:
             await asyncio.wait([self._starting])
-        writer, process = self._writer, self._process
-        if writer is None or process is None:
+        if self._writer is None:
             return
         if self._waiting:
             await asyncio.wait([call.answer for call in self._waiting], timeout=CLOSE_S)
-        writer.close()
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        with contextlib.suppress(StoreError):
+            await self._ask("flush", timeout_s=CLOSE_S)
+        if self._writer is not None:
+            self._writer.close()
         if self._listening is not None:
             await self._listening
 
-    async def _started(self) -> None:
-        """Starts the process unless it runs. Callers share one start, which a cancelled caller does not stop."""
-        if self._closed:
-            raise StoreError(f"{self.path}: the store is closed")
+    async def _joined(self) -> None:
+        """Connects to the process unless that is done. Callers share one start, which a cancelled caller does not stop."""
         if self._writer is None:
             if self._starting is None or self._starting.done():
-                self._starting = asyncio.create_task(self._start())
+                self._starting = asyncio.create_task(self._join())
                 self._starting.add_done_callback(lambda start: start.cancelled() or start.exception())  # so retrieved
             await asyncio.shield(self._starting)
 
-    async def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+    async def _join(self) -> None:
+        """Connects to the folder's process; starts it where there is none. Raises StoreError with the reason."""
+        begun_s = self._clock()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *machine.python_command(*self.command, self._folder, str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                cwd=machine.NEUTRAL,
-                env={**machine.child_environment(), "RUST_BACKTRACE": "0"},
-            )
+            self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            ours.close()
-            raise StoreUnavailable(f"{self.path}: the process of the embedded Qdrant engine does not start: {error}") from error
-        finally:
-            theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        try:
-            async with asyncio.timeout(START_S):
-                word, message = await _receive(reader)
-        except (TimeoutError, EOFError, ConnectionError) as error:
-            word = "dead"
-            message = f"{self.path}: the process of the embedded Qdrant engine ended, or hung, at its start: {error}"
-        if word != "ready":
-            writer.close()
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            raise StoreError(str(message)) if word == "refused" else StoreUnavailable(str(message))
-        self._process, self._writer = process, writer
-        self._listening = asyncio.create_task(self._listen(reader, writer, process))
+            raise _unusable(self.path, error) from error
+        while True:
+            with contextlib.suppress(OSError, EOFError):  # it has ended, or is about to
+                return await self._connect()
+            word, message = await asyncio.to_thread(self._start)
+            waited_s = self._clock() - begun_s
+            if word == "refused" or (word == "taken" and waited_s > TAKEN_S):
+                raise StoreError(message)
+            if word == "dead" or waited_s > START_S:
+                raise StoreUnavailable(f"{self.path}: the process of the embedded Qdrant engine does not start: {message}")
+            if word == "taken":
+                await asyncio.sleep(RETRY_S)
 
-    async def _listen(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, process: asyncio.subprocess.Process
-    ) -> None:
+    async def _connect(self) -> None:
+        """Raises OSError or EOFError if no process listens, StoreError if it is another release's."""
+        place = listening_at(self._folder)
+        if place is None:
+            raise FileNotFoundError(self._folder)
+        reader, writer = await asyncio.open_unix_connection(place)
+        try:
+            if not is_own(writer.get_extra_info("socket")):
+                raise StoreError(f"{self.path}: {place} is another user's")
+            async with asyncio.timeout(START_S):
+                theirs, self.pid = await _receive(reader)
+            if theirs != release():
+                raise StoreError(
+                    f"{self.path}: the folder is in use by {theirs}, and this is {release()}: use one release of both, or wait "
+                    "until the commands of the other have ended"
+                )
+        except BaseException:
+            writer.close()
+            raise
+        self._writer = writer
+        self._listening = asyncio.create_task(self._listen(reader, writer))
+
+    def _start(self) -> tuple[str, str]:
+        """Start a process, and return what it tells: `ready`, `taken`, `refused` or `dead`, and the reason. Blocks."""
+        try:
+            started = subprocess.Popen(
+                machine.python_command(*self.command, str(self._folder)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=machine.NEUTRAL,
+                env={**_environment(), "RUST_BACKTRACE": "0"},
+            )
+            line, _ = started.communicate(timeout=START_S)
+            word, message = json.loads(line)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return "dead", str(error)
+        except ValueError:
+            return "dead", "it ended before it told why"
+        return word, message or ""
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Resolves calls until the connection ends; then fails the calls that still wait."""
         try:
             while True:
@@ -183,21 +229,28 @@ class ProcessClient:
         except (EOFError, ConnectionError):
             pass
         finally:
-            self._writer = self._sent = None
+            self._writer = self._sent = self.pid = None
             ended = f"{self.path}: the process of the embedded Qdrant engine has ended; it is started again when asked"
             for call in self._waiting:
                 if not call.answer.done():
                     call.answer.set_exception(StoreUnavailable(ended))
             writer.close()
-            with contextlib.suppress(ProcessLookupError):
-                if not self._closed:
-                    process.kill()
-            await process.wait()
+
+
+def _unusable(path: str, error: OSError) -> StoreError:
+    return StoreError(f"{path}: cannot be used as the folder of the embedded Qdrant engine: {error}")
+
+
+def _environment() -> dict[str, str]:
+    """The variables that the process needs. It outlives its starter and serves other commands: it gets no keys."""
+    everything = machine.child_environment()
+    return {name: everything[name] for name in KEPT_VARIABLES if name in everything}
 
 
 async def _receive(reader: asyncio.StreamReader) -> Any:
     (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-    return unframe(await reader.readexactly(length))
+    body = await reader.readexactly(length)
+    return unframe(body) if length <= MAX_INLINE_BYTES else await asyncio.to_thread(unframe, body)
 
 
 T = TypeVar("T")

@@ -1,8 +1,5 @@
-"""The process that alone owns the embedded engine's folder: `python -m hybridtei.store.embedded_folder FOLDER SOCKET`.
-
-It answers one request at a time, since the engine holds Python's lock for a whole call. It ends, with everything flushed, when
-its parent closes the socket or dies; signals meant for the parent are ignored. A collection is a folder: `layout.json` and
-`shard/`. The engine optimizes nothing by itself, so this process does when it is idle.
+"""The folder of the embedded engine, which one process alone has open. A collection is a folder in it: `layout.json` and
+`shard/`. The engine optimizes nothing by itself, so the process that has it calls `tidy` when it is idle.
 
 A panic inside the engine raises a `BaseException` that is no `Exception`; after one at a write, the write-ahead log holds an
 entry that may panic again at every write and load. So the collection is read-only from then on.
@@ -14,11 +11,7 @@ import contextlib
 import json
 import logging
 import os
-import select
 import shutil
-import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,13 +32,15 @@ from hybridtei.store.embedded_conversions import (
     point_of,
     request_of,
 )
-from hybridtei.store.embedded_layouts import LAYOUT, FolderError, Layouts
-from hybridtei.system.frames import encoded, frame, receive, unframe
+from hybridtei.store.embedded_layouts import Layouts
+from hybridtei.store.embedded_socket import LAYOUT, FolderError, take
+from hybridtei.system.frames import encoded
 
 T = TypeVar("T")
-SHARD, LOCK = "shard", ".lock"
+SHARD = "shard"
 OPTIMIZE_AFTER = 1000  # points written since the last optimization
 MAX_ANSWER_BYTES = 2**28
+MIN_FREE_BYTES = 2**25  # on the disk, for a write: a segment of the write-ahead log
 FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0  # before failed housekeeping is retried
 
 log = logging.getLogger(__name__)
@@ -69,16 +64,13 @@ class Folder:
 
     CALLS: ClassVar = frozenset(
         {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
-        | {"annotate", "aliases", "alias"}
+        | {"annotate", "aliases", "alias", "flush"}
     )
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """The path exists. Raises FolderError, or FolderTaken if another process has the folder."""
         self._clock = clock
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(path)
-        except OSError as error:
-            raise FolderError(f"{path}: cannot be used as the folder of the embedded Qdrant engine: {error}") from error
+        self._lock = take(path)
         self.path = path
         self._open: dict[str, _Collection] = {}
         self._layouts = Layouts(path)
@@ -172,6 +164,12 @@ class Folder:
         self._change(name, collection, lambda shard: (shard.optimize(), shard.flush()))
         collection.written, collection.dirty = 0, False
 
+    def flush(self) -> None:
+        """Write what is only in the write-ahead log and in memory to the collections' files."""
+        for name, collection in self._open.items():
+            if collection.dirty and collection.broken is None:
+                self._flush(name, collection)
+
     @property
     def untidy(self) -> bool:
         """Whether a collection is to be flushed or optimized."""
@@ -205,6 +203,12 @@ class Folder:
         else:
             collection.pause_s = collection.resume_s = 0.0
 
+    def tell(self, socket: str) -> None:
+        """Write into the lock file where the process that has the folder listens."""
+        self._lock.truncate(0)
+        self._lock.write(socket)
+        self._lock.flush()
+
     def close(self) -> None:
         """Flush all collections and unlock the folder."""
         for collection in self._open.values():
@@ -232,9 +236,17 @@ class Folder:
 
     def _write(self, name: str, count: int, call: Callable[[Any], object]) -> None:
         collection = self._collection(name, writing=True)
+        self._check_room()
         collection.dirty = True
         self._change(name, collection, call)
         collection.written += count
+
+    def _check_room(self) -> None:
+        """Raises FolderError if the disk is full: the engine would wait for room, or panic."""
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize
+        if free < MIN_FREE_BYTES:
+            raise FolderError(f"{self.path}: the disk is full: {free} bytes are free, wanted are {MIN_FREE_BYTES}")
 
     def _change(self, name: str, collection: _Collection, call: Callable[[Any], object]) -> None:
         """Changes the collection; a panic makes it read-only."""
@@ -282,69 +294,3 @@ def _panics(message: str) -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise FolderError(f"{message}: {error}" if message else str(error)) from error
-
-
-def _lock(path: Path) -> Any:
-    """An open file that no other process can lock; the system unlocks it when this process dies, however it dies."""
-    import fcntl
-
-    file = (path / LOCK).open("a")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise FolderError(
-            f"{path}: another process has this folder of the embedded Qdrant engine open; one server process can, so stop the "
-            "other one, choose another folder, or run a Qdrant server"
-        ) from error
-    return file
-
-
-TICK_S, IDLE_TICKS = 1.0, 5  # ticks without a call, before an optimization, during which every call waits
-
-
-def main(path: str, descriptor: int) -> int:
-    """Serve until the socket closes; the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    connection = socket.socket(fileno=descriptor)
-    connection.setblocking(True)
-    try:
-        folder = Folder(Path(path))
-    except FolderError as error:
-        connection.sendall(frame(["refused", str(error)]))
-        return 1
-    connection.sendall(frame(["ready", None]))
-    try:
-        _serve(connection, folder)
-    except (EOFError, ConnectionError):
-        pass
-    finally:
-        folder.close()
-    return 0
-
-
-def _serve(connection: socket.socket, folder: Folder) -> None:
-    idle_ticks = 0
-    while True:
-        if not select.select([connection], [], [], TICK_S if folder.untidy else None)[0]:
-            idle_ticks += 1
-            folder.tidy(optimizing=idle_ticks >= IDLE_TICKS)
-            continue
-        idle_ticks = 0
-        call, arguments = unframe(receive(connection))
-        connection.sendall(frame(_answer(folder, call, arguments)))
-
-
-def _answer(folder: Folder, call: str, arguments: list[Any]) -> tuple[str, Any]:
-    method: Callable[..., Any] | None = getattr(folder, call, None) if call in Folder.CALLS else None
-    if method is None:
-        return "error", f"no such call: {call}"
-    try:
-        return "done", method(*arguments)
-    except Exception as error:
-        return "error", str(error) if isinstance(error, FolderError) else f"{error} ({type(error).__name__})"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.store.embedded_conversions import Plain
+from hybridtei.store.embedded_socket import LAYOUT, FolderError
 
-LAYOUT = "layout.json"
 ALIAS_OF = "alias_of"  # key of a layout that is an alias
-
-
-class FolderError(Exception):
-    """An error whose message goes to the caller."""
 
 
 class Layouts:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import threading
 import warnings
@@ -129,6 +130,15 @@ def cache_folder(kind: str) -> Path:
         return (Path(caches) if caches else Path.home() / ".cache") / "hybridtei" / kind
     except RuntimeError as error:  # a container's user without HOME and without an entry in /etc/passwd
         raise LoadError("this user has no home folder to keep a cache in: set HYBRIDTEI_CACHE to a folder") from error
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder of mode 0700 unless it exists, and return it. Raises OSError if it is another user's or open to others."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise OSError(f"{folder} is not a folder of this user's own (`chmod 700 {folder}` where it is yours)")
+    return folder
 
 
 @contextmanager

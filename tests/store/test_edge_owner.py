@@ -7,10 +7,12 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
+from hybridtei.store.collection import schema_to_dict
 from hybridtei.store.embedded import EmbeddedStore, _message
 from hybridtei.store.embedded_client import ProcessClient
 from hybridtei.store.points import check_points, to_points
@@ -19,6 +21,12 @@ from hybridtei.system.frames import frame
 from tests.store.stores import embeddings, leg, plan
 
 HANG = 60
+CHANGED = (
+    "import sys, hybridtei.system.frames as frames, hybridtei.store.embedded_folder as folder\n"
+    "import hybridtei.store.embedded_process as process, qdrant_edge as edge\n"
+    "{}\n"
+    "sys.exit(process.main(sys.argv[1]))\n"
+)
 
 
 def points(begin: int, end: int) -> list[models.PointStruct]:
@@ -65,6 +73,14 @@ async def killed(store: EmbeddedStore) -> None:
     await listening
 
 
+async def ended(store: EmbeddedStore) -> None:
+    """Close the store; return once its process, which would wait for another client, is gone."""
+    process = psutil.Process(pid_of(store))
+    await store.close()
+    process.terminate()
+    await asyncio.to_thread(process.wait, HANG)
+
+
 async def outcome(task: asyncio.Task[None]) -> StoreUnavailable | None:
     try:
         await task
@@ -91,14 +107,14 @@ async def test_closing_waits_for_what_was_asked_and_the_store_is_found_again_as_
     await again.close()
 
 
-async def test_a_second_process_is_told_whose_the_folder_is(tmp_path: Path) -> None:
+async def test_a_second_process_joins(tmp_path: Path) -> None:
     store, second = await opened(tmp_path), EmbeddedStore(str(tmp_path))
-    with pytest.raises(StoreError, match=f"{tmp_path}: another process has this folder") as refused:
-        await second.collections()
-    assert not isinstance(refused.value, StoreUnavailable)
-    await store.close()
     assert await second.collections() == ["c"]
+    assert pid_of(second) == pid_of(store)
+    await second.upsert("c", points(0, 5))
     await second.close()
+    assert await store.count("c") == 5
+    await store.close()
 
 
 async def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:
@@ -113,20 +129,22 @@ async def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> 
     await store.close()
 
 
-async def test_an_owner_ends_with_its_parent(tmp_path: Path) -> None:
-    """Its end of the socket closes, whatever killed the parent."""
-    store = await opened(tmp_path)
-    await store.upsert("c", points(0, 10))
-    process, writer = store._owner._process, store._owner._writer
-    assert process is not None
-    assert writer is not None
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the parent, which may still have work for it
-        process.send_signal(number)
-    assert await store.count("c") == 10
-    store._owner._closed = True  # so that nobody kills it
-    writer.close()
-    assert await process.wait() == 0
+async def test_an_owner_outlives_its_starter_and_ends_after_the_last_client(tmp_path: Path) -> None:
+    class Hurried(ProcessClient):
+        command = ("-c", CHANGED.format("process.LINGER_S = 0.1"))
+
+    store = EmbeddedStore(str(tmp_path), client=Hurried(str(tmp_path)))
+    await store.create("c", plan())
+    process, second = psutil.Process(pid_of(store)), EmbeddedStore(str(tmp_path))
+    assert await second.count("c") == 0
+    process.send_signal(signal.SIGINT)  # a Ctrl-C is for a command, not for its engine
     await store.close()
+    await second.upsert("c", points(0, 10))
+    await second.close()
+    await asyncio.to_thread(process.wait, HANG)
+    again = EmbeddedStore(str(tmp_path))
+    assert await again.count("c") == 10
+    await again.close()
 
 
 @pytest.mark.parametrize("end", ["cancelled", "timed out"])
@@ -168,15 +186,18 @@ async def test_more_calls_than_may_wait_are_refused_at_once(tmp_path: Path) -> N
 async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -> None:
     now_s = 0.0
     owner = ProcessClient(str(tmp_path), clock=lambda: now_s)
+    await owner.ask("create", "c", schema_to_dict(plan()), timeout_s=HANG)
     await owner.ask("collections", timeout_s=HANG)
-    os.kill(owner.pid or 0, signal.SIGSTOP)
+    pid = owner.pid
+    assert pid is not None  # os.kill(0) would stop this process's own group
+    os.kill(pid, signal.SIGSTOP)
     slow = asyncio.create_task(owner.ask("collections", timeout_s=HANG))
     while owner._sent is None:
         await asyncio.sleep(0)
     now_s += 100.0
-    os.kill(owner.pid or 0, signal.SIGCONT)
-    assert await slow == []  # their mean is 10 s now
-    os.kill(owner.pid or 0, signal.SIGSTOP)
+    os.kill(pid, signal.SIGCONT)
+    assert await slow == ["c"]  # their mean is 10 s now
+    os.kill(pid, signal.SIGSTOP)
     waiting: list[asyncio.Task[object]] = []
     for _ in range(7):  # 0, 10, …, 60 s of work wait before each
         waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=HANG)))
@@ -184,22 +205,16 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -
     with pytest.raises(StoreAtCapacity, match=r"7 calls wait.*, about [0-9.]+ s of work"):
         await owner.ask("collections", timeout_s=HANG)
     waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=None)))  # whoever has time may wait
-    os.kill(owner.pid or 0, signal.SIGCONT)
-    assert await asyncio.gather(*waiting) == [[]] * 8
+    os.kill(pid, signal.SIGCONT)
+    assert await asyncio.gather(*waiting) == [["c"]] * 8
     await owner.close()
 
 
 async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path: Path) -> None:
     """With bounds that are a few thousand times smaller."""
-    small = (
-        "import sys, hybridtei.system.frames as frames, hybridtei.store.embedded_folder as folder\n"
-        "frames.MAX_FRAME, folder.MAX_ANSWER_BYTES = 100_000, 50_000\n"
-        "from hybridtei.store.embedded_folder import main\n"
-        "sys.exit(main(sys.argv[1], int(sys.argv[2])))\n"
-    )
 
     class Small(ProcessClient):
-        command = ("-c", small)
+        command = ("-c", CHANGED.format("frames.MAX_FRAME, folder.MAX_ANSWER_BYTES = 100_000, 50_000"))
 
     store = EmbeddedStore(str(tmp_path), timeout_s=HANG)
     store._owner = Small(str(tmp_path))
@@ -220,21 +235,16 @@ async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path
 
 async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Path) -> None:
     """What no checked point can do is done here behind the checks' back."""
-    poison = (
-        "import sys, hybridtei.store.embedded_folder as f, qdrant_edge as edge\n"
-        "f.point_of = lambda p: edge.Point(id=p[0], vector={'sparse': edge.SparseVector([1, 2], [1.0])}, payload={})\n"
-        "from hybridtei.store.embedded_folder import main\n"
-        "sys.exit(main(sys.argv[1], int(sys.argv[2])))\n"
-    )
+    poison = "folder.point_of = lambda p: edge.Point(id=p[0], vector={'sparse': edge.SparseVector([1, 2], [1.0])}, payload={})"
 
     class Poisoned(ProcessClient):
-        command = ("-c", poison)
+        command = ("-c", CHANGED.replace("{}", poison))
 
     store = await opened(tmp_path)
     await store.create("d", plan())
     for name in ("c", "d"):
         await store.upsert(name, points(0, 10))
-    await store.close()
+    await ended(store)
 
     poisoned = EmbeddedStore(str(tmp_path))
     poisoned._owner = Poisoned(str(tmp_path))
@@ -243,7 +253,7 @@ async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Pat
             await poisoned.upsert("c", points(10, 11))
     assert await poisoned.count("c") >= 10
     assert len(await poisoned.query("c", leg(embeddings(1)))) == 10
-    await poisoned.close()
+    await ended(poisoned)
 
     again = EmbeddedStore(str(tmp_path))
     with pytest.raises(StoreError, match=r"'c' in .* is damaged and cannot be opened: restore its folder, or drop it"):
@@ -271,8 +281,9 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     store = EmbeddedStore(str(file / "folder"))
+    assert await store.collections() == []
     with pytest.raises(StoreError, match=f"{file}/folder: cannot be used"):
-        await store.collections()
+        await store.create("c", plan())
     await store.close()
 
 

@@ -15,7 +15,6 @@ import logging
 import os
 import platform
 import shutil
-import stat
 import struct
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from hybridtei.backends.graph.writer import Graph, declaration
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
-from hybridtei.system.machine import cache_folder
+from hybridtei.system.machine import cache_folder, private_folder
 
 log = logging.getLogger(__name__)
 
@@ -109,13 +108,10 @@ def _roomy(needed: int) -> str | None:
 def packed_folder() -> Path:
     """Where files are kept. Raises LoadError without a home, OSError if it cannot be made or others may write to it."""
     folder = cache_folder("") / "packed"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise OSError(
-            f"{folder} is not a folder of this user's own: run `chmod 700 {folder}`, or set HYBRIDTEI_CACHE to another"
-        )
-    return folder
+    try:
+        return private_folder(folder)
+    except OSError as error:
+        raise OSError(f"{error}; or set HYBRIDTEI_CACHE to another folder") from error
 
 
 def packed_files() -> list[Packed]:

@@ -5,7 +5,9 @@ Texts go through the engine in chunks, so that a large upsert holds no more perm
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,7 +109,7 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
     from hybridtei.store.collection import common_heads
     from hybridtei.store.packed import packed_format
     from hybridtei.store.plan import budget_of_plan, plan_of
-    from hybridtei.store.points import check_points, fit_to_schema, to_points
+    from hybridtei.store.points import fit_to_schema
 
     context, schema, created = await _collection(stores, name, create=request.create)
     new, failed = _checked(request.points, is_packed=packed_format(schema) is not None)
@@ -122,17 +124,31 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
         ready: list[models.PointStruct] = []
         if embedded is not None and usage is not None:
             usages.append(usage)
-            points = to_points(fit_to_schema(embedded, schema), [one.identity for one in good], [one.payload for one in good])
-            for one, point in zip(good, points, strict=True):
-                try:
-                    ready.extend(check_points([point], schema))
-                    stored.append(one.identity)
-                except InvalidPoint as error:
-                    failed.append(FailedPoint(one.index, one.client_id, str(error)))
+            ready, refused = await asyncio.to_thread(_points, good, fit_to_schema(embedded, schema), schema)
+            bad = {one.index for one in refused}
+            stored += [one.identity for one in good if one.index not in bad]
+            failed += refused
         if ready and not await stores.schemas.upsert(name, schema, ready):
             return None
     failed.sort(key=lambda one: one.index)
     return Reply(PointsResponse(name, created, len(stored), stored, failed), Usage.total(usages) if usages else None)
+
+
+def _points(
+    good: Sequence[_NewPoint], embedded: Embeddings, schema: CollectionSchema
+) -> tuple[list[models.PointStruct], list[FailedPoint]]:
+    """The points that the collection can store, and those that it cannot. Reads whole payloads: not for the event loop."""
+    from hybridtei.store.points import check_points, to_points
+
+    ready: list[models.PointStruct] = []
+    failed: list[FailedPoint] = []
+    points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
+    for one, point in zip(good, points, strict=True):
+        try:
+            ready.extend(check_points([point], schema))
+        except InvalidPoint as error:
+            failed.append(FailedPoint(one.index, one.client_id, str(error)))
+    return ready, failed
 
 
 async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:

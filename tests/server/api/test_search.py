@@ -387,7 +387,6 @@ def test_a_filter_that_the_store_refuses_is_the_clients_mistake(spec, tmp_path, 
         assert refused.status_code == 422, refused.text
 
 
-@pytest.mark.xfail(strict=True, reason="part 9: what is long is decoded and checked beside the event loop")
 @pytest.mark.parametrize("work", ["hybridtei.store.embedded_client.unframe", "hybridtei.store.points.check_points"])
 def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(spec, tmp_path, work, monkeypatch):
     module, _, name = work.rpartition(".")
