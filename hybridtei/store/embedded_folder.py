@@ -99,6 +99,7 @@ class Folder:
         home = self.path / name
         if home.exists():
             raise FolderError(f"there is a collection {name!r} already")
+        self._check_room()
         aside = self.path / f".new-{uuid4().hex}"
         aside.mkdir()
         try:

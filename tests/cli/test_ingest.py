@@ -104,7 +104,6 @@ def test_where_things_go_if_nobody_says_where(monkeypatch, tmp_path):
     assert state_folder(StoreConfig(qdrant_url="http://h")).is_relative_to(tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="part 9: the engine's process dies of a full disk, and nothing names it")
 def test_a_full_disk_is_named(tmp_path):
     source, disk = tmp_path / "note.txt", tmp_path / "disk"
     source.write_text("The display shows E41 when the brake is worn.")
