@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import struct
 import sys
@@ -28,6 +29,7 @@ from hybridtei.backends.graph.writer import Graph, declaration
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
+from hybridtei.system.frames import message_fields
 from hybridtei.system.machine import cache_folder, private_folder
 
 log = logging.getLogger(__name__)
@@ -47,9 +49,14 @@ SLOWER = "SkipLayerNormFusion"
 SAVING = {
     "session.model_external_initializers_file_folder_path": "/",  # of the tensors that go in
     "session.optimized_model_external_initializers_file_name": TENSORS,
-    "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
     "session.save_external_prepacked_constant_initializers": "1",
 }
+LEAST_TENSOR = "session.optimized_model_external_initializers_min_size_in_bytes"
+LEAST_TENSOR_BYTES = 1024
+# Kernels read packed matrices by aligned loads: one at another place of the mapped file ends the process (SIGSEGV). The runtime
+# writes a tensor of less than a megabyte right behind the one before.
+ALIGNMENT = 64
+PLACES = re.compile(rb"\d+(?=;)")  # "NAME|offset;bytes;0": where a packed form of a tensor lies, and its bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +197,22 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
     import onnxruntime as ort
 
     identity = weights.identity()
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4  # a full disk is told by us
-    options.optimized_model_filepath = str(folder / GRAPH)
-    for key, text in SAVING.items():
-        options.add_session_config_entry(key, text)
     content = graph.body + _declared(graph, tensors, weights, folder / WIDENED)
-    ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
+    least = LEAST_TENSOR_BYTES
+    while True:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 4  # a full disk is told by us
+        options.optimized_model_filepath = str(folder / GRAPH)
+        for key, text in {**SAVING, LEAST_TENSOR: str(least)}.items():
+            options.add_session_config_entry(key, text)
+        ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
+        aligned, odd = _alignment((folder / GRAPH).read_bytes())
+        if aligned:
+            break
+        if odd < least:
+            raise OSError(f"ONNX Runtime {ort.__version__} wrote tensors at odd places")
+        least = odd + 1  # tensors below this size lie in the graph, where each is aligned
+        (folder / TENSORS).unlink()
     (folder / WIDENED).unlink(missing_ok=True)
     if weights.identity() != identity:
         raise LoadError(f"{weights.folder}: the weights changed while they were read: start again")
@@ -204,6 +220,25 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
     with (folder / TENSORS).open("ab") as file:
         file.write(TRAILER.pack(MARK, file.tell(), hashlib.sha256((folder / GRAPH).read_bytes()).digest()))
     return folder / GRAPH
+
+
+def _alignment(onnx: bytes) -> tuple[bool, int]:
+    """Whether all tensors of a graph that lie in a file are aligned there; bytes of the largest that misaligns the next."""
+    aligned, odd = True, 0
+    for tensor in (part for graph in _parts(onnx, 7) for part in _parts(graph, 5)):  # ModelProto.graph.initializer
+        facts = {next(_parts(entry, 1)): next(_parts(entry, 2)) for entry in _parts(tensor, 13)}  # .external_data
+        packed = [int(number) for key, text in facts.items() if key.startswith(b"prepacked") for number in PLACES.findall(text)]
+        places = [int(facts.get(b"offset", 0)), *packed[::2]]
+        aligned = aligned and not any(place % ALIGNMENT for place in places)
+        lengths = [int(facts.get(b"length", 0)), *packed[1::2]]
+        odd = max(odd, lengths[0] if any(length % ALIGNMENT for length in lengths) else 0)
+    return aligned, odd
+
+
+def _parts(message: bytes, field: int) -> Iterator[bytes]:
+    """The values of a field of a protobuf message that holds messages or texts."""
+    fields = message_fields(message, 0, len(message))
+    return (message[place] for number, place in fields if number == field and isinstance(place, slice))
 
 
 def _declared(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, widened: Path) -> bytes:
@@ -225,7 +260,7 @@ def _declared(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, wid
 def _digest(graph: Graph, weights: Weights) -> str:
     import onnxruntime as ort
 
-    facts = f"{ort.__version__} {SLOWER} {SAVING} {_processor()}".encode()
+    facts = f"{ort.__version__} {SLOWER} {SAVING} {LEAST_TENSOR_BYTES} {ALIGNMENT} {_processor()}".encode()
     return hashlib.sha256(b"\0".join((graph.onnx, facts, weights.identity()))).hexdigest()[:32]
 
 
