@@ -65,6 +65,7 @@ class Store(Protocol):
     """Collections of points. Every call may raise StoreUnavailable (worth another try later) or StoreError."""
 
     kind: str  # "server", "embedded" or "memory"
+    place: str  # for errors: the server's URL, or the folder
 
     async def collections(self) -> list[str]:
         """The names of all collections, sorted."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -143,6 +144,9 @@ MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in
 OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous", "moved_from", "ingest_lease"})
 
 
+MAX_LISTED = 20  # names in an error
+
+
 class CollectionSchemas:
     """The schemas of a store's collections, cached for `KEPT_S` seconds. `stored_as` is the collection behind an alias."""
 
@@ -171,10 +175,17 @@ class CollectionSchemas:
                 return found
             if not is_switching:
                 self._cache.pop(name, None)
-                raise UnknownCollection(f"there is no collection `{name}`")
+                raise UnknownCollection(f"there is no collection `{name}`{'' if writing else await self._others(name)}")
             if time.monotonic() > began + SWITCH_WAIT_S:
                 raise StoreUnavailable(f"collection {name!r} is about to change its model: try again")
             await asyncio.sleep(LOOK_S)
+
+    async def _others(self, name: str) -> str:
+        """The end of a sentence: where a name was looked for, the nearest one, and those that are there."""
+        names = sorted({*await self.store.collections(), *await self.store.aliases()})
+        nearest = "".join(f"; did you mean `{one}`?" for one in get_close_matches(name, names, 1))
+        listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
+        return f" in {self.store.place}{nearest} ({listed or 'no collections'})"
 
     async def _read(self, name: str) -> CollectionSchema | None:
         target = (await self.store.aliases()).get(name, name)

@@ -10,6 +10,7 @@ that never change, asking again is safe.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class EmbeddedStore:
     def __init__(self, path: str, *, timeout_s: float = 30.0, client: ProcessClient | None = None) -> None:
         """`client`: of the folder's process, where one was made before."""
         self._owner = client or ProcessClient(path)
+        self.place = f"embedded Qdrant in {os.path.abspath(path)}"
         self._timeout_s = timeout_s
         self._schemas: dict[str, CollectionSchema] = {}
 

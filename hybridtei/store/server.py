@@ -49,7 +49,7 @@ class ServerStore:
 
     def __init__(self, config: StoreConfig, *, patient: bool = True) -> None:
         assert config.qdrant_url is not None
-        self._url = config.qdrant_url
+        self._url, self.place = config.qdrant_url, f"Qdrant at {config.qdrant_url}"
         self._timeout_s, self._patience_s = config.qdrant_timeout, config.qdrant_patience
         addresses = {url: address_of(url, config.qdrant_rest_port) for url in urls_of(config.qdrant_url)}
         self._with_rest = {url for url, address in addresses.items() if address.port is not None}

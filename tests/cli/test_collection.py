@@ -83,7 +83,7 @@ def test_search_in_words(evaluated, hybrid, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere", "wing"], "there is no collection `nowhere`"),
+        (["winks", "wing"], "qdrant; did you mean `wings`? (wings)"),
         (["wings", "wing", "--filter", '{"must": 3}'], "`--filter"),
         (["wings", "wing", "--limit", "0"], "`limit` is 0"),
         (["wings", "wing", "--weights", "dense=much"], "--weights"),

@@ -26,7 +26,7 @@ T = TypeVar("T")
 class MemoryStore:
     """Every instance is a database of its own."""
 
-    kind = "memory"
+    kind, place = "memory", "memory"
 
     def __init__(self) -> None:
         self._client = QdrantClient(":memory:")
