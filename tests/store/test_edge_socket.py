@@ -142,7 +142,7 @@ async def test_half_a_request_holds_up_nobody_and_its_client_is_disconnected(tmp
 
 
 async def test_a_call_that_does_not_end_ends_the_process_and_the_next_is_answered(tmp_path: Path) -> None:
-    slow = "process.DEADLINE_S = 0.3; folder.Folder.count = lambda *_: __import__('time').sleep(99)"
+    slow = "process.DEADLINE_S = 5.0; folder.Folder.count = lambda *_: __import__('time').sleep(99)"
     store = changed(tmp_path, slow)
     await store.create("c", plan())
     with pytest.raises(StoreUnavailable, match="has ended; it is started again when asked"):
@@ -154,10 +154,11 @@ async def test_a_call_that_does_not_end_ends_the_process_and_the_next_is_answere
 
 
 async def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    await ended(await opened(tmp_path))
     store = changed(tmp_path, "folder.MIN_FREE_BYTES = 2**62")
-    await store.create("c", plan())
-    with pytest.raises(StoreError, match=rf"{tmp_path}: the disk is full: \d+ bytes are free"):
-        await store.upsert("c", points(0, 1))
+    for writing in (lambda: store.create("d", plan()), lambda: store.upsert("c", points(0, 1))):
+        with pytest.raises(StoreError, match=rf"{tmp_path}: the disk is full: \d+ bytes are free"):
+            await writing()
     assert await store.count("c") == 0
     await store.close()
 

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten
 from hybridtei.backends import heads
 from hybridtei.backends.heads import kept_rows
 from hybridtei.backends.torch import backend as backend_module
-from hybridtei.backends.torch import kernels, load, memory
+from hybridtei.backends.torch import kernels, memory
 from hybridtei.backends.torch.backend import TorchBackend
 from hybridtei.backends.torch.fp8 import to_eight_bits
 from hybridtei.backends.torch.functions import TORCH, entries_of
@@ -109,7 +109,6 @@ def _moved(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 def ready(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> TorchBackend:
     """A model as it is loaded for a GPU, on the CPU."""
-    monkeypatch.setattr(load, "load_family", partial(load.load_family, joined=True))
     return TorchBackend(spec)
 
 
