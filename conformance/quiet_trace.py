@@ -30,13 +30,13 @@ class Finding(NamedTuple):
 
 
 def findings(lines: Iterable[str], folders: Sequence[Path], working_folder: Path) -> Iterator[Finding]:
-    """Yield the unexpected calls. `folders`: files may be made below these, and folders above them."""
+    """Yield the unexpected calls. `folders`: files and sockets may be made below these, and folders above them."""
     for line in lines:
         if (found := CALL.match(line)) is None:
             continue
         call, rest = found.groups()
         if call == "connect" or call.startswith("send"):
-            yield from _addresses(rest)
+            yield from _addresses(rest, folders)
         elif call in ("open", "openat"):
             yield from _opened(rest, folders, working_folder)
         else:
@@ -45,11 +45,11 @@ def findings(lines: Iterable[str], folders: Sequence[Path], working_folder: Path
             yield from () if above else _outside(made, folders)
 
 
-def _addresses(rest: str) -> Iterator[Finding]:
+def _addresses(rest: str, folders: Sequence[Path]) -> Iterator[Finding]:
     for port, host in ADDRESS.findall(rest):
         yield Finding("look-up" if int(port) == DNS_PORT else "connection", f"{host}:{port}")
     for path in UNIX.findall(rest):
-        if not path.endswith(NAME_CACHE):
+        if not path.endswith(NAME_CACHE) and not any(Path(path).is_relative_to(folder) for folder in folders):
             yield Finding("connection", path)
 
 

@@ -38,6 +38,7 @@ def test_connections_and_packets() -> None:
         '1 connect(4, {sa_family=AF_INET, sin_port=htons(443), sin_addr=inet_addr("192.0.2.7")}, 16) = -1 EINPROGRESS (now)',
         '1 sendto(4, "x", 1, 0, {sa_family=AF_INET, sin_port=htons(9), sin_addr=inet_addr("192.0.2.8")}, 16) = 1',
         '1 connect(4, {sa_family=AF_UNIX, sun_path="/run/somebody"}, 110) = 0',
+        '1 connect(4, {sa_family=AF_UNIX, sun_path="/tmp/w/tmp/hybridtei-0/engine.sock"}, 110) = 0',
         '1 connect(4, {sa_family=AF_UNIX, sun_path="/var/run/nscd/socket"}, 110) = -1 ENOENT (No such file or directory)',
         '1 sendto(4<TCP:[1]>, "answer", 6, MSG_NOSIGNAL, NULL, 0) = 6',
         "1 +++ exited with 0 +++",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,10 +125,9 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
         ready: list[models.PointStruct] = []
         if embedded is not None and usage is not None:
             usages.append(usage)
-            ready, refused = await asyncio.to_thread(_points, good, fit_to_schema(embedded, schema), schema)
-            bad = {one.index for one in refused}
+            ready = await asyncio.to_thread(_points, good, fit_to_schema(embedded, schema), schema, failed)
+            bad = {one.index for one in failed}
             stored += [one.identity for one in good if one.index not in bad]
-            failed += refused
         if ready and not await stores.schemas.upsert(name, schema, ready):
             return None
     failed.sort(key=lambda one: one.index)
@@ -135,20 +135,19 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
 
 
 def _points(
-    good: Sequence[_NewPoint], embedded: Embeddings, schema: CollectionSchema
-) -> tuple[list[models.PointStruct], list[FailedPoint]]:
-    """The points that the collection can store, and those that it cannot. Reads whole payloads: not for the event loop."""
+    good: Sequence[_NewPoint], embedded: Embeddings, schema: CollectionSchema, failed: list[FailedPoint]
+) -> list[models.PointStruct]:
+    """The points that the collection can store; others go into `failed`. Reads whole payloads: not for the event loop."""
     from hybridtei.store.points import check_points, to_points
 
     ready: list[models.PointStruct] = []
-    failed: list[FailedPoint] = []
     points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
     for one, point in zip(good, points, strict=True):
         try:
             ready.extend(check_points([point], schema))
         except InvalidPoint as error:
             failed.append(FailedPoint(one.index, one.client_id, str(error)))
-    return ready, failed
+    return ready
 
 
 async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:
@@ -203,14 +202,9 @@ def _read(index: int, point: Point) -> _NewPoint:
         payload[METADATA] = point.metadata
     if isinstance(point.id, int) and not _is_writable(point.id):
         raise InvalidPoint(f"`id` should be between 0 and {MAX_ID}")
-    identity: PointId
-    if point.id is None:
-        identity = point_id(point.text, -1)  # the same text again replaces itself, and no id that equals it
-    elif isinstance(point.id, int) or _is_uuid(point.id):
-        identity = point.id
-    else:
-        identity = point_id(point.id, 0)
+    identity: PointId = point_id(point.text, -1)  # the same text again replaces itself, and no id that equals it
     if point.id is not None:
+        identity = point.id if isinstance(point.id, int) or _is_uuid(point.id) else point_id(point.id, 0)
         payload.setdefault(DOCUMENT_ID, str(point.id))
     return _NewPoint(index, point.id, identity, point.text, payload)
 
@@ -221,11 +215,9 @@ def _is_writable(number: int) -> bool:
 
 
 def _is_uuid(text: str) -> bool:
-    try:
-        uuid.UUID(text)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return bool(uuid.UUID(text))
+    return False
 
 
 async def _embedded(
@@ -234,7 +226,6 @@ async def _embedded(
     """(the points that could be embedded, their vectors, what it cost). Where the whole is refused, each is asked for alone."""
     if not points:
         return [], None, None
-
     texts = [one.text for one in points]
     try:
         load = Load(len(texts), sum(map(len, texts)), is_batch=True)
