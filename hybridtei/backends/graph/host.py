@@ -49,12 +49,7 @@ def end_to_end(
     shape = _Attended.of(batch, grown) if once is None else _Attended.shared(batch, once, grown)
     computed = len(shape.places)
     all_tokens, *_ = grown((computed, *shape.seen.shape))
-    feed = {"input_ids": batch.input_ids}
-    if "position_ids" in inputs:
-        feed["position_ids"] = batch.position_ids
-    for name, ids in (("token_type_ids", batch.token_type_ids), ("adapter_ids", batch.adapter_ids)):
-        if name in inputs:
-            feed[name] = np.zeros(len(batch.input_ids), dtype=np.int64) if ids is None else ids
+    feed = ids_of(batch, inputs)
     if once is not None:
         feed = {name: values[once.kept] for name, values in feed.items()}
     feed["places"] = shape.places
@@ -66,6 +61,17 @@ def end_to_end(
         feed |= {QUERIES: shape.queries, "starts": shape.starts}
     hidden = run(feed)[:computed]
     return hidden if once is None else hidden[once.rows]
+
+
+def ids_of(batch: PackedBatch, inputs: frozenset[str]) -> Feed:
+    """What a graph of these inputs takes of each token."""
+    feed = {"input_ids": batch.input_ids}
+    if "position_ids" in inputs:
+        feed["position_ids"] = batch.position_ids
+    for name, ids in (("token_type_ids", batch.token_type_ids), ("adapter_ids", batch.adapter_ids)):
+        if name in inputs:
+            feed[name] = np.zeros(len(batch.input_ids), dtype=np.int64) if ids is None else ids
+    return feed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

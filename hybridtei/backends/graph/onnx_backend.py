@@ -2,7 +2,8 @@
 
 The graph holds no weights; they come from the checkpoint, packed once in a file that sessions map. A session with one
 intra-op thread runs in its caller's thread, so lanes share it without a copy, never wait for one another, and run at their own
-priority. A short text that is alone goes to a second session, over all cores: its answer takes little more than half the time.
+priority. A short text that is alone goes to a second session, over all cores: its answer takes little more than half the time;
+and to a third, of the same weights, whose graph is for one text: nothing is gathered, and a mean or first row is taken there.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hybridtei.backends.base import busy_tokens
-from hybridtei.backends.graph.host import Feed, HostHeads, end_to_end, in_rectangle, padding_of
+from hybridtei.backends.graph.host import Feed, HostHeads, end_to_end, ids_of, in_rectangle, padding_of
 from hybridtei.backends.graph.mlm_head import MlmHead
 from hybridtei.backends.graph.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.backends.graph.onnx_session import Session, open_file, open_sessions
+from hybridtei.backends.graph.ops import POOLED, family_graph
 from hybridtei.backends.graph.weights import graph_tensors, word_table
 from hybridtei.backends.graph.writer import Graph
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
@@ -28,6 +30,8 @@ from hybridtei.errors import BackendError, UnsupportedArchitecture
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes
+
+POOLED_HEADS = frozenset({Head.DENSE})
 
 
 class OnnxBackend:
@@ -45,7 +49,9 @@ class OnnxBackend:
         tensors = graph_tensors(graph, weights)
         table = None if words is None else tensors[words]
         self._start(spec, "int8" if graph.held else "float32", threads)
-        self._open(open_sessions(graph, tensors, weights, self._counts(), cache_gb=cache_gb))
+        alone = None if graph.held else family_graph(spec, alone=True)
+        counts = self._counts()
+        self._open(open_sessions(graph, tensors, weights, counts, cache_gb=cache_gb, alone=alone), len(counts))
         mlm = None
         if spec.is_splade and table is not None:
             mlm = MlmHead(spec, weights, table, threads=threads, cache_gb=cache_gb)
@@ -62,7 +68,7 @@ class OnnxBackend:
         backend = cls.__new__(cls)
         backend._start(spec, dtype, threads)
         sessions = open_file(path, spec.folder, backend._counts())
-        backend._open(sessions)
+        backend._open(sessions, len(sessions))
         backend._output = hidden_output(sessions[0].inner, spec, path)
         backend._heads = HostHeads(spec, words)
         backend._probe(path)
@@ -82,8 +88,10 @@ class OnnxBackend:
         """Threads of each session: of one that lanes call, and of another over all cores where that has fewer."""
         return [self._threads, *([available_cores()] if self._threads < available_cores() else [])]
 
-    def _open(self, sessions: Sequence[Session]) -> None:
-        self._session, self._all_cores = sessions[0], sessions[-1]
+    def _open(self, sessions: Sequence[Session], general: int) -> None:
+        """`general`: how many of the sessions take any batch; one more takes a text alone."""
+        self._session, self._all_cores = sessions[0], sessions[:general][-1]
+        self._alone = sessions[general] if len(sessions) > general else None
         self._inputs = self._session.inputs
         self.padding = padding_of(self._inputs)
         memory.register(self)
@@ -94,6 +102,8 @@ class OnnxBackend:
         batch = pack(texts, frozenset({Head.TOKENS}), self.spec.positions)
         for use_all_cores in (False, True):
             self._hidden(batch, use_all_cores=use_all_cores, shrink=True)
+        if self._alone is not None:
+            self._alone.run(self._output, ids_of(batch, self._alone.inputs), shrink=True)
 
     def _probe(self, path: Path) -> None:
         """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""
@@ -113,7 +123,11 @@ class OnnxBackend:
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`."""
         try:
-            outputs = self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
+            if use_all_cores and self._alone is not None and len(batch) == 1 and batch.unseen is None:
+                outputs = self._of_one(batch, self._alone)
+            else:
+                hidden = self._hidden(batch, use_all_cores=use_all_cores)
+                outputs = self._heads.outputs(batch, hidden, use_all_cores=use_all_cores)
         except Exception as error:  # the library raises kinds of its own, bare RuntimeErrors among them
             raise BackendError(f"the forward pass failed: {error}") from error
         with self._counting:
@@ -126,7 +140,13 @@ class OnnxBackend:
 
     def close(self) -> None:
         """Give the weights back."""
-        del self._session, self._all_cores, self._heads
+        del self._session, self._all_cores, self._alone, self._heads
+
+    def _of_one(self, batch: PackedBatch, session: Session) -> HeadOutputs:
+        feed = ids_of(batch, session.inputs)
+        if batch.heads == POOLED_HEADS and POOLED in session.outputs:
+            return HeadOutputs(dense=session.run(POOLED, feed))
+        return self._heads.outputs(batch, session.run(self._output, feed), use_all_cores=True)
 
     def _hidden(self, batch: PackedBatch, *, use_all_cores: bool, shrink: bool = False) -> Floats:
         session = self._all_cores if use_all_cores else self._session

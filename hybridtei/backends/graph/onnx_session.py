@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from hybridtei.backends.graph.packed_file import SLOWER, packed
-from hybridtei.backends.graph.writer import Graph
+from hybridtei.backends.graph.packed_file import LEAST_BYTES, SLOWER, packed
+from hybridtei.backends.graph.writer import Graph, declarations
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
 from hybridtei.system import memory
+from hybridtei.system.frames import message_fields, nested
 from hybridtei.system.machine import move_to, own_processors
 
 # What passes took is freed after a pass with this option. Else each session keeps as much as its largest pass took; and where
@@ -48,12 +50,19 @@ class Places:
 
 class Session:
     """A graph that runs with a certain number of threads. Threads may call at once. `inner`: the package's own object.
-    `inputs`: their names."""
+    `inputs`, `outputs`: their names."""
 
     def __init__(
-        self, graph: bytes | Path, threads: int, tensors: Mapping[str, Floats] | None = None, *, is_packed: bool = False
+        self,
+        graph: bytes | Path,
+        threads: int,
+        tensors: Mapping[str, Floats] | None = None,
+        *,
+        is_packed: bool = False,
+        folder: Path | None = None,
     ) -> None:
-        """`tensors`: those that the graph lacks, which are copied. `is_packed`: it is optimized. Raises the package's kinds."""
+        """`tensors`: those that the graph lacks, which are copied. `is_packed`: it is optimized. `folder`: of the files that a
+        graph in bytes names. Raises the package's kinds."""
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -62,7 +71,8 @@ class Session:
         if is_packed:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._places = Places(threads)
-        for key, text in {**ENTRIES, **self._places.entries}.items():
+        beside = {} if folder is None else {"session.model_external_initializers_file_folder_path": str(folder)}
+        for key, text in {**ENTRIES, **self._places.entries, **beside}.items():
             options.add_session_config_entry(key, text)
         if tensors:
             values = [ort.OrtValue.ortvalue_from_numpy(tensor) for tensor in tensors.values()]
@@ -73,6 +83,7 @@ class Session:
         content = str(graph) if isinstance(graph, Path) else graph
         self.inner = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
         self.inputs = frozenset(node.name for node in self.inner.get_inputs())
+        self.outputs = frozenset(node.name for node in self.inner.get_outputs())
 
     def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
         """One output, float32. `shrink`: free what passes took. Raises the package's kinds."""
@@ -81,28 +92,60 @@ class Session:
 
 
 def open_sessions(
-    graph: Graph, tensors: Mapping[str, Floats], weights: Weights, threads: Sequence[int], *, cache_gb: float = 0
+    graph: Graph,
+    tensors: Mapping[str, Floats],
+    weights: Weights,
+    threads: Sequence[int],
+    *,
+    cache_gb: float = 0,
+    alone: Graph | None = None,
 ) -> list[Session]:
     """A session for each number of threads. `weights`: the checkpoint of the tensors. `cache_gb`: see `packed`.
 
-    Raises LoadError, naming the model's folder.
+    `alone`: a graph of the same tensors, of which the last session is, with the last number of threads; it is left out where
+    it would keep another copy of them. Raises LoadError, naming the model's folder.
     """
     try:
         with packed(graph, tensors, weights, cache_gb) as path:
             if path is not None:
-                return _mapped(path, threads)
-            held = dict(tensors)
-            return [Session(graph.onnx, count, held) for count in threads]
+                return _mapped(path, threads, alone, tensors)
+            held, graphs = dict(tensors), [(graph, count) for count in threads]
+            if alone is not None and graph.nbytes < LEAST_BYTES:
+                graphs.append((alone, threads[-1]))
+            return [Session(each.onnx, count, held) for each, count in graphs]
     except LoadError:
         raise
     except Exception as error:  # kinds of the library's own
         raise _refused(weights.folder, error) from error
 
 
-def _mapped(path: Path, threads: Sequence[int]) -> list[Session]:
+def _mapped(path: Path, threads: Sequence[int], alone: Graph | None, tensors: Mapping[str, Floats]) -> list[Session]:
     """At once, since each packs the matrices again to find them in the file."""
-    with memory.reused_blocks(), ThreadPoolExecutor(len(threads)) as pool:
-        return [*pool.map(lambda count: Session(path, count, is_packed=True), threads)]
+    with memory.reused_blocks(), ThreadPoolExecutor(len(threads) + 1) as pool:
+        found = [pool.submit(Session, path, count, is_packed=True) for count in threads]
+        if alone is not None:
+            there = _tensors_beside(path)
+            changed = {name: shape for name, shape in alone.weights.items() if name not in there}  # as the graph was optimized
+            if 4 * sum(map(prod, changed.values())) < LEAST_BYTES:
+                content = alone.body + nested(7, b"".join(there[name] for name in alone.weights if name in there))
+                held = {name: tensors[name] for name in changed}
+                found.append(pool.submit(Session, content + declarations(changed), threads[-1], held, folder=path.parent))
+        return [session.result() for session in found]
+
+
+def _tensors_beside(path: Path) -> dict[str, bytes]:
+    """The fields of a graph that hold tensors, or say where these and their packed forms lie beside it, by name."""
+    content = path.read_bytes()
+    (graph,) = _parts(content, slice(0, len(content)), 7)
+    tensors = _parts(content, graph, 5)
+    names = (content[name].decode() for tensor in tensors for name in _parts(content, tensor, 8))
+    return dict(zip(names, (nested(5, content[tensor]) for tensor in tensors), strict=True))
+
+
+def _parts(content: bytes, message: slice, number: int) -> list[slice]:
+    """Where the fields of a number lie that hold bytes."""
+    found = message_fields(content, message.start, message.stop)
+    return [place for field, place in found if field == number and isinstance(place, slice)]
 
 
 def open_file(path: Path, folder: Path, threads: Sequence[int]) -> list[Session]:

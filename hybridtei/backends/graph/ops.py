@@ -6,6 +6,9 @@ int64[t], where each token lies there; `seen` int64[n, s], which places are keys
 Where no token sees a later one, queries have a rectangle of their own: `queries` int64[n, q], the token at each place, and
 `starts` int64[n], the place of a row's first query among its keys; `places` are places of queries then.
 
+Or one text alone, by `input_ids`, `position_ids`, `token_type_ids` and `adapter_ids` only: nothing is gathered. A second output
+is `pooled` float32[1, h], where that is all of the model's dense head.
+
 Or, for other readers of ONNX files, a rectangle as a whole: `input_ids`, `attention_mask` and `token_type_ids` int64[n, s] in,
 `last_hidden_state` float32[n, s, h] out.
 """
@@ -27,17 +30,18 @@ from hybridtei.families import run_family
 from hybridtei.families.ops import Heads, Rotation, Rows
 
 T = TypeVar("T")
+POOLED = "pooled"
 MASKED = float(np.finfo(np.float32).min)
 
 
-def family_graph(spec: ModelSpec, *, rectangle: bool = False) -> Graph:
-    """The graph of a checkpoint's trunk, made from config.json in milliseconds.
+def family_graph(spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> Graph:
+    """The graph of a checkpoint's trunk, made from config.json in milliseconds. `alone`: of one text.
 
     Raises LoadError, and UnsupportedArchitecture for a family or a setting that is not known.
     """
     if rectangle and spec.adapters is not None:
         raise UnsupportedArchitecture(f"{spec.folder}: has adapters, and files for other readers of ONNX cannot choose one")
-    return graph_by(OnnxOps(spec, rectangle=rectangle), spec)
+    return graph_by(OnnxOps(spec, rectangle=rectangle, alone=alone), spec)
 
 
 def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
@@ -53,13 +57,15 @@ class OnnxOps:
     """See `families.ops.Ops`. `weights`: the shape of each tensor that the graph wants; `matrices`: those it multiplies by.
     `causal`: whether no token sees a later one."""
 
-    def __init__(self, spec: ModelSpec, *, rectangle: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> None:
         self.writer = OnnxWriter()
         self.weights: dict[str, tuple[int, ...]] = {}
         self.matrices: list[str] = []
         self.causal = True
         self._tanh_gelu = spec.tanh_gelu
-        self._is_rectangle = rectangle
+        self._is_rectangle, self._is_alone = rectangle, alone
+        pools = alone and not (spec.dense_modules or spec.is_rounded) and spec.pooling in (("mean",), ("cls",), ("lasttoken",))
+        self._pooling = spec.pooling[0] if pools else None
         self._made: dict[Any, Any] = {}
         types = ["token_type_ids"] if spec.has_token_types else []
         if rectangle:
@@ -70,18 +76,27 @@ class OnnxOps:
             self._ids["position_ids"] = self._counted_positions(spec.positions)
         else:
             self._ids = {name: self.writer.input(name, ["t"]) for name in ("input_ids", "position_ids", *types)}
-            self.writer.input("places", ["t"])
-            self.writer.input("rows", ["r"])
-            self._seen = self.writer.input("seen", ["n", "s"])
+            self._seen = "input_ids"
+            if not alone:
+                self.writer.input("places", ["t"])
+                self.writer.input("rows", ["r"])
+                self._seen = self.writer.input("seen", ["n", "s"])
 
     def model(self, hidden: Rows) -> bytes:
         """The ModelProto that gives these rows."""
         if not self._is_rectangle:
+            if self._pooling is not None:
+                self.writer.output(self._pooled(hidden), POOLED, [1, hidden.width])
             return self.writer.model(hidden.value, "hidden", ["t", hidden.width])
         n, s = self._sides()
         shape = self._node("Concat", n, s, self._list(hidden.width), axis=0)
         value = self._node("Reshape", hidden.value, shape)
         return self.writer.model(value, "last_hidden_state", ["n", "s", hidden.width])
+
+    def _pooled(self, hidden: Rows) -> str:
+        if self._pooling == "mean":
+            return self._node("ReduceMean", hidden.value, self._list(0), keepdims=1)
+        return self._node("Gather", hidden.value, self._list(0 if self._pooling == "cls" else -1))
 
     def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
         table = self._weight(name, (rows, width))
@@ -184,10 +199,10 @@ class OnnxOps:
         bias: Any = None,
     ) -> Rows:
         self.causal &= causal
-        apart = causal and not self._is_rectangle
+        apart = causal and not (self._is_rectangle or self._is_alone)
         mask = self._mask_apart(window) if apart else self._mask(causal, window)
         if bias is not None:
-            mask = self._once(("bias", bias, mask), lambda: self._node("Where", mask, bias, self._float(MASKED)))
+            mask = self._once(("bias", bias, mask), lambda: self._biased(mask, bias))
         attended = self._node(
             "Attention",
             self._node("Gather", q.value, self._queries()[0]) if apart else self._rectangle(q),
@@ -198,7 +213,10 @@ class OnnxOps:
             scale=float(scale),
         )
         flat = self._node("Reshape", attended, self._list(-1, q.width))
-        return Rows(flat if self._is_rectangle else self._node("Gather", flat, "places"), q.width)
+        return Rows(flat if self._is_rectangle or self._is_alone else self._node("Gather", flat, "places"), q.width)
+
+    def _biased(self, mask: str, bias: str) -> str:
+        return self._node("Where", mask, bias, self._float(MASKED)) if mask else bias
 
     def alibi(self, slopes: NDArray[np.float32]) -> str:
         distance = self._node("Cast", self._node("Abs", self._distance()), to=FLOAT)
@@ -248,12 +266,16 @@ class OnnxOps:
 
     def _rectangle(self, x: Rows) -> str:
         """float[t, width] -> [n, s, width]."""
+        if self._is_alone:
+            return self._node("Unsqueeze", x.value, self._list(0))
         n, s = self._sides()
         shape = self._once(("shape", x.width), lambda: self._node("Concat", n, s, self._list(x.width), axis=0))
         return self._node("Reshape", x.value if self._is_rectangle else self._node("Gather", x.value, "rows"), shape)
 
     def _sides(self) -> tuple[str, str]:
         """`n` and `s` of the batch, int64[1] each."""
+        if self._is_alone:
+            return self._list(1), self._once("s", lambda: self._node("Shape", "input_ids"))
         n = self._once("n", lambda: self._node("Shape", self._seen, start=0, end=1))
         return n, self._once("s", lambda: self._node("Shape", self._seen, start=1, end=2))
 
@@ -280,9 +302,11 @@ class OnnxOps:
         return self._once("distance", make)
 
     def _mask(self, causal: bool, window: int | None) -> str:
-        """Which keys each query sees: bool[n, 1, s, s]."""
+        """Which keys each query sees: bool[n, 1, s, s]; "" where a text alone sees all of itself."""
 
         def make() -> str:
+            if self._is_alone:
+                return self._mask_alone(causal, window)
             keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
             n, s = self._sides()
             mask = self._node("Expand", keys, self._node("Concat", n, self._list(1), s, s, axis=0))
@@ -294,6 +318,12 @@ class OnnxOps:
             return mask
 
         return self._once(("mask", causal, window), make)
+
+    def _mask_alone(self, causal: bool, window: int | None) -> str:
+        masks = [self._node("GreaterOrEqual", self._distance(), self._int(0))] if causal else []
+        if window is not None:
+            masks.append(self._node("Less", self._node("Abs", self._distance()), self._int(window)))
+        return "" if not masks else masks[0] if len(masks) == 1 else self._node("And", *masks)
 
     def _queries(self) -> tuple[str, str]:
         return self._once("queries", lambda: (self.writer.input("queries", ["n", "q"]), self.writer.input("starts", ["n"])))

@@ -45,6 +45,7 @@ class OnnxWriter:
         self._nodes: list[bytes] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._inputs: list[bytes] = []
+        self._outputs: list[bytes] = []
         self._opsets = {"": OPSET}
         self._count = 0
 
@@ -70,12 +71,17 @@ class OnnxWriter:
         self._inputs.append(nested(11, _value(name, kind, dims)))
         return name
 
+    def output(self, value: str, name: str, dims: Dims, kind: int = FLOAT) -> None:
+        """Have the model give a value under `name`."""
+        self._nodes.append(nested(1, value.encode()) + nested(2, name.encode()) + nested(4, b"Identity"))
+        self._outputs.append(nested(12, _value(name, kind, dims)))
+
     def model(self, output: str, name: str, dims: Dims, kind: int = FLOAT) -> bytes:
         """A ModelProto that gives the value `output` under `name`."""
-        identity = nested(1, output.encode()) + nested(2, name.encode()) + nested(4, b"Identity")
-        graph = b"".join(nested(1, node) for node in (*self._nodes, identity)) + nested(2, b"trunk")
+        self.output(output, name, dims, kind)
+        graph = b"".join(nested(1, node) for node in self._nodes) + nested(2, b"trunk")
         graph += b"".join(nested(5, _tensor(one, *key)) for key, one in self._constants.items())
-        graph += b"".join(self._inputs) + nested(12, _value(name, kind, dims))
+        graph += b"".join((*self._inputs, *self._outputs))
         opsets = b"".join(nested(8, nested(1, key.encode()) + _integer(2, number)) for key, number in self._opsets.items())
         return _integer(1, IR_VERSION) + opsets + nested(7, graph)
 

@@ -4,12 +4,14 @@ tests/backends/test_laws.py."""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hybridtei.backends.graph import packed_file
 from hybridtei.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.backends.graph.ops import family_graph
 from hybridtei.backends.graph.writer import Graph
@@ -22,7 +24,7 @@ from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind
 from tests import tiny
-from tests.backends.outputs import random_encodings, run, same, sixty_four
+from tests.backends.outputs import columns_of, random_encodings, run, same, sixty_four
 from tests.sampled import paired
 
 ACTIVATIONS = ["linear.Identity", "activation.Tanh", "activation.ReLU", "activation.GELU", "activation.SiLU"]
@@ -63,6 +65,34 @@ def test_threads_of_one_pass_change_nothing(hybrid: Path) -> None:
     team, texts = onnx(spec, threads=2), sixty_four(spec.vocab_size)
     assert team.lanes == (LaneKind.BULK,)
     same(run(team, texts), run(onnx(spec), texts), len(texts))
+
+
+@pytest.mark.parametrize("family", [*tiny.FAMILIES])
+def test_a_text_alone_is_computed_as_among_others(tmp_path: Path, family: str) -> None:
+    spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
+    agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder)))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "qwen3"])
+def test_a_text_alone_reads_the_weights_of_the_packed_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, pooling: str
+) -> None:
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+    spec = replace(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"), pooling=(pooling,))
+    agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder), cache_gb=1))
+
+
+def agree_alone(backend: OnnxBackend) -> None:
+    """The graph of one text and that of any batch give the same bits."""
+    assert backend._alone is not None
+    for text in random_encodings(backend.spec):
+        for heads in (frozenset({Head.DENSE}), backend.spec.heads):
+            found, expected = (columns_of(run(backend, [text], heads, use_all_cores=wide), 0) for wide in (True, False))
+            assert found.keys() == expected.keys()
+            for name, values in expected.items():
+                np.testing.assert_array_equal(found[name], values)
 
 
 def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
