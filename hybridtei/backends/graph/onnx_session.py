@@ -10,13 +10,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hybridtei.backends.graph.packed_file import LEAST_BYTES, SLOWER, packed
+from hybridtei.backends.graph.packed_file import LEAST_BYTES, SLOWER, packed, parts
 from hybridtei.backends.graph.writer import Graph, declarations
 from hybridtei.checkpoint.weights import Weights
 from hybridtei.errors import LoadError
 from hybridtei.outputs import Floats
 from hybridtei.system import memory
-from hybridtei.system.frames import message_fields, nested
+from hybridtei.system.frames import nested
 from hybridtei.system.machine import move_to, own_processors
 
 # What passes took is freed after a pass with this option. Else each session keeps as much as its largest pass took; and where
@@ -135,17 +135,8 @@ def _mapped(path: Path, threads: Sequence[int], alone: Graph | None, tensors: Ma
 
 def _tensors_beside(path: Path) -> dict[str, bytes]:
     """The fields of a graph that hold tensors, or say where these and their packed forms lie beside it, by name."""
-    content = path.read_bytes()
-    (graph,) = _parts(content, slice(0, len(content)), 7)
-    tensors = _parts(content, graph, 5)
-    names = (content[name].decode() for tensor in tensors for name in _parts(content, tensor, 8))
-    return dict(zip(names, (nested(5, content[tensor]) for tensor in tensors), strict=True))
-
-
-def _parts(content: bytes, message: slice, number: int) -> list[slice]:
-    """Where the fields of a number lie that hold bytes."""
-    found = message_fields(content, message.start, message.stop)
-    return [place for field, place in found if field == number and isinstance(place, slice)]
+    tensors = [tensor for graph in parts(path.read_bytes(), 7) for tensor in parts(graph, 5)]
+    return {next(parts(tensor, 8)).decode(): nested(5, tensor) for tensor in tensors}
 
 
 def open_file(path: Path, folder: Path, threads: Sequence[int]) -> list[Session]:

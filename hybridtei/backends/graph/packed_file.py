@@ -225,8 +225,8 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
 def _alignment(onnx: bytes) -> tuple[bool, int]:
     """Whether all tensors of a graph that lie in a file are aligned there; bytes of the largest that misaligns the next."""
     aligned, odd = True, 0
-    for tensor in (part for graph in _parts(onnx, 7) for part in _parts(graph, 5)):  # ModelProto.graph.initializer
-        facts = {next(_parts(entry, 1)): next(_parts(entry, 2)) for entry in _parts(tensor, 13)}  # .external_data
+    for tensor in (part for graph in parts(onnx, 7) for part in parts(graph, 5)):  # ModelProto.graph.initializer
+        facts = {next(parts(entry, 1)): next(parts(entry, 2)) for entry in parts(tensor, 13)}  # .external_data
         packed = [int(number) for key, text in facts.items() if key.startswith(b"prepacked") for number in PLACES.findall(text)]
         places = [int(facts.get(b"offset", 0)), *packed[::2]]
         aligned = aligned and not any(place % ALIGNMENT for place in places)
@@ -235,7 +235,7 @@ def _alignment(onnx: bytes) -> tuple[bool, int]:
     return aligned, odd
 
 
-def _parts(message: bytes, field: int) -> Iterator[bytes]:
+def parts(message: bytes, field: int) -> Iterator[bytes]:
     """The values of a field of a protobuf message that holds messages or texts."""
     fields = message_fields(message, 0, len(message))
     return (message[place] for number, place in fields if number == field and isinstance(place, slice))
