@@ -106,7 +106,7 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
     what = f"{name}{known} with {await store.count(name):,} points"
     if not arguments.yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"delete {what}? --yes says so where nobody can be asked")
+            raise UsageError(f"delete {what}? --yes confirms it where there is no terminal to ask on")
         if input(f"Delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
             return
     await store.drop(name)

@@ -22,7 +22,7 @@ class MigrateOptions(Struct, frozen=True, kw_only=True):
     to: str | None = None
     multivector_tokens: int | None = None
     multivector_dtype: MultivectorDtype | None = None
-    dense_dim: Annotated[int | None, Meta(description="keep so many dimensions of dense vectors [default: all]")] = None
+    dense_dim: Annotated[int | None, Meta(description="dimensions to keep of dense vectors [default: all]")] = None
     drop_outputs: Annotated[
         str | None, Meta(description="outputs that the collection has and the new model lacks, such as sparse,multivector")
     ] = None

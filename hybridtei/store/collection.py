@@ -138,13 +138,11 @@ def _adapter() -> TypeAdapter[CollectionSchema]:
 KEPT_S = 2.0  # until a search notices that a name stands for another collection than before
 SWITCH_WAIT_S = 30.0  # how long a writer waits for a migration that is about to switch the name
 LOOK_S = 0.05
+MAX_LISTED = 20  # names in an error
 # Keys of a collection's metadata, which `hybridtei migrate` writes and describes.
 MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in"
 # Those of migrations and of a running ingest, which say nothing in another store.
 OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous", "moved_from", "ingest_lease"})
-
-
-MAX_LISTED = 20  # names in an error
 
 
 class CollectionSchemas:
@@ -181,7 +179,7 @@ class CollectionSchemas:
             await asyncio.sleep(LOOK_S)
 
     async def _others(self, name: str) -> str:
-        """The end of a sentence: where a name was looked for, the nearest one, and those that are there."""
+        """The end of an error's sentence: the store, the name nearest to this one, and all names."""
         names = sorted({*await self.store.collections(), *await self.store.aliases()})
         nearest = "".join(f"; did you mean `{one}`?" for one in get_close_matches(name, names, 1))
         listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")

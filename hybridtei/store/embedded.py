@@ -1,10 +1,10 @@
-"""The embedded engine as a store: a folder here, owned by a process of its own.
+"""The embedded engine as a store: a folder here, owned by a process that all commands share.
 
 The engine is loaded only in that process, since it holds Python's lock for whole calls, panics, and is ruined by a point that
-it should have refused. The process starts at the first call, and again after it died. It executes one call at a time and the
-others wait here: a call whose caller was cancelled is never executed, and no more of them wait than can be answered in time. A
-call that waits when the process dies may or may not have been done; it raises StoreUnavailable, and since points carry ids
-that never change, asking again is safe.
+it should have refused. The first call starts the process or joins it, and so does the first one after it died. It executes
+one call at a time and the others wait here: a call whose caller was cancelled is never executed, and no more of them wait
+than can be answered in time. A call that waits when the process dies may or may not have been done; it raises
+StoreUnavailable, and since points carry ids that never change, asking again is safe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_READ_INLINE = 5_000  # points: to make more would block the event loop for m
 
 
 class EmbeddedStore:
-    """One folder. A second process that opens it gets a StoreError at its first call."""
+    """One folder, which any number of processes of one user may open."""
 
     kind = "embedded"
 

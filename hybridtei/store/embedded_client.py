@@ -78,7 +78,7 @@ class ProcessClient:
 
     def _holds_collections(self) -> bool:
         try:
-            return any(os.path.isfile(os.path.join(entry, LAYOUT)) for entry in os.scandir(self._folder))
+            return any((entry / LAYOUT).is_file() for entry in self._folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:

@@ -177,7 +177,7 @@ class Service:
 
 def main(path: str) -> int:
     """Serve the folder; the exit status."""
-    if os.fork():  # the starter waits for this process only, and the child is nobody's zombie
+    if os.fork():  # the starter waits for this process alone; init reaps the child
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = None

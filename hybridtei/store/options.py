@@ -15,8 +15,10 @@ Datatype = Literal["float32", "float16"]
 class CollectionPlan(Struct, frozen=True, kw_only=True):
     """Options of a new collection; None: the default, from `store.plan.settled`."""
 
-    dense_dim: Annotated[int | None, Meta(description="keep so many dimensions of dense vectors [default: all]")] = None
-    multivector_dim: Annotated[int | None, Meta(description="the same of each vector of a multi-vector [default: all]")] = None
+    dense_dim: Annotated[int | None, Meta(description="dimensions to keep of dense vectors [default: all]")] = None
+    multivector_dim: Annotated[
+        int | None, Meta(description="dimensions to keep of each vector of a multi-vector [default: all]")
+    ] = None
     multivector_tokens: int | None = None  # these two are settings of the model: 0 for all tokens
     multivector_dtype: MultivectorDtype | None = None
     datatype: Annotated[

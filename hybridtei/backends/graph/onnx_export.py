@@ -80,7 +80,7 @@ def _write(graph: Graph, tensors: Mapping[str, Floats], path: Path) -> None:
 
 
 def _write_words(table: Floats, path: Path) -> None:
-    """The word embeddings once more, where a head of ours reads them."""
+    """Write the word embeddings to a file of their own, for the heads that read them."""
     from safetensors.numpy import save_file
 
     save_file({"words": np.ascontiguousarray(table)}, path)

@@ -102,8 +102,8 @@ def open_sessions(
 ) -> list[Session]:
     """A session for each number of threads. `weights`: the checkpoint of the tensors. `cache_gb`: see `packed`.
 
-    `alone`: a graph of the same tensors, of which the last session is, with the last number of threads; it is left out where
-    it would keep another copy of them. Raises LoadError, naming the model's folder.
+    `alone`: a graph of the same tensors for one text. Its session comes last and has the last number of threads; there is none
+    if it would need a second copy of the tensors. Raises LoadError, naming the model's folder.
     """
     try:
         with packed(graph, tensors, weights, cache_gb) as path:

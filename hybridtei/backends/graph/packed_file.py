@@ -162,7 +162,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _kept(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed: int, cache_gb: float) -> Path:
-    """The file in the cache folder, which is written if it is not there. Whoever else writes to the folder is waited for."""
+    """The file in the cache folder, written if it is missing. Waits for another process that writes to the folder."""
     path = packed_folder() / f"{weights.folder.name[:80]}-{_digest(graph, weights)}"
     if _is_whole(path):
         os.utime(path)

@@ -167,7 +167,7 @@ class Graph:
     """An ONNX graph, and the shape of each tensor it lacks, by the checkpoint's name for it.
 
     `held`: tensors of the checkpoint that the graph carries itself, in another form. `matrices`: those of `weights` that it
-    only multiplies by, of which runtimes make a packed form of their own. `causal`: no token sees a later one.
+    only multiplies by, which runtimes pack. `causal`: no token sees a later one.
     """
 
     body: bytes

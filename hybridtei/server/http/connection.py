@@ -1,8 +1,8 @@
 """Connections: their bounds, how many bytes of answers they have not taken, and what the application learns of a request's
 client.
 
-Whether a client disconnected, or its body can still come, stands in a scope's extensions: ASGI servers tell of a disconnect
-only to whoever waits in `receive`.
+Whether a client disconnected, or its body can still come, stands in a scope's extensions: an ASGI server tells of a disconnect
+only in `receive`, which a handler that computes does not await.
 
 A body has to come at a thousand bytes a second, less a grace period: a client that sends a byte now and then would otherwise
 hold a place for weeks without ever standing still.
@@ -99,7 +99,7 @@ class ConnectionLimits:
 
 
 def body_deadline(began: float, heard: float, size: int, seconds: float) -> float:
-    """By when more of a body has to come, of which `size` bytes have, the last of them when it was `heard`; in seconds."""
+    """When the next bytes of a body are due, in seconds. `size`: bytes so far; `heard`: when the last of them came."""
     return min(heard, began + size / BODY_BYTES_PER_SECOND) + seconds
 
 

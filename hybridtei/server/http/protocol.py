@@ -80,7 +80,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._watch_deadline()
             return
         self._limits.refused("max_connections")
-        if len(self.connections) > 2 * self._bounds.max_connections:  # to tell each of so many would itself be too much
+        if len(self.connections) > 2 * self._bounds.max_connections:  # an answer to each would cost too much
             transport.abort()
             return
         self._final_answer = self._bare(HTTPStatus.SERVICE_UNAVAILABLE, AT_CAPACITY)
