@@ -76,7 +76,8 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second. A dead engine ends the server, which could only answer 503 until a restart."""
-        self.should_exit = self.should_exit or self._dead() is not None
+        if self._dead() is not None:  # set only here: a signal's handler may set it in the midst of this line
+            self.should_exit = True
         return await super().on_tick(counter)
 
     async def startup(self, sockets: Any = None) -> None:

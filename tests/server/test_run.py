@@ -161,6 +161,15 @@ def test_a_signal_while_it_starts_ends_it_before_it_is_ready(caplog):
     assert "Ready" not in caplog.messages
 
 
+async def test_a_signal_while_the_engine_is_looked_at_is_not_lost():
+    """Python runs a signal's handler between any two steps of a line."""
+    config = ServerConfig(hostname="127.0.0.1", port=0)
+    settings = settings_of(None, config, ConnectionLimits(config, Registry()))
+    server = DrainingServer(settings, drain_seconds=0, dead=lambda: server.handle_exit(signal.SIGTERM, None))
+    assert await server.on_tick(0)
+    assert server.should_exit
+
+
 def test_two_stalled_clients_do_not_take_the_whole_drain():
     with process([*FAKE, "0", "2"]) as running, ExitStack() as stack:
         url = running.wait_ready()
