@@ -29,7 +29,7 @@ CLOSE_S = 120.0
 MAX_WAITING = 1000  # calls, however fast they are: each holds its arguments
 NEWEST_SHARE = 0.1  # weight of the newest call in a mean duration
 MAX_INLINE_BYTES = 10**6  # larger answers are decoded in a thread
-KEPT_VARIABLES = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")
 WITHOUT_COLLECTIONS: Mapping[str, Any] = {"collections": [], "aliases": {}, "describe": None, "drop": None}
 
 
@@ -244,7 +244,7 @@ def _unusable(path: str, error: OSError) -> StoreError:
 def _environment() -> dict[str, str]:
     """The variables that the process needs. It outlives its starter and serves other commands: it gets no keys."""
     everything = machine.child_environment()
-    return {name: everything[name] for name in KEPT_VARIABLES if name in everything}
+    return {name: value for name, value in everything.items() if name in KEPT_VARIABLES or name.startswith("PYTHON")}
 
 
 async def _receive(reader: asyncio.StreamReader) -> Any:
