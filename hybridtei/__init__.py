@@ -34,30 +34,30 @@ if TYPE_CHECKING:
     from hybridtei.config import ServerConfig as ServerConfig
     from hybridtei.config import StoreConfig as StoreConfig
     from hybridtei.encoder import Encoder as Encoder
-    from hybridtei.ingest.run import ingest as ingest
-    from hybridtei.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
+    from hybridtei.inference.tasks.label import Prediction as Prediction
+    from hybridtei.inference.tasks.label import Span as Span
+    from hybridtei.inference.tasks.pooling import MultivectorBudget as MultivectorBudget
+    from hybridtei.inference.tasks.rerank import Ranked as Ranked
     from hybridtei.outputs import Embeddings as Embeddings
     from hybridtei.outputs import SparseVectors as SparseVectors
-    from hybridtei.search.local import LocalSearch as LocalSearch
-    from hybridtei.search.local import query_model as query_model
-    from hybridtei.search.local import rank_by as rank_by
-    from hybridtei.search.options import SearchHit as SearchHit
-    from hybridtei.search.options import SearchOptions as SearchOptions
-    from hybridtei.search.options import SearchResult as SearchResult
-    from hybridtei.search.searcher import QueryModel as QueryModel
-    from hybridtei.search.searcher import Searcher as Searcher
-    from hybridtei.store import open_store as open_store
-    from hybridtei.store.collection import check_fits as check_fits
-    from hybridtei.store.collection import create_arguments as create_arguments
-    from hybridtei.store.plan import schema_for as schema_for
-    from hybridtei.store.points import as_lists as as_lists
-    from hybridtei.store.points import point_id as point_id
-    from hybridtei.store.points import to_points as to_points
-    from hybridtei.store.query import filter_from as filter_from
-    from hybridtei.tasks.label import Prediction as Prediction
-    from hybridtei.tasks.label import Span as Span
-    from hybridtei.tasks.pooling import MultivectorBudget as MultivectorBudget
-    from hybridtei.tasks.rerank import Ranked as Ranked
+    from hybridtei.retrieval.ingest.run import ingest as ingest
+    from hybridtei.retrieval.langchain import HybridSparseEmbeddings as HybridSparseEmbeddings
+    from hybridtei.retrieval.search.local import LocalSearch as LocalSearch
+    from hybridtei.retrieval.search.local import query_model as query_model
+    from hybridtei.retrieval.search.local import rank_by as rank_by
+    from hybridtei.retrieval.search.options import SearchHit as SearchHit
+    from hybridtei.retrieval.search.options import SearchOptions as SearchOptions
+    from hybridtei.retrieval.search.options import SearchResult as SearchResult
+    from hybridtei.retrieval.search.searcher import QueryModel as QueryModel
+    from hybridtei.retrieval.search.searcher import Searcher as Searcher
+    from hybridtei.retrieval.store import open_store as open_store
+    from hybridtei.retrieval.store.collection import check_fits as check_fits
+    from hybridtei.retrieval.store.collection import create_arguments as create_arguments
+    from hybridtei.retrieval.store.plan import schema_for as schema_for
+    from hybridtei.retrieval.store.points import as_lists as as_lists
+    from hybridtei.retrieval.store.points import point_id as point_id
+    from hybridtei.retrieval.store.points import to_points as to_points
+    from hybridtei.retrieval.store.query import filter_from as filter_from
 
 machine.turn_off_telemetry()
 
@@ -71,20 +71,20 @@ _NAMES_OF = {
     "hybridtei.client": "AsyncClient Client Upserted",
     "hybridtei.config": "EngineConfig ModelConfig NamedModel ServerConfig StoreConfig",
     "hybridtei.encoder": "Encoder",
-    "hybridtei.ingest.run": "ingest",
-    "hybridtei.langchain": "HybridSparseEmbeddings",
+    "hybridtei.retrieval.ingest.run": "ingest",
+    "hybridtei.retrieval.langchain": "HybridSparseEmbeddings",
     "hybridtei.outputs": "Embeddings SparseVectors",
-    "hybridtei.search.local": "LocalSearch query_model rank_by",
-    "hybridtei.search.options": "SearchHit SearchOptions SearchResult",
-    "hybridtei.search.searcher": "QueryModel Searcher",
-    "hybridtei.store.collection": "check_fits create_arguments",
-    "hybridtei.store.plan": "schema_for",
-    "hybridtei.store": "open_store",
-    "hybridtei.store.points": "as_lists point_id to_points",
-    "hybridtei.store.query": "filter_from",
-    "hybridtei.tasks.label": "Prediction Span",
-    "hybridtei.tasks.pooling": "MultivectorBudget",
-    "hybridtei.tasks.rerank": "Ranked",
+    "hybridtei.retrieval.search.local": "LocalSearch query_model rank_by",
+    "hybridtei.retrieval.search.options": "SearchHit SearchOptions SearchResult",
+    "hybridtei.retrieval.search.searcher": "QueryModel Searcher",
+    "hybridtei.retrieval.store.collection": "check_fits create_arguments",
+    "hybridtei.retrieval.store.plan": "schema_for",
+    "hybridtei.retrieval.store": "open_store",
+    "hybridtei.retrieval.store.points": "as_lists point_id to_points",
+    "hybridtei.retrieval.store.query": "filter_from",
+    "hybridtei.inference.tasks.label": "Prediction Span",
+    "hybridtei.inference.tasks.pooling": "MultivectorBudget",
+    "hybridtei.inference.tasks.rerank": "Ranked",
 }
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 _ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)]

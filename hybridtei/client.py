@@ -19,15 +19,15 @@ from hybridtei.asking import Asking, Blocking, finished, portions
 from hybridtei.errors import BackendError, InvalidInput, NoAnswer
 
 if TYPE_CHECKING:
+    from hybridtei.inference.tasks.embed import InputType
+    from hybridtei.inference.tasks.label import Aggregation, Prediction, Span
+    from hybridtei.inference.tasks.pooling import MultivectorBudget
+    from hybridtei.inference.tasks.rerank import Ranked, Weights
+    from hybridtei.inference.tasks.spans import Spans
+    from hybridtei.models.text.reader import Input
+    from hybridtei.models.text.tokenizer import Direction, Text
     from hybridtei.outputs import Embeddings
-    from hybridtei.search.options import SearchResult
-    from hybridtei.tasks.embed import InputType
-    from hybridtei.tasks.label import Aggregation, Prediction, Span
-    from hybridtei.tasks.pooling import MultivectorBudget
-    from hybridtei.tasks.rerank import Ranked, Weights
-    from hybridtei.tasks.spans import Spans
-    from hybridtei.text.reader import Input
-    from hybridtei.text.tokenizer import Direction, Text
+    from hybridtei.retrieval.search.options import SearchResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class AsyncClient(Asking):
         scores: list[float] = []
         for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
             scores += [_float32(one["score"]) for one in sorted(part, key=lambda one: one["index"])]
-        from hybridtei.tasks.rerank import Ranked
+        from hybridtei.inference.tasks.rerank import Ranked
 
         best = sorted(range(len(scores)), key=scores.__getitem__)[::-1]  # ties in TEI's order
         return [Ranked(place, scores[place], documents[place]) for place in best[:top_n]]
@@ -131,7 +131,7 @@ class AsyncClient(Asking):
         inputs = [[item] if isinstance(item, str) else [*item] for item in items]
         body = {"raw_scores": raw_scores, **_cut(truncate, truncation_direction)}
         rows = await self._in_portions("/predict", "inputs", inputs, body)
-        from hybridtei.tasks.label import Prediction
+        from hybridtei.inference.tasks.label import Prediction
 
         return [[Prediction(one["label"], _float32(one["score"])) for one in row] for row in rows]
 
@@ -146,7 +146,7 @@ class AsyncClient(Asking):
         """Return labelled spans of each text, in code points, as `Encoder.tag` does."""
         body = {"aggregation_strategy": aggregation_strategy, **_cut(truncate, truncation_direction)}
         rows = await self._in_portions("/predict_tokens", "inputs", [texts] if isinstance(texts, str) else [*texts], body)
-        from hybridtei.tasks.label import Span
+        from hybridtei.inference.tasks.label import Span
 
         def span(one: Any) -> Span:
             ((label, score),) = one["results"].items()
@@ -168,7 +168,7 @@ class AsyncClient(Asking):
         `filter`: in Qdrant's words; `rerank`: by the server's reranker, or the one of this alias."""
         body = {"collection": collection, "query": query, "rerank": rerank, "filter": filter, **options}
         found = await self.asked("/search", body)
-        from hybridtei.search.options import SearchResult
+        from hybridtei.retrieval.search.options import SearchResult
 
         return msgspec.convert(found, SearchResult)
 

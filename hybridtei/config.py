@@ -324,7 +324,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="Least severe log lines to print: error, warn, info, debug or off; for a part of the program "
-            "'warn,hybridtei.engine=debug', as in tracing filters. An unreadable value means info.",
+            "'warn,hybridtei.inference.engine=debug', as in tracing filters. An unreadable value means info.",
             extra=OBSERVABILITY,
         ),
     ] = "info"

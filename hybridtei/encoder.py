@@ -13,24 +13,24 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
-from hybridtei.backends.base import Backend
 from hybridtei.batch import EMBEDDINGS, Encoding, Head, Ragged, pack
-from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_value
-from hybridtei.engine.core import EngineCore, shared_tokens
-from hybridtei.engine.engine import run_all
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput
-from hybridtei.load import configured, load_model
+from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.engine.core import EngineCore, shared_tokens
+from hybridtei.inference.engine.engine import run_all
+from hybridtei.inference.load import configured, load_model
+from hybridtei.inference.tasks.base import Model, Task
+from hybridtei.inference.tasks.embed import Embed, InputType, QueryEncoder, check_spelled
+from hybridtei.inference.tasks.label import Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
+from hybridtei.inference.tasks.pooling import MultivectorBudget, as_budget, budget_of
+from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, Weights, rerank_task
+from hybridtei.inference.tasks.spans import EmbedSpans, Spans, span_texts
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.text.reader import Input
+from hybridtei.models.text.tokenizer import Direction, Text
 from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
-from hybridtei.tasks.base import Model, Task
-from hybridtei.tasks.embed import Embed, InputType, QueryEncoder, check_spelled
-from hybridtei.tasks.label import Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
-from hybridtei.tasks.pooling import MultivectorBudget, as_budget, budget_of
-from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, Weights, rerank_task
-from hybridtei.tasks.spans import EmbedSpans, Spans, span_texts
-from hybridtei.text.reader import Input
-from hybridtei.text.tokenizer import Direction, Text
 
 T = TypeVar("T")
 MAX_ID = 2**32  # as on the wire

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridtei.backends.graph.onnx_files import FILES as GRAPHS
-from hybridtei.checkpoint import contents, heads, modules, rankers, sentence, sizes, vocabularies, weights
-from hybridtei.checkpoint.tokenizer_settings import AS_WRITTEN, BERT_CLASSES, TEMPLATE_CLASSES
+from hybridtei.inference.backends.graph.onnx_files import FILES as GRAPHS
+from hybridtei.models.checkpoint import contents, heads, modules, rankers, sentence, sizes, vocabularies, weights
+from hybridtei.models.checkpoint.tokenizer_settings import AS_WRITTEN, BERT_CLASSES, TEMPLATE_CLASSES
 
 PAGE = Path(__file__).parent / "models.md"
 NOT_READ = ("generation_config.json", "preprocessor_config.json", "training_args.bin", "README.md")

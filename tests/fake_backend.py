@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.batch import Head, PackedBatch, Padding, Ragged, kept_tokens
-from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.errors import BackendError
+from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 

@@ -18,20 +18,20 @@ import orjson
 import pytest
 
 from hybridtei import errors
-from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.client import AsyncClient, Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, NoAnswer
+from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings
-from hybridtei.store.collection import CollectionSchemas
-from tests.engine import small
+from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.fake_backend import FakeBackend
-from tests.search.small_search import MODEL, TEXTS, spec_in
+from tests.inference.engine import small
+from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
+from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import HANG, serving
 from tests.stand_in import Answer, answering
-from tests.store.memory_store import MemoryStore
 
 ALL = ("dense", "sparse", "multivector")
 MANY = [f"{TEXTS[i % len(TEXTS)]} {i}" for i in range(70)]  # of three requests

@@ -14,7 +14,6 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
-from hybridtei.checkpoint.files import EMBEDDED_HEADS
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder, heads_named
 from hybridtei.errors import (
@@ -25,8 +24,9 @@ from hybridtei.errors import (
     UnsupportedHead,
     UsageError,
 )
+from hybridtei.models.checkpoint.files import EMBEDDED_HEADS
 from tests import tiny, tolerances, vocabulary
-from tests.checkpoint.upstream import upstream_folder
+from tests.models.checkpoint.upstream import upstream_folder
 from tests.sampled import crossed, sampled
 
 TEXTS = vocabulary.texts(24)
@@ -170,7 +170,7 @@ def test_m3_outputs_equal_the_definition(m3: Path) -> None:
     assert raw.tokens is not None
     assert raw.sparse is not None
     assert raw.multivector is not None
-    from hybridtei.checkpoint.weights import read_linear
+    from hybridtei.models.checkpoint.weights import read_linear
 
     sparse, colbert = (read_linear(m3 / f"{name}_linear.pt") for name in ("sparse", "colbert"))
     ids = AutoTokenizer.from_pretrained(m3)(TEXTS)["input_ids"]
@@ -238,7 +238,7 @@ def test_equal_inputs_are_computed_once(encoder: Encoder) -> None:
 
 
 def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtei.backends.graph.onnx_backend.busy_tokens", lambda *_: vocabulary.LONGEST)
+    monkeypatch.setattr("hybridtei.inference.backends.graph.onnx_backend.busy_tokens", lambda *_: vocabulary.LONGEST)
     encoder = Encoder.load(str(hybrid))
     before = encoder.forwards
     encoder.encode([f"{word} " + "baka " * 61 for word in vocabulary.WORDS[:6]])  # 64 tokens each, two a pass
@@ -369,7 +369,7 @@ def test_progress_is_shown_when_asked_for(encoder: Encoder, capsys: pytest.Captu
 @pytest.fixture(scope="module")
 def embedded() -> Encoder:
     if not EMBEDDED_HEADS.exists():
-        pytest.skip("hybridtei/heads/minilm_hybrid.safetensors is not there: its heads have not been trained")
+        pytest.skip("hybridtei/models/heads/minilm_hybrid.safetensors is not there: its heads have not been trained")
     return Encoder.load()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.load import from_ids, read_models
+from hybridtei.inference.load import from_ids, read_models
 
 FLAGS = ModelConfig(dtype="bfloat16", offline=True)
 

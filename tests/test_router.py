@@ -13,10 +13,10 @@ from sentence_transformers.base.modules import Dense, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.checkpoint.fingerprint import fingerprint
-from hybridtei.checkpoint.spec import read_spec
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError, UnsupportedArchitecture, UnsupportedHead, WeightMismatch
+from hybridtei.models.checkpoint.fingerprint import fingerprint
+from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, vocabulary
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]

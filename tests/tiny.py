@@ -19,9 +19,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hybridtei.backends.graph.ops import family_graph
-from hybridtei.backends.graph.writer import Graph
-from hybridtei.checkpoint.spec import read_spec
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.graph.writer import Graph
+from hybridtei.models.checkpoint.spec import read_spec
 from tests.vocabulary import LONGEST, Kind, tokenizer
 
 HIDDEN = 32

@@ -13,7 +13,7 @@ import numpy as np
 from conformance.amplify.probe import watch
 from hybridtei import cli, load
 from hybridtei.batch import PackedBatch, Padding
-from hybridtei.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats
 from hybridtei.system.machine import LaneKind
 from tests import fake_backend as fake

@@ -11,7 +11,7 @@ import grpc
 
 from conformance.amplify.request import Request, encode
 from conformance.amplify.shapes import UNITS
-from hybridtei.rpc import messages
+from hybridtei.server.grpc import messages
 
 if TYPE_CHECKING:
     from conformance.amplify.target import Target

@@ -30,7 +30,7 @@ from conformance.families.oracle import (
     unit_means,
 )
 from conformance.families.variants import VARIANTS
-from hybridtei.checkpoint.spec import read_spec
+from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny
 
 

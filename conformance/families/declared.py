@@ -1,4 +1,4 @@
-"""Write `hybridtei/families/declared.json`: the keys of config.json that transformers reads, by `model_type`.
+"""Write `hybridtei/models/families/declared.json`: the keys of config.json that transformers reads, by `model_type`.
 
     python -m conformance.families.declared          # writes the file, with transformers 5.23
     python -m conformance.families.declared --check  # exits with 1 if the file is out of date
@@ -20,8 +20,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from hybridtei.families import FAMILIES
-from hybridtei.families.settings import DECLARED
+from hybridtei.models.families import FAMILIES
+from hybridtei.models.families.settings import DECLARED
 
 VERSION = "5.23.0"
 # Code of every model: the base class, masks, rotary positions, loading, layers that differ, quantisation.

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hybridtei.backends.base import Backend
-from hybridtei.backends.graph.ops import family_graph
-from hybridtei.backends.graph.weights import graph_tensors
 from hybridtei.batch import Encoding, Head, pack
-from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights
+from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.graph.weights import graph_tensors
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 from tests import tiny
 from tests.tolerances import INT8
@@ -78,17 +78,17 @@ def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:
     """A checkpoint's family on one of ENGINES_OF a dtype, without a guard. Raises LoadError, and ImportError where it is not
     installed."""
     if name == "torch":
-        from hybridtei.backends.torch.backend import TorchBackend
+        from hybridtei.inference.backends.torch.backend import TorchBackend
 
         return TorchBackend(spec, dtype=dtype)
     graph, weights = family_graph(spec), Weights.open(spec.folder)
     if name == "openvino":
-        from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
-        from hybridtei.backends.graph.openvino_model import Int8Form
+        from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
+        from hybridtei.inference.backends.graph.openvino_model import Int8Form
 
         return OpenVinoBackend(spec, graph, weights, dtype=dtype, int8=Int8Form(INT8_GROUP))
-    from hybridtei.backends.graph.int8 import int8_family_graph, max_weight
-    from hybridtei.backends.graph.onnx_backend import OnnxBackend
+    from hybridtei.inference.backends.graph.int8 import int8_family_graph, max_weight
+    from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 
     if dtype == "int8":
         graph = int8_family_graph(spec, graph_tensors(graph, weights), max_weight())

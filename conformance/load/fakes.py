@@ -12,17 +12,17 @@ import numpy as np
 
 from conformance.load.servers import HOST
 from hybridtei.batch import PackedBatch
-from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
-from hybridtei.engine.service import EngineService
-from hybridtei.load import default_alias, find_model, text_model
-from hybridtei.observability import logs
-from hybridtei.observability.metrics import Registry
+from hybridtei.inference.engine.service import EngineService
+from hybridtei.inference.load import default_alias, find_model, text_model
+from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server.app import context_for, create_fleet_app
 from hybridtei.server.http.connection import ports
 from hybridtei.server.registry import Models
 from hybridtei.server.run import run_server
+from hybridtei.system import logs
+from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
 
 # Answers as long as ours: 384 numbers

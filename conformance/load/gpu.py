@@ -43,16 +43,16 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import linear
 
-from hybridtei.backends.heads import HeadLayers
-from hybridtei.backends.torch import attention
-from hybridtei.backends.torch.backend import DTYPES, TorchBackend
-from hybridtei.backends.torch.compiling import NEAR, compile_trunk, deviation
-from hybridtei.backends.torch.fp8 import product, to_eight_bits
-from hybridtei.backends.torch.ops import ModuleOptions, family_module
-from hybridtei.backends.torch.trunk import PackedTrunk
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
-from hybridtei.checkpoint.classifiers import LinearLayer
-from hybridtei.families import run_family
+from hybridtei.inference.backends.heads import HeadLayers
+from hybridtei.inference.backends.torch import attention
+from hybridtei.inference.backends.torch.backend import DTYPES, TorchBackend
+from hybridtei.inference.backends.torch.compiling import NEAR, compile_trunk, deviation
+from hybridtei.inference.backends.torch.fp8 import product, to_eight_bits
+from hybridtei.inference.backends.torch.ops import ModuleOptions, family_module
+from hybridtei.inference.backends.torch.trunk import PackedTrunk
+from hybridtei.models.checkpoint.classifiers import LinearLayer
+from hybridtei.models.families import run_family
 
 Row = dict[str, Any]
 Mix = Sequence[tuple[float, tuple[int, int]]]  # (share, (shortest, longest))

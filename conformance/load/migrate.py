@@ -27,7 +27,7 @@ from conformance.load.report import Report
 from conformance.load.servers import HOST, Server, served, started
 from conformance.load.traffic import WORDS
 from hybridtei.config import StoreConfig
-from hybridtei.store.server import ServerStore
+from hybridtei.retrieval.store.server import ServerStore
 
 MODEL = {"required": True, "metavar": "MODEL"}
 COUNTS = {"--points": 50_000, "--kills": 10, "--seed": 0}

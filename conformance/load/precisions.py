@@ -21,17 +21,17 @@ import numpy as np
 
 from conformance.families.shapes.checkpoint import read_checkpoints, write_checkpoint
 from conformance.load.report import paired, ratio, table
-from hybridtei.backends.base import Backend
-from hybridtei.backends.fidelity import Guard
-from hybridtei.backends.graph.openvino_backend import OpenVinoBackend
-from hybridtei.backends.graph.openvino_int8 import int8_form
-from hybridtei.backends.graph.ops import family_graph
-from hybridtei.backends.select import open_backend
 from hybridtei.batch import Encoding, Head, PackedBatch, pack
-from hybridtei.checkpoint.spec import ModelSpec
-from hybridtei.checkpoint.weights import Weights
 from hybridtei.config import EMBEDDED_MODEL, ModelConfig
-from hybridtei.load import find_model
+from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.backends.fidelity import Guard
+from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
+from hybridtei.inference.backends.graph.openvino_int8 import int8_form
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.select import open_backend
+from hybridtei.inference.load import find_model
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.system.machine import LaneKind
 
 CPU_INFO = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()

@@ -20,11 +20,11 @@ from typing import Any
 from conformance.load.report import paired, ratio, table
 from conformance.load.traffic import WORDS
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
-from hybridtei.ingest.on_ray import join
-from hybridtei.ingest.options import IngestOptions
-from hybridtei.ingest.prepare import Batch
-from hybridtei.ingest.run import run_ingest
-from hybridtei.ingest.write import Writer
+from hybridtei.retrieval.ingest.options import IngestOptions
+from hybridtei.retrieval.ingest.prepare import Batch
+from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.ingest.write import Writer
+from hybridtei.retrieval.ray import join
 
 OUTPUTS = {"type": lambda given: tuple(given.split(",")), "help": "default: all"}
 FLAGS = {"ray_scaling": {"--documents": 6000, "--rounds": 2, "--outputs": OUTPUTS}}

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from hybridtei.ingest.files import documents_of, source_files
-from hybridtei.ingest.records import ReadOptions
+from hybridtei.retrieval.ingest.files import documents_of, source_files
+from hybridtei.retrieval.ingest.records import ReadOptions
 
 MORE = {"type": str.split, "default": [], "help": "more flags of ingest"}
 FLAGS = {"stored_size": {"source": {"type": Path}, "--folder": {"type": Path}, "--flags": MORE}}

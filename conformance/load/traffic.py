@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from conformance.load.crowd import Client, Group, crowd, request
 from conformance.load.report import medians, milliseconds, paired, processor, ratio, table
 from conformance.load.servers import Server, named, started
-from hybridtei.checkpoint.files import embedded_model
+from hybridtei.models.checkpoint.files import embedded_model
 
 Mix = tuple[tuple[float, tuple[int, int]], ...]  # (share, (fewest tokens, most tokens))
 

@@ -26,10 +26,10 @@ from retrieval import gains, read_collection
 from hybridtei.batch import Ragged
 from hybridtei.config import MultivectorDtype
 from hybridtei.encoder import Encoder
+from hybridtei.inference.tasks.embed import InputType
+from hybridtei.inference.tasks.pooling import MultivectorBudget, budgeted, merge, unpacked
+from hybridtei.inference.tasks.rerank import maxsim
 from hybridtei.outputs import Embeddings, Floats
-from hybridtei.tasks.embed import InputType
-from hybridtei.tasks.pooling import MultivectorBudget, budgeted, merge, unpacked
-from hybridtei.tasks.rerank import maxsim
 
 TOP, SAMPLES = 100, 4000
 TOKENS = (None, 64, 32, 16)

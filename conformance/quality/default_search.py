@@ -25,7 +25,7 @@ import numpy as np
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.evaluate.measures import (
+from hybridtei.retrieval.evaluate.measures import (
     Floats64,
     Judgements,
     Run,
@@ -34,12 +34,12 @@ from hybridtei.evaluate.measures import (
     read_judgements,
     scores_by_rank,
 )
-from hybridtei.ingest.options import IngestOptions
-from hybridtei.ingest.run import run_ingest
-from hybridtei.search.local import query_model
-from hybridtei.search.options import SearchOptions
-from hybridtei.search.searcher import Searcher
-from hybridtei.store import open_store
+from hybridtei.retrieval.ingest.options import IngestOptions
+from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.search.local import query_model
+from hybridtei.retrieval.search.options import SearchOptions
+from hybridtei.retrieval.search.searcher import Searcher
+from hybridtei.retrieval.store import open_store
 
 LIMIT, DEPTH = 10, 100
 ENGLISH = """a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to

@@ -32,12 +32,12 @@ from retrieval import Scores, gains, idf, max_sim
 
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
-from hybridtei.evaluate.measures import Floats64, paired_bootstrap
-from hybridtei.ingest.chunking import Chunk, Chunker, Document, settings_for
-from hybridtei.ingest.pipeline import span_texts_of
-from hybridtei.ingest.prepare import PendingChunk, PendingDocument
-from hybridtei.load import find_model, text_model
+from hybridtei.inference.load import find_model, text_model
 from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.evaluate.measures import Floats64, paired_bootstrap
+from hybridtei.retrieval.ingest.chunking import Chunk, Chunker, Document, settings_for
+from hybridtei.retrieval.ingest.pipeline import span_texts_of
+from hybridtei.retrieval.ingest.prepare import PendingChunk, PendingDocument
 
 OUTPUTS = ("dense", "sparse", "multivector")
 PARAGRAPHS = 5  # of an article

@@ -1,6 +1,6 @@
 """Makes the ranges of the embedded model's dimensions, which int8 and uint8 outputs need.
 
-    python -m conformance.quality.ranges Translation-en [--output hybridtei/heads/minilm_ranges.npz]
+    python -m conformance.quality.ranges Translation-en [--output hybridtei/models/heads/minilm_ranges.npz]
 
 Reads Debian's package descriptions, as `apt-get update` fetches them (see data.md; `/usr/lib/apt/apt-helper cat-file` unpacks
 them). Chosen are those of the smallest `Description-md5`: of 2,000 packages the paragraphs after the title, 700 characters
@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from hybridtei import Encoder
+from hybridtei.inference.tasks.quantize import ranges_of
 from hybridtei.outputs import cut, unit
-from hybridtei.tasks.quantize import ranges_of
 
 MAX_CHARACTERS = 700
 DOCUMENTS, QUERIES = 2000, 400
@@ -29,7 +29,7 @@ def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("descriptions", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("hybridtei/heads/minilm_ranges.npz"))
+    parser.add_argument("--output", type=Path, default=Path("hybridtei/models/heads/minilm_ranges.npz"))
     options = parser.parse_args()
     vectors = Encoder.load(measures=False).encode(chosen(options.descriptions.read_text("utf-8")), ("dense", "multivector"))
     assert vectors.dense is not None

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from hybridtei.heads.run import Pair
+from hybridtei.models.heads.run import Pair
 
 APT_HELPER = "/usr/lib/apt/apt-helper"
 FIELD = "Description-en:"

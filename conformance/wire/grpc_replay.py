@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 from google.protobuf import json_format
 
-from hybridtei.rpc import messages
+from hybridtei.server.grpc import messages
 
 ROOT = str(Path(__file__).parents[2])
 if ROOT not in sys.path:

@@ -18,11 +18,11 @@ from msgspec.structs import asdict, replace
 from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, UsageError
-from hybridtei.ingest.options import IngestOptions
-from hybridtei.search.options import SearchFields, SearchOptions
-from hybridtei.store import open_store, with_default
-from hybridtei.store.embedded_client import OwnLoop, ProcessClient
-from hybridtei.store.options import CollectionPlan
+from hybridtei.retrieval.ingest.options import IngestOptions
+from hybridtei.retrieval.search.options import SearchFields, SearchOptions
+from hybridtei.retrieval.store import open_store, with_default
+from hybridtei.retrieval.store.embedded_client import OwnLoop, ProcessClient
+from hybridtei.retrieval.store.options import CollectionPlan
 from hybridtei.system.machine import require_extra
 
 ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or after changes."
@@ -58,7 +58,7 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
         raise UsageError("--ray-workers and --ray-address need --engine ray")
     require_extra("qdrant", "qdrant_client", "semantic_text_splitter")
-    from hybridtei.ingest.run import ingest
+    from hybridtei.retrieval.ingest.run import ingest
 
     outputs = tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None
     plan = options_from(CollectionPlan, arguments, **{name: getattr(model, name) for name in OF_THE_MODEL})
@@ -115,8 +115,8 @@ def run_search(arguments: argparse.Namespace) -> int:
             ranking = replace(model, model_id=arguments.rerank, revision=None)
             reranker = Encoder.load(config=ranking, engine=engine, measures=False)
         importing.join()
-        from hybridtei.search.explain import as_json, in_words
-        from hybridtei.search.local import LocalSearch
+        from hybridtei.retrieval.search.explain import as_json, in_words
+        from hybridtei.retrieval.search.local import LocalSearch
 
         options = options_of(arguments)
         search = LocalSearch(encoder, model.model_id, open_store(store, client=client), reranker=reranker, loop=loop)
@@ -160,7 +160,7 @@ def _defer(name: str) -> None:
 
 def options_of(arguments: argparse.Namespace) -> SearchOptions:
     """Make `SearchOptions` of the flags. Raises InvalidInput."""
-    from hybridtei.store.query import filter_from
+    from hybridtei.retrieval.store.query import filter_from
 
     return options_from(
         SearchOptions,
@@ -215,8 +215,8 @@ def run_eval(arguments: argparse.Namespace) -> int:
     store = read_settings(arguments, StoreConfig)
     require_extra("qdrant", "qdrant_client")
     from hybridtei.client import AsyncClient
-    from hybridtei.evaluate.run import EvaluateOptions, as_json, as_table, check_chart, run_evaluation, write_chart
-    from hybridtei.load import default_alias
+    from hybridtei.inference.load import default_alias
+    from hybridtei.retrieval.evaluate.run import EvaluateOptions, as_json, as_table, check_chart, run_evaluation, write_chart
     from hybridtei.server.start import in_process
 
     folder, url, rerank = Path(arguments.folder), arguments.url, arguments.rerank

@@ -14,11 +14,11 @@ from msgspec import json
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_settings
 from hybridtei.config import StoreConfig
 from hybridtei.errors import UsageError
-from hybridtei.store import open_store, place_of, with_default
+from hybridtei.retrieval.store import open_store, place_of, with_default
 from hybridtei.system.machine import require_extra
 
 if TYPE_CHECKING:
-    from hybridtei.store.collection import CollectionSchemas
+    from hybridtei.retrieval.store.collection import CollectionSchemas
 
 Act = Callable[["CollectionSchemas", argparse.Namespace], Awaitable[None]]
 ABOUT = "List, describe and delete collections, and move them between stores; without an action, list them."
@@ -58,7 +58,7 @@ def _add(actions: Commands, name: str, act: Act, about: str) -> argparse.Argumen
 def run(arguments: argparse.Namespace) -> None:
     """Take the action. Raises HybridTeiError, OSError."""
     require_extra("qdrant", "qdrant_client")
-    from hybridtei.store.collection import CollectionSchemas
+    from hybridtei.retrieval.store.collection import CollectionSchemas
 
     store = open_store(with_default(read_settings(arguments, StoreConfig)))
     assert store is not None
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
-    from hybridtei.store.plan import MODEL_ID
+    from hybridtei.retrieval.store.plan import MODEL_ID
 
     names, aliases = await schemas.store.collections(), await schemas.store.aliases()
     width = max(map(len, (*names, *aliases)), default=0)
@@ -87,7 +87,7 @@ async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> No
 
 
 async def _describe(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
-    from hybridtei.store.collection import schema_to_dict
+    from hybridtei.retrieval.store.collection import schema_to_dict
 
     schema = await schemas.of(arguments.name)
     name = str(schema.stored_as)
@@ -118,7 +118,7 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
 async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
     from tqdm.auto import tqdm
 
-    from hybridtei.store.transfer import export_to, exported
+    from hybridtei.retrieval.store.transfer import export_to, exported
 
     name, output = arguments.name, arguments.output
     if output is None:
@@ -135,7 +135,7 @@ async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
 async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
     from tqdm.auto import tqdm
 
-    from hybridtei.store.transfer import import_from
+    from hybridtei.retrieval.store.transfer import import_from
 
     path = "/dev/stdin" if arguments.file == "-" else arguments.file
     with Path(path).open("rb") as file, tqdm(unit="point", disable=arguments.quiet, file=sys.stderr) as bar:

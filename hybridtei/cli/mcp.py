@@ -12,8 +12,8 @@ from typing import Any
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
+from hybridtei.retrieval.store import with_default
 from hybridtei.server.http.security import Keyring, is_sendable
-from hybridtei.store import with_default
 from hybridtei.system.machine import require_extra
 
 ABOUT = "Let agents search a collection, over the Model Context Protocol; with --writable, they may also add texts to it."
@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.url is None:
         require_extra("qdrant", "qdrant_client")
     require_extra("mcp", "mcp")
-    from hybridtei.agents import CollectionTools, mcp_server
     from hybridtei.client import AsyncClient
+    from hybridtei.retrieval.agents import CollectionTools, mcp_server
     from hybridtei.server.start import in_process
 
     url, url_key = arguments.url, arguments.url_api_key
@@ -91,9 +91,9 @@ def check(hostname: str, key: str | None) -> None:
 
 async def _listen(server: Any, hostname: str, port: int, key: str | None, origins: Sequence[str]) -> None:
     """Serve HTTP until a signal. Raises OSError if the port is taken."""
-    from hybridtei.observability.metrics import Registry
     from hybridtei.server.http.connection import ConnectionLimits
     from hybridtei.server.run import DrainingServer, settings_of
+    from hybridtei.system.metrics import Registry
 
     config = ServerConfig(hostname=hostname, port=port, drain_seconds=DRAIN_SECONDS)
     settings = settings_of(application(server, hostname, key, origins), config, ConnectionLimits(config, Registry()))

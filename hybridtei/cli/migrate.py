@@ -6,7 +6,7 @@ import argparse
 
 from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
-from hybridtei.migrate import MigrateOptions
+from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.system.machine import require_extra
 
 ABOUT = "Embed a collection's stored texts with another model, then switch its name to that copy; run it again after a stop."
@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Take a step, and print what came of it."""
     require_extra("qdrant", "qdrant_client")
-    from hybridtei.migrate.run import run_migration
+    from hybridtei.retrieval.migrate.run import run_migration
 
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     budget = {"multivector_tokens": model.multivector_tokens, "multivector_dtype": model.multivector_dtype}

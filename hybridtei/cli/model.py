@@ -92,7 +92,7 @@ def _add_training_flags(group: Any) -> None:
 def run_train(arguments: argparse.Namespace) -> None:
     """Train, and print the mean losses of each epoch."""
     require_extra("torch", "torch", "transformers")
-    from hybridtei.heads.run import train
+    from hybridtei.models.heads.run import train
 
     try:
         history = train(arguments)
@@ -120,9 +120,9 @@ def run_export(arguments: argparse.Namespace) -> None:
     dtype = model.dtype or "float32"
     if dtype not in ("float32", "int8"):
         raise UsageError(f"--dtype is {dtype}; export writes float32 or int8")
-    from hybridtei.backends.fidelity import Guard
-    from hybridtei.backends.graph.onnx_export import export_model
-    from hybridtei.load import find_model
+    from hybridtei.inference.backends.fidelity import Guard
+    from hybridtei.inference.backends.graph.onnx_export import export_model
+    from hybridtei.inference.load import find_model
 
     guard = Guard(worst=arguments.min_cosine, mean=max(arguments.min_cosine, arguments.min_mean_cosine))
     print(export_model(find_model(model), Path(arguments.out), dtype, guard))
@@ -139,8 +139,8 @@ def add_tune(commands: Commands) -> None:
 def run_tune(arguments: argparse.Namespace) -> None:
     """Measure, and print each line as it comes."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    from hybridtei.backends.tuning import tune
-    from hybridtei.load import find_model
+    from hybridtei.inference.backends.tuning import tune
+    from hybridtei.inference.load import find_model
 
     for line in tune(model, find_model(model), engine):
         print(line, flush=True)
@@ -164,9 +164,9 @@ def add_pack(commands: Commands) -> None:
 
 def run_pack(arguments: argparse.Namespace) -> None:
     """Pack a model and print what is kept, or print what is kept or removed."""
-    from hybridtei.backends.graph.packed_file import GB, packed_files, prune
-    from hybridtei.backends.select import open_backend
-    from hybridtei.load import find_model
+    from hybridtei.inference.backends.graph.packed_file import GB, packed_files, prune
+    from hybridtei.inference.backends.select import open_backend
+    from hybridtei.inference.load import find_model
 
     model = read_settings(arguments, ModelConfig)
     if arguments.prune:
@@ -205,7 +205,7 @@ def add_compare(commands: Commands) -> None:
 
 def run_compare(arguments: argparse.Namespace) -> int:
     """Compare, and print the report; return 0 where the index can be kept, 3 where all has to be embedded again."""
-    from hybridtei.evaluate.compare import Server, compare, replay
+    from hybridtei.retrieval.evaluate.compare import Server, compare, replay
 
     a = Server(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
     b = Server(arguments.b, api_key=arguments.api_key_b, model=arguments.model_b)

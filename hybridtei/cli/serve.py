@@ -16,8 +16,8 @@ import msgspec
 from hybridtei.cli.flags import Commands, add_flags, add_retired, is_set, new_parser, outdated, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
-from hybridtei.observability.logs import described
 from hybridtei.system import memory
+from hybridtei.system.logs import described
 
 EVERYWHERE, THIS_MACHINE = "0.0.0.0", "127.0.0.1"
 
@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
     server, store = read_settings(arguments, ServerConfig), read_settings(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
     memory.limit_heaps()  # before any thread starts, or a module that starts one is imported
-    from hybridtei.observability import logs, tracing
     from hybridtei.server import start
+    from hybridtei.system import logs, tracing
 
     is_json = server.json_output or server.log_format == "json"
     logs.configure(json_output=is_json, level=server.log_level, spans=not server.disable_spans)
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.models is None and len(model_ids) < 2:
         start.serve([model], engine, server, store, fixed_permits=fixed_permits)
         return
-    from hybridtei.load import from_ids, read_models
+    from hybridtei.inference.load import from_ids, read_models
 
     models = from_ids(model_ids, model) if arguments.models is None else read_models(Path(arguments.models), model)
     start.serve(models, engine, server, store, model, fixed_permits=fixed_permits)

@@ -11,11 +11,9 @@ from litestar.di import Provide
 from litestar.types import Receive, Scope, Send
 
 from hybridtei.config import ModelConfig, ServerConfig
-from hybridtei.engine.admission import Admission
-from hybridtei.engine.service import EngineService
 from hybridtei.errors import LoadError, Overloaded, StoreError
-from hybridtei.observability.metrics import Registry
-from hybridtei.observability.tracing import Recorder
+from hybridtei.inference.engine.admission import Admission
+from hybridtei.inference.engine.service import EngineService
 from hybridtei.server import invocations
 from hybridtei.server.api import (
     cohere,
@@ -42,10 +40,12 @@ from hybridtei.server.registry import STORE_ERRORS, Models, StoreBounds, store_e
 from hybridtei.server.routing import ALIAS, ENDPOINT, HANDLERS, Endpoint, allow_header, split_alias
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
+from hybridtei.system.metrics import Registry
+from hybridtei.system.tracing import Recorder
 
 if TYPE_CHECKING:
-    from hybridtei.rpc.server import RpcServer
-    from hybridtei.store.collection import CollectionSchemas
+    from hybridtei.retrieval.store.collection import CollectionSchemas
+    from hybridtei.server.grpc.server import RpcServer
 
 OF_TEI: tuple[type[Controller], ...] = (  # served also with --only-tei-routes
     ops.OperationController,
@@ -151,7 +151,7 @@ def endpoints_of(app: Litestar) -> dict[str, Endpoint]:
 def rpc_server_class() -> type[RpcServer]:
     """Import the gRPC server. Raises LoadError where the extra is not installed."""
     try:
-        from hybridtei.rpc.server import RpcServer
+        from hybridtei.server.grpc.server import RpcServer
     except ImportError as error:
         raise LoadError(f"--grpc-port needs an extra: {install_command('grpc')}: {error}") from None
     return RpcServer

@@ -13,19 +13,19 @@ from typing import Any, Literal, TypeVar, get_args
 
 from hybridtei import errors
 from hybridtei.batch import Head
-from hybridtei.checkpoint.fingerprint import Fingerprint, begin
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
-from hybridtei.engine.admission import Bounds
-from hybridtei.engine.service import EngineService, too_many_numbers
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions, InvalidInput, NoInputs, TooManyInputs
-from hybridtei.observability.metrics import Histogram, Registry, duration_buckets, powers_of_two
-from hybridtei.observability.tracing import CURRENT
+from hybridtei.inference.engine.admission import Bounds
+from hybridtei.inference.engine.service import EngineService, too_many_numbers
+from hybridtei.inference.tasks.base import Task
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.rerank import Ranking, Scored
+from hybridtei.models.checkpoint.fingerprint import Fingerprint, begin
+from hybridtei.models.text.reader import Input
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Inputs
-from hybridtei.tasks.base import Task
-from hybridtei.tasks.embed import Embed
-from hybridtei.tasks.rerank import Ranking, Scored
-from hybridtei.text.reader import Input
+from hybridtei.system.metrics import Histogram, Registry, duration_buckets, powers_of_two
+from hybridtei.system.tracing import CURRENT
 
 CHUNK_DOCUMENTS = 64
 NUMBERS_A_RANK = 40  # as which a ranked item counts that is built and written

@@ -25,9 +25,8 @@ from litestar.params import SkipValidation
 from litestar.types import ASGIApp, Empty, Receive, Scope, Send
 from msgspec import Struct
 
-from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import KeyNeeded, NoStore
-from hybridtei.observability.tracing import arrived
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import SyntaxRefused, first_fields, read_body
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
@@ -36,6 +35,7 @@ from hybridtei.server.http.security import check_origin
 from hybridtei.server.http.writers import piecewise, to_json
 from hybridtei.server.registry import Models, StoreContext, check_capacity
 from hybridtei.server.routing import ALIAS, ENDPOINT, Endpoint, endpoint_of
+from hybridtei.system.tracing import arrived
 
 Model = NamedDependency[SkipValidation[Context]]  # `model` of a handler: `served_model`
 AllModels = NamedDependency[SkipValidation[Models]]  # `models`: `all_models`

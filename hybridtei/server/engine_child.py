@@ -19,17 +19,16 @@ from typing import Any, NoReturn
 
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.engine.engine import Engine
-from hybridtei.engine.scheduler import apart
-from hybridtei.engine.service import engine_of
 from hybridtei.errors import BackendError, HybridTeiError
-from hybridtei.load import load_model
-from hybridtei.observability import logs
-from hybridtei.observability.metrics import Reading, Registry
+from hybridtei.inference.engine.engine import Engine
+from hybridtei.inference.engine.scheduler import apart
+from hybridtei.inference.engine.service import engine_of
+from hybridtei.inference.load import load_model
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server.engine_process import COUNTED, RemoteBackend, receive, send
 from hybridtei.server.start import Fleet, on_thread
-from hybridtei.system import memory
+from hybridtei.system import logs, memory
+from hybridtei.system.metrics import Reading, Registry
 
 LOOK_SECONDS = 0.5  # between looks at the lanes; as often the metrics are sent
 

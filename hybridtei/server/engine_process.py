@@ -22,16 +22,16 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
-from hybridtei.backends.base import Backend
 from hybridtei.batch import Encoding, Head, Padding
-from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.engine.scheduler import EngineRequest, joined
 from hybridtei.errors import HybridTeiError, LoadError, Unhealthy
-from hybridtei.load import LoadedModel, text_model
-from hybridtei.observability.metrics import JoinedRegistry
+from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.engine.scheduler import EngineRequest, joined
+from hybridtei.inference.load import LoadedModel, text_model
+from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.system import machine
 from hybridtei.system.machine import LaneKind
+from hybridtei.system.metrics import JoinedRegistry
 
 IN_BAND = 16_384  # bytes: copying a smaller array costs less than a message of its own
 COUNTED = -1  # the number of an answer to no call: the metrics of each model

@@ -12,7 +12,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from hybridtei.batch import Head
 from hybridtei.errors import RequestRefused, TooManyInputs
-from hybridtei.observability.tracing import handler
 from hybridtei.server.api import tei
 from hybridtei.server.api.embed import embed, embed_sparse, similarity
 from hybridtei.server.api.pages import INDEX, file_of_page, wants_page
@@ -23,6 +22,7 @@ from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, get, p
 from hybridtei.server.http.body import SchemaError, SyntaxRefused
 from hybridtei.server.http.decoding import decode, keys_of
 from hybridtei.server.routing import StatusOnly
+from hybridtei.system.tracing import handler
 
 
 class _Fields(Struct, frozen=True):

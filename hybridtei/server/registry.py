@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, Role, ServerConfig
-from hybridtei.engine.admission import Admission
-from hybridtei.engine.device import STOP_SECONDS
 from hybridtei.errors import (
     BackendError,
     CollectionMismatch,
@@ -33,14 +31,16 @@ from hybridtei.errors import (
     StoreUnavailable,
     UnknownModel,
 )
-from hybridtei.observability.metrics import Counter, Gauge, Registry
+from hybridtei.inference.engine.admission import Admission
+from hybridtei.inference.engine.device import STOP_SECONDS
 from hybridtei.server.context import Context
 from hybridtei.server.routing import Endpoint
 from hybridtei.system import memory
+from hybridtei.system.metrics import Counter, Gauge, Registry
 
 if TYPE_CHECKING:
-    from hybridtei.store.base import CollectionSchema
-    from hybridtei.store.collection import CollectionSchemas
+    from hybridtei.retrieval.store.base import CollectionSchema
+    from hybridtei.retrieval.store.collection import CollectionSchemas
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class StoreContext:
 
     def embedder(self, schema: CollectionSchema | None) -> Context:
         """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
-        from hybridtei.store.plan import MODEL_ID
+        from hybridtei.retrieval.store.plan import MODEL_ID
 
         if self.named is None and schema is not None:
             model_id = schema.metadata.get(MODEL_ID)

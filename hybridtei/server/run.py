@@ -29,7 +29,7 @@ from hybridtei.server.http.security import Certificate, Handshake
 from hybridtei.system import memory
 
 if TYPE_CHECKING:
-    from hybridtei.rpc.server import RpcServer
+    from hybridtei.server.grpc.server import RpcServer
 
 
 BACKLOG = 2048  # connections that may wait to be accepted

@@ -21,22 +21,22 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from msgspec.structs import replace
 
 from hybridtei import __version__
-from hybridtei.backends.select import may_use_gpu
 from hybridtei.config import EngineConfig, ModelConfig, NamedModel, ServerConfig, StoreConfig
-from hybridtei.engine.admission import permits_for
-from hybridtei.engine.device import STOP_SECONDS, Device
-from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, LoadError
-from hybridtei.load import LoadedModel, default_alias, load_model
-from hybridtei.observability.metrics import Registry
+from hybridtei.inference.backends.select import may_use_gpu
+from hybridtei.inference.engine.admission import permits_for
+from hybridtei.inference.engine.device import STOP_SECONDS, Device
+from hybridtei.inference.engine.service import EngineService
+from hybridtei.inference.load import LoadedModel, default_alias, load_model
 from hybridtei.server.http.connection import ports
 from hybridtei.system.machine import LaneKind
+from hybridtei.system.metrics import Registry
 
 if TYPE_CHECKING:
     from hybridtei.client import AsyncClient
+    from hybridtei.retrieval.store.collection import CollectionSchemas
     from hybridtei.server.context import Context
     from hybridtei.server.engine_process import EngineProcess, RemoteEngine
-    from hybridtei.store.collection import CollectionSchemas
 
 
 log = logging.getLogger(__name__)
@@ -224,12 +224,12 @@ def _import_server() -> None:
 
 def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchemas | None:
     """The schemas of the vector store, if the settings name one. Raises UsageError, LoadError, StoreError."""
-    from hybridtei.store import open_store
+    from hybridtei.retrieval.store import open_store
 
     opened = None if store is None or server.only_tei_routes else open_store(store, patient=False)
     if opened is None:
         return None
-    from hybridtei.store.collection import CollectionSchemas
+    from hybridtei.retrieval.store.collection import CollectionSchemas
 
     _warn_if_open(server)
     return CollectionSchemas(opened)

@@ -11,16 +11,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from hybridtei import heads
 from hybridtei.batch import Head, Ragged
 from hybridtei.config import EMBEDDED_MODEL
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, UnsupportedHead
+from hybridtei.inference.tasks.embed import Embed, check_spelled
+from hybridtei.inference.tasks.quantize import RANGED, Precision, quantized, read_ranges
+from hybridtei.inference.tasks.spans import EmbedSpans, SpanText
+from hybridtei.models import heads
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.server.api.tei import NOT_EMPTY, FullText, Id, Ids, Inputs
 from hybridtei.server.context import Context, Reply, Write
-from hybridtei.tasks.embed import Embed, check_spelled
-from hybridtei.tasks.quantize import RANGED, Precision, quantized, read_ranges
-from hybridtei.tasks.spans import EmbedSpans, SpanText
 
 Quantise = Callable[[Floats], Any]
 

@@ -229,7 +229,7 @@ def text_logs_are_well(lines: list[str]) -> None:
     assert " INFO hybridtei: serve.py:" in lines[0]
     assert ": Args { model_id: " in lines[0]
     times = " ".join(rf'{name}="[\d.]+(s|ms|µs|ns)"' for name in TIMES)
-    done = re.compile(rf"INFO (embed|embed_hybrid)\{{{times}\}}: hybridtei.observability.tracing: tracing.py:\d+: Success\n")
+    done = re.compile(rf"INFO (embed|embed_hybrid)\{{{times}\}}: hybridtei.system.tracing: tracing.py:\d+: Success\n")
     assert sum(done.search(line) is not None for line in lines) == 2
     assert any("ERROR embed: hybridtei.server.routing: routing.py:" in line and r"one\n2026" in line for line in lines)
 
@@ -276,7 +276,7 @@ def test_a_misspelt_flag_does_not_show_what_it_was_to_hold(capsys):
 
 def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
-    monkeypatch.setattr("hybridtei.observability.logs.configure", lambda **_: None)
+    monkeypatch.setattr("hybridtei.system.logs.configure", lambda **_: None)
     assert main(["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]) == 1
     assert message(capsys).startswith("Error: --otlp-endpoint needs an extra that is not installed: pip install '.[otlp]'")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hybridtei import cli
-from hybridtei.store.embedded import EmbeddedStore
-from hybridtei.store.points import to_points
-from tests.store.speaking import speaking
-from tests.store.stores import embeddings, plan
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.points import to_points
+from tests.retrieval.store.speaking import speaking
+from tests.retrieval.store.stores import embeddings, plan
 
 COUNT = 5
 

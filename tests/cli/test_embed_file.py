@@ -19,8 +19,8 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.outputs import Embeddings
-from tests.engine import small
 from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
 
 TEXTS = ["a hybrid search", "é 🙂 one", "two two", "one " * 90, " ", "seven"]
 ALL = ("dense", "sparse", "multivector")

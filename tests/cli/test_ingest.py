@@ -13,12 +13,12 @@ import pytest
 
 from hybridtei import cli
 from hybridtei.config import StoreConfig
-from hybridtei.store import DEFAULT_PATH, state_folder, with_default
-from hybridtei.store.embedded import EmbeddedStore
-from hybridtei.store.packed import PACKED
-from tests.ingest.small_ingest import points
+from hybridtei.retrieval.store import DEFAULT_PATH, state_folder, with_default
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.packed import PACKED
+from tests.retrieval.ingest.small_ingest import points
+from tests.retrieval.store.speaking import speaking
 from tests.server.live import serving
-from tests.store.speaking import speaking
 
 ROOT = Path(__file__).parents[2]
 HANG = 240

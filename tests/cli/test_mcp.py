@@ -21,18 +21,18 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from hybridtei.agents import MAX_CALLS, CollectionTools, mcp_server
 from hybridtei.cli import main
 from hybridtei.cli.mcp import application, check
 from hybridtei.client import AsyncClient
 from hybridtei.config import ServerConfig
 from hybridtei.errors import UsageError
-from hybridtei.observability.metrics import Registry
+from hybridtei.retrieval.agents import MAX_CALLS, CollectionTools, mcp_server
+from hybridtei.retrieval.store.base import Store
+from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.run import settings_of
-from hybridtei.store.base import Store
-from hybridtei.store.collection import CollectionSchemas
-from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, spec_in
+from hybridtei.system.metrics import Registry
+from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, spec_in
 from tests.server.live import HANG, ROOT, serving
 
 KEY = "a-key"

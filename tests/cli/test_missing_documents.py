@@ -12,9 +12,9 @@ import pytest
 
 from hybridtei import cli
 from hybridtei.encoder import Encoder
-from hybridtei.ingest import run as ingest_run
-from hybridtei.store.embedded import EmbeddedStore
-from tests.ingest.small_ingest import points
+from hybridtei.retrieval.ingest import run as ingest_run
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from tests.retrieval.ingest.small_ingest import points
 
 
 class Corpus:

@@ -29,7 +29,7 @@ from hybridtei.server.api import qdrant_inference as inference
 from hybridtei.server.api import scoring as score
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.decoding import decode
-from tests.engine import small
+from tests.inference.engine import small
 from tests.sampled import sampled
 from tests.server.conftest import LABELS, TAGS, labelled
 from tests.server.live import Running, serving

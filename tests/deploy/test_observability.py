@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from deploy.render import render
-from hybridtei.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.deploy.command_line import DEPLOY
+from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import HANG, VALID, serving
-from tests.store.memory_store import MemoryStore
 
 COMPOSE = DEPLOY / "compose"
 DASHBOARD: dict[str, Any] = json.loads((COMPOSE / "grafana/dashboards/hybridtei.json").read_text())

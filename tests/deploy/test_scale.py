@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from deploy import scale
 from deploy.scale import LAPTOP, LAYOUTS, PAGE, SERVER, Facts, Layout
 from hybridtei.batch import Ragged
+from hybridtei.inference.tasks import quantize
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.store.points import POINT_OVERHEAD, size_of, to_points
-from hybridtei.tasks import quantize
+from hybridtei.retrieval.store.points import POINT_OVERHEAD, size_of, to_points
 
 FACTS = st.builds(
     Facts,

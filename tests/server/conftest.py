@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hybridtei.checkpoint.classifiers import ClassifierHead
-from hybridtei.checkpoint.spec import ModelSpec
-from tests.engine import small
+from hybridtei.models.checkpoint.classifiers import ClassifierHead
+from hybridtei.models.checkpoint.spec import ModelSpec
+from tests.inference.engine import small
 from tests.server.live import Running, serving
 
 

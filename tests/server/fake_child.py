@@ -7,7 +7,7 @@ import time
 
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.load import LoadedModel, find_model, text_model
+from hybridtei.inference.load import LoadedModel, find_model, text_model
 from hybridtei.server import engine_child
 from tests.fake_backend import FakeBackend
 

@@ -14,13 +14,13 @@ from hybridtei import cli
 from hybridtei.batch import PackedBatch
 from hybridtei.cli import serve as serving
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
-from hybridtei.engine.service import EngineService
-from hybridtei.load import find_model, text_reader
-from hybridtei.observability import logs
-from hybridtei.observability.metrics import Registry
+from hybridtei.inference.engine.service import EngineService
+from hybridtei.inference.load import find_model, text_reader
+from hybridtei.inference.tasks.base import Model
 from hybridtei.server.http.connection import ports
 from hybridtei.server.run import run_server
-from hybridtei.tasks.base import Model
+from hybridtei.system import logs
+from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
 from tests.server.live import create_app
 

@@ -7,11 +7,11 @@ import sys
 import time
 
 from hybridtei.config import ServerConfig
-from hybridtei.observability import logs
-from hybridtei.observability.metrics import Registry
 from hybridtei.server.http.connection import ports
 from hybridtei.server.run import run_server
-from tests.engine import small
+from hybridtei.system import logs
+from hybridtei.system.metrics import Registry
+from tests.inference.engine import small
 from tests.server.live import create_app
 
 if __name__ == "__main__":

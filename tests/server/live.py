@@ -25,19 +25,19 @@ import uvicorn
 from litestar import Litestar
 
 from hybridtei import cli
-from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, ServerConfig
-from hybridtei.engine.service import EngineService
-from hybridtei.load import default_alias
-from hybridtei.observability import logs
-from hybridtei.observability.metrics import Registry
+from hybridtei.inference.engine.service import EngineService
+from hybridtei.inference.load import default_alias
+from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server import run
 from hybridtei.server.app import context_for, create_fleet_app
 from hybridtei.server.registry import Models
 from hybridtei.server.run import DrainingServer, settings_of
+from hybridtei.system import logs
 from hybridtei.system import memory as heap
-from tests.engine import small
+from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
 from tests.server.clock import SteppedClock
 
 ROOT = Path(__file__).parents[2]

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from conformance.quiet import COLLECTION, FILL, example
+from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.server.app import framework
 from hybridtei.server.openapi import answers_of, document, documented
-from hybridtei.store.collection import CollectionSchemas
+from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.api.test_search import MODEL, spec_in
 from tests.server.live import Running, serving
-from tests.store.memory_store import MemoryStore
 
 APP = framework()
 ROUTES = {path: handler for path, handler in documented(APP) if answers_of(handler)}

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.engine import admission as permits_of
-from hybridtei.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, max_of_turns
-from hybridtei.engine.service import in_order
-from hybridtei.tasks.label import Classify
+from hybridtei.inference.engine import admission as permits_of
+from hybridtei.inference.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, max_of_turns
+from hybridtei.inference.engine.service import in_order
+from hybridtei.inference.tasks.label import Classify
 from tests.server.conftest import LABELS, labelled
 from tests.server.live import HANG, Running, serving
 

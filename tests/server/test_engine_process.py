@@ -24,12 +24,12 @@ import pytest
 
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.engine.service import EngineService
 from hybridtei.errors import BackendError, LoadError, Unhealthy
+from hybridtei.inference.engine.service import EngineService
+from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server import engine_process
 from hybridtei.server.engine_process import IN_BAND, EngineProcess, receive, send
-from hybridtei.tasks.embed import Embed
 from tests.server.live import HANG, Process, process
 from tests.vocabulary import texts
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from hybridtei.batch import PackedBatch
-from hybridtei.checkpoint.files import assembled_model
-from tests.engine import small
+from hybridtei.models.checkpoint.files import assembled_model
+from tests.inference.engine import small
 from tests.server.live import HANG, ROOT, serving
 from tests.server.test_serve import Hold, until
 

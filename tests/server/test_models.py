@@ -10,12 +10,12 @@ import pytest
 
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import InvalidInput, LoadError, UnknownModel
-from hybridtei.observability.metrics import Registry
 from hybridtei.server.api import ops
 from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.registry import Models
 from hybridtei.system import memory
-from tests.engine import small
+from hybridtei.system.metrics import Registry
+from tests.inference.engine import small
 
 
 def context(model_id: str, spec: Any = None, **settings: Any) -> Context:

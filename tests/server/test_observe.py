@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hybridtei.observability.metrics import HELP, Registry
 from hybridtei.server.context import RequestMetrics
-from tests.engine import small
+from hybridtei.system.metrics import HELP, Registry
+from tests.inference.engine import small
 from tests.server.conftest import labelled
 from tests.server.live import Running, serving
 

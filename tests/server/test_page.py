@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from tests.engine import small
+from tests.inference.engine import small
 from tests.server.live import HANG, Running, process, serving
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="the package `playwright` is not installed")

@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
-from hybridtei.load import LoadedModel
+from hybridtei.inference.load import LoadedModel
 from hybridtei.server import run, start
-from tests.engine import small
 from tests.fake_backend import FakeBackend
-from tests.rpc.live import free_port
+from tests.inference.engine import small
+from tests.server.grpc.live import free_port
 from tests.server.live import HANG, process
 
 POISON, MURDER = "duti", "dura"  # see `fake_process`

@@ -9,7 +9,7 @@ import pytest
 
 from hybridtei.errors import LoadError
 from hybridtei.server.http.security import Keyring, read_keys
-from tests.rpc.live import Rpc, rpc_serving
+from tests.server.grpc.live import Rpc, rpc_serving
 from tests.server.live import JSON, POSTS
 
 ROLES = ("infer", "search", "write", "manage")

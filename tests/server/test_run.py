@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from hybridtei.config import ServerConfig
-from hybridtei.observability.metrics import Registry
 from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.run import DrainingServer, settings_of
+from hybridtei.system.metrics import Registry
 from tests.sampled import sampled
 from tests.server.live import HANG, ROOT, process
 

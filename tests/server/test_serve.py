@@ -15,7 +15,7 @@ import pytest
 from hybridtei.batch import PackedBatch
 from hybridtei.server.endpoint import while_connected
 from hybridtei.server.http.connection import DISCONNECT, ClientDisconnected, Disconnect
-from tests.engine import small
+from tests.inference.engine import small
 from tests.server.live import HANG, JSON, Running, serving
 
 Request = tuple[str, dict[str, Any]]

@@ -15,16 +15,16 @@ import psutil
 import pytest
 
 from hybridtei.config import StoreConfig
-from hybridtei.engine.admission import Deadlines
-from hybridtei.store.collection import CollectionSchemas
-from hybridtei.store.embedded import EmbeddedStore
-from hybridtei.store.embedded_client import ProcessClient
-from hybridtei.store.embedded_folder import Folder, FolderError
-from hybridtei.store.server import ServerStore
-from tests.search.small_search import MODEL, TEXTS, spec_in
+from hybridtei.inference.engine.admission import Deadlines
+from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.embedded_client import ProcessClient
+from hybridtei.retrieval.store.embedded_folder import Folder, FolderError
+from hybridtei.retrieval.store.server import ServerStore
+from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
+from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest
 from tests.server.live import HANG, Running, commanded, serving
 from tests.server.test_serve import until
-from tests.store.speaking import Failure, Qdrant, serving_grpc, serving_rest
 
 POINTS = [{"id": place, "text": text} for place, text in enumerate(["baka bulo", "bomo", "bake balo baka"])]
 SEARCH = {"collection": "papers", "query": "baka"}

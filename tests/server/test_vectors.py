@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hybridtei.encoder import Encoder
+from hybridtei.inference.tasks.quantize import BUCKETS, quantized
 from hybridtei.server.vectors import EMBEDDED_RANGES, ranges_in
-from hybridtei.tasks.quantize import BUCKETS, quantized
 
 TEXTS = ["The display shows E41.", "Beethoven was born in Bonn.", "def main() -> None: ...", "Tomatoes need six hours of sun."]
 

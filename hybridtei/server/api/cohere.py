@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
 from hybridtei.errors import NoInputs
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.api.tei import NOT_EMPTY, Dimensions, FullText, FullTexts, Inputs, ServedModel
 from hybridtei.server.context import Context, Reply
@@ -20,7 +20,7 @@ from hybridtei.server.http.writers import as_base64
 from hybridtei.server.registry import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse
 from hybridtei.server.vectors import quantiser
-from hybridtei.tasks.embed import Embed, InputType
+from hybridtei.system.tracing import handler
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 

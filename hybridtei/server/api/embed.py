@@ -13,7 +13,8 @@ from msgspec import Meta, Struct
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.errors import NoInputs, UnsupportedHead
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.tasks.embed import Embed, cosine
+from hybridtei.inference.tasks.pooling import MultivectorBudget, budget_of
 from hybridtei.outputs import Embeddings, Floats, Usage, cut
 from hybridtei.server.api.tei import (
     EmbedAllRequest,
@@ -45,8 +46,7 @@ from hybridtei.server.vectors import (
     splade_rows,
     unspelled,
 )
-from hybridtei.tasks.embed import Embed, cosine
-from hybridtei.tasks.pooling import MultivectorBudget, budget_of
+from hybridtei.system.tracing import handler
 
 ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
 Side = Annotated[

@@ -13,14 +13,14 @@ from msgspec import Meta, Struct
 from hybridtei import __version__
 from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.errors import NoInputs, UnsupportedHead
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.tei import Dimensions, Inputs, OneOrMore, ServedModel
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post
 from hybridtei.server.registry import ANY, EMBED
 from hybridtei.server.vectors import SPLADE_NORMALIZE
-from hybridtei.tasks.embed import Embed
+from hybridtei.system.tracing import handler
 
 
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):

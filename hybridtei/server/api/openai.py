@@ -10,7 +10,10 @@ from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
 from hybridtei.errors import HybridTeiError, InvalidInput, UnsupportedHead
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.tasks.embed import Embed, InputType
+from hybridtei.inference.tasks.quantize import Precision
+from hybridtei.inference.tasks.spans import MAX_CHUNKS, EmbedSpans, joined
+from hybridtei.models.text.reader import Input
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
@@ -44,10 +47,7 @@ from hybridtei.server.vectors import (
     smaller_vectors,
     unspelled,
 )
-from hybridtei.tasks.embed import Embed, InputType
-from hybridtei.tasks.quantize import Precision
-from hybridtei.tasks.spans import MAX_CHUNKS, EmbedSpans, joined
-from hybridtei.text.reader import Input
+from hybridtei.system.tracing import handler
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]

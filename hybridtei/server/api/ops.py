@@ -12,10 +12,10 @@ from msgspec import Meta, Struct
 
 from hybridtei import __version__
 from hybridtei.batch import EMBEDDINGS, Head
-from hybridtei.checkpoint.spec import ModelSpec
 from hybridtei.config import ModelConfig, NamedModel
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.load import named_model
+from hybridtei.inference.load import named_model
+from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post

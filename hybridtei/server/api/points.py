@@ -16,20 +16,20 @@ import msgspec
 from litestar.params import FromPath, JSONBody
 from msgspec import Meta, Struct
 
-from hybridtei.checkpoint.fingerprint import model_hash
 from hybridtei.errors import InvalidPoint, RequestError, StoreUnavailable, UnknownCollection
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.models.checkpoint.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import Answer, Dialect, Store, get, post
 from hybridtei.server.registry import StoreContext
-from hybridtei.tasks.embed import Embed
+from hybridtei.system.tracing import handler
 
 if TYPE_CHECKING:
     from qdrant_client import models
 
-    from hybridtei.store.base import CollectionSchema, PointId
+    from hybridtei.retrieval.store.base import CollectionSchema, PointId
 
 
 PORTION_POINTS = 32  # that are embedded and stored at once: of a multi-vector model, each takes some hundred kilobytes
@@ -107,10 +107,10 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
 
 
 async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> Reply | None:
-    from hybridtei.store.collection import common_heads
-    from hybridtei.store.packed import packed_format
-    from hybridtei.store.plan import budget_of_plan, plan_of
-    from hybridtei.store.points import fit_to_schema
+    from hybridtei.retrieval.store.collection import common_heads
+    from hybridtei.retrieval.store.packed import packed_format
+    from hybridtei.retrieval.store.plan import budget_of_plan, plan_of
+    from hybridtei.retrieval.store.points import fit_to_schema
 
     context, schema, created = await _collection(stores, name, create=request.create)
     new, failed = _checked(request.points, is_packed=packed_format(schema) is not None)
@@ -138,7 +138,7 @@ def _points(
     good: Sequence[_NewPoint], embedded: Embeddings, schema: CollectionSchema, failed: list[FailedPoint]
 ) -> list[models.PointStruct]:
     """The points that the collection can store; others go into `failed`. Reads whole payloads: not for the event loop."""
-    from hybridtei.store.points import check_points, to_points
+    from hybridtei.retrieval.store.points import check_points, to_points
 
     ready: list[models.PointStruct] = []
     points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
@@ -152,8 +152,8 @@ def _points(
 
 async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:
     """The model, the layout, and whether the collection was made just now. Raises UnknownCollection, CollectionMismatch."""
-    from hybridtei.store.collection import check_searchable
-    from hybridtei.store.plan import FINGERPRINT, schema_for
+    from hybridtei.retrieval.store.collection import check_searchable
+    from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for
 
     schemas, created = stores.schemas, False
     try:
@@ -173,7 +173,7 @@ async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple
 
 
 def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], list[FailedPoint]]:
-    from hybridtei.store.points import check_key_is_free
+    from hybridtei.retrieval.store.points import check_key_is_free
 
     new: list[_NewPoint] = []
     failed: list[FailedPoint] = []
@@ -191,8 +191,8 @@ def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], li
 
 
 def _read(index: int, point: Point) -> _NewPoint:
-    from hybridtei.ingest.chunking import DOCUMENT_ID, METADATA, TEXT
-    from hybridtei.store.points import point_id
+    from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, METADATA, TEXT
+    from hybridtei.retrieval.store.points import point_id
 
     payload = dict(point.payload)
     if not point.text.strip():

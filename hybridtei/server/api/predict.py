@@ -11,7 +11,8 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidInput, NoInputs
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.tasks import label
+from hybridtei.models.text.tokenizer import Text
 from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
@@ -33,8 +34,7 @@ from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import label_scores
 from hybridtei.server.registry import CLASSIFY, TAG
 from hybridtei.server.routing import ListedErrorResponse
-from hybridtei.tasks import label
-from hybridtei.text.tokenizer import Text
+from hybridtei.system.tracing import handler
 
 
 class ClassifyRequest(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidDimensions, InvalidInput, NoKey, RequestError, RoleNeeded, UnknownModel, UnsupportedHead
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.tasks.embed import Embed, InputType
+from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.outputs import Embeddings, Load, cut, unit
 from hybridtei.server.api.tei import FullText, Size
 from hybridtei.server.context import Context, Reply
@@ -26,8 +27,7 @@ from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.writers import sparse_qdrant
 from hybridtei.server.registry import EMBED_HYBRID, NO_NAMES, Models
 from hybridtei.server.routing import row_of
-from hybridtei.tasks.embed import Embed, InputType
-from hybridtei.tasks.pooling import MultivectorBudget
+from hybridtei.system.tracing import handler
 
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")

@@ -10,9 +10,11 @@ from litestar.params import JSONBody, SkipValidation
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hybridtei.batch import Head
-from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
+from hybridtei.inference.tasks.label import best_first
+from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
+from hybridtei.inference.tasks.rerank import Ranking, Weights, rerank_task
 from hybridtei.outputs import Floats, Usage
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
@@ -38,9 +40,7 @@ from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http.decoding import decode
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse
-from hybridtei.tasks.label import best_first
-from hybridtei.tasks.relevant import RelevantSpan, RelevantSpans
-from hybridtei.tasks.rerank import Ranking, Weights, rerank_task
+from hybridtei.system.tracing import handler
 
 MAX_RANK_FIELDS = 32  # each is looked up in each of thousands of documents, on the event loop
 

@@ -10,7 +10,8 @@ import numpy as np
 from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
 from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
 from hybridtei.server.api.tei import Enveloped, Inputs, Instruction, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
@@ -19,8 +20,7 @@ from hybridtei.server.http.body import SchemaError
 from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.server.vectors import pooled, pooled_head
-from hybridtei.tasks.embed import Embed
-from hybridtei.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
+from hybridtei.system.tracing import handler
 
 Side = str | list[str] | None
 

@@ -13,23 +13,23 @@ from litestar.params import JSONBody
 from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head
-from hybridtei.checkpoint.fingerprint import model_hash
 from hybridtei.config import ServerConfig
-from hybridtei.engine.service import BYTES_PER_NUMBER
 from hybridtei.errors import InvalidInput, Overloaded, StoreError, TooManyCandidates
-from hybridtei.observability.tracing import handler
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans, SpanOptions
+from hybridtei.inference.tasks.rerank import Weights, rerank_task
+from hybridtei.models.checkpoint.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
-from hybridtei.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
+from hybridtei.retrieval.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
 from hybridtei.server.endpoint import Answer, Dialect, Store, post
 from hybridtei.server.registry import Models, StoreContext
-from hybridtei.tasks.embed import Embed
-from hybridtei.tasks.relevant import RelevantSpan, RelevantSpans, SpanOptions
-from hybridtei.tasks.rerank import Weights, rerank_task
+from hybridtei.system.tracing import handler
 
 if TYPE_CHECKING:
-    from hybridtei.search.searcher import Rank
-    from hybridtei.store.base import CollectionSchema
+    from hybridtei.retrieval.search.searcher import Rank
+    from hybridtei.retrieval.store.base import CollectionSchema
 
 
 Text = Annotated[str, Meta(max_length=100_000)]
@@ -134,9 +134,9 @@ async def _search(stores: StoreContext, request: SearchRequest, options: SearchO
 async def _searched(
     stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None, schema: CollectionSchema
 ) -> Reply:
-    from hybridtei.search.searcher import QueryModel, Searcher
-    from hybridtei.store.base import PayloadBudget
-    from hybridtei.store.collection import common_heads
+    from hybridtei.retrieval.search.searcher import QueryModel, Searcher
+    from hybridtei.retrieval.store.base import PayloadBudget
+    from hybridtei.retrieval.store.collection import common_heads
 
     texts = request.texts
     context = stores.embedder(schema)
@@ -223,7 +223,7 @@ async def _spans(context: Context, request: SearchRequest, found: Sequence[Searc
 
 def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
     """The request's options. Raises InvalidInput, before a store is asked."""
-    from hybridtei.store.query import filter_from
+    from hybridtei.retrieval.store.query import filter_from
 
     request.check_page()
     _check_candidates(request, server.max_search_points)

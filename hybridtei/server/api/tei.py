@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
+from hybridtei.inference.tasks.embed import QueryEncoder
+from hybridtei.models.text.reader import Input
+from hybridtei.models.text.tokenizer import Direction, Text
 from hybridtei.outputs import Load
 from hybridtei.server.http.body import SchemaError
-from hybridtei.tasks.embed import QueryEncoder
-from hybridtei.text.reader import Input
-from hybridtei.text.tokenizer import Direction, Text
 
 TruncationDirection = Literal["Left", "left", "Right", "right"]
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]

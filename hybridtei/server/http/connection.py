@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 
 from hybridtei.config import ServerConfig
 from hybridtei.errors import AnswersUnsent
-from hybridtei.observability.metrics import Registry
+from hybridtei.system.metrics import Registry
 
 # In a scope's extensions: no more of the body will come, and its client still listens; it came too slowly; a Disconnect; no
 # permit was free.

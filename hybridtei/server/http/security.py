@@ -25,10 +25,10 @@ from typing import Any, Literal, cast, get_args
 
 from hybridtei.config import ServerConfig
 from hybridtei.errors import LoadError, NoKey, OtherOrigin, RoleNeeded
-from hybridtei.observability.metrics import Registry
-from hybridtei.observability.tracing import CALLER
 from hybridtei.server.http.body import first_fields
 from hybridtei.server.http.connection import ConnectionLimits
+from hybridtei.system.metrics import Registry
+from hybridtei.system.tracing import CALLER
 
 FLAG_NAME = "api-key"  # under which the key of `--api-key` is counted
 Role = Literal["infer", "search", "write", "manage"]

@@ -47,7 +47,7 @@ async function open() {
   const { model_id: id, model_dtype: dtype, version, hybridtei } = info();
   byId("facts").textContent = `${id} · ${hybridtei.role} · ${hybridtei.outputs.join(", ")} · ${hybridtei.backend} ${dtype} · ${version}`;
   byId("docs").href = state.alias === null || aliasOfAddress !== null ? "docs/" : `m/${encodeURIComponent(state.alias)}/docs/`;
-  byId("search").hidden = !hybridtei.store;
+  byId("search").hidden = !hybridtei.retrieval.store;
   forget();
   watch(state.alias);
 }

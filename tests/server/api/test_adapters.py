@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from hybridtei.checkpoint.sizes import Adapters
-from tests.engine import small
+from hybridtei.models.checkpoint.sizes import Adapters
+from tests.inference.engine import small
 from tests.jina import ADAPTERS
 from tests.server.live import Running, serving
 

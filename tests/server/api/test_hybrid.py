@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridtei.checkpoint.heads import SparseHead
-from tests.engine import small
+from hybridtei.models.checkpoint.heads import SparseHead
+from tests.inference.engine import small
 from tests.server.live import serving
 
 TEXTS = ["a hybrid search", "one two one two three"]

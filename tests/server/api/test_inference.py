@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hybridtei.server.api.qdrant_inference import split_model
-from tests.engine import small
-from tests.search.small_search import TEXTS, encoder_of
+from tests.inference.engine import small
+from tests.retrieval.search.small_search import TEXTS, encoder_of
 from tests.server.live import serving
 
 HOOK = "/qdrant/inference"

@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 
-from tests.engine import small
+from tests.inference.engine import small
 from tests.server.live import serving
 
 TEXTS = ["one two", "three"]

@@ -8,7 +8,7 @@ import pytest
 
 from hybridtei import __version__
 from hybridtei.batch import PackedBatch
-from tests.engine import small
+from tests.inference.engine import small
 from tests.server.live import serving
 
 

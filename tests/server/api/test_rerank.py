@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import numpy as np
 import pytest
 
-from hybridtei.checkpoint.rankers import PairTemplate
-from tests.engine import small
+from hybridtei.models.checkpoint.rankers import PairTemplate
+from tests.inference.engine import small
 from tests.server.conftest import labelled
 from tests.server.live import HANG, serving
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from hybridtei.batch import Head
+from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for, signed
 from hybridtei.server.api import search as api
-from hybridtei.store.collection import CollectionSchemas
-from hybridtei.store.embedded import EmbeddedStore
-from hybridtei.store.plan import FINGERPRINT, schema_for, signed
-from tests.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import serving
-from tests.store.memory_store import MemoryStore
 
 QUERY = "the search engine"
 SPANS = {"mode": "enabled", "threshold": 0.0}
@@ -387,7 +387,9 @@ def test_a_filter_that_the_store_refuses_is_the_clients_mistake(spec, tmp_path, 
         assert refused.status_code == 422, refused.text
 
 
-@pytest.mark.parametrize("work", ["hybridtei.store.embedded_client.unframe", "hybridtei.store.points.check_points"])
+@pytest.mark.parametrize(
+    "work", ["hybridtei.retrieval.store.embedded_client.unframe", "hybridtei.retrieval.store.points.check_points"]
+)
 def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(spec, tmp_path, work, monkeypatch):
     module, _, name = work.rpartition(".")
     plain = getattr(importlib.import_module(module), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.engine import small
+from tests.inference.engine import small
 from tests.server.live import Running, serving
 
 TIMES = {"x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"}

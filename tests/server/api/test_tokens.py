@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from hybridtei.config import ModelConfig, ServerConfig
-from hybridtei.observability.metrics import Registry
 from hybridtei.server.api.tei import TokenizeRequest
 from hybridtei.server.api.tokens import tokenize
 from hybridtei.server.app import context_for
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
 from hybridtei.server.http.writers import to_json
-from tests.engine import small
+from hybridtei.system.metrics import Registry
+from tests.inference.engine import small
 
 TEXT = "one two three"
 

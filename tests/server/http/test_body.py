@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, SimilarityRequest
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.decoding import decode
-from tests.engine import small
+from tests.inference.engine import small
 from tests.server.live import HANG, JSON, Running
 
 EMPTY = "Input validation error: `inputs` cannot be empty"

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.observability.tracing import CURRENT
 from hybridtei.server.http.security import FLAG_NAME, Key, Keyring, is_sendable, read_keys
+from hybridtei.system.tracing import CURRENT
 from tests.server.http.test_protocol import CLOSE, GET, WHOLE, connected, heard, statuses
 from tests.server.live import JSON, process, serving
 from tests.server.test_serve import until
@@ -122,7 +122,7 @@ def test_a_pipelined_request_is_not_logged_under_the_key_of_the_one_before(file)
             span = CURRENT.get()
             callers.append(span and span.caller)
 
-    log = logging.getLogger("hybridtei.observability.tracing")
+    log = logging.getLogger("hybridtei.system.tracing")
     handler, level = Callers(), log.level
     with serving(server={"api_key_file": str(file), "api_key": "plain"}) as running, connected(running) as client:
         log.addHandler(handler)

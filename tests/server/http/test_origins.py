@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from hybridtei.store.collection import CollectionSchemas
-from tests.search.small_search import MODEL, spec_in
+from hybridtei.retrieval.store.collection import CollectionSchemas
+from tests.retrieval.search.small_search import MODEL, spec_in
+from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import JSON, Running, serving
-from tests.store.memory_store import MemoryStore
 
 BODY = {"points": [{"id": 1, "text": "one two"}], "create": True}
 OTHERS = [

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.tasks.quantize import quantized
-from tests.engine import small
+from hybridtei.inference.tasks.quantize import quantized
+from tests.inference.engine import small
 from tests.server.live import serving
 
 TEXTS = ["the hybrid search", "one two three"]

@@ -17,7 +17,7 @@ import pytest
 from hybridtei.config import ServerConfig
 from hybridtei.errors import LoadError
 from hybridtei.server.http.security import certificate_of
-from tests.rpc.live import free_port, start
+from tests.server.grpc.live import free_port, start
 from tests.server.http.test_metrics_port import metrics_url
 from tests.server.live import HANG, JSON, process, serving
 from tests.server.test_serve import until

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.server.http.connection import Unsent
-from hybridtei.store.collection import CollectionSchemas
-from tests.engine import small
-from tests.search.small_search import MODEL, spec_in
+from tests.inference.engine import small
+from tests.retrieval.search.small_search import MODEL, spec_in
+from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.http.test_limits import refusals
 from tests.server.http.test_protocol import GET, connected
 from tests.server.live import Running, serving
 from tests.server.test_serve import until
-from tests.store.memory_store import MemoryStore
 
 HANG = 60
 LIMIT = 64_000_000

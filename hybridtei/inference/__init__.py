@@ -1,0 +1,1 @@
+"""Token ids in, arrays out: loaded models, batches, backends and tasks."""

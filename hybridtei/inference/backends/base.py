@@ -1,0 +1,233 @@
+"""What the engine knows of a loaded model: ids in, arrays out. No text, no request, no clock.
+
+One model on several GPUs, or several times on one, is a backend made of backends: each batch goes to the one with the least to
+do, and the engine sees a backend with the lanes of all. A replica whose device is lost is left out from then on; only when none
+is left is the whole lost. A batch that a device was lost with is not tried on another: it may be what broke it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.batch import PackedBatch, Padding, gather_index, offsets_of
+from hybridtei.errors import BackendError, DeviceLost
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.outputs import HeadOutputs
+from hybridtei.system.machine import LaneKind
+
+log = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    """One loaded model on one device.
+
+    `padding`: what costs n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: a batch of so many tokens keeps the
+    device busy, and more of them only make others wait. `lanes`: the threads that may call `forward` at once to good effect.
+    `fills_cores`: a pass called outside a lane uses every core by itself. `shares_prefixes`: it computes the `prefix` of a
+    batch once. `forwards` counts passes of the trunk.
+    """
+
+    spec: ModelSpec
+    name: str
+    dtype: str
+    padding: Padding
+    busy_tokens: int
+    lanes: tuple[LaneKind, ...]
+    fills_cores: bool
+    shares_prefixes: bool
+
+    @property
+    def forwards(self) -> int: ...
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """Trunk once, each head of the batch once. `use_all_cores`: nothing else waits, so the pass may use more than its own
+        thread.
+
+        Raises BackendError.
+        """
+        ...
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """Called once by each thread of several that will call `forward`, before it does; its priority is set by then."""
+        ...
+
+    def close(self) -> None: ...
+
+
+STATES = 1 << 18  # numbers of a pass of one core: 1 MiB in float32
+FEWEST, MOST = 128, 512
+
+
+def busy_tokens(width: int, cores: int = 1) -> int:
+    """How many tokens keep the cores busy that share a pass: a power of two for each. `width`: of a model's states.
+
+    Share of the best rate by tokens of a pass of one core, three BERT layers, texts of 64 tokens, as `hybridtei tune` measures
+    (AMD EPYC with AVX-512, VNNI and bfloat16); batches of mixed lengths are not full, and reach less at the same size:
+
+        width  engine             64    128    256    512   1024
+          384  ort float32       .89    .97    .99   1.00
+               openvino float32  .85    .93    .97   1.00    .99
+               bfloat16          .78    .91    .98   1.00
+               int8              .85    .80    .97    .99   1.00
+          mixed lengths, bfloat16       .90    .95   1.00   1.00
+          768  ort float32       .91    .95    .98   1.00    .98
+               openvino float32  .92    .96    .98   1.00
+               bfloat16          .89    .94    .97    .99   1.00
+               int8              .87    .95    .97   1.00   1.00
+         1024  ort float32       .94    .98   1.00   1.00
+               openvino float32  .96    .98   1.00
+               bfloat16          .93    .97    .99   1.00
+               int8              .87    .92    .98   1.00    .99
+    """
+    fitting = STATES // max(width, 1)
+    return cores * min(max(1 << fitting.bit_length() >> 1, FEWEST), MOST)
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A backend whose passes are bounded by memory of its own."""
+
+    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
+
+
+class Several:
+    """A backend made of `backends`, at least one, that are called by the same lanes; see `Backend`."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        first = backends[0]
+        self.backends, self.spec, self.lanes = backends, first.spec, first.lanes
+        self.name, self.dtype, self.padding, self.busy_tokens = first.name, first.dtype, first.padding, first.busy_tokens
+
+    @property
+    def forwards(self) -> int:
+        """Passes of all."""
+        return sum(backend.forwards for backend in self.backends)
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """See `Backend.enter_lane`: any lane may call any of them."""
+        for backend in self.backends:
+            backend.enter_lane(kind)
+
+    def close(self) -> None:
+        """Close all."""
+        for backend in self.backends:
+            backend.close()
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """`running`: tokens of the batches it computes now; `served`: of all it ever took, which decides between equals."""
+
+    backend: Backend
+    running: int = 0
+    served: int = 0
+    lost: bool = False
+
+
+class Replicas(Several):
+    """Backends that are alike but for their device."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        super().__init__(backends)
+        first = backends[0]
+        self.lanes: tuple[LaneKind, ...] = sum((backend.lanes for backend in backends), ())
+        self.ahead = sum(getattr(backend, "ahead", 0) for backend in backends)
+        self.fills_cores = len(backends) == 1 and first.fills_cores
+        self.shares_prefixes = first.shares_prefixes
+        self.replicas = [Replica(backend) for backend in backends]
+        self._lock = threading.Lock()
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`. Raises DeviceLost if no replica is left."""
+        replica = self._take(len(batch.input_ids))
+        try:
+            return replica.backend.forward(batch, use_all_cores=use_all_cores)
+        except DeviceLost as error:
+            raise self._without(replica, error) from error
+        finally:
+            with self._lock:
+                replica.running -= len(batch.input_ids)
+
+    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+        """Of the replica with the least memory; those on one device share it. Raises LoadError."""
+        devices = [str(getattr(replica.backend, "device", place)) for place, replica in enumerate(self.replicas)]
+        beside = Counter(devices)
+        for device, replica in zip(devices, self.replicas, strict=True):
+            if isinstance(replica.backend, Measured):
+                limit = replica.backend.max_tokens(limit, longest, fraction, sharing * beside[device])
+        return limit
+
+    def _take(self, tokens: int) -> Replica:
+        """The replica with the fewest tokens under way; of equals, the one that took the fewest ever."""
+        with self._lock:
+            able = [replica for replica in self.replicas if not replica.lost]
+            if not able:
+                raise DeviceLost("no device is left that answers; a restart is needed")
+            chosen = min(able, key=lambda replica: (replica.running, replica.served))
+            chosen.running += tokens
+            chosen.served += tokens
+            return chosen
+
+    def _without(self, replica: Replica, error: DeviceLost) -> BackendError:
+        with self._lock:
+            replica.lost = True
+            left = sum(not other.lost for other in self.replicas)
+        if not left:
+            return error
+        log.critical("a device is lost, %d are left: %s", left, error)
+        return BackendError(str(error))
+
+
+class Routed(Several):
+    """Two models, by `Encoding.route`: one reads documents, the other, which is smaller, queries, and their vectors are in one
+    space. A batch that holds both is computed in two passes. Source: the Router of sentence-transformers."""
+
+    shares_prefixes = False
+
+    def __init__(self, spec: ModelSpec, backends: Sequence[Backend]) -> None:
+        super().__init__(backends)
+        self.spec = spec
+        self.fills_cores = all(one.fills_cores for one in backends)
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`."""
+        if batch.routes is None:
+            return self.backends[0].forward(batch, use_all_cores=use_all_cores)
+        order, found = list[int](), list[HeadOutputs]()
+        for number, backend in enumerate(self.backends):
+            rows = np.flatnonzero(batch.routes == number)
+            if len(rows):
+                found.append(backend.forward(_of_route(batch, rows, backend.spec), use_all_cores=use_all_cores))
+                order += rows.tolist()
+        return found[0] if len(found) == 1 else HeadOutputs.concat(found).take(np.argsort(order))
+
+    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+        """See `Measured`: both share what is free."""
+        for one in self.backends:
+            if isinstance(one, Measured):
+                limit = one.max_tokens(limit, min(longest, one.spec.max_input_length), fraction, sharing * len(self.backends))
+        return limit
+
+
+def _of_route(batch: PackedBatch, rows: NDArray[np.intp], spec: ModelSpec) -> PackedBatch:
+    """Some sequences of a batch, with the positions of the model that reads them."""
+    tokens, cu_seqlens = gather_index(batch.cu_seqlens, rows), offsets_of(batch.lengths[rows])
+    input_ids, types = batch.input_ids[tokens], batch.token_type_ids
+    return replace(
+        batch,
+        input_ids=input_ids,
+        position_ids=spec.positions.of(input_ids, cu_seqlens),
+        token_type_ids=None if types is None else types[tokens],
+        cu_seqlens=cu_seqlens,
+        unseen=None,
+        adapter_ids=None,
+        routes=None,
+    )

@@ -1,0 +1,172 @@
+"""Around a graph that computes the trunk only: its inputs for a batch, and all heads on its hidden states, in numpy.
+
+A graph takes texts end to end, or padded to a rectangle, as its inputs say. Sizes may be rounded up for a runtime that compiles
+kernels for a shape; what fills them is computed and not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.batch import Ids, Once, PackedBatch, Padding, computed_once, pad, seen_mask
+from hybridtei.inference.backends.heads import (
+    ENTRIES,
+    HeadLayers,
+    Segments,
+    States,
+    compute,
+    kept_rows,
+    outputs_of,
+    wants_words,
+)
+from hybridtei.inference.backends.numpy_functions import NUMPY
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
+
+if TYPE_CHECKING:
+    from hybridtei.inference.backends.graph.mlm_head import MlmHead
+
+Feed = dict[str, NDArray[np.int64]]
+Sizes = tuple[int, int, int]  # tokens of a batch; rows and columns of the rectangle that attention has
+ROWS = "rows"  # an input that only graphs of texts end to end have
+QUERIES = "queries"  # of those, one of graphs where no token sees a later one
+MIN_QUERIES = 32  # of a row that shares a prefix: the keys of each are a copy
+
+
+def padding_of(inputs: frozenset[str]) -> Padding:
+    """What a graph of these inputs pads."""
+    return Padding.ATTENTION if ROWS in inputs else Padding.ALL
+
+
+def end_to_end(
+    batch: PackedBatch,
+    inputs: frozenset[str],
+    run: Callable[[Feed], Floats],
+    grown: Callable[[Sizes], Sizes] = lambda sizes: sizes,
+) -> Floats:
+    """Hidden states float32[t, h] of a batch from a graph that takes its texts end to end.
+
+    `inputs`: the names it takes. `grown`: sizes for which it is to be given more than there is. Attention has a row for each
+    text, to which tokens that are computed once are copied.
+    """
+    once = computed_once(batch)
+    shape = _Attended.of(batch, grown) if once is None else _Attended.shared(batch, once, grown)
+    computed = len(shape.places)
+    all_tokens, *_ = grown((computed, *shape.seen.shape))
+    feed = ids_of(batch, inputs)
+    if once is not None:
+        feed = {name: values[once.kept] for name, values in feed.items()}
+    feed["places"] = shape.places
+    if all_tokens > computed:
+        more = all_tokens - computed
+        feed = {name: np.concatenate([values, np.repeat(values[:1], more)]) for name, values in feed.items()}
+    feed |= {ROWS: shape.rows.reshape(-1), "seen": shape.seen}
+    if QUERIES in inputs:
+        feed |= {QUERIES: shape.queries, "starts": shape.starts}
+    hidden = run(feed)[:computed]
+    return hidden if once is None else hidden[once.rows]
+
+
+def ids_of(batch: PackedBatch, inputs: frozenset[str]) -> Feed:
+    """What a graph of these inputs takes of each token."""
+    feed = {"input_ids": batch.input_ids}
+    if "position_ids" in inputs:
+        feed["position_ids"] = batch.position_ids
+    for name, ids in (("token_type_ids", batch.token_type_ids), ("adapter_ids", batch.adapter_ids)):
+        if name in inputs:
+            feed[name] = np.zeros(len(batch.input_ids), dtype=np.int64) if ids is None else ids
+    return feed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attended:
+    """The rectangles of attention: see `ops`. `rows` and `queries` are those of tokens that are computed."""
+
+    places: Ids
+    rows: Ids
+    seen: Ids
+    queries: Ids
+    starts: Ids
+
+    @classmethod
+    def of(cls, batch: PackedBatch, grown: Callable[[Sizes], Sizes]) -> _Attended:
+        """A row for each text, and its queries as its keys."""
+        _, n, longest = grown((len(batch.input_ids), len(batch), batch.max_seqlen))
+        places, rows, seen = _rectangle(batch, n, longest)
+        rows = rows.reshape(n, longest)
+        return cls(places, rows, seen, rows, np.zeros(n, dtype=np.int64))
+
+    @classmethod
+    def shared(cls, batch: PackedBatch, once: Once, grown: Callable[[Sizes], Sizes]) -> _Attended:
+        """A row for each text, whose keys are the prefix and its own tokens and whose queries are its own; and rows that have
+        the prefix as keys and a part of it as queries."""
+        prefix, texts, own = batch.prefix, len(batch), batch.lengths - batch.prefix
+        width, computed = int(own.max()), len(once.kept)
+        _, _, columns = grown((computed, texts, max(width, MIN_QUERIES)))
+        parts = -(-prefix // columns)
+        _, n, longest = grown((computed, texts + parts, prefix + width))
+        rows, seen = np.zeros((n, longest), dtype=np.int64), np.zeros((n, longest), dtype=np.int64)
+        queries, starts = np.zeros((n, columns), dtype=np.int64), np.zeros(n, dtype=np.int64)
+        rows[:, :prefix], seen[:, :prefix] = np.arange(prefix), 1
+        rest = np.arange(prefix, computed)  # the texts' own tokens, text after text
+        is_own = np.arange(width) < own[:, None]
+        rows[:texts, prefix : prefix + width][is_own] = rest
+        seen[:texts, prefix : prefix + width] = is_own
+        queries[:texts, :width][is_own] = rest
+        queries[texts:].reshape(-1)[:prefix] = np.arange(prefix)
+        starts[:texts], starts[texts : texts + parts] = prefix, columns * np.arange(parts)
+        own_places = np.flatnonzero(np.arange(columns) < own[:, None])
+        return cls(np.concatenate([texts * columns + np.arange(prefix), own_places]), rows, seen, queries, starts)
+
+
+def _rectangle(batch: PackedBatch, n: int, longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of n rows and `longest` columns: the place of each token int64[t], the token at each place int64[n * longest], and which
+    are seen int64[n, longest]."""
+    tokens = len(batch.input_ids)
+    if n == 1 and longest == tokens and batch.unseen is None:  # a text alone, whose pass is short
+        places = np.arange(tokens)
+        return places, places, np.ones((1, tokens), dtype=np.int64)
+    mask = np.zeros((n, longest), dtype=bool)
+    mask[: len(batch)] = np.arange(longest) < batch.lengths[:, None]
+    places = np.flatnonzero(mask)
+    rows = np.zeros(mask.size, dtype=np.int64)
+    rows[places] = np.arange(tokens)
+    seen = mask.astype(np.int64)
+    seen[: len(batch)] = seen_mask(mask[: len(batch)], batch)
+    seen[len(batch) :, 0] = 1  # a row that may attend to nothing is not a number
+    return places, rows, seen
+
+
+def in_rectangle(batch: PackedBatch, inputs: frozenset[str], padding_id: int, run: Callable[[Feed], Floats]) -> Floats:
+    """Hidden states float32[t, h] of a packed batch from a graph that takes a padded one. `inputs`: the names it takes."""
+    input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, padding_id)
+    feed: Feed = {"input_ids": input_ids, "attention_mask": seen_mask(mask, batch).astype(np.int64)}
+    if "token_type_ids" in inputs:
+        types = batch.token_type_ids
+        feed["token_type_ids"] = np.zeros_like(input_ids) if types is None else pad(types, batch.cu_seqlens, 0)[0]
+    return np.asarray(run(feed)[mask])
+
+
+class HostHeads:
+    """The heads that `spec` has. `words`: the table of word embeddings, where the lexical head reads it. `mlm`: for SPLADE."""
+
+    def __init__(self, spec: ModelSpec, words: Floats | None = None, mlm: MlmHead | None = None) -> None:
+        self.spec = spec
+        self._words = words
+        self._mlm = mlm
+        self._layers = HeadLayers.read(spec, None if mlm is None else mlm.layers)
+
+    def outputs(self, batch: PackedBatch, hidden: Floats, *, use_all_cores: bool = False) -> HeadOutputs:
+        """Compute the heads that the batch's requests ask for from hidden states float32[t, h]."""
+        kept, vectors = kept_rows(batch, self.spec)
+        words = self._words[batch.input_ids] if self._words is not None and wants_words(batch, self.spec) else None
+        product = None if self._mlm is None else self._mlm.product(use_all_cores=use_all_cores)
+        states = States(hidden, Segments(batch.cu_seqlens, batch.cu_seqlens), words, kept, product)
+        found = compute(NUMPY, states, batch.heads, self.spec, self._layers)
+        rows = found.pop(ENTRIES, None)
+        return outputs_of(found, batch, vectors, None if rows is None else SparseVectors.from_dense(rows))

@@ -1,0 +1,159 @@
+"""ONNX Runtime on the CPU: one single-threaded session that all lanes call, heads in numpy.
+
+The graph holds no weights; they come from the checkpoint, packed once in a file that sessions map. A session with one
+intra-op thread runs in its caller's thread, so lanes share it without a copy, never wait for one another, and run at their own
+priority. A short text that is alone goes to a second session, over all cores: its answer takes little more than half the time;
+and to a third, of the same weights, whose graph is for one text: nothing is gathered, and a mean or first row is taken there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
+from hybridtei.errors import BackendError, UnsupportedArchitecture
+from hybridtei.inference.backends.base import busy_tokens
+from hybridtei.inference.backends.graph.host import Feed, HostHeads, end_to_end, ids_of, in_rectangle, padding_of
+from hybridtei.inference.backends.graph.mlm_head import MlmHead
+from hybridtei.inference.backends.graph.onnx_files import check_file, hidden_output, words_beside
+from hybridtei.inference.backends.graph.onnx_session import Session, open_file, open_sessions
+from hybridtei.inference.backends.graph.ops import POOLED, family_graph
+from hybridtei.inference.backends.graph.weights import graph_tensors, word_table
+from hybridtei.inference.backends.graph.writer import Graph
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system import memory
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes
+
+POOLED_HEADS = frozenset({Head.DENSE})
+
+
+class OnnxBackend:
+    """See `backends.base.Backend`."""
+
+    name = "ort"
+    fills_cores = False
+    shares_prefixes = False
+
+    def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1, cache_gb: float = 0) -> None:
+        """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well.
+        `cache_gb`: see `packed_file.packed`."""
+        self.shares_prefixes = graph.causal
+        words = word_table(spec, graph.weights)
+        tensors = graph_tensors(graph, weights)
+        table = None if words is None else tensors[words]
+        self._start(spec, "int8" if graph.held else "float32", threads)
+        alone = None if graph.held else family_graph(spec, alone=True)
+        counts = self._counts()
+        self._open(open_sessions(graph, tensors, weights, counts, cache_gb=cache_gb, alone=alone), len(counts))
+        mlm = None
+        if spec.is_splade and table is not None:
+            mlm = MlmHead(spec, weights, table, threads=threads, cache_gb=cache_gb)
+        weights.release()
+        self._heads = HostHeads(spec, table, mlm)
+
+    @classmethod
+    def from_file(cls, spec: ModelSpec, path: Path, *, dtype: str = "float32", threads: int = 1) -> OnnxBackend:
+        """From a checkpoint's own ONNX file of its trunk, which needs no other weights. Raises LoadError and its kinds."""
+        if spec.is_splade:
+            raise UnsupportedArchitecture(f"{path}: a SPLADE model's head is read from safetensors")
+        check_file(path)
+        words = words_beside(path, spec)
+        backend = cls.__new__(cls)
+        backend._start(spec, dtype, threads)
+        sessions = open_file(path, spec.folder, backend._counts())
+        backend._open(sessions, len(sessions))
+        backend._output = hidden_output(sessions[0].inner, spec, path)
+        backend._heads = HostHeads(spec, words)
+        backend._probe(path)
+        return backend
+
+    def _start(self, spec: ModelSpec, dtype: str, threads: int) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.busy_tokens = busy_tokens(spec.hidden_size, threads)
+        self.forwards = 0
+        self.lanes = both_lanes(available_cores()) if threads == 1 else (LaneKind.BULK,)
+        self._threads = threads
+        self._counting = threading.Lock()
+        self._output = "hidden"
+
+    def _counts(self) -> list[int]:
+        """Threads of each session: of one that lanes call, and of another over all cores where that has fewer."""
+        return [self._threads, *([available_cores()] if self._threads < available_cores() else [])]
+
+    def _open(self, sessions: Sequence[Session], general: int) -> None:
+        """`general`: how many of the sessions take any batch; one more takes a text alone."""
+        self._session, self._all_cores = sessions[0], sessions[:general][-1]
+        self._alone = sessions[general] if len(sessions) > general else None
+        self._inputs = self._session.inputs
+        self.padding = padding_of(self._inputs)
+        memory.register(self)
+
+    def free_unused(self) -> None:
+        """See `system.memory.Holder`."""
+        texts = [Encoding(np.arange(min(3, self.spec.max_input_length), dtype=np.int64) % self.spec.vocab_size)]
+        batch = pack(texts, frozenset({Head.TOKENS}), self.spec.positions)
+        for use_all_cores in (False, True):
+            self._hidden(batch, use_all_cores=use_all_cores, shrink=True)
+        if self._alone is not None:
+            self._alone.run(self._output, ids_of(batch, self._alone.inputs), shrink=True)
+
+    def _probe(self, path: Path) -> None:
+        """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""
+        spec = self.spec
+        texts = [Encoding(np.arange(size, dtype=np.int64) % spec.vocab_size) for size in (1, min(3, spec.max_input_length))]
+        texts[0].input_ids[0] = spec.vocab_size - 1
+        try:
+            tokens = self.forward(pack(texts, frozenset({Head.TOKENS}), spec.positions)).tokens
+        except BackendError as error:
+            raise UnsupportedArchitecture(f"{path}: {error}") from error
+        assert tokens is not None
+        if tokens.values.shape != (sum(map(len, texts)), spec.hidden_size) or not np.isfinite(tokens.values).all():
+            raise UnsupportedArchitecture(
+                f"{path}: gives states of shape {list(tokens.values.shape)} for {sum(map(len, texts))} tokens"
+            )
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`."""
+        try:
+            if use_all_cores and self._alone is not None and len(batch) == 1 and batch.unseen is None:
+                outputs = self._of_one(batch, self._alone)
+            else:
+                hidden = self._hidden(batch, use_all_cores=use_all_cores)
+                outputs = self._heads.outputs(batch, hidden, use_all_cores=use_all_cores)
+        except Exception as error:  # the library raises kinds of its own, bare RuntimeErrors among them
+            raise BackendError(f"the forward pass failed: {error}") from error
+        with self._counting:
+            self.forwards += 1
+        return outputs
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """The session never starts threads; numpy's products are kept from it too, or lanes would wait for one another."""
+        threadpool_limits(limits=1, user_api="blas")
+
+    def close(self) -> None:
+        """Give the weights back."""
+        del self._session, self._all_cores, self._alone, self._heads
+
+    def _of_one(self, batch: PackedBatch, session: Session) -> HeadOutputs:
+        feed = ids_of(batch, session.inputs)
+        if batch.heads == POOLED_HEADS and POOLED in session.outputs:
+            return HeadOutputs(dense=session.run(POOLED, feed))
+        return self._heads.outputs(batch, session.run(self._output, feed), use_all_cores=True)
+
+    def _hidden(self, batch: PackedBatch, *, use_all_cores: bool, shrink: bool = False) -> Floats:
+        session = self._all_cores if use_all_cores else self._session
+
+        def run(feed: Feed) -> Floats:
+            return session.run(self._output, feed, shrink=shrink)
+
+        if self.padding is Padding.ATTENTION:
+            return end_to_end(batch, self._inputs, run)
+        return in_rectangle(batch, self._inputs, self.spec.padding_id, run)

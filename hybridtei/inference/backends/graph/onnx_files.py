@@ -1,0 +1,109 @@
+"""ONNX files that hold their weights, which a checkpoint brings itself: those that `onnx_export` writes, and others.
+
+What a checkpoint brings is material to judge: a graph is taken only if its ends are those of a trunk, and names of other files
+in it may not lead out of its folder. Whether it computes what the checkpoint's own weights would is asked where both are there.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
+from hybridtei.models.checkpoint.files import inside, require
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.weights import read_arrays
+from hybridtei.outputs import Floats
+from hybridtei.system.frames import message_fields
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+FILES: Mapping[str, tuple[str, ...]] = {
+    "float32": ("onnx/model.onnx", "model.onnx"),
+    "int8": ("onnx/model_quantized.onnx", "model_quantized.onnx"),
+}
+WORDS = "word_embeddings.safetensors"  # beside a graph that we exported, where a head reads the table
+INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+NEEDED = frozenset({"input_ids", "attention_mask"})
+HIDDEN = ("last_hidden_state", "token_embeddings", "hidden_states", "hidden")
+
+# Fields of ONNX's messages that lead to tensors: message -> field -> message within.
+_PATHS: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+
+
+def find_own_graph(spec: ModelSpec, dtype: str = "float32") -> Path | None:
+    """A checkpoint's own ONNX file of its trunk in that precision, if it has one."""
+    roots = (spec.folder, spec.folder.parent) if spec.folder.name == "0_Transformer" else (spec.folder,)
+    files = (root / name for root in roots for name in FILES.get(dtype, ()))
+    return next((file for file in files if file.is_file()), None)
+
+
+def check_file(path: Path) -> None:
+    """Raises LoadError or MissingArtifact if the file is none, or leans on files that are missing or outside its folder."""
+    require(path)
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            locations = {name.decode() for name in _locations(content, 0, len(content), "model")}
+    except (ValueError, IndexError, RecursionError) as error:
+        raise LoadError(f"{path}: not readable as ONNX: {error}") from error
+    for location in locations:
+        require(inside(path.parent, location))
+
+
+def words_beside(path: Path, spec: ModelSpec) -> Floats | None:
+    """The table of word embeddings, where the sparse head reads it. Raises LoadError if it is not there, or another's."""
+    if spec.sparse is None or "embedding" not in spec.sparse.inputs:
+        return None
+    file = path.parent / WORDS
+    if not file.is_file():
+        raise UnsupportedArchitecture(f"{path}: the sparse head reads the word embeddings, which need safetensors")
+    table = read_arrays(file).get("words")
+    if table is None or table.shape != (spec.vocab_size, spec.hidden_size):
+        raise WeightMismatch(f"{file}: should hold `words` of shape {[spec.vocab_size, spec.hidden_size]}")
+    return table
+
+
+def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) -> str:
+    """Name of the output with a row for each token. Raises UnsupportedArchitecture if the graph is not that of a trunk."""
+    inputs = {node.name: node for node in session.get_inputs()}
+    if not NEEDED <= set(inputs) <= INPUTS:
+        raise UnsupportedArchitecture(f"{path}: takes {sorted(inputs)}; served: {sorted(INPUTS)}, the last if it is there")
+    for name, node in inputs.items():
+        if node.type != "tensor(int64)" or len(node.shape) != 2 or any(isinstance(size, int) for size in node.shape):
+            raise UnsupportedArchitecture(f"{path}: `{name}` is {node.type} {node.shape}; served: int64 of any two sizes")
+    fitting = [node.name for node in session.get_outputs() if _is_hidden(node, spec.hidden_size)]
+    named = [name for name in HIDDEN if name in fitting]
+    if not named and len(fitting) != 1:
+        outputs = {node.name: f"{node.type} {node.shape}" for node in session.get_outputs()}
+        raise UnsupportedArchitecture(f"{path}: no output is float32[n, s, {spec.hidden_size}], or several are: {outputs}")
+    return (named or fitting)[0]
+
+
+def _is_hidden(node: ort.NodeArg, width: int) -> bool:
+    free = node.shape[:2] if len(node.shape) == 3 else [0]
+    return node.type == "tensor(float)" and not any(isinstance(size, int) for size in free) and node.shape[2] == width
+
+
+def _locations(content: mmap.mmap, start: int, stop: int, message: str) -> Iterator[bytes]:
+    """Every file that a tensor anywhere in a message says its content lies in."""
+    lying = ((field, place) for field, place in message_fields(content, start, stop) if isinstance(place, slice))
+    if message == "entry":
+        entry = {field: content[place] for field, place in lying}
+        if entry.get(1) == b"location":
+            yield entry.get(2, b"")
+        return
+    for field, place in lying:
+        inner = _PATHS[message].get(field)
+        if inner is not None:
+            yield from _locations(content, place.start, place.stop, inner)

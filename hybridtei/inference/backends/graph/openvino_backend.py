@@ -1,0 +1,300 @@
+"""OpenVINO on the CPU, in float32, bfloat16 or int8: the graphs and heads of ONNX Runtime's backend, another engine.
+
+Passes run in OpenVINO's own threads, which keep the priority of the thread that started them, whoever calls. So bulk lanes have
+a compiled model of their own, made by a thread of low priority; express lanes have another, and a short text that is alone a
+third, over all cores. What these cost is memory: each packs the matrices into a form of its own, which its threads share. So a
+model of large matrices is compiled once, over all cores, for a single lane.
+
+Kernels are made for a shape and kept: a new one costs some 15 ms and 2 MB in each thread. So rectangles grow to one of few
+sizes, and so does the number of tokens, which costs no more than it saves; each thread keeps a bounded number of kernels.
+
+In int8, groups of the numbers of a matrix's row share a scale, and groups of a token's numbers one that is found in the pass,
+where the processor multiplies bytes; elsewhere, only the matrices are smaller. See `openvino_model.Int8Form`.
+
+Inputs are never lent (`share_inputs`), only copied. After a pass on lent memory the graph goes on using that
+address, and the next request whose inputs are copied has them written there, by then the memory of something else.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from hybridtei.batch import PackedBatch, Padding
+from hybridtei.errors import BackendError, LoadError
+from hybridtei.inference.backends.base import busy_tokens
+from hybridtei.inference.backends.graph.host import Feed, HostHeads, Sizes, end_to_end
+from hybridtei.inference.backends.graph.mlm_head import MlmHead
+from hybridtei.inference.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors, model_of, tensors_of
+from hybridtei.inference.backends.graph.weights import word_table
+from hybridtei.inference.backends.graph.writer import Graph
+from hybridtei.models.checkpoint.sizes import looks_positions_up
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system import memory
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes, lower_priority
+
+import openvino as ov  # isort: skip  # after `openvino_model`, which turns its reports off
+
+LARGE_BYTES = 256_000_000  # of matrices, of which there is no second copy then; two cores do as much in one lane
+PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
+THREADS = Path("/proc/self/task")
+QUERY_TOKENS = 32
+KERNELS = 60  # that a thread keeps, 2 MB for a dozen of one shape; more saved 3 % of the time where shapes never repeat
+ATTEMPTS = 8  # closed models whose idle threads may be in the way of new ones
+
+
+class OpenVinoBackend:
+    """See `backends.base.Backend`."""
+
+    name = "openvino"
+    padding = Padding.ATTENTION
+    fills_cores = False
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        graph: Graph,
+        weights: Weights,
+        *,
+        dtype: str = "float32",
+        int8: Int8Form | None = None,
+        threads: int = 1,
+        bulk_niceness: int = 10,
+    ) -> None:
+        """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well.
+
+        `int8`: its form, if that is the `dtype`; groups of 64 by default. `bulk_niceness`: what bulk lanes compute at; the
+        callers' own priority does not reach OpenVINO's threads. Raises LoadError.
+        """
+        self.spec = spec
+        self.dtype = dtype
+        self.forwards = 0
+        self.shares_prefixes = graph.causal
+        cores = available_cores()
+        self._counting = threading.Lock()
+        self._lane = threading.local()
+        words = word_table(spec, graph.weights)
+        form = (int8 or Int8Form(64)) if dtype == "int8" else None
+        settings, tensors = _settings(dtype, form), tensors_of(graph, weights, form)
+        table = None if words is None else np.asarray(tensors[words], dtype=np.float32)
+        is_large = sum(tensors[name].nbytes for name in graph.matrices) > LARGE_BYTES
+        threads = max(threads, cores) if is_large else threads
+        team = threads if is_large or threads > 1 else 0
+        self.busy_tokens = busy_tokens(spec.hidden_size, threads)
+        self.lanes = (LaneKind.BULK,) if team else both_lanes(cores)
+        try:
+            self._models = _Models(
+                graph,
+                tensors,
+                settings,
+                by_token=form is not None and form.group == BY_TOKEN,
+                cores=cores,
+                team=team,
+                bulk_niceness=bulk_niceness,
+            )
+        except LoadError as error:
+            raise LoadError(f"{weights.folder}: {error}") from error
+        except Exception as error:  # bare RuntimeErrors
+            raise LoadError(f"{weights.folder}: OpenVINO does not take the graph: {error}") from error
+        mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
+        weights.release()
+        self._weights = weights
+        self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
+        self._heads = HostHeads(spec, table, mlm)
+        memory.register(self)
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`."""
+        try:
+            outputs = self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
+        except Exception as error:  # the library raises bare RuntimeErrors
+            raise BackendError(f"the forward pass failed: {error}") from error
+        with self._counting:
+            self.forwards += 1
+        return outputs
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """Whose threads compute what this one asks for; numpy's products stay in this one, or lanes would wait for others."""
+        self._lane.kind = kind
+        threadpool_limits(limits=1, user_api="blas")
+
+    def free_unused(self) -> None:
+        """See `system.memory.Holder`. Matrices are packed by the first pass, which reads the checkpoint's files once more."""
+        self._models.free_unused()
+        self._weights.release()
+
+    def close(self) -> None:
+        """Give the weights back."""
+        del self._models
+
+    def _hidden(self, batch: PackedBatch, *, use_all_cores: bool) -> Floats:
+        model = self._models.of(getattr(self._lane, "kind", LaneKind.EXPRESS), use_all_cores=use_all_cores)
+        _check_ids(batch, self.spec, self._inputs)
+        return end_to_end(batch, self._inputs, model.run, _grown_sizes)
+
+
+class _Models:
+    """The graph, compiled for each kind of caller.
+
+    Threads inherit their starter's priority, and some are shared by all models of a process; so the bulk model comes last.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        tensors: Tensors,
+        settings: Settings,
+        *,
+        by_token: bool,
+        cores: int,
+        team: int,
+        bulk_niceness: int,
+    ) -> None:
+        """`team`: threads of the one model that there is for all, or 0."""
+        core = ov.Core()
+        _check_processor(core, settings["INFERENCE_PRECISION_HINT"])
+        model = model_of(core, graph, tensors, by_token=by_token)
+        if team:
+            self._all_cores = self._express = self._bulk = _compile(core, model, settings, threads=team, streams=1)
+            return
+        self._all_cores = _compile(core, model, settings, threads=cores, streams=1)
+        if cores == 1:  # a single stream runs in its caller's thread, but one caller at a time
+            self._express = self._all_cores
+        else:
+            self._express = _compile(core, model, settings, threads=cores, streams=cores)
+        with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(bulk_niceness,)) as thread:
+            self._bulk = thread.submit(_compile, core, model, settings, threads=cores, streams=cores).result()
+
+    def free_unused(self) -> None:
+        for model in {self._all_cores, self._express, self._bulk}:
+            model.free_unused()
+
+    def of(self, kind: LaneKind, *, use_all_cores: bool) -> _Compiled:
+        if use_all_cores:
+            return self._all_cores
+        return self._bulk if kind is LaneKind.BULK else self._express
+
+
+class _Compiled:
+    """A compiled model and its idle requests, one for each caller there ever was at once.
+
+    Requests are kept as long as the model, since it may hold on to the memory of one that is gone.
+    """
+
+    def __init__(self, model: ov.CompiledModel) -> None:
+        self._model = model
+        self._idle: list[ov.InferRequest] = []
+        self._running, self._changing = 0, threading.Lock()
+        self.inputs = frozenset(port.any_name for port in model.inputs)
+
+    def free_unused(self) -> None:
+        """Free what passes took, unless one runs: OpenVINO would raise, and the next takes as much."""
+        with self._changing:
+            if not self._running:
+                self._model.release_memory()
+
+    def run(self, feed: Feed) -> Floats:
+        with self._changing:
+            self._running += 1
+            request = self._idle.pop() if self._idle else self._model.create_infer_request()
+        try:
+            _fill(request, feed)
+            hidden: Floats = request.infer(share_outputs=False)[0]
+        finally:
+            with self._changing:
+                self._running -= 1
+                self._idle.append(request)
+        return hidden
+
+
+def _fill(request: ov.InferRequest, feed: Feed) -> None:
+    """Copy inputs into the request's own tensors, as `infer` would: it compares shapes by an exception an input, in 0.3 ms."""
+    for name, values in feed.items():
+        tensor = request.get_tensor(name)
+        tensor.shape = values.shape
+        tensor.data[:] = values
+
+
+def _grown_sizes(sizes: Sizes) -> Sizes:
+    """Few shapes for many batches. Lone queries are one shape: another than the pass before costs more than the padding."""
+    tokens, rows, columns = sizes
+    if rows == 1 and tokens <= QUERY_TOKENS:
+        return QUERY_TOKENS, 1, QUERY_TOKENS
+    return grown(tokens, 8, 32), *_grown_rectangle(rows, columns)
+
+
+def _grown_rectangle(rows: int, columns: int) -> tuple[int, int]:
+    return grown(rows, 1, 8), grown(columns, 8, 16)
+
+
+def grown(size: int, least: int, parts: int) -> int:
+    """The next multiple of `least`, or of a power of two that is at most 2 / `parts` of it."""
+    step = max(least, (1 << (size - 1).bit_length()) // parts)
+    return -(-size // step) * step
+
+
+Settings = Mapping[str, Any]
+
+
+def _settings(dtype: str, int8: Int8Form | None) -> Settings:
+    if int8 is None:
+        return {"INFERENCE_PRECISION_HINT": PRECISIONS[dtype]}
+    if int8.group == BY_TOKEN:
+        return {"INFERENCE_PRECISION_HINT": ov.Type.bf16}
+    return {"INFERENCE_PRECISION_HINT": ov.Type.f32, "DYNAMIC_QUANTIZATION_GROUP_SIZE": int8.group}
+
+
+def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int) -> _Compiled:
+    """In threads of its own: those of a closed model, which OpenVINO would take over, may have another priority."""
+    settings: dict[str, Any] = {
+        **wanted,
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": streams,
+        "ENABLE_CPU_PINNING": False,
+        "CPU_RUNTIME_CACHE_CAPACITY": str(KERNELS),
+    }
+    others = []
+    for _ in range(ATTEMPTS):
+        before = _threads()
+        others.append(core.compile_model(model, "CPU", settings))
+        if not before or _threads() - before:
+            break
+    compiled = others[-1]
+    found, precision = compiled.get_property("INFERENCE_PRECISION_HINT"), wanted["INFERENCE_PRECISION_HINT"]
+    if found != precision:
+        raise LoadError(f"OpenVINO computes in {found.get_type_name()}, not in {precision.get_type_name()}")
+    return _Compiled(compiled)
+
+
+def _threads() -> frozenset[str]:
+    """Of this process; none where the operating system does not say."""
+    return frozenset(os.listdir(THREADS)) if THREADS.exists() else frozenset()
+
+
+def _check_processor(core: ov.Core, precision: ov.Type) -> None:
+    able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if precision == ov.Type.bf16 and "BF16" not in able:
+        raise LoadError(f"this processor does not compute in bfloat16, float32 runs everywhere (it has {', '.join(able)})")
+
+
+def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str]) -> None:
+    """Raises IndexError: OpenVINO reads beyond a table without a word."""
+    types = batch.token_type_ids if "token_type_ids" in taken else None
+    positions = spec.config.get("max_position_embeddings") if looks_positions_up(spec.config) else None
+    tables = (
+        ("input id", batch.input_ids, spec.vocab_size),
+        ("position", batch.position_ids, positions),
+        ("token type", types, spec.config.get("type_vocab_size")),
+    )
+    for name, ids, size in tables:
+        if ids is not None and isinstance(size, int) and size > 0 and not 0 <= ids.min() <= ids.max() < size:
+            raise IndexError(f"{name}s from {ids.min()} to {ids.max()}, in a table of {size}")

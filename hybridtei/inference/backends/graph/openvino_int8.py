@@ -1,0 +1,157 @@
+"""int8 on OpenVINO: in the form that the processor's instructions ask for, judged once, and kept.
+
+Small groups are closer to float32 and large ones mostly faster; which are how fast depends on the processor. Vectors of sample
+texts are held against those in float32, of the same engine and the same weights. What channels are divided by comes from the
+same texts; it changes nothing but where numbers are rounded, whatever the text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hybridtei.batch import Head, pack
+from hybridtei.inference.backends.fidelity import Fidelity, Guard, check, fidelity, sample_encodings, sample_vectors
+from hybridtei.inference.backends.graph.host import Feed, end_to_end
+from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
+from hybridtei.inference.backends.graph.openvino_model import (
+    BY_TOKEN,
+    TINY,
+    Int8Form,
+    declared,
+    give_weights,
+    int8_matrices,
+    shared_inputs,
+    tensors_of,
+)
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.graph.weights import graph_keys
+from hybridtei.inference.backends.graph.writer import Graph, digest, graphs_folder, made_once
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats
+from hybridtei.system.machine import available_cores
+
+import openvino as ov  # isort: skip  # after `openvino_model`, which turns its reports off
+
+log = logging.getLogger(__name__)
+
+GUARD = Guard(worst=0.997, mean=0.997, overlap=0.97)
+SAFEST = 64  # the form nearest to float32: of processors that no row below names, none was measured
+# Size of group by an instruction that Linux names; the first that the processor has.
+GROUPS = {
+    "amx_int8": BY_TOKEN,  # measured: tiles, 2.9 to 3.2 x the speed of MiniLM in float32; groups are for vector registers
+    "avx512_vnni": 128,  # measured: 1.02 to 1.10 x the speed of groups of 64; those of 384 kept too little of some texts
+    "avx_vnni": SAFEST,  # not measured
+}
+CPU_INFO = Path("/proc/cpuinfo")
+SHARE = 0.6  # of outliers that goes from tokens to matrices
+LEAST = 1e-3  # of the largest: a channel that the sample texts leave at zero may have a size in others
+GAIN = 2  # numbers made of one that is rounded: fewer are not worth finding the scale of a token
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What was found of a form that passed. `divisors`: of `Int8Form`, in bytes."""
+
+    fidelity: Fidelity
+    divisors: dict[str, bytes]
+
+
+def open_int8(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenVinoBackend:
+    """A model in int8 that passed the guard. Raises LoadError."""
+    if group_of(_instructions()) == BY_TOKEN:
+        log.warning("this processor has AMX: --dtype bfloat16 is as fast as int8 or faster, and nearer to float32")
+    form = int8_form(spec, weights)
+    return OpenVinoBackend(spec, family_graph(spec), weights, dtype="int8", int8=form, bulk_niceness=bulk_niceness)
+
+
+def group_of(instructions: Sequence[str]) -> int:
+    """The size of group for a processor with these instructions; see `GROUPS`."""
+    return next((group for name, group in GROUPS.items() if name in instructions), SAFEST)
+
+
+def int8_form(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> Int8Form:
+    """This processor's form for a checkpoint: kept from an earlier start that asked the usual guard, or judged now.
+
+    Raises LoadError with the figures if it does not pass.
+    """
+    graph, group = family_graph(spec), group_of(_instructions())
+    what = f"int8 on OpenVINO in {'whole tokens' if group == BY_TOKEN else f'groups of {group}'}"
+    path = graphs_folder() / f"int8-openvino-{digest(graph, spec.folder, f'{group} {ov.__version__}'.encode())}.msgpack"
+
+    def make() -> _Kept:
+        form = Int8Form(group, divisors(spec, graph, weights, gain=GAIN if group == BY_TOKEN else 0))
+        found = judged(spec, graph, weights, form)
+        check(found, guard or GUARD, spec, f"{what} is too far from float32")
+        return _Kept(found, {name: divisor.tobytes() for name, divisor in (form.divisors or {}).items()})
+
+    made = made_once(path, _Kept, make) if guard is None else make()
+    log.info("%s: %s", what, made.fidelity)
+    return Int8Form(group, {name: np.frombuffer(data, np.float32) for name, data in made.divisors.items()})
+
+
+def _instructions() -> list[str]:
+    try:
+        return CPU_INFO.read_text().split()
+    except OSError:
+        return []
+
+
+def judged(spec: ModelSpec, graph: Graph, weights: Weights, form: Int8Form) -> Fidelity:
+    """How close sample texts in a form are to those in float32, one model in memory at a time."""
+    found = list[Floats]()
+    for dtype in ("int8", "float32"):
+        with closing(OpenVinoBackend(spec, graph, weights, dtype=dtype, int8=form, threads=available_cores())) as backend:
+            found.append(sample_vectors(backend))
+    return fidelity(*found)
+
+
+def divisors(spec: ModelSpec, graph: Graph, weights: Weights, *, gain: float = 0) -> dict[str, Floats]:
+    """Of the matrices that make at least `gain` times the numbers that they take, by the sample texts in float32."""
+    core = ov.Core()
+    model = declared(core, graph)
+    shared = shared_inputs(model, int8_matrices(graph))
+    give_weights(model, tensors_of(graph, weights, None))
+    largest = _largest(spec, core, model, [output for output, _ in shared])
+    keys = graph_keys(graph, weights)
+    found = dict[str, Floats]()
+    for (_, names), size in zip(shared, largest, strict=True):
+        if sum(graph.weights[name][0] for name in names) >= gain * len(size):
+            rows = np.maximum.reduce([np.abs(weights.float32(key)).max(0) for key in map(keys.__getitem__, names)])
+            found |= dict.fromkeys(names, smoothing(size, rows))
+    return found
+
+
+def smoothing(tokens: Floats, matrix: Floats) -> Floats:
+    """Divisors float32[k] of channels by the largest magnitude of each in tokens and in a matrix. Their geometric mean is 1."""
+    logarithms = SHARE * _logarithms(tokens) - (1 - SHARE) * _logarithms(matrix)
+    return np.asarray(np.exp(logarithms - logarithms.mean()), dtype=np.float32)
+
+
+def _logarithms(sizes: Floats) -> Floats:
+    return np.asarray(np.log(np.maximum(sizes, LEAST * sizes.max() + TINY)))
+
+
+def _largest(spec: ModelSpec, core: ov.Core, model: ov.Model, values: Sequence[ov.Output]) -> list[Floats]:
+    """The largest magnitude in each channel of some values of a model, float32[k] each, over the sample texts."""
+    model.add_outputs(list(values))
+    settings = {"INFERENCE_PRECISION_HINT": ov.Type.f32, "INFERENCE_NUM_THREADS": available_cores()}
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    names = frozenset(port.any_name for port in model.inputs)
+    found: list[Floats] = []
+
+    def run(feed: Feed) -> Floats:
+        hidden, *rest = request.infer({name: feed[name] for name in names}, share_outputs=True).values()
+        sizes = [np.abs(one).max(0) for one in rest]
+        found[:] = [np.maximum(one, other) for one, other in zip(found or sizes, sizes, strict=True)]
+        return np.asarray(hidden)
+
+    heads = frozenset({Head.DENSE})
+    for encoding in sample_encodings(spec):
+        end_to_end(pack([encoding], heads, spec.positions), names, run)
+    return found

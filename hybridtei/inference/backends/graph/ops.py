@@ -1,0 +1,375 @@
+"""`families.ops.Ops` that write an ONNX graph of a family, without weights: those are declared by name and shape.
+
+Inputs: `input_ids`, `position_ids` and, where the model has several, `token_type_ids` and `adapter_ids`, int64[t], texts end to
+end; `rows` int64[n * s], the token at each place of the rectangle that attention has, any where there is none; `places`
+int64[t], where each token lies there; `seen` int64[n, s], which places are keys, as 0 and 1. Output: `hidden` float32[t, h].
+Where no token sees a later one, queries have a rectangle of their own: `queries` int64[n, q], the token at each place, and
+`starts` int64[n], the place of a row's first query among its keys; `places` are places of queries then.
+
+Or one text alone, by `input_ids`, `position_ids`, `token_type_ids` and `adapter_ids` only: nothing is gathered. A second output
+is `pooled` float32[1, h], where that is all of the model's dense head.
+
+Or, for other readers of ONNX files, a rectangle as a whole: `input_ids`, `attention_mask` and `token_type_ids` int64[n, s] in,
+`last_hidden_state` float32[n, s, h] out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.batch import Positions
+from hybridtei.errors import UnsupportedArchitecture
+from hybridtei.inference.backends.graph.writer import BOOL, FLOAT, INT64, Attribute, Graph, OnnxWriter
+from hybridtei.models.checkpoint.hub_layouts import check_code
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.families import run_family
+from hybridtei.models.families.ops import Heads, Rotation, Rows
+
+T = TypeVar("T")
+POOLED = "pooled"
+MASKED = float(np.finfo(np.float32).min)
+
+
+def family_graph(spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> Graph:
+    """The graph of a checkpoint's trunk, made from config.json in milliseconds. `alone`: of one text.
+
+    Raises LoadError, and UnsupportedArchitecture for a family or a setting that is not known.
+    """
+    if rectangle and spec.adapters is not None:
+        raise UnsupportedArchitecture(f"{spec.folder}: has adapters, and files for other readers of ONNX cannot choose one")
+    return graph_by(OnnxOps(spec, rectangle=rectangle, alone=alone), spec)
+
+
+def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
+    """Write a checkpoint's family by these operations. Raises as `family_graph`."""
+    file = spec.folder / "config.json"
+    check_code(spec.config, file)
+    adapters = None if spec.adapters is None else spec.adapters.form
+    hidden = run_family(ops, spec.model_type, spec.config, str(file), adapters, is_native=spec.is_native)
+    return Graph(ops.model(hidden), ops.weights, matrices=tuple(ops.matrices), causal=ops.causal)
+
+
+class OnnxOps:
+    """See `families.ops.Ops`. `weights`: the shape of each tensor that the graph wants; `matrices`: those it multiplies by.
+    `causal`: whether no token sees a later one."""
+
+    def __init__(self, spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> None:
+        self.writer = OnnxWriter()
+        self.weights: dict[str, tuple[int, ...]] = {}
+        self.matrices: list[str] = []
+        self.causal = True
+        self._tanh_gelu = spec.tanh_gelu
+        self._is_rectangle, self._is_alone = rectangle, alone
+        pools = alone and not (spec.dense_modules or spec.is_rounded) and spec.pooling in (("mean",), ("cls",), ("lasttoken",))
+        self._pooling = spec.pooling[0] if pools else None
+        self._made: dict[Any, Any] = {}
+        types = ["token_type_ids"] if spec.has_token_types else []
+        if rectangle:
+            for name in ("input_ids", "attention_mask", *types):
+                self.writer.input(name, ["n", "s"])
+            self._seen = "attention_mask"
+            self._ids = {name: self._node("Reshape", name, self._list(-1)) for name in ("input_ids", *types)}
+            self._ids["position_ids"] = self._counted_positions(spec.positions)
+        else:
+            self._ids = {name: self.writer.input(name, ["t"]) for name in ("input_ids", "position_ids", *types)}
+            self._seen = "input_ids"
+            if not alone:
+                self.writer.input("places", ["t"])
+                self.writer.input("rows", ["r"])
+                self._seen = self.writer.input("seen", ["n", "s"])
+
+    def model(self, hidden: Rows) -> bytes:
+        """The ModelProto that gives these rows."""
+        if not self._is_rectangle:
+            if self._pooling is not None:
+                self.writer.output(self._pooled(hidden), POOLED, [1, hidden.width])
+            return self.writer.model(hidden.value, "hidden", ["t", hidden.width])
+        n, s = self._sides()
+        shape = self._node("Concat", n, s, self._list(hidden.width), axis=0)
+        value = self._node("Reshape", hidden.value, shape)
+        return self.writer.model(value, "last_hidden_state", ["n", "s", hidden.width])
+
+    def _pooled(self, hidden: Rows) -> str:
+        if self._pooling == "mean":
+            return self._node("ReduceMean", hidden.value, self._list(0), keepdims=1)
+        return self._node("Gather", hidden.value, self._list(0 if self._pooling == "cls" else -1))
+
+    def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
+        table = self._weight(name, (rows, width))
+        return Rows(self._node("Gather", table, self._ids.get(ids) or self._int(0)), width)  # without types, all are of type 0
+
+    def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
+        return Rows(self._weight(name, (rows, width)), width, is_parameter=True)
+
+    def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
+        ids = self.writer.input("adapter_ids", ["t"])
+        return Rows(self._node("Gather", self.writer.constant(table), ids), table.shape[1])
+
+    def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
+        weight = self._weight(f"{name}.weight", (width, x.width))
+        if not x.is_parameter:  # else the product is a constant
+            self.matrices.append(weight)
+        more = [self._weight(f"{name}.bias", (width,))] if bias else []
+        return Rows(self._node("Gemm", x.value, weight, *more, transB=1), width, x.is_parameter)
+
+    def add(self, x: Rows, y: Rows) -> Rows:
+        return Rows(self._node("Add", x.value, y.value), x.width)
+
+    def multiply(self, x: Rows, y: Rows) -> Rows:
+        return Rows(self._node("Mul", x.value, y.value), x.width)
+
+    def scale(self, x: Rows, factor: float) -> Rows:
+        return Rows(self._node("Mul", x.value, self._float(factor)), x.width)
+
+    def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
+        parts = self.writer.node("Split", x.value, self._list(*widths), outputs=len(widths), axis=1)
+        return [Rows(part, width) for part, width in zip(parts, widths, strict=True)]
+
+    def activate(self, x: Rows, kind: str) -> Rows:
+        if kind in ("gelu", "gelu_tanh"):
+            form = "tanh" if self._tanh_gelu or kind == "gelu_tanh" else "none"
+            return Rows(self._node("Gelu", x.value, approximate=form), x.width)
+        if kind == "silu":
+            return Rows(self._node("Mul", x.value, self._node("Sigmoid", x.value)), x.width)
+        return Rows(self._node({"relu": "Relu", "tanh": "Tanh"}[kind], x.value), x.width)
+
+    def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows:
+        names = [f"{name}.weight", *([f"{name}.bias"] if bias else [])]
+        weights = [self._weight(one, (x.width,)) for one in names]
+        return Rows(self._node("LayerNormalization", x.value, *weights, epsilon=eps, axis=-1), x.width, x.is_parameter)
+
+    def rms_norm(self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0) -> Rows:
+        weight = self._weight(f"{name}.weight", (dim or x.width,))
+        if offset:
+            weight = self._node("Add", weight, self._float(offset))
+        value = x.value if dim is None else self._heads(x, dim)
+        mean = self._node("ReduceMean", self._node("Mul", value, value), self._list(-1), keepdims=1)
+        size = self._node("Sqrt", self._node("Add", mean, self._float(eps)))
+        normed = self._node("Mul", self._node("Div", value, size), weight)
+        return Rows(normed if dim is None else self._node("Flatten", normed, axis=1), x.width)
+
+    def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
+        """See `Ops.experts`. All are computed, those that are not chosen times zero: two products, whatever was chosen."""
+        count = logits.width
+        w1, w2 = (self._weight(f"{name}.mlp.{one}", (count * wide, x.width)) for one in ("w1", "w2"))
+        bias = self._weight(f"{name}.bias", (x.width,))
+        chances = self._node("Softmax", logits.value, axis=1)
+        largest, places = self.writer.node("TopK", chances, self._list(chosen), outputs=2, axis=1)
+        nothing = self._node("Mul", chances, self._float(0))
+        share = self._node("ScatterElements", nothing, places, largest, axis=1)
+        each = self.activate(Rows(self._node("Gemm", x.value, w1, transB=1), count * wide), act)
+        shared = self._node("Mul", self._heads(each, wide), self._node("Unsqueeze", share, self._list(2)))
+        return Rows(self._node("Gemm", self._node("Flatten", shared, axis=1), w2, bias), x.width)
+
+    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+        places = self._node("Unsqueeze", self._node("Cast", self._ids["position_ids"], to=FLOAT), self._list(1))
+        angles = self._node("Mul", places, self.writer.constant(frequencies[None]))
+        both = self._node("Unsqueeze", self._node("Concat", angles, angles, axis=1), self._list(1))
+        cos, sin = self._node("Cos", both), self._node("Sin", both)
+        if factor != 1:
+            cos, sin = (self._node("Mul", one, self._float(factor)) for one in (cos, sin))
+        return Rotation(cos, sin, 2 * len(frequencies))
+
+    def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
+        heads = rest = self._heads(x, dim)
+        if rotation.dim < dim:
+            sizes = self._list(rotation.dim, dim - rotation.dim)
+            heads, rest = self.writer.node("Split", heads, sizes, outputs=2, axis=2)
+        one, other = self.writer.node("Split", heads, self._list(rotation.dim // 2, rotation.dim // 2), outputs=2, axis=2)
+        turned = self._node("Concat", self._node("Neg", other), one, axis=2)
+        rotated = self._node("Add", self._node("Mul", heads, rotation.cos), self._node("Mul", turned, rotation.sin))
+        if rotation.dim < dim:
+            rotated = self._node("Concat", rotated, rest, axis=2)
+        return Rows(self._node("Flatten", rotated, axis=1), x.width)
+
+    def attention(
+        self,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        heads: Heads,
+        *,
+        scale: float,
+        causal: bool = False,
+        window: int | None = None,
+        bias: Any = None,
+    ) -> Rows:
+        self.causal &= causal
+        apart = causal and not (self._is_rectangle or self._is_alone)
+        mask = self._mask_apart(window) if apart else self._mask(causal, window)
+        if bias is not None:
+            mask = self._once(("bias", bias, mask), lambda: self._biased(mask, bias))
+        attended = self._node(
+            "Attention",
+            self._node("Gather", q.value, self._queries()[0]) if apart else self._rectangle(q),
+            *(self._rectangle(one) for one in (k, v)),
+            mask,
+            q_num_heads=heads.count,
+            kv_num_heads=heads.key_count,
+            scale=float(scale),
+        )
+        flat = self._node("Reshape", attended, self._list(-1, q.width))
+        return Rows(flat if self._is_rectangle or self._is_alone else self._node("Gather", flat, "places"), q.width)
+
+    def _biased(self, mask: str, bias: str) -> str:
+        return self._node("Where", mask, bias, self._float(MASKED)) if mask else bias
+
+    def alibi(self, slopes: NDArray[np.float32]) -> str:
+        distance = self._node("Cast", self._node("Abs", self._distance()), to=FLOAT)
+        return self._node("Mul", self.writer.constant(-slopes[None, :, None, None]), distance)
+
+    def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> str:
+        table = self._weight(name, (int(buckets.max()) + 1, heads))
+        chosen = self._node("Gather", table, self._bucket(buckets, self._node("Neg", self._distance())))
+        return self._node("Unsqueeze", self._node("Transpose", chosen, perm=[2, 0, 1]), self._list(0))
+
+    def disentangled(
+        self,
+        q: Rows,
+        k: Rows,
+        heads: Heads,
+        buckets: NDArray[np.int64],
+        *,
+        content_to_position: Rows | None,
+        position_to_content: Rows | None,
+        scale: float,
+    ) -> str:
+        chosen = self._bucket(buckets, self._distance())
+        n, s = self._sides()
+        square = self._node("Concat", n, self._list(heads.count), s, s, axis=0)
+        parts = []
+        if content_to_position is not None:
+            places = self._node("Expand", chosen, square)
+            parts.append(self._node("GatherElements", self._against(q, content_to_position, heads), places, axis=3))
+        if position_to_content is not None:
+            places = self._node("Expand", self._node("Transpose", chosen, perm=[1, 0]), square)
+            found = self._node("GatherElements", self._against(k, position_to_content, heads), places, axis=3)
+            parts.append(self._node("Transpose", found, perm=[0, 1, 3, 2]))
+        total = parts[0] if len(parts) == 1 else self._node("Add", *parts)
+        return self._node("Mul", total, self._float(scale))
+
+    def _against(self, x: Rows, table: Rows, heads: Heads) -> str:
+        """Products of each head of each token with its part of each row of a table: float[n, heads, s, rows]."""
+        rectangle = self._node("Reshape", self._rectangle(x), self._list(0, 0, heads.count, heads.dim))
+        rows = self._node("Reshape", table.value, self._list(-1, heads.count, heads.dim))
+        tokens = self._node("Transpose", rectangle, perm=[0, 2, 1, 3])
+        return self._node("MatMul", tokens, self._node("Transpose", rows, perm=[1, 2, 0]))
+
+    def _bucket(self, buckets: NDArray[np.int64], distance: str) -> str:
+        longest = len(buckets) // 2
+        distance = self._node("Clip", distance, self._int(-longest), self._int(longest))
+        return self._node("Gather", self.writer.constant(buckets), self._node("Add", distance, self._int(longest)))
+
+    def _rectangle(self, x: Rows) -> str:
+        """float[t, width] -> [n, s, width]."""
+        if self._is_alone:
+            return self._node("Unsqueeze", x.value, self._list(0))
+        n, s = self._sides()
+        shape = self._once(("shape", x.width), lambda: self._node("Concat", n, s, self._list(x.width), axis=0))
+        return self._node("Reshape", x.value if self._is_rectangle else self._node("Gather", x.value, "rows"), shape)
+
+    def _sides(self) -> tuple[str, str]:
+        """`n` and `s` of the batch, int64[1] each."""
+        if self._is_alone:
+            return self._list(1), self._once("s", lambda: self._node("Shape", "input_ids"))
+        n = self._once("n", lambda: self._node("Shape", self._seen, start=0, end=1))
+        return n, self._once("s", lambda: self._node("Shape", self._seen, start=1, end=2))
+
+    def _counted_positions(self, positions: Positions) -> str:
+        """Position ids of a rectangle int64[n * s]: see `batch.Positions`."""
+        if positions.padding_id is None:
+            n, s = self._sides()
+            places = self._node("Range", self._int(0), self._node("Squeeze", s), self._int(1))
+            return self._node("Reshape", self._node("Expand", places, self._node("Concat", n, s, axis=0)), self._list(-1))
+        is_padding = self._node("Equal", "input_ids", self._int(positions.padding_id))
+        counts = self._node("Cast", self._node("Not", is_padding), to=INT64)
+        places = self._node("Mul", self._node("CumSum", counts, self._int(1)), counts)
+        return self._node("Reshape", self._node("Add", places, self._int(positions.padding_id)), self._list(-1))
+
+    def _distance(self) -> str:
+        """Query minus key, int64[s, s]."""
+
+        def make() -> str:
+            side = self._node("Squeeze", self._sides()[1])
+            places = self._node("Range", self._int(0), side, self._int(1))
+            queries, keys = (self._node("Unsqueeze", places, self._list(axis)) for axis in (1, 0))
+            return self._node("Sub", queries, keys)
+
+        return self._once("distance", make)
+
+    def _mask(self, causal: bool, window: int | None) -> str:
+        """Which keys each query sees: bool[n, 1, s, s]; "" where a text alone sees all of itself."""
+
+        def make() -> str:
+            if self._is_alone:
+                return self._mask_alone(causal, window)
+            keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
+            n, s = self._sides()
+            mask = self._node("Expand", keys, self._node("Concat", n, self._list(1), s, s, axis=0))
+            if causal:
+                mask = self._node("And", mask, self._node("GreaterOrEqual", self._distance(), self._int(0)))
+            if window is not None:
+                near = self._node("Less", self._node("Abs", self._distance()), self._int(window))
+                mask = self._node("And", mask, near)
+            return mask
+
+        return self._once(("mask", causal, window), make)
+
+    def _mask_alone(self, causal: bool, window: int | None) -> str:
+        masks = [self._node("GreaterOrEqual", self._distance(), self._int(0))] if causal else []
+        if window is not None:
+            masks.append(self._node("Less", self._node("Abs", self._distance()), self._int(window)))
+        return "" if not masks else masks[0] if len(masks) == 1 else self._node("And", *masks)
+
+    def _queries(self) -> tuple[str, str]:
+        return self._once("queries", lambda: (self.writer.input("queries", ["n", "q"]), self.writer.input("starts", ["n"])))
+
+    def _mask_apart(self, window: int | None) -> str:
+        """Which keys each query of a rectangle of its own sees, none of them later: bool[n, 1, q, s]."""
+
+        def make() -> str:
+            queries, starts = self._queries()
+            q = self._node("Squeeze", self._node("Shape", queries, start=1, end=2))
+            first = self._node("Unsqueeze", starts, self._list(1, 2, 3))
+            places = self._node("Add", first, self._node("Unsqueeze", self._range(q), self._list(1)))
+            distance = self._node("Sub", places, self._range(self._node("Squeeze", self._sides()[1])))
+            keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
+            mask = self._node("And", keys, self._node("GreaterOrEqual", distance, self._int(0)))
+            if window is None:
+                return mask
+            return self._node("And", mask, self._node("Less", distance, self._int(window)))
+
+        return self._once(("apart", window), make)
+
+    def _range(self, end: str) -> str:
+        return self._node("Range", self._int(0), end, self._int(1))
+
+    def _heads(self, x: Rows, dim: int) -> str:
+        return self._node("Reshape", x.value, self._list(0, x.width // dim, dim))
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> str:
+        self.weights[name] = shape
+        return name
+
+    def _once(self, key: Any, make: Callable[[], T]) -> T:
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
+
+    def _node(self, kind: str, *inputs: str, domain: str = "", **attributes: Attribute) -> str:
+        (output,) = self.writer.node(kind, *inputs, outputs=1, domain=domain, **attributes)
+        return output
+
+    def _int(self, value: int) -> str:
+        return self.writer.constant(np.array(value, dtype=np.int64))
+
+    def _list(self, *values: int) -> str:
+        return self.writer.constant(np.array(values, dtype=np.int64))
+
+    def _float(self, value: float) -> str:
+        return self.writer.constant(np.array(value, dtype=np.float32))

@@ -1,0 +1,222 @@
+"""An ONNX model spelled in bytes: nodes, constants, inputs and one output, so that serving needs no `onnx` package; and as a
+`Graph`, which lacks the checkpoint's tensors and can be kept in a file.
+
+Fields are numbered as in onnx.proto of the ONNX project. Two protobuf messages laid end to end are one message with the fields
+of both, and lists are joined: so tensors are declared to a model by appending to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.models.checkpoint.weights import weight_files
+from hybridtei.system.frames import nested, varint
+from hybridtei.system.machine import cache_folder, whole
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+OPSET = 23  # the first with Attention as one operator, which ONNX Runtime and OpenVINO compute as such
+IR_VERSION = 10
+MICROSOFT = "com.microsoft"  # ONNX Runtime's own operators
+FLOAT, UINT8, INT8, INT32, INT64, BOOL = 1, 2, 3, 6, 7, 9  # TensorProto.DataType
+EXTERNAL = 1  # TensorProto.DataLocation
+_TYPES = {"float32": FLOAT, "uint8": UINT8, "int8": INT8, "int64": INT64}
+_ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING, _ATTRIBUTE_INTS = 1, 2, 3, 7  # AttributeProto.AttributeType
+Attribute = float | int | str | Sequence[int]
+Dims = Sequence[str | int]
+
+
+class OnnxWriter:
+    """A graph under construction. Names of values are given out by `node` and `constant`."""
+
+    def __init__(self) -> None:
+        self._nodes: list[bytes] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._inputs: list[bytes] = []
+        self._outputs: list[bytes] = []
+        self._opsets = {"": OPSET}
+        self._count = 0
+
+    def node(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Attribute) -> list[str]:
+        """An operator; returns the names of its outputs."""
+        names = [self._name() for _ in range(outputs)]
+        self._opsets.setdefault(domain, 1)
+        content = b"".join(nested(1, name.encode()) for name in inputs)
+        content += b"".join(nested(2, name.encode()) for name in names) + nested(4, kind.encode())
+        content += b"".join(nested(5, _attribute(name, value)) for name, value in attributes.items())
+        self._nodes.append(content + (nested(7, domain.encode()) if domain else b""))
+        return names
+
+    def constant(self, value: NDArray[np.generic]) -> str:
+        """The name of a constant; equal ones are kept once."""
+        key = str(value.dtype), value.shape, np.ascontiguousarray(value).tobytes()
+        if key not in self._constants:
+            self._constants[key] = self._name()
+        return self._constants[key]
+
+    def input(self, name: str, dims: Dims, kind: int = INT64) -> str:
+        """An input of the model; a size that is a string is free."""
+        self._inputs.append(nested(11, _value(name, kind, dims)))
+        return name
+
+    def output(self, value: str, name: str, dims: Dims, kind: int = FLOAT) -> None:
+        """Have the model give a value under `name`."""
+        self._nodes.append(nested(1, value.encode()) + nested(2, name.encode()) + nested(4, b"Identity"))
+        self._outputs.append(nested(12, _value(name, kind, dims)))
+
+    def model(self, output: str, name: str, dims: Dims, kind: int = FLOAT) -> bytes:
+        """A ModelProto that gives the value `output` under `name`."""
+        self.output(output, name, dims, kind)
+        graph = b"".join(nested(1, node) for node in self._nodes) + nested(2, b"trunk")
+        graph += b"".join(nested(5, _tensor(one, *key)) for key, one in self._constants.items())
+        graph += b"".join((*self._inputs, *self._outputs))
+        opsets = b"".join(nested(8, nested(1, key.encode()) + _integer(2, number)) for key, number in self._opsets.items())
+        return _integer(1, IR_VERSION) + opsets + nested(7, graph)
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"v{self._count}"
+
+
+def declarations(shapes: Mapping[str, Sequence[int]], location: str = "checkpoint") -> bytes:
+    """Tensors float32 without content, to be appended to a model: one after the other in the file `location`, as it says."""
+    content, offset = b"", 0
+    for name, shape in shapes.items():
+        content += declaration(name, shape, location, offset)
+        offset += 4 * prod(shape) if location != "checkpoint" else 0
+    return content
+
+
+def declaration(name: str, shape: Sequence[int], location: str, offset: int) -> bytes:
+    """A tensor float32 that lies in a file, to be appended to a model."""
+    entries = {"location": location, "offset": str(offset), "length": str(4 * prod(shape))}
+    external = b"".join(nested(13, nested(1, key.encode()) + nested(2, text.encode())) for key, text in entries.items())
+    dims = b"".join(_integer(1, dim) for dim in shape)
+    tensor = dims + _integer(2, FLOAT) + nested(8, name.encode()) + external + _integer(14, EXTERNAL)
+    return nested(7, nested(5, tensor))
+
+
+def contents(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
+    """Tensors with their content, to be appended to a model."""
+    arrays = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    content = (nested(5, _tensor(name, "float32", value.shape, value.tobytes())) for name, value in arrays.items())
+    return nested(7, b"".join(content)) if tensors else b""
+
+
+def inputs(shapes: Mapping[str, Sequence[int]]) -> bytes:
+    """Inputs float32, to be appended to a model: for tensors that a runtime is given, or that take their place before."""
+    values = b"".join(nested(11, _value(name, FLOAT, shape)) for name, shape in shapes.items())
+    return nested(7, values) if shapes else b""
+
+
+def product_graph(rows: str, matrix: str, product: str) -> bytes:
+    """A model of one product, `rows[t, k] x matrix[v, k]^T -> product[t, v]`, whose matrix is to be declared."""
+    writer = OnnxWriter()
+    writer.input(rows, ["t", "k"], FLOAT)
+    (output,) = writer.node("Gemm", rows, matrix, transB=1)
+    return writer.model(output, product, ["t", "v"])
+
+
+def integer_product_graph() -> bytes:
+    """A model of one product of integers, `rows` uint8[t, k] x `matrix` int8[k, v] -> `product` int32[t, v]."""
+    writer = OnnxWriter()
+    rows, matrix = writer.input("rows", ["t", "k"], UINT8), writer.input("matrix", ["k", "v"], INT8)
+    (output,) = writer.node("MatMulInteger", rows, matrix)
+    return writer.model(output, "product", ["t", "v"], INT32)
+
+
+def _attribute(name: str, value: Attribute) -> bytes:
+    content = nested(1, name.encode())
+    if isinstance(value, float):
+        return content + varint(2 << 3 | 5) + np.float32(value).tobytes() + _integer(20, _ATTRIBUTE_FLOAT)
+    if isinstance(value, int):
+        return content + _integer(3, value) + _integer(20, _ATTRIBUTE_INT)
+    if isinstance(value, str):
+        return content + nested(4, value.encode()) + _integer(20, _ATTRIBUTE_STRING)
+    return content + b"".join(_integer(8, one) for one in value) + _integer(20, _ATTRIBUTE_INTS)
+
+
+def _tensor(name: str, dtype: str, shape: Iterable[int], data: bytes) -> bytes:
+    dims = b"".join(_integer(1, dim) for dim in shape)
+    return dims + _integer(2, _TYPES[dtype]) + nested(8, name.encode()) + nested(9, data)
+
+
+def _value(name: str, kind: int, dims: Dims) -> bytes:
+    shape = b"".join(nested(1, nested(2, dim.encode()) if isinstance(dim, str) else _integer(1, dim)) for dim in dims)
+    return nested(1, name.encode()) + nested(2, nested(1, _integer(1, kind) + nested(2, shape)))
+
+
+def _integer(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value & 0xFFFF_FFFF_FFFF_FFFF)  # a negative one takes ten bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """An ONNX graph, and the shape of each tensor it lacks, by the checkpoint's name for it.
+
+    `held`: tensors of the checkpoint that the graph carries itself, in another form. `matrices`: those of `weights` that it
+    only multiplies by, which runtimes pack. `causal`: no token sees a later one.
+    """
+
+    body: bytes
+    weights: Mapping[str, tuple[int, ...]]
+    held: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
+    causal: bool = False
+
+    @property
+    def onnx(self) -> bytes:
+        """With the missing tensors declared: what a runtime reads."""
+        return self.body + declarations(self.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its tensors, in float32 where it lacks them."""
+        return len(self.body) + 4 * sum(map(prod, self.weights.values()))
+
+
+def graphs_folder() -> Path:
+    """Of graphs made on this machine."""
+    return cache_folder("graphs")
+
+
+def digest(graph: Graph, folder: Path, facts: bytes) -> str:
+    """Of the computation, of the weights in `folder` by content, and of `facts` about this machine."""
+    made = sha256(graph.onnx + facts)
+    for path in weight_files(folder):
+        with path.open("rb") as file:
+            made.update(hashlib.file_digest(file, "sha256").digest())
+    return made.hexdigest()[:32]
+
+
+def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
+    """What an earlier start kept in a file, or what `make` returns now, which is kept. Raises as `make` does."""
+    try:
+        content = memoryview(path.read_bytes())
+        if sha256(content[32:]).digest() == content[:32]:
+            return msgspec.msgpack.decode(content[32:], type=kind)
+        log.warning("%s: damaged, so it is made again", path)
+    except FileNotFoundError:
+        pass
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("%s: not readable, so it is made again: %s", path, error)
+    made = make()
+    try:
+        with whole(path) as part:
+            encoded = msgspec.msgpack.encode(made)
+            part.write_bytes(sha256(encoded).digest() + encoded)
+    except OSError as error:
+        log.warning("%s cannot be kept, so each start makes it again: %s", path, error)
+    return made

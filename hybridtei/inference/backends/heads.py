@@ -1,0 +1,266 @@
+"""The heads of a model, written once over what numpy and torch share: hidden states in, arrays out, by name.
+
+Pooling, then linear layers and norms: dense vectors (not cut, not normalised), multi-vectors, logits of texts or of tokens.
+Lexical weights are one linear layer, relu(W h + b), in BGE-M3's head; ours is a perceptron whose input also has the
+layer-normed word embedding. `tasks` merges the repeats of a token.
+
+Rows are flat, `hidden[t, h]`, one a token. Pooled vectors are float32 whatever the states' precision; a layer computes in its
+own. Nothing here waits for a device, so that torch can launch the next pass behind this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hybridtei.batch import Head, Offsets, PackedBatch, Ragged, kept_tokens
+from hybridtei.models.checkpoint.classifiers import Array, CodeLayers, Layer, LinearLayer, NormLayer, ScorePooling
+from hybridtei.outputs import HeadOutputs, SparseVectors
+
+if TYPE_CHECKING:
+    from hybridtei.models.checkpoint.spec import ModelSpec
+
+
+class Segments(NamedTuple):
+    """Where sequences lie in flat rows, int64[n+1]: on the host, and as an array of the library. None may be empty."""
+
+    cu_seqlens: Offsets
+    offsets: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """What numpy and torch spell differently. `library`: the module, for what both call alike.
+
+    `segment_sum`, `segment_max`: [t, w] -> [n, w], each sequence by itself, so that neighbours cannot change a digit.
+    `layer_norm`: of each row, with weight, bias and epsilon. `largest`: rows whose entries but the k largest are 0, and those
+    below 0. `repeated`: each number as often as its sequence has tokens. `rows`: those at some places.
+    """
+
+    library: Any
+    float32: Callable[[Array], Array]
+    activations: Mapping[str, Callable[[Array], Array]]
+    linear: Callable[[Array, Array, Array | None], Array]
+    layer_norm: Callable[[Array, Array | None, Array | None, float], Array]
+    segment_sum: Callable[[Array, Segments], Array]
+    segment_max: Callable[[Array, Segments], Array]
+    largest: Callable[[Array, int], Array]
+    repeated: Callable[[Array, Segments], Array]
+    rows: Callable[[Array, Array], Array]
+
+
+Pool = Callable[[Functions, Array, Segments], Array]
+
+
+def counts(f: Functions, at: Segments) -> Array:
+    """Tokens a sequence: float32[n, 1]."""
+    return f.float32(at.offsets[1:] - at.offsets[:-1])[:, None]
+
+
+def weighted_mean(f: Functions, hidden: Array, at: Segments) -> Array:
+    """Mean with weights 1, 2, 3 … from the first token on: [t, h] -> float32[n, h]. Source: SGPT, 2022."""
+    tokens = f.library.arange(1, len(hidden) + 1, device=at.offsets.device)
+    weights = f.float32(tokens - f.repeated(at.offsets[:-1], at))[:, None]
+    return f.segment_sum(f.float32(hidden) * weights, at) / f.segment_sum(weights, at)
+
+
+POOLINGS: Mapping[str, Pool] = {
+    "cls": lambda f, hidden, at: f.rows(hidden, at.offsets[:-1]),
+    "max": lambda f, hidden, at: f.segment_max(hidden, at),
+    "mean": lambda f, hidden, at: f.segment_sum(hidden, at) / counts(f, at),
+    "mean_sqrt_len_tokens": lambda f, hidden, at: f.segment_sum(hidden, at) / counts(f, at) ** 0.5,
+    "weightedmean": weighted_mean,
+    "lasttoken": lambda f, hidden, at: f.rows(hidden, at.offsets[1:] - 1),
+}
+
+
+def pooled(f: Functions, hidden: Array, at: Segments, pooling: Sequence[str]) -> Array:
+    """Several poolings side by side: [t, h] -> float32[n, d]. Source: sentence-transformers' Pooling."""
+    parts = [POOLINGS[mode](f, hidden, at) for mode in pooling]
+    return f.float32(parts[0] if len(parts) == 1 else f.library.concatenate(parts, 1))
+
+
+def through(f: Functions, rows: Array, layers: Iterable[Layer]) -> Array:
+    """Rows through layers, one after the other: [t, in] -> [t, out]."""
+    for layer in layers:
+        if isinstance(layer, NormLayer):
+            rows = f.layer_norm(rows, layer.weight, layer.bias, layer.eps)
+        else:
+            rows = f.activations[layer.activation](f.linear(rows, layer.weight, layer.bias))
+    return rows
+
+
+def dense(f: Functions, hidden: Array, at: Segments, pooling: Sequence[str], layers: Sequence[Layer] = ()) -> Array:
+    """Pooled vectors through the layers after them: [t, h] -> float32[n, d]."""
+    return through(f, pooled(f, hidden, at, pooling), layers)
+
+
+def classify(f: Functions, hidden: Array, at: Segments, pooling: ScorePooling, layers: Sequence[Layer]) -> Array:
+    """Logits of each sequence: [t, h] -> float32[n, l]."""
+    if pooling == "late":
+        return POOLINGS["mean"](f, through(f, hidden, layers), at)
+    return dense(f, hidden, at, (pooling,), layers)
+
+
+def code(f: Functions, vectors: Array, layers: CodeLayers) -> Array:
+    """The largest latents of pooled vectors, others 0: float32[n, d] -> float32[n, width]. Source: SparseAutoEncoder of
+    sentence-transformers, after Wen et al. 2025, "Beyond Matryoshka"; it divides by the deviation of a sample, plus epsilon."""
+    if layers.eps is not None:
+        centred = vectors - vectors.mean(1, keepdims=True)
+        deviation = ((centred**2).sum(1, keepdims=True) / (vectors.shape[1] - 1)) ** 0.5
+        vectors = centred / (deviation + layers.eps)
+    return f.largest(f.linear(vectors, layers.latents, layers.bias), layers.active)
+
+
+def rounded(f: Functions, vectors: Array) -> Array:
+    """Whole numbers from -127 to 127, `round(127 tanh(x))`, of two equally near the even. Source: pplx-embed's quantizer."""
+    return f.library.round(127 * f.library.tanh(vectors))
+
+
+def lexical(f: Functions, hidden: Array, words: Array | None, inputs: Sequence[str], layers: Sequence[Layer]) -> Array:
+    """Weight of each token: [t, h] -> [t], >= 0. `words` [t, h]: embeddings, which are layer-normed; `inputs`: what the first
+    layer reads, side by side. Source: BGE-M3, Chen et al. 2024, section 3.2."""
+    sources = {"hidden": hidden}
+    if words is not None:
+        sources["embedding"] = f.layer_norm(words, None, None, 1e-5)
+    parts = [sources[name] for name in inputs]
+    rows = through(f, parts[0] if len(parts) == 1 else f.library.concatenate(parts, 1), layers)
+    return f.activations["relu"](rows[:, 0])
+
+
+SLICE_TOKENS = 256  # logits of a slice at v = 30k: 31 MB in float32
+Product = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MlmLayers:
+    """The masked-language-model head: a dense layer, a norm, and the product with `table` [v, h], plus `bias` [v]."""
+
+    steps: tuple[LinearLayer, NormLayer]
+    table: Array
+    bias: Array | None
+
+
+def splade(f: Functions, hidden: Array, at: Segments, layers: MlmLayers, product: Product) -> Array:
+    """max over tokens of log(1 + relu(logit)): [t, h] -> float32[n, v], all >= 0. Special tokens take part.
+
+    `product`: [t, h] -> [t, v], with the table. The maximum is taken first, of a slice of rows at a time: log1p, relu and the
+    bias, the same for all tokens, keep the order, and logits of a 16k-token batch at v=30k are 2 GB. Source: SPLADE v2, Formal
+    et al. 2021 (max pooling).
+    """
+    best = f.float32(strongest(f, through(f, hidden, layers.steps), at, product))
+    return f.library.log1p(f.activations["relu"](best if layers.bias is None else best + f.float32(layers.bias)))
+
+
+def strongest(f: Functions, rows: Array, at: Segments, product: Product) -> Array:
+    """The largest product of each column over the tokens of a sequence: [t, h] -> [n, v]."""
+    best = dict[int, Array]()
+    for start in range(0, len(rows), SLICE_TOKENS):
+        logits = product(rows[start : start + SLICE_TOKENS])
+        cuts = np.clip(at.cu_seqlens - start, 0, len(logits)).tolist()
+        for row, (begin, end) in enumerate(pairwise(cuts)):
+            if begin < end:
+                found = f.library.amax(logits[begin:end], 0)
+                best[row] = f.library.maximum(best[row], found) if row in best else found
+    return f.library.stack([*best.values()])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadLayers:
+    """The layers of a model's heads, as arrays of one library. `multivector`: the projection is the last."""
+
+    dense: Sequence[Layer] = ()
+    code: CodeLayers | None = None
+    lexical: Sequence[Layer] = ()
+    multivector: Sequence[Layer] = ()
+    classifier: Sequence[Layer] = ()
+    mlm: MlmLayers | None = None
+
+    @classmethod
+    def read(cls, spec: ModelSpec, mlm: MlmLayers | None = None) -> HeadLayers:
+        """Of a checkpoint, in numpy. Raises LoadError."""
+        from hybridtei.models.checkpoint import layers  # it reads files by msgspec, which measurements on a GPU do without
+
+        sparse, late, classifier = spec.sparse, spec.multivector, spec.classifier
+        kind = None if sparse is None or spec.is_splade else sparse.kind
+        return cls(
+            [layers.step_layer(module) for module in spec.dense_modules],
+            layers.code_layers(sparse, spec.dense_width) if sparse is not None and kind == "code" else None,
+            layers.lexical_layers(sparse, spec.hidden_size) if sparse is not None and kind in ("linear", "mlp") else (),
+            () if late is None else [*map(layers.dense_layer, late.before), layers.multivector_layer(late, spec.hidden_size)],
+            () if classifier is None else layers.classifier_layers(classifier, spec.folder, spec.hidden_size),
+            mlm,
+        )
+
+
+ENTRIES = "entries"  # among what is computed: rows [n, v] of which the entries that are not zero are wanted
+
+
+class States(NamedTuple):
+    """What heads see: states [t, h], where sequences lie, word embeddings [t, h], rows that have vectors int64[t'], and the
+    product with the word table."""
+
+    hidden: Array
+    at: Segments
+    words: Array | None = None
+    kept: Array | None = None
+    product: Product | None = None
+
+
+def kept_rows(batch: PackedBatch, spec: ModelSpec) -> tuple[Offsets | None, Offsets | None]:
+    """Rows of the tokens that have a vector, int64[t'], and their offsets, int64[n+1]; None if no request wants them."""
+    if Head.MULTIVECTOR not in batch.heads or spec.multivector is None:
+        return None, None
+    drop = spec.multivector.drop
+    special = np.array(sorted(spec.removed_ids) if drop == "specials" else (), dtype=np.int64)
+    kept, offsets = kept_tokens(drop, batch.input_ids, batch.cu_seqlens, special)
+    return np.flatnonzero(kept), offsets
+
+
+def wants_words(batch: PackedBatch, spec: ModelSpec) -> bool:
+    """Whether a head that is wanted sees word embeddings, too."""
+    return Head.SPARSE in batch.heads and spec.sparse is not None and "embedding" in spec.sparse.inputs
+
+
+def compute(f: Functions, states: States, heads: frozenset[Head], spec: ModelSpec, layers: HeadLayers) -> dict[str, Array]:
+    """Each head that is wanted, by the name of its column in `HeadOutputs`; sparse vectors of whole texts as ENTRIES."""
+    hidden, at, found = states.hidden, states.at, dict[str, Array]()
+    if Head.DENSE in heads:
+        vectors = dense(f, hidden, at, spec.pooling, layers.dense)
+        found["dense"] = rounded(f, vectors) if spec.is_rounded else vectors
+    if Head.SPARSE in heads:
+        if layers.mlm is not None:
+            assert states.product is not None
+            found[ENTRIES] = splade(f, hidden, at, layers.mlm, states.product)
+        elif layers.code is not None:
+            found[ENTRIES] = code(f, dense(f, hidden, at, spec.pooling, layers.dense), layers.code)
+        else:
+            assert spec.sparse is not None
+            found["token_weights"] = lexical(f, hidden, states.words, spec.sparse.inputs, layers.lexical)
+    if Head.MULTIVECTOR in heads:
+        found["multivector"] = through(f, f.rows(hidden, states.kept), layers.multivector)
+    if Head.TOKENS in heads:
+        found["tokens"] = hidden
+    if Head.SCORES in heads:
+        assert spec.classifier is not None
+        found["scores"] = classify(f, hidden, at, spec.classifier.pooling, layers.classifier)
+    if Head.TAGS in heads:
+        found["tags"] = through(f, hidden, layers.classifier)
+    return found
+
+
+def outputs_of(
+    arrays: Mapping[str, Any], batch: PackedBatch, vectors: Offsets | None, entries: SparseVectors | None
+) -> HeadOutputs:
+    """What came to the host, as columns. `vectors`: offsets of the multi-vectors."""
+    columns: dict[str, Any] = {**arrays, "splade": entries}
+    for name in ("token_weights", "tokens", "tags"):
+        if name in columns:
+            columns[name] = Ragged(columns[name], batch.cu_seqlens)
+    if vectors is not None:
+        columns["multivector"] = Ragged(columns["multivector"], vectors)
+    return HeadOutputs(**columns)

@@ -1,0 +1,117 @@
+"""`heads.Functions` in numpy, and activations of scores. scipy has `erf` and `expit`, and importing them takes 0.15 s of a
+start and 25 MB: here `erf` is as exact, to 0.54 units in the last place, in 0.4 of the time for a long text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.inference.backends.heads import Functions, Segments
+from hybridtei.outputs import Floats
+
+Activation = Callable[[Floats], Floats]
+
+# erf(x) = x P(x²) / Q(x²), the constants first: a rational approximation on [0, 4], fitted by least squares weighted for the
+# smallest maximum, which is 2.1e-9 of erf.
+ERF_MAX = 4.0  # beyond, erf is 1 in float32
+ERF_P = (
+    *(1.1283791693782896, 0.18520329148795744, 0.05431691390949522, 0.0038496135267904433),
+    *(0.0003796085554737041, 4.6847673044165975e-06, -1.3202181550774622e-08),
+)
+ERF_Q = (
+    *(1.0, 0.49746555744619325, 0.11395843900290765),
+    *(0.015462092821117513, 0.0013075698594324078, 6.311048392213523e-05),
+)
+
+
+def erf(x: Floats) -> Floats:
+    """The error function, computed in float64."""
+    near = np.maximum(np.minimum(x, ERF_MAX), -ERF_MAX).astype(np.float64)
+    squares = near * near
+    near *= _polynomial(squares, ERF_P)
+    near /= _polynomial(squares, ERF_Q)
+    return near.astype(np.float32)
+
+
+def _polynomial(x: NDArray[np.float64], constants: Sequence[float]) -> NDArray[np.float64]:
+    total = x * constants[-1]
+    for constant in constants[-2:0:-1]:
+        total += constant
+        total *= x
+    total += constants[0]
+    return total
+
+
+def gelu(x: Floats) -> Floats:
+    """x * Phi(x), exactly."""
+    return np.asarray(0.5 * x * (1 + erf(x * np.float32(0.5**0.5))))
+
+
+def gelu_tanh(x: Floats) -> Floats:
+    """Its tanh approximation."""
+    near = np.clip(x, np.float32(-20), np.float32(20))  # beyond, tanh is 1, and a cube would overflow
+    inner = np.float32((2 / np.pi) ** 0.5) * (near + np.float32(0.044715) * near**3)
+    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
+
+
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x)), without overflow."""
+    power = np.exp(-np.abs(x))
+    return np.asarray(np.where(x < 0, power, 1) / (1 + power), dtype=np.float32)
+
+
+# One for each name in `checkpoint.layers.ACTIVATIONS`.
+ACTIVATIONS: Mapping[str, Activation] = {
+    "identity": lambda x: x,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, np.float32(0)),
+    "gelu": gelu,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "silu": lambda x: x * sigmoid(x),
+    "sigmoid": sigmoid,
+}
+
+
+def linear(x: Floats, weight: Floats, bias: Floats | None) -> Floats:
+    y = x @ weight.T
+    return y if bias is None else y + bias
+
+
+def layer_norm(x: Floats, weight: Floats | None, bias: Floats | None, eps: float) -> Floats:
+    centred = x - x.mean(1, keepdims=True)
+    y = centred / np.sqrt((centred**2).mean(1, keepdims=True) + eps)
+    y = y if weight is None else y * weight
+    return np.asarray(y if bias is None else y + bias)
+
+
+def _reduced(function: np.ufunc, x: Floats, at: Segments) -> Floats:
+    """One sequence after the other, in half to a seventh of the time that `reduceat` takes."""
+    found = np.empty((len(at.cu_seqlens) - 1, x.shape[1]), dtype=x.dtype)
+    for row, (begin, end) in enumerate(pairwise(at.cu_seqlens.tolist())):
+        function.reduce(x[begin:end], axis=0, out=found[row])
+    return found
+
+
+def largest(x: Floats, count: int) -> Floats:
+    places = np.argpartition(x, -count, axis=1)[:, -count:]
+    kept = np.zeros_like(x)
+    np.put_along_axis(kept, places, np.maximum(np.take_along_axis(x, places, 1), np.float32(0)), 1)
+    return kept
+
+
+NUMPY = Functions(
+    library=np,
+    float32=lambda x: np.asarray(x, np.float32),
+    activations=ACTIVATIONS,
+    linear=linear,
+    layer_norm=layer_norm,
+    segment_sum=partial(_reduced, np.add),
+    segment_max=partial(_reduced, np.maximum),
+    largest=largest,
+    repeated=lambda x, at: np.repeat(x, np.diff(at.cu_seqlens)),
+    rows=lambda x, places: x.take(places, 0),  # in a third of the time of an index
+)

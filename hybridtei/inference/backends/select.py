@@ -1,0 +1,246 @@
+"""Which backend runs a model here, and why; alone names concrete backends, and imports them late.
+
+A plain install has ONNX Runtime, and on Linux OpenVINO. The order of `PREFERRED` decides between several; `hybridtei tune`
+measures them all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from hybridtei.config import ModelConfig
+from hybridtei.errors import LoadError
+from hybridtei.inference.backends.base import Backend, Replicas, Routed
+from hybridtei.inference.backends.graph.onnx_files import find_own_graph
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.graph.writer import Graph
+from hybridtei.models.checkpoint.contents import has_readable, no_weights
+from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
+from hybridtei.models.checkpoint.weights import Weights, has_weights
+from hybridtei.system.machine import cuda_devices
+
+log = logging.getLogger(__name__)
+
+NVIDIA = Path("/dev/nvidiactl")  # asked first, since importing torch only to ask for a device costs seconds
+# On CPUs, the first that can run the model. In float32 OpenVINO was 6 % slower to 12 % faster than ONNX Runtime
+# (`python -m conformance.load precisions`), and takes up to twice the memory.
+PREFERRED: Mapping[str, tuple[str, ...]] = {
+    "float32": ("ort", "openvino", "torch"),
+    "bfloat16": ("openvino", "torch"),
+    "float16": ("torch",),
+    "int8": ("openvino", "ort"),
+    "fp8": ("torch",),
+}
+PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
+INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}  # by pip
+DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend by name, at a precision, and the reason for it."""
+
+    name: str
+    dtype: str
+    why: str
+
+
+def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0) -> Backend:
+    """The configured backend, or the best that can run the model. Raises LoadError."""
+    if spec.model_type == STATIC_TYPE:
+        from hybridtei.inference.backends.static import StaticBackend
+
+        return StaticBackend(spec)
+    if spec.query is not None:
+        parts = (replace(spec, query=None), spec.query)
+        return Routed(spec, [open_backend(config, part, bulk_niceness=bulk_niceness) for part in parts])
+    if not has_readable(spec.folder) and find_own_graph(spec) is None:
+        raise no_weights(spec.folder)
+    fault = None if config.backend in ("ort", "openvino") else no_gpu()
+    if fault is not None:
+        log.log(logging.WARNING if NVIDIA.exists() else logging.INFO, "no GPU is used: %s", fault)
+    failure: LoadError | None = None
+    able = choices(config, spec)
+    if config.torch_compile and able[0].name != "torch":
+        raise LoadError(
+            f"{spec.folder}: --torch-compile is for the torch backend, and the model runs on {able[0].name} here "
+            f"({able[0].why}): give --backend torch, or leave it out"
+        )
+    for choice in able:
+        try:
+            backend = _OPENERS[choice.name](config, spec, choice.dtype, bulk_niceness)
+        except LoadError as error:
+            if config.backend != "auto":
+                raise
+            log.warning("%s cannot run this model, the next is tried: %s", choice.name, error)
+            failure = failure or error
+        else:
+            log.info("backend %s, %s: %s", choice.name, choice.dtype, choice.why)
+            return backend
+    assert failure is not None
+    raise failure
+
+
+def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
+    """What may run the model, the best first. Raises LoadError if nothing may, with every reason."""
+    if config.backend != "auto":
+        reason = why_not(config.backend, config.dtype, spec)
+        if reason is not None:
+            raise LoadError(f"{spec.folder}: cannot run on {config.backend}: {reason}")
+        return [Choice(config.backend, _dtype(config.dtype, config.backend), "asked for")]
+    if no_gpu() is None:
+        return [Choice("torch", _dtype(config.dtype, "torch"), "torch finds a CUDA device")]
+    dtype = config.dtype or "float32"
+    refused = {name: why_not(name, config.dtype, spec) for name in _order(dtype)}
+    able = [name for name, reason in refused.items() if reason is None]
+    if not able:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise LoadError(f"{spec.folder}: nothing here can run it in {dtype}: {reasons}")
+    why = "the only one that can" if len(able) == 1 else "usually the best here; `hybridtei tune` measures all"
+    return [Choice(name, dtype, why) for name in able]
+
+
+def _order(dtype: str) -> Sequence[str]:
+    """Backends of a precision, the one that is usually the best first."""
+    if dtype != "int8" or _sums_exactly():
+        return PREFERRED[dtype]
+    return tuple(reversed(PREFERRED[dtype]))  # OpenVINO multiplies bytes only where the processor adds their products exactly
+
+
+def _sums_exactly() -> bool:
+    from hybridtei.inference.backends.graph.int8 import max_weight
+
+    return max_weight() == 127
+
+
+def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
+    """Why a backend cannot run a model, or None if it may."""
+    if dtype not in (None, *DTYPES[name]):
+        return f"it runs {' and '.join(DTYPES[name])} only, not {dtype}"
+    lacking = [package for package in PACKAGES[name] if not _installed(package)]
+    if lacking:
+        return f"this needs {' and '.join(lacking)}: pip install {INSTALLS[name]}"
+    if dtype == "float16" and (fault := no_gpu()) is not None:
+        return f"float16 is for GPUs, and {fault}; on a CPU ask for bfloat16 or float32"
+    if name == "openvino" and spec.is_splade:
+        return "SPLADE is not served there yet: leave `--backend` out, or use ort or torch"
+    own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
+    if name == "torch" or own:
+        return None
+    found = _graph_or_reason(spec)
+    return found if isinstance(found, str) else None
+
+
+def _graph_or_reason(spec: ModelSpec) -> Graph | str:
+    """The graph of a checkpoint's family, or why its weights cannot run in one."""
+    if not has_weights(spec.folder):
+        return "its weights (*.bin) were saved by torch before 1.6, or are cut short: save them again, or use torch"
+    try:
+        return family_graph(spec)
+    except LoadError as error:
+        return str(error).removeprefix(f"{spec.folder}: ")
+
+
+@cache
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def may_use_gpu(config: ModelConfig) -> bool:
+    """Whether a model may run on a GPU here, as far as can be said without importing torch."""
+    return config.backend in ("auto", "torch") and NVIDIA.exists() and _installed("torch")
+
+
+def no_gpu() -> str | None:
+    """Why torch computes on no GPU here, or None if it does; it is imported only where there is one."""
+    if not NVIDIA.exists():
+        return f"there is no NVIDIA device here ({NVIDIA})"
+    if not _installed("torch"):
+        return f"torch is not installed: pip install {INSTALLS['torch']}"
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    built = torch.version.cuda
+    return (
+        "torch is built for CPUs only" if built is None else f"torch, built for CUDA {built}, finds none: is the driver older?"
+    )
+
+
+def _dtype(wanted: str | None, backend: str) -> str:
+    return wanted or ("float16" if backend == "torch" and no_gpu() is None else "float32")
+
+
+def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
+    from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
+
+    graph = _graph_or_reason(spec)
+    if isinstance(graph, str):
+        own = find_own_graph(spec, dtype)
+        assert own is not None  # or `why_not` had refused
+        if spec.tanh_gelu:
+            raise LoadError(f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's weights")
+        return OnnxBackend.from_file(spec, own, dtype=dtype)
+    weights = Weights.open(spec.folder)
+    if dtype == "int8":
+        from hybridtei.inference.backends.graph.int8 import int8_graph
+
+        return OnnxBackend(spec, int8_graph(spec, weights), weights, cache_gb=config.packed_cache_gb)
+    return OnnxBackend(spec, graph, weights, cache_gb=config.packed_cache_gb)
+
+
+def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
+    from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
+
+    weights = Weights.open(spec.folder)
+    if dtype == "int8":
+        from hybridtei.inference.backends.graph.openvino_int8 import open_int8
+
+        return open_int8(spec, weights, bulk_niceness=niceness)
+    return OpenVinoBackend(spec, family_graph(spec), weights, dtype=dtype, bulk_niceness=niceness)
+
+
+def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
+    devices = _devices(config)
+    if len(devices) == 1:
+        return _torch_on(devices[0], config, spec, dtype)
+    log.info("a replica of the model on each of %s", ", ".join(devices))
+    return Replicas([_torch_on(device, config, spec, dtype) for device in devices])
+
+
+def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> Backend:
+    from hybridtei.inference.backends.torch.backend import TorchBackend
+    from hybridtei.inference.backends.torch.fp8 import open_fp8
+
+    if dtype == "fp8":
+        backend = open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code)
+    else:
+        backend = TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code)
+    if config.torch_compile:
+        from hybridtei.inference.backends.torch.compiling import compile_trunk
+
+        compile_trunk(backend)
+    return backend
+
+
+def _devices(config: ModelConfig) -> list[str]:
+    fault = no_gpu()
+    if fault is None:
+        import torch
+
+        return cuda_devices(config.cuda_devices, torch.cuda.device_count())
+    if config.cuda_devices is not None:
+        raise LoadError(f"`cuda-devices` is {config.cuda_devices!r}, and {fault}")
+    return ["cpu"]
+
+
+_OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int], Backend]] = {
+    "ort": _ort,
+    "openvino": _openvino,
+    "torch": _torch,
+}

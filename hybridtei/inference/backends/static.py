@@ -1,0 +1,62 @@
+"""A table of token vectors, whose mean is a text's (StaticEmbedding, Model2Vec): no runtime, no trunk.
+
+To tokenise a text takes longer than to look it up. Vectors are added up one text at a time, which stays in a core's cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+import numpy as np
+
+from hybridtei.batch import Head, PackedBatch, Padding
+from hybridtei.inference.backends.graph.host import HostHeads
+from hybridtei.inference.backends.heads import Segments, counts, through
+from hybridtei.inference.backends.numpy_functions import NUMPY
+from hybridtei.models.checkpoint.layers import static_table, step_layer
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.outputs import HeadOutputs
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes
+
+
+class StaticBackend:
+    """See `backends.base.Backend`. `is_table`: dense vectors of any number of texts are one pass, which holds no more than
+    these."""
+
+    name = "static"
+    dtype = "float32"
+    padding = Padding.NONE
+    busy_tokens = 16_384
+    fills_cores = True
+    shares_prefixes = False
+    is_table = True
+
+    def __init__(self, spec: ModelSpec) -> None:
+        """Raises LoadError."""
+        self.spec = spec
+        self.lanes = both_lanes(available_cores())
+        self.forwards = 0
+        self._table = static_table(spec)
+        self._heads = HostHeads(spec)
+        self._layers = [step_layer(module) for module in spec.dense_modules]
+        self._counting = threading.Lock()
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        """See `Backend.forward`; one pass looks every token up."""
+        with self._counting:
+            self.forwards += 1
+        if batch.heads != {Head.DENSE}:
+            return self._heads.outputs(batch, self._table[batch.input_ids])
+        means = np.empty((len(batch), self._table.shape[1]), dtype=np.float32)
+        for row, (begin, end) in enumerate(pairwise(batch.cu_seqlens.tolist())):
+            np.add.reduce(self._table[batch.input_ids[begin:end]], axis=0, out=means[row])
+        means /= counts(NUMPY, Segments(batch.cu_seqlens, batch.cu_seqlens))
+        return HeadOutputs(dense=through(NUMPY, means, self._layers))
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """See `Backend.enter_lane`."""
+
+    def close(self) -> None:
+        """Give the table back."""
+        del self._table

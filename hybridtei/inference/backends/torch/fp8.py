@@ -1,0 +1,121 @@
+"""fp8 on Hopper and later, behind a guard like int8's: sample texts must keep their vectors, or the model is refused.
+
+Matrices of the trunk have eight bits and a scale for each output channel, activations one for each row (a row is a token, so a
+text's vectors do not depend on its neighbours), and products are summed in float32. There is no calibration: the rows' scales
+are taken as they come. What is not a product of a token with a matrix of the trunk stays bfloat16.
+
+What reads checkpoints is imported late: `conformance/load/gpu.py` measures matrices where msgspec is not installed.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+from hybridtei.errors import LoadError
+
+if TYPE_CHECKING:
+    from hybridtei.inference.backends.fidelity import Guard
+    from hybridtei.inference.backends.torch.backend import TorchBackend
+    from hybridtei.models.checkpoint.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+EIGHT_BITS = torch.float8_e4m3fn
+LARGEST = torch.finfo(EIGHT_BITS).max
+MIN_SCALE = 1e-12  # of a row of zeros
+STEP = 16  # both sides of a matrix must be a multiple of it
+
+
+def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """float[n, k] -> (eight bits [n, k], float32 scale [n, 1]): the largest of each row becomes the largest there is."""
+    rows = rows.float()
+    scale = (rows.abs().amax(1, keepdim=True) / LARGEST).clamp_min(MIN_SCALE)
+    return (rows / scale).clamp(-LARGEST, LARGEST).to(EIGHT_BITS), scale
+
+
+def product(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [n, k] times weight [m, k], each with scales [n, 1] and [m, 1] -> dtype[n, m]."""
+    if rows.device.type != "cpu":
+        return torch._scaled_mm(
+            rows, weight.t(), scale_a=row_scales, scale_b=weight_scales.t(), out_dtype=dtype, use_fast_accum=True
+        )
+    return emulated(rows, row_scales, weight, weight_scales).to(dtype)
+
+
+def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor) -> Tensor:
+    """`product` in float32, on whatever device: the same factors, summed in another order."""
+    return (rows.float() @ weight.float().t()) * row_scales * weight_scales.t()
+
+
+def to_eight_bits(model: fx.GraphModule) -> int:
+    """Quantise every matrix whose shape allows it, and the rows that it is multiplied with, as operations of their own, so that
+    `torch.compile` can put them into what makes the rows. How many matrices were found."""
+    graph, made, parts = model.graph, dict[str, torch.dtype](), dict[fx.Node, list[fx.Node]]()
+    for node in [*graph.nodes]:
+        if node.target is not functional.linear or node.args[1].op != "get_attr":
+            continue
+        rows, matrix, *bias = (one for one in node.args if one is not None)
+        name = matrix.target
+        if name not in made:
+            exact = getattr(model, name)
+            if exact.shape[0] % STEP or exact.shape[1] % STEP:
+                continue
+            made[name] = exact.dtype
+            delattr(model, name)
+            for kind, tensor in zip((name, f"{name}_scale"), quantised(exact.detach()), strict=True):
+                model.register_buffer(kind, tensor)
+        with graph.inserting_before(node):
+            if rows not in parts:  # those that several matrices multiply are quantised once
+                pair = graph.call_function(quantised, (rows,))
+                parts[rows] = [graph.call_function(operator.getitem, (pair, place)) for place in range(2)]
+            out = graph.call_function(product, (*parts[rows], matrix, graph.get_attr(f"{name}_scale"), made[name]))
+            if bias:
+                out = graph.call_function(operator.add, (out, *bias))
+        node.replace_all_uses_with(out)
+        graph.erase_node(node)
+    model.recompile()
+    return len(made)
+
+
+CAPABILITY = (9, 0)
+
+
+def open_fp8(
+    spec: ModelSpec,
+    *,
+    device: str,
+    trust_remote_code: bool = False,
+    guard: Guard | None = None,
+) -> TorchBackend:
+    """A model in fp8, judged. Raises LoadError with the figures if it is too far from bfloat16, or on a device without fp8."""
+    from hybridtei.inference.backends.fidelity import Guard
+    from hybridtei.inference.backends.torch.backend import TorchBackend
+
+    on = torch.device(device)
+    if on.type != "cuda" or torch.cuda.get_device_capability(on) < CAPABILITY:
+        raise LoadError(f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not {device}")
+    backend = TorchBackend(spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code)
+    return judged(backend, guard or Guard())
+
+
+def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
+    """A bfloat16 backend with its trunk's matrices in eight bits from now on. Raises LoadError with the figures."""
+    from hybridtei.inference.backends.fidelity import check, fidelity, sample_vectors
+
+    exact = sample_vectors(backend)
+    layers = to_eight_bits(backend.trunk.model) if isinstance(backend.trunk.model, fx.GraphModule) else 0
+    if not layers:
+        raise LoadError(f"{backend.spec.folder}: fp8: no matrix of a known family has sides of a multiple of {STEP}")
+    backend.catch_up()
+    found = fidelity(sample_vectors(backend), exact)
+    log.info("fp8, %d matrices, against bfloat16: %s", layers, found)
+    check(found, guard, backend.spec, "fp8 is too far from bfloat16")
+    backend.make_room()
+    backend.dtype = "fp8"
+    return backend

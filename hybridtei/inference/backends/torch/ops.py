@@ -1,0 +1,224 @@
+"""`families.ops.Ops` that compute: rows are tensors [t, width], texts end to end, and attention asks the layout.
+
+`family_module` runs a family once, traced by torch.fx. What remains is straight-line code over the checkpoint's tensors,
+without names and settings, which torch can compile and a GPU can record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from hybridtei.inference.backends.torch.layout import AlibiBias, DisentangledBias, DistanceBias
+from hybridtei.models.families.ops import Heads, Rotation, Rows
+
+# A tensor of the checkpoint by name and shape, on the device and in the dtype of the model.
+TensorOf = Callable[[str, tuple[int, ...]], Tensor]
+# One for each name in `checkpoint.layers.ACTIVATIONS`, and so for those of families.
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "identity": nn.Identity(),
+    "tanh": torch.tanh,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """What a layer asks of the kernel of attention."""
+
+    heads: Heads
+    causal: bool
+    window: int | None
+    has_bias: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleOptions:
+    """`typed`: there are token types; else all tokens are of type 0."""
+
+    dtype: torch.dtype
+    device: torch.device
+    typed: bool = False
+    tanh_gelu: bool = False
+
+
+def family_module(
+    family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions
+) -> tuple[fx.GraphModule, frozenset[AttentionForm]]:
+    """(a module `(ids, layout)` -> last hidden states [t, h], what its layers ask of attention).
+
+    `ids`: int64[t] each, by the names that `Ops.embedding` takes. `family`: a family whose settings are bound.
+    """
+    root = _Root(family, tensor_of, options)
+    graph = fx.Tracer().trace(root)
+    return fx.GraphModule(root, graph).eval().requires_grad_(False), frozenset(root.forms)
+
+
+class _Root(nn.Module):
+    """Holds the tensors that a family has asked for, by their names without dots."""
+
+    def __init__(self, family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions) -> None:
+        super().__init__()
+        self.family, self.tensor_of, self.options = family, tensor_of, options
+        self.forms: set[AttentionForm] = set()
+
+    def forward(self, ids: Mapping[str, Tensor], layout: Any) -> Tensor:
+        hidden: Tensor = self.family(TorchOps(self, ids, layout)).value
+        return hidden
+
+    def parameter(self, name: str, *shape: int) -> Tensor:
+        """A tensor of the checkpoint, registered once."""
+        path = path_of(name)
+        if path not in self._parameters:
+            self.register_parameter(path, nn.Parameter(self.tensor_of(name, shape), requires_grad=False))
+        found = self._parameters[path]
+        assert found is not None
+        return found
+
+
+class TorchOps:
+    """See `families.ops.Ops`."""
+
+    def __init__(self, root: _Root, ids: Mapping[str, Tensor], layout: Any) -> None:
+        self._root, self._ids, self._layout, self._options = root, ids, layout, root.options
+
+    def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
+        table = self._root.parameter(name, rows, width)
+        if ids == "token_type_ids" and not self._options.typed:
+            return Rows(table[0], width)
+        return Rows(functional.embedding(self._ids[ids], table), width)
+
+    def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
+        return Rows(self._root.parameter(name, rows, width), width, is_parameter=True)
+
+    def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
+        if x.is_parameter:  # computed once, while the family is traced
+            more = self._root.tensor_of(f"{name}.bias", (width,)) if bias else None
+            weight = self._root.tensor_of(f"{name}.weight", (width, x.width))
+            return Rows(functional.linear(x.value, weight, more), width, is_parameter=True)
+        more = self._root.parameter(f"{name}.bias", width) if bias else None
+        return Rows(functional.linear(x.value, self._root.parameter(f"{name}.weight", width, x.width), more), width)
+
+    def add(self, x: Rows, y: Rows) -> Rows:
+        return Rows(x.value + y.value, x.width)
+
+    def multiply(self, x: Rows, y: Rows) -> Rows:
+        return Rows(x.value * y.value, x.width)
+
+    def scale(self, x: Rows, factor: float) -> Rows:
+        return Rows(x.value * factor, x.width)
+
+    def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
+        parts = x.value.split([*widths], 1)
+        return [Rows(parts[place], width) for place, width in enumerate(widths)]
+
+    def activate(self, x: Rows, kind: str) -> Rows:
+        is_tanh = kind == "gelu_tanh" or (kind == "gelu" and self._options.tanh_gelu)
+        return Rows(ACTIVATIONS["gelu_pytorch_tanh" if is_tanh else kind](x.value), x.width)
+
+    def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows:
+        more = self._root.parameter(f"{name}.bias", x.width) if bias else None
+        normed = functional.layer_norm(x.value, (x.width,), self._root.parameter(f"{name}.weight", x.width), more, eps)
+        return Rows(normed, x.width, x.is_parameter)
+
+    def rms_norm(self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0) -> Rows:
+        size = (dim or x.width,)
+        weight, value = self._root.parameter(f"{name}.weight", *size), x.value if dim is None else self._heads(x, dim)
+        if offset:  # near one, half precision is too coarse for the sum
+            normed = functional.rms_norm(value.float(), size, weight.float() + offset, eps).to(weight.dtype)
+        else:
+            normed = functional.rms_norm(value, size, weight, eps)
+        return Rows(normed if dim is None else normed.flatten(1), x.width)
+
+    def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
+        """See `Ops.experts`. All are computed, those that are not chosen times zero: no shape follows the choice."""
+        count = logits.width
+        w1, w2 = (self._root.parameter(f"{name}.mlp.{one}", count * wide, x.width) for one in ("w1", "w2"))
+        largest, places = logits.value.float().softmax(1).topk(chosen, dim=1)
+        share = torch.zeros_like(logits.value).scatter(1, places, largest.to(self._options.dtype))
+        each = self.activate(Rows(x.value @ w1.T, count * wide), act)
+        shared = (self._heads(each, wide) * share[:, :, None]).flatten(1)
+        return Rows(functional.linear(shared, w2.T, self._root.parameter(f"{name}.bias", x.width)), x.width)
+
+    def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
+        inverse = torch.as_tensor(frequencies, device=self._options.device)
+        angles = self._ids["position_ids"][:, None].float() * inverse
+        both = torch.cat((angles, angles), 1)[:, None]
+        cos, sin = ((one * factor).to(self._options.dtype) for one in (both.cos(), both.sin()))
+        return Rotation(cos, sin, 2 * len(frequencies))
+
+    def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
+        whole = self._heads(x, dim)
+        heads = whole if rotation.dim == dim else whole[..., : rotation.dim]
+        half = rotation.dim // 2
+        turned = torch.cat((-heads[..., half:], heads[..., :half]), 2)
+        rotated = heads * rotation.cos + turned * rotation.sin
+        if rotation.dim < dim:
+            rotated = torch.cat((rotated, whole[..., rotation.dim :]), 2)
+        return Rows(rotated.flatten(1), x.width)
+
+    def attention(
+        self,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        heads: Heads,
+        *,
+        scale: float,
+        causal: bool = False,
+        window: int | None = None,
+        bias: Any = None,
+    ) -> Rows:
+        self._root.forms.add(AttentionForm(heads, causal, window, bias is not None))
+        parts = (self._heads(one, heads.dim) for one in (q, k, v))
+        biased = {} if bias is None else {"bias": bias}
+        attended = self._layout.attend(*parts, scale=scale, window=window, causal=causal, **biased)
+        return Rows(attended.flatten(1), q.width)
+
+    def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
+        values = torch.as_tensor(table, device=self._options.device, dtype=self._options.dtype)
+        return Rows(functional.embedding(self._ids["adapter_ids"], values), table.shape[1])
+
+    def alibi(self, slopes: NDArray[np.float32]) -> AlibiBias:
+        return AlibiBias(torch.as_tensor(slopes, device=self._options.device, dtype=self._options.dtype))
+
+    def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> DistanceBias:
+        table = self._root.tensor_of(name, (int(buckets.max()) + 1, heads))
+        return DistanceBias(table[torch.as_tensor(buckets, device=table.device)].T.contiguous())
+
+    def disentangled(
+        self,
+        q: Rows,
+        k: Rows,
+        heads: Heads,
+        buckets: NDArray[np.int64],
+        *,
+        content_to_position: Rows | None,
+        position_to_content: Rows | None,
+        scale: float,
+    ) -> Any:
+        tables = (content_to_position, position_to_content)
+        to_position, to_content = (None if one is None else self._heads(one, heads.dim) for one in tables)
+        places = torch.as_tensor(buckets, device=self._options.device)
+        return DisentangledBias(self._heads(q, heads.dim), self._heads(k, heads.dim), places, to_position, to_content, scale)
+
+    def _heads(self, x: Rows, dim: int) -> Tensor:
+        heads: Tensor = x.value.unflatten(1, (-1, dim))
+        return heads
+
+
+def path_of(name: str) -> str:
+    """Where a module keeps a tensor of the checkpoint."""
+    return name.replace(".", "__")

@@ -1,0 +1,176 @@
+"""A loaded encoder at work: packed batches in, last hidden states out, without padding where the family is known.
+
+`PackedTrunk` runs a module of `ops`. `PaddedTrunk` runs transformers' own modules where there is no family, on a padded batch
+with their own attention and mask: slower, and as right as transformers is for a padded batch. Whether a text depends on its
+neighbours is asked by the self-test at load.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx
+
+from hybridtei.batch import PackedBatch, each, pad, seen_mask
+from hybridtei.inference.backends.torch.attention import PER_SEQUENCE, kernel_for
+from hybridtei.inference.backends.torch.kernels import Kernel, per_sequence
+from hybridtei.inference.backends.torch.layout import PackedLayout
+from hybridtei.inference.backends.torch.memory import to_device
+from hybridtei.inference.backends.torch.ops import AttentionForm
+
+if TYPE_CHECKING:
+    from hybridtei.models.checkpoint.spec import ModelSpec
+
+Ids = Mapping[str, Tensor]  # a batch's integers on the device, int64[t] each, by the names that a module takes
+Pass = Callable[[Ids, PackedLayout], Tensor]
+
+
+class PackedTrunk:
+    """`kernel` computes attention; `compiled` computes passes instead of the module once it is made, see `compiling`.
+
+    `padded`: a batch costs n * max_seqlen tokens. `causal`: no token sees a later one, and prefixes can be computed once.
+    `attention`: the name of what computes it.
+    """
+
+    padded = False
+
+    def __init__(
+        self,
+        model: fx.GraphModule,
+        forms: frozenset[AttentionForm],
+        spec: ModelSpec,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        words: str | None = None,
+    ) -> None:
+        """`forms`: what layers ask of attention. `words`: the table of word embeddings in `model`, where a head reads it."""
+        self.model = model
+        self.compiled: Pass | None = None
+        self.forms = forms
+        self.causal = all(form.causal for form in forms)
+        self.dtype = dtype
+        self._spec = spec
+        self._device = device
+        self._words = words
+        self.kernel: Kernel
+        if any(form.has_bias for form in forms):
+            self.attention, self.kernel = PER_SEQUENCE, per_sequence
+        else:
+            self.attention, self.kernel = kernel_for(forms, dtype, device)
+
+    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
+        """Last hidden states float[t, h], flat whichever way the model runs. `ids`: the batch on the device."""
+        hidden: Tensor = (self.compiled or self.model)(ids, layout)
+        return hidden
+
+    def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
+        """What `ids` is made of. Zeros where a batch says nothing of what the model tells apart."""
+        integers = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
+        if self._spec.has_token_types:
+            integers["token_type_ids"] = 0 * batch.input_ids if batch.token_type_ids is None else batch.token_type_ids
+        if self._spec.adapters is not None:
+            integers["adapter_ids"] = 0 * batch.input_ids if batch.adapter_ids is None else batch.adapter_ids
+        return integers
+
+    def layout(self, batch: PackedBatch, offsets: Tensor | None = None) -> PackedLayout:
+        """Of a batch, with this trunk's attention. `offsets`: see `PackedLayout`."""
+        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets)
+
+    def place(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """A batch's integers on the device."""
+        return to_device(self.integers(batch), self._device)
+
+    def word_embeddings(self, ids: Ids) -> Tensor:
+        """Rows of the word embedding table, without position or type: float[t, h]."""
+        assert self._words is not None
+        return torch.nn.functional.embedding(ids["input_ids"], getattr(self.model, self._words))
+
+
+class PaddedTrunk:
+    """See `PackedTrunk`. A model whose rotary embedding follows the length takes one sequence a pass, so that no text depends
+    on its neighbours."""
+
+    causal = False
+    attention = "transformers' own"
+
+    def __init__(self, model: Any, spec: ModelSpec, device: torch.device) -> None:
+        self.model = model
+        self._spec = spec
+        self._device = device
+        self._alone = forget_lengths(model)
+        self.padded = not self._alone
+
+    def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
+        """See `PackedTrunk`."""
+        if self._alone and len(batch) > 1:
+            return torch.cat([self._run(part) for part in each(batch)])
+        return self._run(batch)
+
+    def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
+        """See `PackedTrunk`."""
+        return {"input_ids": batch.input_ids}
+
+    def layout(self, batch: PackedBatch, offsets: Tensor | None = None) -> PackedLayout:
+        """See `PackedTrunk`."""
+        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, offsets=offsets)
+
+    def word_embeddings(self, ids: Ids) -> Tensor:
+        """See `PackedTrunk`."""
+        return self.model.get_input_embeddings()(ids["input_ids"])  # type: ignore[no-any-return]
+
+    def _run(self, batch: PackedBatch) -> Tensor:
+        input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, self._spec.padding_id)
+        inputs: dict[str, Any] = {
+            "input_ids": self._tensor(input_ids),
+            "attention_mask": self._tensor(seen_mask(mask, batch)).long(),
+        }
+        if self._spec.has_token_types:
+            types = batch.token_type_ids
+            padded = pad(types, batch.cu_seqlens, 0)[0] if types is not None else 0 * input_ids
+            inputs["token_type_ids"] = self._tensor(padded)
+        if "use_cache" in self._spec.config:
+            inputs["use_cache"] = False
+        hidden = self.model(**inputs).last_hidden_state
+        return hidden.flatten(0, 1)[self._tensor(np.flatnonzero(mask))]  # type: ignore[no-any-return]
+
+    def _tensor(self, array: Any) -> Tensor:
+        return torch.as_tensor(array, device=self._device)
+
+
+Trunk = PackedTrunk | PaddedTrunk
+
+
+def forget_lengths(model: Any) -> bool:
+    """Whether any rotary embedding of the model follows the length; from here on those that do keep nothing of it."""
+    following = [module for module in model.modules() if _follows_length(module)]
+    for module in following:
+        module.forward = _Fresh(module)
+    return bool(following)
+
+
+def _follows_length(module: Any) -> bool:
+    declared = getattr(module, "rope_type", None)
+    kinds = declared.values() if isinstance(declared, dict) else [declared]  # one for all layers, or one a kind of layer
+    return any(isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds)
+
+
+class _Fresh:
+    """Calls a copy of the module as it is now; the copy has buffers of its own, since longrope writes into them."""
+
+    def __init__(self, module: Any) -> None:
+        self._pristine = _copy(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _copy(self._pristine)(*args, **kwargs)
+
+
+def _copy(module: Any) -> Any:
+    twin = copy.copy(module)
+    twin._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
+    return twin

@@ -1,0 +1,343 @@
+"""The lanes of one device: threads that take batches from the engines of all models on it, fairly by tokens.
+
+Among models with work, the one that was served the fewest tokens is next; its `EngineCore` decides what a pass computes.
+A failed pass fails its own callers; a lane that dies of anything else fails every waiter of every model, and flips health.
+
+A pass that takes longer than `pass_timeout` fails its callers and flips health until it returns. It keeps its lane, since
+nothing can interrupt it; while all lanes are kept like this, every waiting request fails.
+
+A GPU's backend takes a batch or more ahead of its lanes: one is packed and launched while another runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from time import monotonic, perf_counter_ns
+
+from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, PassOverdue
+from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.engine.core import Batch, EngineCore
+from hybridtei.inference.engine.scheduler import EngineRequest
+from hybridtei.system.machine import LaneKind, lower_priority
+
+JOIN_SECONDS = 0.5  # between looks at whether a lane will end at all
+LOOK_SECONDS = 1.0  # at most, between looks at overdue passes
+LOOKS = 4  # within a bound, at least
+STOP_SECONDS = 2.0  # that the end of a process waits for passes that nobody waits for any more
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class ModelInstance:
+    """One model on a device, and the callbacks of its lanes.
+
+    `on_take`: a lane took a batch; called under the device's lock. `on_complete`: requests are complete. `on_death`: no lane is
+    left.
+    """
+
+    core: EngineCore
+    backend: Backend
+    on_take: Callable[[Batch], None]
+    on_complete: Callable[[Sequence[EngineRequest]], None]
+    on_death: Callable[[BackendError], None]
+    healthy: bool = True
+    served_tokens: int = 0  # virtual: an idle model is owed nothing for what it did not use
+    running: int = 0
+    overdue: int = 0  # of those that run
+    entered: set[int] = field(default_factory=set)  # threads that have called its backend's `enter_lane`
+
+    def enter(self, kind: LaneKind) -> None:
+        """Call `Backend.enter_lane` once for each thread."""
+        lane = threading.get_ident()
+        if lane not in self.entered:
+            self.backend.enter_lane(kind)
+            self.entered.add(lane)
+
+
+@dataclass(eq=False, slots=True)
+class _InFlightBatch:
+    """A batch that a lane computes."""
+
+    instance: ModelInstance
+    batch: Batch
+    began_ns: int = field(default_factory=perf_counter_ns)
+    abandoned: bool = False
+    ended: bool = False
+
+    def describe(self) -> str:
+        backend, packed = self.instance.backend, self.batch.packed
+        seconds = (perf_counter_ns() - self.began_ns) / 1e9
+        return (
+            f"a pass of {len(packed)} inputs, {len(packed.input_ids)} tokens, the longest {packed.max_seqlen}, for "
+            f"{', '.join(sorted(packed.heads))}, on {backend.name} in {backend.dtype}, runs for {seconds:.1f} seconds"
+        )
+
+
+class Device:
+    """Lanes for the models that join. `lanes`: what their backends have in common. `pass_timeout`: seconds of `clock` that a
+    pass may take; 0: as long as it likes."""
+
+    def __init__(
+        self,
+        lanes: Sequence[LaneKind],
+        *,
+        bulk_niceness: int = 0,
+        pass_timeout: float = 0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.dead: BackendError | None = None
+        self._niceness = bulk_niceness if LaneKind.EXPRESS in lanes else 0
+        self._work = {kind: threading.Condition(self.lock) for kind in set(lanes)}
+        self._instances: list[ModelInstance] = []
+        self._left = threading.Condition(self.lock)
+        self._closing = False
+        self._pass_timeout = pass_timeout
+        self._watchdog = Watchdog(pass_timeout, clock=clock)
+        self.overdue = 0  # lanes that a pass keeps for longer than it may
+        self._ahead = 0  # lanes beyond those of `lanes`
+        self._threads = [self._thread(kind, f"{kind}-{i}") for i, kind in enumerate(lanes)]
+
+    @property
+    def alive(self) -> bool:
+        """Whether any lane runs."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether every lane is kept by an overdue pass."""
+        return self.overdue >= len(self._threads)
+
+    def start(self) -> None:
+        """Start the lanes, unless they run."""
+        if not self.alive:
+            self._watchdog.start()
+        for thread in self._threads:
+            if thread.ident is None:
+                thread.start()
+
+    def stop(self, seconds: float = inf) -> None:
+        """End the lanes once their running batches have ended; overdue batches, and those that take longer than `seconds`, are
+        left.
+
+        Requests that still wait must have been failed before.
+        """
+        end = monotonic() + seconds
+        with self.lock:
+            self._closing = True
+            self._wake_all()
+        for thread in self._threads:
+            while thread.is_alive() and not self.overdue and monotonic() < end:
+                thread.join(JOIN_SECONDS)
+        self._watchdog.stop()
+
+    def join(self, instance: ModelInstance) -> None:
+        """Serve a model's queue from now on."""
+        with self.lock:
+            instance.served_tokens = min((other.served_tokens for other in self._instances), default=0)
+            self._instances.append(instance)
+            running = self.alive
+            while self._ahead < getattr(instance.backend, "ahead", 0):
+                self._ahead += 1
+                self._threads.append(self._thread(LaneKind.BULK, f"ahead-{self._ahead}"))
+                if running:
+                    self._threads[-1].start()
+
+    def leave(self, instance: ModelInstance, seconds: float | None = None) -> None:
+        """Serve a model's queue no more, and wait up to `seconds` until none of its batches runs but overdue ones."""
+        with self.lock:
+            if instance in self._instances:
+                self._instances.remove(instance)
+            self._left.wait_for(lambda: instance.running <= instance.overdue or self.dead is not None, seconds)
+
+    def added(self, instance: ModelInstance) -> None:
+        """Wake a lane for what was added to a model's queue; the caller holds the lock."""
+        for kind, condition in self._work.items():
+            if instance.core.waiting(kind):
+                condition.notify()
+
+    def _thread(self, kind: LaneKind, name: str) -> threading.Thread:
+        return threading.Thread(target=self._lane, args=(kind,), name=name, daemon=True)
+
+    def _lane(self, kind: LaneKind) -> None:
+        try:
+            if kind is LaneKind.BULK and self._niceness and not lower_priority(self._niceness):
+                log.warning("the operating system refuses a lower priority to bulk work; it runs at the same as the rest")
+            for instance in [*self._instances]:
+                instance.enter(kind)
+            while (work := self._next(kind)) is not None:
+                instance, batch = work
+                instance.enter(kind)
+                instance.on_complete(self._run(instance, batch))
+        except BaseException as error:  # a defect in this package: no request may wait for ever because of it
+            log.critical("a lane died; every waiting request fails", exc_info=True)
+            self._die(BackendError(f"the engine stopped: {error}"))
+
+    def _next(self, kind: LaneKind) -> tuple[ModelInstance, Batch] | None:
+        """Wait for a batch; return None when the device closes."""
+        with self.lock:
+            while True:
+                now = perf_counter_ns()
+                waiting = [instance for instance in self._instances if len(instance.core)]
+                for instance in sorted(waiting, key=lambda instance: instance.served_tokens):
+                    batch = instance.core.take(now, kind, device_idle=self._others_idle(instance))
+                    if batch is not None:
+                        instance.on_take(batch)
+                        self._account(instance, batch)
+                        return instance, batch
+                if self._closing:
+                    return None
+                self._wake_others(kind, waiting)
+                kept = any(instance.core.waiting(kind) for instance in waiting)
+                self._work[kind].wait(LOOK_SECONDS if kept else None)
+
+    def _wake_others(self, kind: LaneKind, waiting: Sequence[ModelInstance]) -> None:
+        """What kept them from work may have left the queue without a batch, since its caller did."""
+        for other, condition in self._work.items():
+            if other is not kind and any(instance.core.waiting(other) for instance in waiting):
+                condition.notify()
+
+    def _others_idle(self, instance: ModelInstance) -> bool:
+        others = (other for other in self._instances if other is not instance)
+        return not any(other.running or len(other.core) for other in others)
+
+    def _account(self, instance: ModelInstance, batch: Batch) -> None:
+        busy = [
+            other.served_tokens for other in self._instances if other is not instance and (other.running or len(other.core))
+        ]
+        instance.served_tokens = max(instance.served_tokens, min(busy, default=0)) + batch.tokens
+        instance.running += 1
+        self.added(instance)  # one request may fill many batches; and lanes of another kind may have waited for this one
+
+    def _run(self, instance: ModelInstance, batch: Batch) -> list[EngineRequest]:
+        one = _InFlightBatch(instance, batch)
+        watched = self._watchdog.begin(partial(self._abandon, one))
+        try:
+            parts = batch.split(instance.backend.forward(batch.packed, use_all_cores=batch.use_all_cores))
+        except DeviceLost:  # nor will any other pass succeed
+            raise
+        except PartlyFailed as error:
+            return self._settle_partly(one, error)
+        except Exception as error:  # whatever a backend raises fails this batch only
+            log.error("a batch of %d failed: %s", len(batch.rows), error)
+            failure = error if isinstance(error, BackendError) else BackendError(f"{type(error).__name__}: {error}")
+            with self.lock:
+                self._ended(one, healthy=False)
+                return [] if one.abandoned else instance.core.fail(batch, failure)
+        finally:
+            self._watchdog.end(watched)
+        with self.lock:
+            self._ended(one, healthy=True)
+            return [] if one.abandoned else instance.core.settle(batch, parts, perf_counter_ns())
+
+    def _settle_partly(self, one: _InFlightBatch, error: PartlyFailed) -> list[EngineRequest]:
+        """Settle the sequences that were computed; only the other requests fail."""
+        batch, instance = one.batch, one.instance
+        computed = set(error.rows)
+        log.error("%d sequences of a batch of %d failed: %s", len(batch.rows) - len(computed), len(batch.rows), error)
+        parts = replace(batch, rows=[batch.rows[row] for row in error.rows]).split(error.outputs)
+        failed = replace(batch, rows=[callers for row, callers in enumerate(batch.rows) if row not in computed]).callers
+        with self.lock:
+            self._ended(one, healthy=True)
+            if one.abandoned:
+                return []
+            for request, _ in failed:
+                request.error = BackendError(str(error))
+            complete = instance.core.settle(batch, parts, perf_counter_ns())
+            return [*dict.fromkeys([*complete, *(request for request, _ in failed)])]
+
+    def _abandon(self, one: _InFlightBatch) -> None:
+        """Fail the requests of a pass that has not ended in time; and all others, once no lane is free to serve them."""
+        instance, failed = one.instance, dict[ModelInstance, list[EngineRequest]]()
+        with self.lock:
+            if one.ended:
+                return
+            failure = PassOverdue(f"{one.describe()}, more than {self._pass_timeout:g} (pass-timeout)")
+            log.critical("%s; its requests fail, and so does /health until it returns", failure)
+            one.abandoned, instance.healthy = True, False
+            instance.overdue += 1
+            self.overdue += 1
+            failed[instance] = instance.core.fail(one.batch, failure)
+            if self.stuck:
+                for other in self._instances:
+                    failed[other] = [*failed.get(other, ()), *other.core.fail_all(failure)]
+            self._left.notify_all()
+        for each, requests in failed.items():
+            each.on_complete(requests)
+
+    def _ended(self, one: _InFlightBatch, *, healthy: bool) -> None:
+        instance = one.instance
+        one.ended = True
+        if one.abandoned:
+            log.warning("%s, and has ended", one.describe())  # before health says so
+            instance.overdue -= 1
+            self.overdue -= 1
+        instance.healthy = healthy
+        instance.running -= 1
+        if not instance.running:
+            self._left.notify_all()
+
+    def _die(self, failure: BackendError) -> None:
+        with self.lock:
+            self.dead = failure
+            self._closing = True
+            instances = [*self._instances]
+            for instance in instances:
+                instance.core.fail_all(failure)
+            self._wake_all()
+            self._left.notify_all()
+        for instance in instances:
+            instance.on_death(failure)
+
+    def _wake_all(self) -> None:
+        for condition in self._work.values():
+            condition.notify_all()
+
+
+class Watchdog:
+    """Watches what runs in other threads, for `seconds` of `clock` each; 0: nothing."""
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._watched: dict[int, tuple[float, Callable[[], object]]] = {}  # the oldest first
+        self._next = 0
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Watch from now on."""
+        if self._seconds:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._closed.set()
+
+    def begin(self, overdue: Callable[[], object]) -> int:
+        """Begin a piece of work; return its number for `end`. `overdue`: called from the watchdog's thread, at most once."""
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._watched[number] = (self._clock() + self._seconds, overdue)
+            return number
+
+    def end(self, number: int) -> None:
+        """End a piece of work; `overdue` is not called from now on."""
+        with self._lock:
+            self._watched.pop(number, None)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(LOOK_SECONDS, self._seconds / LOOKS)):
+            now = self._clock()
+            with self._lock:
+                late = [number for number, (deadline, _) in self._watched.items() if deadline <= now]
+                calls = [self._watched.pop(number)[1] for number in late]
+            for call in calls:
+                call()

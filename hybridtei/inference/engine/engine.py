@@ -1,0 +1,221 @@
+"""Runs a model's queue: `Engine` for callers on an event loop, by a device's lanes; `run_all` for a caller that blocks.
+
+`Engine` wakes its loop once a batch, however many requests the batch completes. `run_all` starts threads that end with the
+queue. A pass over all cores has little to share out where texts are short, and its threads meet after each operation; as many
+passes of one thread each do not. A few short texts are the exception: they make one pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter_ns
+from typing import Protocol
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from hybridtei.batch import Encoding, Head
+from hybridtei.errors import BackendError, Unhealthy
+from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.engine.core import Batch, EngineCore
+from hybridtei.inference.engine.device import Device, ModelInstance
+from hybridtei.inference.engine.scheduler import EngineRequest, ResultCache
+from hybridtei.system.machine import LaneKind
+from hybridtei.system.metrics import Registry, powers_of_two
+
+
+class BatchMetrics:
+    """What is counted per batch, under TEI's names; and passes, lanes and what was saved, under ours. `core`: the queue."""
+
+    def __init__(self, registry: Registry, core: EngineCore) -> None:
+        self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
+        self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
+        self.forwards = registry.counter("hybridtei_forward_passes_total")
+        batches, tokens = registry.counter("hybridtei_lane_batches_total"), registry.counter("hybridtei_lane_tokens_total")
+        self._of_lane = {kind: (batches.of(lane=kind), tokens.of(lane=kind)) for kind in LaneKind}
+        self.fill = registry.histogram("hybridtei_batch_fill", [tenths / 10 for tenths in range(1, 11)])
+        self.queued = registry.observed("te_queue_size", lambda: len(core))
+        registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
+        registry.observed("hybridtei_running_batches", lambda: core.running)
+        self.dropped = registry.counter("hybridtei_dropped_requests_total")  # whose caller left while they waited for a pass
+        self.shared = registry.counter("hybridtei_shared_inputs_total")  # identical to one that waited already
+        self.cache_hits = registry.counter("hybridtei_cache_hits_total")
+        self.cache_misses = registry.counter("hybridtei_cache_misses_total")
+        self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
+
+    def taken(self, batch: Batch, budget_tokens: int) -> None:
+        """A batch goes to a lane."""
+        tokens = batch.tokens
+        batches, lane_tokens = self._of_lane[batch.kind]
+        batches()
+        lane_tokens(tokens)
+        self.fill.observe(tokens / budget_tokens)
+        self.size.observe(len(batch.rows))
+        self.tokens.observe(tokens)
+        self.forwards.add()
+
+    def saved(self, core: EngineCore, cache: ResultCache | None) -> None:
+        """What did not have to be computed, so far."""
+        if core.shared > self.shared.value():
+            self.shared.add(core.shared - self.shared.value())
+        if cache is not None:
+            self.cache_hits.add(cache.hits - self.cache_hits.value())
+            self.cache_misses.add(cache.misses - self.cache_misses.value())
+            self.cache_bytes.set(cache.bytes)
+
+
+class EngineClient(Protocol):
+    """Where a service's encodings become outputs: here (`Engine`), or in another process (`engine_process.RemoteEngine`)."""
+
+    async def start(self) -> None: ...
+
+    @property
+    def dead(self) -> BackendError | None: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    async def stop(self, seconds: float | None = None) -> None: ...
+
+    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest: ...
+
+    async def check_health(self) -> None: ...
+
+
+class Engine:
+    """One model's queue on a device, awaited on one event loop."""
+
+    def __init__(
+        self, core: EngineCore, backend: Backend, device: Device, registry: Registry, cache: ResultCache | None = None
+    ) -> None:
+        self.metrics = BatchMetrics(registry, core)
+        self._core = core
+        self._cache = cache
+        self._backend = backend
+        self._device = device
+        self._instance = ModelInstance(core, backend, self._on_take, self._on_complete, self._on_death)
+        self._open: set[EngineRequest] = set()  # whose callers wait
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+
+    async def start(self) -> None:
+        """Join the device; futures will be resolved on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._device.join(self._instance)
+
+    @property
+    def dead(self) -> BackendError | None:
+        """Why the lanes have ended, if they did so by themselves."""
+        return self._device.dead
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pass of the model runs."""
+        return self._instance.running > 0
+
+    async def stop(self, seconds: float | None = None) -> None:
+        """Fail what still waits, and let running batches end, at most for so long."""
+        with self._device.lock:
+            self._closing = True
+            failed = self._core.fail_all(Unhealthy())
+        _wake(failed)
+        await asyncio.to_thread(self._device.leave, self._instance, seconds)
+        if not self.busy:  # under a pass that does not end, the weights stay where they are
+            self._backend.close()
+
+    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest:
+        """Queue a request and return it once all its outputs are there. Raises BackendError if a pass fails, and Unhealthy when
+        closing.
+
+        Cancelling the caller takes what has not run out of the queue.
+        """
+        with self._device.lock:
+            if self._closing or self._device.dead is not None or self._device.stuck:
+                raise Unhealthy
+            request = self._core.add(encodings, heads, now_ns)
+            self.metrics.saved(self._core, self._cache)
+            if request.done:  # all of it was in the cache
+                return request
+            request.waiter = asyncio.get_running_loop().create_future()  # before a lane can be done with it
+            self._open.add(request)
+            self._device.added(self._instance)
+        try:
+            await request.waiter
+        except asyncio.CancelledError:
+            request.cancelled = True
+            self.metrics.dropped.add()
+            raise
+        finally:
+            self._open.discard(request)
+        if request.error is not None:
+            raise request.error
+        return request
+
+    async def check_health(self) -> None:
+        """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
+        if self._closing or self._device.dead is not None or self._instance.overdue or not self._device.alive:
+            raise Unhealthy
+        if self._instance.healthy:
+            return
+        spec = self._backend.spec
+        probe = Encoding(np.array([spec.positions.offset], dtype=np.int64))
+        try:
+            await self.run([probe], frozenset({next(iter(sorted(spec.heads)))}), perf_counter_ns())
+        except BackendError as error:
+            raise Unhealthy from error
+
+    def _on_take(self, batch: Batch) -> None:
+        self.metrics.taken(batch, self._core.max_tokens)
+
+    def _on_complete(self, requests: Sequence[EngineRequest]) -> None:
+        if requests and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_wake, requests)
+
+    def _on_death(self, error: BackendError) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fail_open, error)
+
+    def _fail_open(self, error: BackendError) -> None:
+        for request in self._open:
+            request.error = error
+        _wake(self._open)
+
+
+def _wake(requests: Iterable[EngineRequest]) -> None:
+    for request in requests:
+        request.wake()
+
+
+def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]) -> None:
+    """Until nobody waits; `callers` passes at once, of which `advance` is told how many sequences each did. Raises what a pass
+    raised, once the others have ended."""
+    if callers == 1 or core.is_one_pass:
+        while (batch := core.take()) is not None:
+            core.give(batch, backend.forward(batch.packed, use_all_cores=True))
+            advance(len(batch.rows))
+        return
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                batch = core.take(device_idle=False)  # what a batch holds must not depend on which caller ends first
+            if batch is None:
+                return
+            try:
+                parts = batch.split(backend.forward(batch.packed))
+            except BaseException as error:
+                with lock:
+                    core.fail(batch, error)
+                    core.fail_all(error)
+                raise
+            with lock:
+                core.settle(batch, parts)
+                advance(len(batch.rows))
+
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(callers) as pool:
+        for done in [pool.submit(work) for _ in range(callers)]:
+            done.result()

@@ -1,0 +1,297 @@
+"""One model under asyncio: admission, chunks of a large request, a tokenizer pool, its engine.
+
+Holds no policy: `Admission` admits, `EngineCore` orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from math import inf
+from time import monotonic, perf_counter_ns
+from typing import Any, Generic, TypeVar
+
+from hybridtei.config import EngineConfig
+from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRefused, TokenizerError, Unhealthy
+from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.engine.admission import Admission, Bounds, Deadlines
+from hybridtei.inference.engine.core import EngineCore, shared_tokens
+from hybridtei.inference.engine.device import Device
+from hybridtei.inference.engine.engine import Engine, EngineClient
+from hybridtei.inference.engine.scheduler import ResultCache
+from hybridtei.inference.tasks.base import Chunk, Model, Task
+from hybridtei.models.text.reader import TextReader
+from hybridtei.models.text.tokenizer import SHORT_CHARACTERS, Tokenizer
+from hybridtei.outputs import HeadOutputs, Timings
+from hybridtei.system.machine import available_cores
+from hybridtei.system.metrics import Registry
+
+MEGABYTE = 1_000_000
+BYTES_PER_NUMBER = 12  # of a float32 in JSON, on average: sign, point, nine digits, comma
+PANIC = "PanicException"  # of Rust code that panics; not an Exception, so few would catch it
+MAX_ASIDE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) that may be inside at once
+
+T = TypeVar("T")
+Start = Callable[[], Coroutine[Any, Any, T]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[T]):
+    """A task's answer, how many tokens ran for it, and the times of each stage."""
+
+    answer: T
+    lengths: list[int]
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[T]):
+    """A chunk's answer, how many inputs it has, the tokens of each encoding, and its times; tokenisation as a sum."""
+
+    answer: T
+    size: int
+    lengths: list[int]
+    timings: Timings
+
+
+class EngineService:
+    """One model, served to many callers on one event loop."""
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        config: EngineConfig,
+        *,
+        budget_tokens: int,
+        registry: Registry | None = None,
+        device: Device | None = None,
+        engine: EngineClient | None = None,
+    ) -> None:
+        """`device`: its lanes are shared with other models; without one, the model has lanes of its own.
+
+        `engine`: where the engine is in another process, its client.
+        """
+        self.model = model
+        self.backend = backend
+        self.config = config
+        self.budget_tokens = budget_tokens
+        self.workers = config.tokenization_workers or default_tokenization_workers()
+        self.admission = Admission(config.max_concurrent_requests)
+        self._own_device: Device | None = None
+        if engine is None and device is None:
+            device = self._own_device = Device(
+                backend.lanes, bulk_niceness=config.bulk_niceness, pass_timeout=config.pass_timeout
+            )
+        self.engine = engine or engine_of(backend, config, budget_tokens, registry or Registry(), device)
+        self._closing = False
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
+        self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
+        self.beside = Admission(MAX_ASIDE)
+        self._deadlines = Deadlines(config.request_timeout)
+
+    async def start(self) -> None:
+        """Join the device; requests complete on the running loop."""
+        await self.engine.start()
+        if self._own_device is not None:
+            self._own_device.start()
+
+    async def stop(self, seconds: float | None = None) -> None:
+        """Fail what still waits, let running batches end, and free the model's memory, unless a batch takes longer than
+        `seconds`."""
+        self._closing = True
+        end = monotonic() + (inf if seconds is None else seconds)
+        await self.engine.stop(seconds)
+        self._deadlines.close()
+        if self._own_device is not None:
+            await asyncio.to_thread(self._own_device.stop, end - monotonic())
+        for pool in (self._pool, self._side_pool):
+            pool.shutdown(wait=False)  # its remaining work ends there, and is refused at the queue
+
+    @property
+    def reader(self) -> TextReader:
+        """The model's reader of texts: limits, prompts, tokens."""
+        return self.model.reader
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, for what needs no pass."""
+        return self.model.reader.tokenizer
+
+    @property
+    def dead(self) -> BackendError | None:
+        """Why its lanes have ended by themselves, or cannot be reached; None while they serve."""
+        return self.engine.dead
+
+    async def run(self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None) -> Answered[T]:
+        """Admit, split, tokenise, queue, wait, finish, join. `characters`: of all inputs, if counted. `bounds`: how a large
+        request is split; without them it is one chunk.
+
+        The permits are taken once and held until the last chunk is done. Raises Overloaded at once, RequestError for bad input,
+        BackendError if a pass fails, TimedOut if a chunk takes too long; of several failures, that of the first chunk by place.
+        Cancelling the caller frees the permits and takes what has not run out of the queue.
+        """
+        bounds = bounds or Bounds.whole(task.size)
+        with self.admission.inside(bounds.permits, turns=bounds.turns):
+            task = task.for_model(self.model.spec)
+            task.check(self.model.spec)
+            chunks = task.split(bounds.chunk)
+            first = next(chunks)
+            if first.size == task.size:
+                short = first.size == 1 and characters is not None and characters <= SHORT_CHARACTERS
+                done = [await self._deadlines.within(self._run(first, short=short))]
+                _check_numbers(first.numbers(done[0].answer), bounds)
+            else:
+                done = await self._run_all(first, chunks, bounds, needs_first=task.needs_first)
+        return _joined(task, done)
+
+    async def _run_all(self, first: Chunk[T], rest: Iterator[Chunk[T]], bounds: Bounds, *, needs_first: bool) -> list[_Done[T]]:
+        place, numbers = 0, 0
+
+        async def run(chunk: Chunk[T], begin: int) -> _Done[T]:
+            nonlocal numbers
+            try:
+                done = await self._deadlines.within(self._run(chunk))
+            except EmptyInput as error:
+                error.place = None if error.place is None else error.place + begin
+                raise
+            numbers += chunk.numbers(done.answer)
+            _check_numbers(numbers, bounds)
+            return done
+
+        def starts(chunks: Iterable[Chunk[T]]) -> Iterator[Start[_Done[T]]]:
+            nonlocal place
+            for chunk in chunks:
+                yield partial(run, chunk, place)
+                place += chunk.size
+
+        if not needs_first:
+            return await in_order(starts(chain([first], rest)), bounds.at_once)
+        (begin,) = starts([first])
+        done = await begin()
+        return [done, *await in_order(starts(chunk.knowing(done.answer) for chunk in rest), bounds.at_once)]
+
+    async def _run(self, chunk: Chunk[T], *, short: bool = False) -> _Done[T]:
+        began = perf_counter_ns()
+        if short:
+            with _Panicking():
+                encodings = chunk.prepare(self.model)  # in less time than it takes to wake a thread of the pool
+        else:
+            encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
+        lengths = [len(encoding) for encoding in encodings]
+        self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
+        tokenised = perf_counter_ns()
+        if not chunk.heads:  # nothing to compute: it takes no place in the queue
+            return _Done(
+                chunk.finish(self.model, encodings, HeadOutputs()), chunk.size, lengths, Timings(tokenised - began, 0, 0)
+            )
+        request = await self.engine.run(encodings, chunk.heads, tokenised)
+        finish = partial(chunk.finish, self.model, encodings, request.outputs())
+        answer = await self._in(self._pool, finish) if chunk.finishes_aside(self.model.spec) else finish()
+        timings = request.timings()
+        return _Done(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Run work that needs no pass on a thread of its own, so that it delays no pass. Raises Overloaded if `MAX_ASIDE`
+        pieces are inside, and TimedOut."""
+        with self.beside.inside(1):
+            return await self._deadlines.within(self._in(self._side_pool, work))
+
+    async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that asks other services too, within a request's bound of time. Raises TimedOut."""
+        return await self._deadlines.within(work)
+
+    def check_answer(self, numbers: int) -> None:
+        """Raises AnswerTooLarge if so many numbers would exceed `--max-answer-bytes` as JSON."""
+        size, limit = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes
+        if size > limit:
+            raise AnswerTooLarge(
+                f"the answer would take about {size} bytes > maximum allowed {limit} (max-answer-bytes): send fewer inputs"
+            )
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Run work on a pool; a caller that is cancelled before it began cancels it. Raises Unhealthy when closing."""
+        if self._closing:
+            raise Unhealthy
+        with _Panicking():
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    async def check_health(self) -> None:
+        """Return if the last pass went well; else a pass of one token decides. Raises Unhealthy."""
+        await self.engine.check_health()
+
+
+def default_tokenization_workers() -> int:
+    """TEI's rule: one thread less than there are processors, between 1 and 64."""
+    return min(max(available_cores() - 1, 1), 64)
+
+
+def too_many_numbers(limit: int) -> RequestRefused:
+    """Return the error for an answer of more than `limit` numbers."""
+    return RequestRefused(f"the answer would hold more than {limit} numbers: send fewer inputs at once")
+
+
+def _check_numbers(numbers: int, bounds: Bounds) -> None:
+    if bounds.max_numbers is not None and numbers > bounds.max_numbers:
+        raise too_many_numbers(bounds.max_numbers)
+
+
+async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
+    """Return all results in order; `at_once` run concurrently. Raises what the first by place raises, and starts no more
+    then."""
+    done: list[T] = []
+    running: list[asyncio.Task[T]] = []
+    try:
+        for start in starts:
+            if len(running) == at_once:
+                done.append(await running.pop(0))
+            running.append(asyncio.ensure_future(start()))
+        while running:
+            done.append(await running.pop(0))
+    finally:
+        for unfinished in running:
+            unfinished.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return done
+
+
+def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
+    """Join chunks into the answer that one chunk would have had. Times are means over all inputs."""
+    inputs = max(task.size, 1)
+    timings = Timings(
+        sum(one.timings.tokenization_ns for one in done) // inputs,
+        sum(one.size * one.timings.queue_ns for one in done) // inputs,
+        sum(one.size * one.timings.inference_ns for one in done) // inputs,
+    )
+    answer = done[0].answer if len(done) == 1 else task.join([one.answer for one in done])
+    return Answered(answer, [length for one in done for length in one.lengths], timings)
+
+
+class _Panicking:
+    """Turns a panic of the tokenizer into a TokenizerError, which fails its own request only."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and kind.__name__ == PANIC:
+            raise TokenizerError(f"the tokenizer gave up: {error}") from error
+
+
+def engine_of(backend: Backend, config: EngineConfig, budget_tokens: int, registry: Registry, device: Device | None) -> Engine:
+    """Return the engine of a loaded model; it counts in `registry`."""
+    assert device is not None
+    cache = ResultCache(config.embedding_cache_mb * MEGABYTE) if config.embedding_cache_mb else None
+    core = EngineCore(
+        max_tokens=budget_tokens,
+        max_sequences=config.max_batch_requests,
+        positions=backend.spec.positions,
+        padding=backend.padding,
+        lanes=backend.lanes,
+        cache=cache,
+        shared_tokens=shared_tokens(backend, config),
+    )
+    return Engine(core, backend, device, registry, cache)

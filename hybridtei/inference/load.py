@@ -1,0 +1,281 @@
+"""Composition root: configuration + checkpoint -> a model ready to run; and which models one process serves.
+
+Alone names concrete backends. Several models come from repeated `--model-id`, or from a TOML file of `[[model]]` tables:
+
+    [[model]]
+    model_id = "minilm-hybrid"
+
+    [[model]]
+    model_id = "/models/reranker"
+    alias = "rerank"
+    dtype = "int8"
+
+The keys of a table are the fields of `NamedModel`; what a table leaves out is taken from the flags.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hybridtei.batch import Encoding, Head, Padding, pack
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, check_value
+from hybridtei.errors import BackendError, LoadError, UnsupportedArchitecture, UsageError
+from hybridtei.inference.backends.base import Backend, Measured, Routed
+from hybridtei.inference.backends.select import open_backend
+from hybridtei.inference.tasks.base import Model
+from hybridtei.inference.tasks.embed import WITHOUT_PROMPT
+from hybridtei.models.checkpoint.files import check_links, embedded_model, resolve
+from hybridtei.models.checkpoint.layers import query_table, with_tanh_gelu
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.families import FAMILIES
+from hybridtei.models.text.reader import TextReader
+from hybridtei.models.text.tokenizer import Prompts, Tokenizer
+from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.system import memory
+
+log = logging.getLogger(__name__)
+
+FORMS = {Padding.NONE: "packed, without padding", Padding.ATTENTION: "packed, attention padded", Padding.ALL: "padded"}
+# Of the longer text. In transformers' modules, rotary embeddings that follow the length begin to do so late.
+SELF_TEST_TOKENS, GRAPH_TEST_TOKENS = 512, 64
+# Relative to the largest state.
+SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "int8": 0.02, "fp8": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, the engine that runs it, and the token budget of one pass on this hardware."""
+
+    model: Model
+    backend: Backend
+    budget_tokens: int
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What each line of `summary` says, for machines."""
+        spec, backend = self.model.spec, self.backend
+        return [
+            {"model_type": spec.model_type, "kind": spec.kind, "pooling": list(spec.pooling), "dense_width": spec.dense_width},
+            {"outputs": sorted(spec.heads)},
+            {"backend": backend.name, "dtype": backend.dtype, "padding": backend.padding, "lanes": list(backend.lanes)},
+            {"max_input_length": self.model.reader.max_input_length, "pass_tokens": self.budget_tokens},
+        ]
+
+    def summary(self) -> list[str]:
+        """Return lines for the log: model, outputs, backend and limits."""
+        spec, backend, reader = self.model.spec, self.backend, self.model.reader
+        form = FORMS[backend.padding]
+        pooling = "splade" if spec.is_splade else "+".join(spec.pooling)
+        embeds = f"{pooling} pooling, dense width {spec.dense_width}" if spec.late is None else "late interaction"
+        return [
+            f"model    {spec.model_type}, {embeds if spec.kind == 'embedding' else f'{spec.kind}, {len(spec.labels)} labels'}",
+            f"outputs  {', '.join(sorted(spec.heads))}",
+            f"backend  {backend.name}, {backend.dtype}, {form}, lanes: {', '.join(sorted(backend.lanes, reverse=True))}",
+            f"limits   {reader.max_input_length} tokens an input, {self.budget_tokens} a pass",
+        ]
+
+
+def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = True) -> LoadedModel:
+    """Find, read, check and warm up a model. `measures`: see `Encoder.load`. Raises LoadError."""
+    spec = find_model(config)
+    with ThreadPoolExecutor(1) as thread:  # a large vocabulary takes as long as the weights
+        reading = thread.submit(text_model, spec, engine)
+        backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
+        model = reading.result()
+    if not measures:
+        return LoadedModel(model, backend, min(engine.max_batch_tokens, backend.busy_tokens))
+    try:
+        for one in backend.backends if isinstance(backend, Routed) else (backend,):
+            tokens = SELF_TEST_TOKENS if one.name == "torch" else GRAPH_TEST_TOKENS
+            _self_test(one, min(tokens, one.spec.max_input_length, model.reader.max_input_length))
+        budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)
+    except BackendError as error:
+        if spec.model_type in FAMILIES:
+            raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
+        log.warning("%s: the first pass failed: %s", spec.folder, error)
+        raise _unserved(spec, "needs more than the ids of a text of any length") from error
+    memory.trim()
+    return LoadedModel(model, backend, budget)
+
+
+def find_model(config: ModelConfig) -> ModelSpec:
+    """Find the configured model and read its specification. Raises LoadError."""
+    spec = _declared(config)
+    return with_tanh_gelu(spec) if config.gelu == "tanh" else spec
+
+
+def _declared(config: ModelConfig) -> ModelSpec:
+    if config.model_id == EMBEDDED_MODEL:
+        folder, heads_file = embedded_model()
+        return read_spec(folder, pooling=config.pooling, dense_path=config.dense_path, heads_file=heads_file)
+    folder = resolve(
+        config.model_id,
+        revision=config.revision,
+        token=config.hf_token,
+        cache=config.huggingface_hub_cache,
+        offline=config.offline,
+    )
+    check_links(folder)
+    return read_spec(folder, pooling=config.pooling, dense_path=config.dense_path)
+
+
+def text_model(spec: ModelSpec, engine: EngineConfig) -> Model:
+    """Return a model without its backend. Raises LoadError."""
+    queries = None if spec.query is None else text_model(spec.query, engine)
+    return Model(spec, text_reader(spec, engine), query_table(spec), queries)
+
+
+def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
+    """Return a model's tokenizer with its limits and prompts. Raises LoadError."""
+    name = engine.default_prompt_name
+    if engine.use_default_prompt and engine.default_prompt is None and name is None:
+        name = spec.default_prompt_name
+    prompts = Prompts.configure(
+        spec.prompts,
+        default_prompt=engine.default_prompt,
+        default_prompt_name=name,
+        adapters=() if spec.adapters is None else spec.adapters.names,
+        own=spec.default_prompt_name,
+    )
+    if not spec.pools_prompts and prompts.named(prompts.own):
+        raise LoadError(f'{spec.folder}: a prompt goes before every text, and {WITHOUT_PROMPT}: give --default-prompt ""')
+    tokenizer = Tokenizer.load(
+        spec.folder / "tokenizer.json",
+        has_token_types=spec.has_token_types,
+        bare=spec.bare,
+        settings=spec.tokenizer_settings,
+    )
+    return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.skipped_padding)
+
+
+def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
+    if spec.max_input_length <= engine.max_batch_tokens:
+        return spec.max_input_length
+    if not engine.auto_truncate:
+        raise LoadError(
+            f"the model takes {spec.max_input_length} tokens, more than `max-batch-tokens` ({engine.max_batch_tokens}): "
+            "raise that, or allow `auto-truncate`"
+        )
+    log.warning("inputs are cut to max-batch-tokens (%d); the model takes more", engine.max_batch_tokens)
+    return engine.max_batch_tokens
+
+
+def _self_test(backend: Backend, longest: int) -> None:
+    """Run all outputs once. Raises LoadError unless a short text behind a long one in one pass gives what it gives alone: a
+    family that hides its layout from our attention, or picks anything by the longest text of a pass, fails here, at start. The
+    long text has the last of the model's adapters, the short one none."""
+    spec = backend.spec
+    heads = spec.heads if spec.is_splade else spec.heads | {Head.TOKENS}
+    first = spec.positions.offset
+    last = 0 if spec.adapters is None else len(spec.adapters.names)
+    long, short = (
+        Encoding(np.arange(first, first + length, dtype=np.int64) % spec.vocab_size, adapter=adapter)
+        for length, adapter in ((longest, last), (min(3, longest), 0))
+    )
+    together = _values(backend.forward(pack([long, short], heads, spec.positions), use_all_cores=True), 1)
+    alone = _values(backend.forward(pack([short], heads, spec.positions)), 0)
+    worst = float(np.abs(alone - together).max() / max(1.0, np.abs(alone).max()))
+    if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:  # NaN fails too
+        if spec.model_type not in FAMILIES:
+            raise _unserved(spec, f"lets a text see its padding or its neighbours, and changes its states by {worst:.2g}")
+        raise LoadError(f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together")
+
+
+def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
+    """The error for a model that only transformers' own modules would run, and that they do not run as texts come."""
+    file = spec.folder / "config.json"
+    return UnsupportedArchitecture(f"{file}: the family `{spec.model_type}` {why}; served: {', '.join(FAMILIES)}")
+
+
+def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
+    """Return the token budget of a pass: as configured, or less where the device's memory is short. Raises LoadError."""
+    if not isinstance(backend, Measured):
+        return engine.max_batch_tokens
+    most = backend.max_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
+    if most < engine.max_batch_tokens:
+        log.warning("a pass takes at most %d tokens, for want of memory; max-batch-tokens is %d", most, engine.max_batch_tokens)
+    return most
+
+
+def _values(outputs: HeadOutputs, row: int) -> Floats:
+    if outputs.splade is not None:
+        return outputs.splade.take([row]).to_dense()
+    assert outputs.tokens is not None
+    return outputs.tokens.row(row)
+
+
+ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def read_models(path: Path, flags: ModelConfig) -> list[NamedModel]:
+    """Read the models of a file. Raises LoadError, naming the file, the table and the key."""
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path}: cannot be read as a list of models: {error}") from error
+    tables = content.get("model")
+    if not isinstance(tables, list) or not tables or set(content) != {"model"}:
+        raise LoadError(f"{path}: should hold nothing but [[model]] tables, at least one")
+    return distinct([named_model(table, flags, f"{path}: model {number}") for number, table in enumerate(tables, 1)])
+
+
+def named_model(table: Mapping[str, Any], flags: ModelConfig, where: str) -> NamedModel:
+    """Return the model of one table, which overrides the flags. Raises LoadError, beginning with `where`."""
+    unknown = sorted(set(table) - set(NamedModel.__struct_fields__))
+    if unknown:
+        raise LoadError(f"{where}: unknown key `{unknown[0]}`; known: {', '.join(NamedModel.__struct_fields__)}")
+    model_id = table.get("model_id")
+    if not isinstance(model_id, str):
+        raise LoadError(f"{where}: `model_id` should be a text")
+    try:
+        model = msgspec.convert({**msgspec.structs.asdict(flags), "alias": default_alias(model_id), **table}, NamedModel)
+    except msgspec.ValidationError as error:
+        raise LoadError(f"{where}: {error}") from None
+    if not ALIAS.fullmatch(model.alias):
+        raise LoadError(f"{where}: alias {model.alias!r} should be 1 to 100 letters, digits, dots, dashes, underscores")
+    return model
+
+
+def from_ids(model_ids: Sequence[str], flags: ModelConfig) -> list[NamedModel]:
+    """Return the models of repeated flags. Raises LoadError."""
+    return distinct([named_model({"model_id": model_id}, flags, model_id) for model_id in model_ids])
+
+
+def distinct(models: Sequence[NamedModel]) -> list[NamedModel]:
+    """Return the models. Raises LoadError if two share an alias."""
+    seen: set[str] = set()
+    for model in models:
+        if model.alias in seen:
+            raise LoadError(f"two models are called {model.alias!r}: give one of them another `alias`")
+        seen.add(model.alias)
+    return [*models]
+
+
+def default_alias(model_id: str) -> str:
+    """Return the last part of a path or hub id."""
+    return model_id.rstrip("/").rpartition("/")[2]
+
+
+def configured(config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig]:
+    """Return both with `options` applied. Raises TypeError for an unknown option, UsageError for a wrong value."""
+    known = {field.name: field for kind in (ModelConfig, EngineConfig) for field in msgspec.structs.fields(kind)}
+    for name, value in options.items():
+        if name not in known:
+            nearest = get_close_matches(name, known, 1, 0.5)
+            hint = f": did you mean `{nearest[0]}`?" if nearest else f"; known: {', '.join(known)}"
+            raise TypeError(f"Encoder.load() has no option `{name}`{hint}")
+        check_value(name, value, known[name].type, UsageError)
+    own = {name: value for name, value in options.items() if name in ModelConfig.__struct_fields__}
+    others = {name: value for name, value in options.items() if name not in own}
+    return msgspec.structs.replace(config, **own), msgspec.structs.replace(engine, **others)

@@ -1,0 +1,333 @@
+"""Embedding: texts or ids in; dense, sparse and multi-vectors, or token states, out.
+
+Everything in which two requests may differ without needing two forward passes (cut, normalisation) happens in `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, kept_tokens, offsets_of, sharing
+from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
+from hybridtei.inference.tasks.base import ListTask, Model
+from hybridtei.inference.tasks.pooling import (
+    MultivectorBudget,
+    budgeted,
+    heaviest,
+    pooled,
+    strongest,
+    without,
+    without_marks,
+    without_rows,
+)
+from hybridtei.models.checkpoint.late import Side
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.text.reader import Input, read_side
+from hybridtei.models.text.tokenizer import Direction, Prompts
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
+
+InputType = Literal["query", "document"]
+QueryEncoder = Literal["model", "table"]
+PROMPTS: Mapping[InputType, tuple[str, ...]] = {
+    "query": ("query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "retrieval.passage"),  # sentence-transformers' names, then Jina's
+}
+
+WITHOUT_PROMPT = "the model pools without a prompt's tokens (`include_prompt` false), which is not served"
+
+
+class Embedder(Protocol):
+    """Embeds texts: an `Encoder`, or a server by its URL (`ingest.embedders.RemoteEmbedder`)."""
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        outputs: Iterable[str],
+        *,
+        input_type: InputType,
+        multivector: MultivectorBudget = ...,
+        spans: Sequence[Sequence[tuple[int, int]]] | None = None,
+    ) -> Embeddings:
+        """Rows in the order of `texts` and, with `spans`, of the parts of each. Raises RequestError or BackendError where a
+        text is or may be at fault."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(ListTask):
+    """Embed `inputs`; `dimensions` cuts dense vectors, and multi-vectors where they are wider.
+
+    `multivector`: how small the multi-vectors of documents are to be. `query_encoder` "table": sparse vectors of queries, from
+    the tokenizer and a table of weights, without a pass.
+    `input_type` is for models that read queries otherwise than documents; for them None means "document", for others the
+    checkpoint's default prompt, if it has one and `uses_default_prompt`: TEI's routes leave it out.
+    """
+
+    inputs: Sequence[Input]
+    heads: frozenset[Head]
+    truncate: bool = True
+    direction: Direction | None = None
+    prompt_name: str | None = None
+    normalize: bool = True
+    dimensions: int | None = None
+    input_type: InputType | None = None
+    multivector: MultivectorBudget | None = None
+    query_encoder: QueryEncoder = "model"
+    uses_default_prompt: bool = True
+
+    def for_model(self, spec: ModelSpec) -> Embed | LookUp:
+        """`LookUp` for a query of a model that looks its queries up, and where the table is asked for."""
+        looks_up = spec.sparse is not None and spec.sparse.queries is not None and self.input_type == "query"
+        return LookUp(self) if looks_up or self.query_encoder == "table" else self
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead or InvalidInput for what can be told without reading the inputs."""
+        if spec.kind != "embedding":
+            raise UnsupportedHead("Model is not an embedding model")
+        missing = self.heads - spec.heads
+        if missing:
+            raise UnsupportedHead(f"Model has no {_listed(missing)} output. It has: {', '.join(sorted(spec.heads))}")
+        if spec.query is not None and self.route(spec) is None:
+            raise InvalidInput(
+                "`input_type` is missing: the model has a router with a query and a document route, and no `default_route`"
+            )
+        if self.dimensions is not None and self.dimensions < 1:
+            raise InvalidDimensions("`dimensions` should be positive")
+        if self.query_encoder == "table" and (self.heads != {Head.SPARSE} or self.input_type == "document"):
+            raise InvalidInput('`query_encoder` "table" makes sparse vectors of queries and nothing else')
+        if self.query_encoder == "table" and not (spec.sparse is not None and spec.sparse.can_look_up):
+            raise UnsupportedHead('`query_encoder` "table": the model has no table of what tokens weigh in queries')
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise. Raises RequestError."""
+        encodings = self.read(model, allow_empty=False)
+        self.check_width(model.spec)
+        return sharing(encodings) if model.spec.pooling == ("lasttoken",) else encodings
+
+    def check_width(self, spec: ModelSpec) -> None:
+        """Raises InvalidDimensions where the model's vectors are shorter than asked for."""
+        if self.dimensions is not None and self.dimensions > self._width(spec):
+            raise InvalidDimensions("`dimensions` should be smaller than the maximum embedding dimension.")
+
+    def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:
+        """Tokenise without further checks. Raises RequestError."""
+        if model.query is not None and self.route(model.spec) == "query":
+            return [replace(one, route=1) for one in self.read(model.query, allow_empty=allow_empty)]
+        side, reader = self.side(model.spec), model.reader
+        if side is not None and self.prompt_name is None:
+            return read_side(
+                reader, self.inputs, side, truncate=self.truncate, direction=self.direction, allow_empty=allow_empty
+            )
+        name = self.prompt(reader.prompts)
+        if not model.spec.pools_prompts and Head.DENSE in self.heads and reader.prompts.named(name):
+            raise InvalidInput(f"a prompt goes before the inputs, and {WITHOUT_PROMPT}: send an empty one, or none")
+        return reader.read(
+            self.inputs,
+            truncate=self.truncate,
+            direction=self.direction,
+            prompt_name=name,
+            allow_empty=allow_empty,
+        )
+
+    def prompt(self, prompts: Prompts) -> str | None:
+        """Return the name of the prompt before the inputs: that of the request, of their type, or the checkpoint's default,
+        which is not put before queries where it is that of documents, nor the other way about. None: the server's default."""
+        name = self.prompt_name or prompt_of(self.input_type, prompts.table or ())
+        if name is not None or not self.uses_default_prompt:
+            return name
+        is_other = self.input_type is not None and any(prompts.own in names for names in PROMPTS.values())
+        return None if is_other else prompts.own
+
+    def route(self, spec: ModelSpec) -> str | None:
+        """Return which model of a router reads the inputs: that of their type, or of their prompt where it is a type's."""
+        named = next((kind for kind, names in PROMPTS.items() if self.prompt_name in names), None)
+        return self.input_type or named or spec.default_route
+
+    def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
+        """See `ListTask.max_numbers`."""
+        states = spec.hidden_size if Head.TOKENS in self.heads else 0
+        if Head.MULTIVECTOR not in self.heads or spec.multivector is None:
+            return tokens * states
+        width = spec.multivector.dim
+        rows = tokens if self._budget is None else min(tokens, len(self.inputs) * (self._budget.max_tokens or tokens))
+        return tokens * states + rows * min(self.dimensions or width, width)
+
+    def finishes_aside(self, spec: ModelSpec) -> bool:
+        """See `ListTask.finishes_aside`."""
+        side = self.side(spec)
+        return Head.MULTIVECTOR in self.heads and (self._budget is not None or (side is not None and side.pooling is not None))
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
+        """Cut, normalise and merge the outputs of the pass."""
+        outputs = outputs.only(self.heads)
+        return Embeddings(
+            dense=None if outputs.dense is None else self.scaled(model.spec, outputs.dense),
+            sparse=_sparse(model.spec, encodings, outputs),
+            multivector=None if outputs.multivector is None else self._multivector(model, encodings, outputs.multivector),
+            tokens=outputs.tokens,
+        )
+
+    def join(self, answers: Sequence[Embeddings]) -> Embeddings:
+        """See `ListTask.join`."""
+        return Embeddings.concat(answers)
+
+    def numbers(self, answer: Embeddings) -> int:
+        """See `ListTask.numbers`."""
+        return answer.numbers
+
+    def _width(self, spec: ModelSpec) -> int:
+        if Head.MULTIVECTOR in self.heads and Head.DENSE not in self.heads and spec.multivector is not None:
+            return spec.multivector.dim
+        return spec.dense_width
+
+    def scaled(self, spec: ModelSpec, dense: Floats) -> Floats:
+        """Cut and normalise."""
+        dense = cut(dense, self.dimensions or spec.dense_width)
+        return unit(dense) if self.normalize else np.ascontiguousarray(dense)
+
+    def _multivector(self, model: Model, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
+        spec, side = model.spec, self.side(model.spec)
+        if not (self._merges or (side is not None and side.skipped)):
+            return self.merged(model, side, rows)
+        input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
+        input_ids = input_ids[have_vectors(spec, input_ids, offsets_of([len(encoding) for encoding in encodings]))]
+        if side is not None and side.skipped:
+            skipped = np.isin(input_ids, list(side.skipped))
+            rows, input_ids = without_rows(rows, skipped), input_ids[~skipped]
+        return self.merged(model, side, rows, input_ids)
+
+    def merged(self, model: Model, side: Side | None, rows: Ragged, input_ids: Ids | None = None) -> Ragged:
+        """Cut, merge and normalise multi-vectors, as the checkpoint and the request have it. `input_ids`: each row's token,
+        where the request's budget merges."""
+        rows, is_unit = Ragged(cut(rows.values, self.dimensions), rows.offsets), False
+        if side is not None and side.pooling is not None:
+            rows, is_unit = pooled(Ragged(unit(rows.values), rows.offsets), side.pooling), True
+        elif self._budget is not None and self._budget.max_tokens is not None and input_ids is not None:
+            rows = without_marks(rows, np.isin(input_ids, list(model.mark_ids)), self._budget.max_tokens)
+        if self._budget is not None:
+            return budgeted(rows, self._budget)
+        return rows if is_unit else Ragged(unit(rows.values), rows.offsets)
+
+    @property
+    def _merges(self) -> bool:
+        return self._budget is not None and self._budget.max_tokens is not None
+
+    @property
+    def _budget(self) -> MultivectorBudget | None:
+        budget = self.multivector
+        return None if budget is None or budget.is_full or self.input_type == "query" else budget
+
+    def bits_of(self, spec: ModelSpec) -> int | None:
+        """Return how many numbers a vector of the multi-vectors has, where each is a bit."""
+        if self._budget is None or self._budget.dtype != "binary" or spec.multivector is None:
+            return None
+        return min(self.dimensions or spec.multivector.dim, spec.multivector.dim)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether multi-vectors are quantised."""
+        return self._budget is not None and self._budget.dtype != "float"
+
+    def side(self, spec: ModelSpec) -> Side | None:
+        """Return how the inputs are read, of a late-interaction model."""
+        if spec.late is None:
+            return None
+        return spec.late.query if self.input_type == "query" else spec.late.document
+
+
+def check_spelled(spec: ModelSpec) -> None:
+    """Raises UnsupportedHead where the indices of sparse vectors are latents, which the vocabulary has no pieces for."""
+    if spec.sparse is not None and spec.sparse.kind == "code":
+        raise UnsupportedHead("Sparse vectors of a SparseAutoEncoder are over latents, which no token of the vocabulary spells")
+
+
+def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | None:
+    """Return which of a model's prompts is for inputs of a type, or None."""
+    return next((name for name in PROMPTS[input_type] if name in names), None) if input_type is not None else None
+
+
+def have_vectors(spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets) -> NDArray[np.bool_]:
+    """Return which tokens of a batch have a row in its multi-vectors: bool[t]."""
+    assert spec.multivector is not None
+    special = np.array(sorted(spec.removed_ids), dtype=np.int64)
+    return kept_tokens(spec.multivector.drop, input_ids, cu_seqlens, special)[0]
+
+
+def _sparse(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> SparseVectors | None:
+    if outputs.token_weights is None:
+        return None if outputs.splade is None else _splade(spec, outputs.splade)
+    input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
+    cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+    return strongest(input_ids, outputs.token_weights.values, cu_seqlens, spec.removed_ids, spec.vocab_size)
+
+
+def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
+    """Apply the model's second logarithm, if it has one; remove special tokens where queries are looked up, since those have
+    none."""
+    assert spec.sparse is not None
+    if spec.sparse.double_log:
+        vectors = replace(vectors, values=np.log1p(vectors.values))
+    if spec.sparse.active:
+        vectors = heaviest(vectors, spec.sparse.active)
+    return vectors if spec.sparse.queries is None else without(vectors, spec.removed_ids)
+
+
+def _listed(heads: frozenset[Head]) -> str:
+    return ", ".join(f"`{head}`" for head in sorted(heads))
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp(ListTask):
+    """Answers `task` without a pass: its `heads` are empty."""
+
+    task: Embed
+
+    @property
+    def size(self) -> int:
+        """See `Task.size`."""
+        return self.task.size
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        return frozenset()
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises as `Embed.check` does."""
+        self.task.check(spec)
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise, without special tokens. Raises RequestError."""
+        task = self.task
+        return model.reader.read(
+            task.inputs, truncate=task.truncate, direction=task.direction, prompt_name=task.prompt_name, special_tokens=False
+        )
+
+    def split(self, max_inputs: int) -> Iterator[LookUp]:
+        """See `ListTask.split`."""
+        return map(LookUp, self.task.split(max_inputs))
+
+    def join(self, answers: Sequence[Embeddings]) -> Embeddings:
+        """See `ListTask.join`."""
+        return Embeddings.concat(answers)
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
+        """Return the weights of each query's words."""
+        assert model.query_weights is not None
+        rows = [np.unique(encoding.input_ids) for encoding in encodings]
+        rows = [row[model.query_weights[row] != 0] for row in rows]
+        words = Ragged.from_rows(rows)
+        sparse = SparseVectors(words.values, model.query_weights[words.values], words.offsets, len(model.query_weights))
+        most = 0 if model.spec.sparse is None else model.spec.sparse.active
+        return Embeddings(sparse=heaviest(sparse, most) if most else sparse)
+
+
+def cosine(one: Floats, many: Floats) -> Floats:
+    """Cosine of float32[d] to each row of float32[n, d]: float32[n]."""
+    return np.asarray(unit(many) @ unit(one[None])[0])

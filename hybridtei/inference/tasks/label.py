@@ -1,0 +1,301 @@
+"""Labels: texts or pairs in, a score for each label out (classification); texts in, labelled spans of them out (tagging)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.batch import Encoding, Head, LocatedEncoding, sharing
+from hybridtei.errors import InvalidInput, NotANumber, UnsupportedHead
+from hybridtei.inference.backends.numpy_functions import sigmoid
+from hybridtei.inference.tasks.base import ListTask, Model
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.text.tokenizer import Direction, Text
+from hybridtei.outputs import Floats, HeadOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One label and its score: a probability, or the logit where raw scores were asked for."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Classified:
+    """float32[n, l], in the order of `labels`."""
+
+    scores: Floats
+    labels: tuple[str, ...]
+
+    def best_first(self, row: int) -> list[Prediction]:
+        """Return all labels of one input, in TEI's order."""
+        scores = self.scores[row]
+        return [Prediction(self.labels[i], float(scores[i])) for i in best_first(scores)]
+
+
+@dataclass(frozen=True, slots=True)
+class Classify(ListTask):
+    """Score every label for each of `inputs`; a pair is two texts that the checkpoint's template makes one input of."""
+
+    inputs: Sequence[Text]
+    truncate: bool = True
+    direction: Direction | None = None
+    raw_scores: bool = False
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        return frozenset({Head.SCORES})
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead, in TEI's words: rerankers classify, too."""
+        if Head.SCORES not in spec.heads:
+            raise UnsupportedHead("Model is not a classifier model")
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise. Raises RequestError."""
+        template, pairs = model.spec.template, [item for item in self.inputs if not isinstance(item, str)]
+        if template is None:
+            return model.reader.read_pairs(self.inputs, truncate=self.truncate, direction=self.direction)
+        if len(pairs) < len(self.inputs):
+            raise InvalidInput("`inputs` holds a text alone, but the model judges pairs: send [query, document]")
+        return sharing(model.reader.ask(template, pairs, truncate=self.truncate, direction=self.direction))
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Classified:
+        """Raises NotANumber."""
+        assert outputs.scores is not None
+        assert model.spec.classifier is not None
+        logits = refuse_nan(outputs.scores)
+        scores = logits if self.raw_scores else probabilities(logits, multi_label=model.spec.classifier.multi_label)
+        return Classified(scores, model.spec.labels)
+
+    def join(self, answers: Sequence[Classified]) -> Classified:
+        """See `ListTask.join`."""
+        return Classified(np.concatenate([answer.scores for answer in answers]), answers[0].labels)
+
+
+def probabilities(logits: Floats, *, multi_label: bool = False) -> Floats:
+    """float32[n, l] -> float32[n, l]. `multi_label`: each label is judged by itself, as `problem_type` may say."""
+    return sigmoid(logits) if multi_label or logits.shape[1] == 1 else softmax(logits)
+
+
+def softmax(logits: Floats) -> Floats:
+    """Over the last axis; shifted by the largest logit, so that nothing overflows."""
+    with np.errstate(over="ignore"):  # a difference beyond float32 is -inf, whose power is 0
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {"sigmoid": sigmoid, "softmax": softmax, "none": None}
+
+
+def refuse_nan(values: Floats) -> Floats:
+    """Return the values. Raises NotANumber if one is NaN: half precision overflows to it, and a sort would hide it."""
+    if np.isnan(values).any():
+        raise NotANumber
+    return values
+
+
+def best_first(scores: Floats) -> NDArray[np.intp]:
+    """Return the places of float32[n] in descending order, ties in reverse: TEI reverses a stable ascending sort."""
+    return np.argsort(scores, kind="stable")[::-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaggedToken:
+    """A token and its score for each label, in the order of the model's labels. `special`: `text` is the vocabulary's word."""
+
+    text: str
+    token_id: int
+    start: int
+    end: int
+    scores: Floats
+    special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """Of one text: spans, or every token where they were not to be merged."""
+
+    text: str
+    spans: Sequence[Span]
+    tokens: Sequence[TaggedToken] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tag(ListTask):
+    """Label what stands in `inputs`; `include_special_tokens` only where tokens are not merged."""
+
+    inputs: Sequence[str]
+    aggregation: Aggregation = "none"
+    truncate: bool = True
+    direction: Direction | None = None
+    raw_scores: bool = False
+    include_special_tokens: bool = False
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        return frozenset({Head.TAGS})
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead."""
+        if Head.TAGS not in spec.heads:
+            raise UnsupportedHead("Model is not a token classification model")
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise. Raises RequestError."""
+        return [*model.reader.locate(self.inputs, truncate=self.truncate, direction=self.direction)]
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> list[Tagged]:
+        """One answer a text. Raises NotANumber."""
+        assert outputs.tags is not None
+        refuse_nan(outputs.tags.values)
+        return [self._tagged(model, encoding, logits) for encoding, logits in zip(encodings, outputs.tags, strict=True)]
+
+    def _tagged(self, model: Model, encoding: Encoding, logits: Floats) -> Tagged:
+        assert isinstance(encoding, LocatedEncoding)
+        of_text = ~encoding.special
+        found = spans(_tokens(model, encoding, of_text), softmax(logits[of_text]), model.spec.labels, self.aggregation)
+        if self.aggregation != "none":
+            return Tagged(encoding.text, found)
+        scores = logits if self.raw_scores else softmax(logits)
+        shown = np.arange(len(encoding)) if self.include_special_tokens else np.flatnonzero(of_text)
+        return Tagged(encoding.text, found, [_token(model, encoding, int(place), scores[place]) for place in shown])
+
+
+def _tokens(model: Model, encoding: LocatedEncoding, of_text: NDArray[np.bool_]) -> Tokens:
+    tokenizer = model.reader.tokenizer
+    ids, offsets = encoding.input_ids[of_text], encoding.offsets[of_text]
+    unknown_id = tokenizer.id_of(model.spec.unknown_token)
+    unknown = ids == unknown_id if unknown_id is not None else np.zeros(len(ids), dtype=bool)
+    wordpiece = tokenizer.continues_words
+    pieces = tokenizer.pieces(ids) if wordpiece else []
+    return Tokens(encoding.text, offsets, ids, continues_word(encoding.text, offsets, pieces, unknown, wordpiece=wordpiece))
+
+
+def _token(model: Model, encoding: LocatedEncoding, place: int, scores: Floats) -> TaggedToken:
+    token_id = int(encoding.input_ids[place])
+    if encoding.special[place]:
+        (word,) = model.reader.tokenizer.pieces(encoding.input_ids[[place]])
+        return TaggedToken(word, token_id, 0, 0, scores, special=True)
+    start, end = encoding.offsets[place].tolist()
+    return TaggedToken(encoding.text[start:end], token_id, start, end, scores)
+
+
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+AGGREGATIONS: tuple[Aggregation, ...] = ("none", "simple", "first", "average", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A text's tokens without the special ones: places int64[t, 2] in code points, ids, and which continue a word, bool[t]."""
+
+    text: str
+    offsets: NDArray[np.int64]
+    input_ids: NDArray[np.int64]
+    continues: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Code points `start` to `end` of a text, and their label; `token_id` is 0 where it may be several tokens."""
+
+    start: int
+    end: int
+    label: str
+    score: float
+    token_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    start: int
+    end: int
+    label: str
+    score: np.float32
+    token_id: int
+
+
+def continues_word(
+    text: str, offsets: NDArray[np.int64], pieces: Sequence[str], unknown: NDArray[np.bool_], *, wordpiece: bool
+) -> NDArray[np.bool_]:
+    """Which tokens continue the word before them: bool[t]. An unknown one never does."""
+    places = offsets.tolist()
+    if wordpiece:
+        found = [len(piece) != len(text[start:end]) for piece, (start, end) in zip(pieces, places, strict=True)]
+    else:
+        found = [start > 0 and " " not in text[start - 1 : start + 1] for start, _ in places]
+    return np.array(found, dtype=bool) & ~unknown
+
+
+def spans(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation) -> list[Span]:
+    """Probabilities float32[t, l] -> spans in the order of the text; merged ones without those labelled `O`."""
+    items = (
+        _of_tokens(tokens, scores, labels)
+        if aggregation in ("none", "simple")
+        else _of_words(tokens, scores, labels, aggregation)
+    )
+    if aggregation == "none":
+        return [Span(item.start, item.end, item.label, float(item.score), item.token_id) for item in items]
+    merged = (_merged(group) for group in _groups(items))
+    return [span for span in merged if span.label != "O"]
+
+
+def _of_tokens(tokens: Tokens, scores: Floats, labels: Sequence[str]) -> Iterator[_Item]:
+    best = scores.argmax(axis=1)
+    for (start, end), token_id, row, label in zip(
+        tokens.offsets.tolist(), tokens.input_ids.tolist(), scores, best.tolist(), strict=True
+    ):
+        yield _Item(start, end, labels[label], row[label], token_id)
+
+
+def _first(rows: Floats) -> Floats:
+    return np.asarray(rows[0])
+
+
+def _strongest(rows: Floats) -> Floats:
+    return np.asarray(rows[rows.max(axis=1).argmax()])
+
+
+def _average(rows: Floats) -> Floats:
+    return np.asarray(np.nanmean(rows, axis=0))
+
+
+_WORD: Mapping[Aggregation, Callable[[Floats], Floats]] = {"first": _first, "max": _strongest, "average": _average}
+
+
+def _of_words(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation) -> Iterator[_Item]:
+    begins = np.flatnonzero(~tokens.continues)
+    begins = begins if len(begins) and begins[0] == 0 else np.concatenate(([0], begins))
+    for begin, end in zip(begins, [*begins[1:], len(scores)], strict=True):
+        if begin < end:
+            row = _WORD[aggregation](scores[begin:end])
+            label = int(row.argmax())
+            yield _Item(int(tokens.offsets[begin, 0]), int(tokens.offsets[end - 1, 1]), labels[label], row[label], 0)
+
+
+def _groups(items: Iterator[_Item]) -> Iterator[list[_Item]]:
+    group: list[_Item] = []
+    for item in items:
+        begins, tag = _tag(item.label)
+        if group and (begins or tag != _tag(group[-1].label)[1]):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def _tag(label: str) -> tuple[bool, str]:
+    """(whether it says that something begins here, of what)."""
+    return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _merged(group: Sequence[_Item]) -> Span:
+    score = np.nanmean(np.array([item.score for item in group], dtype=np.float32))
+    return Span(group[0].start, group[-1].end, group[0].label.split("-", 1)[-1], float(score))

@@ -1,0 +1,196 @@
+"""Fewer and smaller vectors of a document: tokens that are alike are merged, and their numbers kept in fewer bits; of sparse
+vectors the strongest occurrence of each token, and the heaviest entries.
+
+Tokens are merged by Ward's clustering on cosine distances, as sentence-transformers' HierarchicalTokenPooling does (Clavié et
+al. 2024, "Reducing the footprint of multi-vector retrieval with minimal performance impact via token pooling"). Queries are
+never merged: MaxSim takes the best of a document's vectors for each of a query's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Struct, ValidationError, convert
+from numpy.typing import NDArray
+
+from hybridtei.batch import Ids, Offsets, Ragged, offsets_of
+from hybridtei.config import ModelConfig, MultivectorDtype
+from hybridtei.errors import InvalidInput, NotANumber
+from hybridtei.models.checkpoint.late import TokenPooling
+from hybridtei.outputs import Floats, SparseVectors, unit
+
+MAX_MERGED_AT_ONCE = 512  # rows: time and memory of the clustering grow with their square
+INT8_MOST = 127
+
+
+class MultivectorBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How small a document's multi-vector is to be."""
+
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Merge the vectors of tokens that are alike until a document has so many at most [default: all]."),
+    ] = None
+    dtype: Annotated[
+        MultivectorDtype,
+        Meta(description="int8: each vector scaled to whole numbers of 127 at most; binary: the sign of each number, one bit."),
+    ] = "float"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it leaves every vector as it is."""
+        return self.max_tokens is None and self.dtype == "float"
+
+
+def budget_of(config: ModelConfig) -> MultivectorBudget | None:
+    """Return the settings' budget; None where they leave every vector as it is."""
+    budget = MultivectorBudget(max_tokens=config.multivector_tokens or None, dtype=config.multivector_dtype or "float")
+    return None if budget.is_full else budget
+
+
+def as_budget(value: MultivectorBudget | Mapping[str, Any]) -> MultivectorBudget:
+    """Return the budget of its fields. Raises InvalidInput, naming the field."""
+    try:
+        return value if isinstance(value, MultivectorBudget) else convert(value, MultivectorBudget)
+    except ValidationError as error:
+        raise InvalidInput(f"`multivector`: {error}") from None
+
+
+def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:
+    """Merge and quantise n × float32[t_i, d], raw: -> unit float32, int8, or uint8[k_i, ceil(d / 8)] of bits.
+
+    Raises NotANumber where a row is not finite: neither can distances be compared nor has int8 a word for it.
+    """
+    if not np.isfinite(rows.values).all():
+        bad = int(np.searchsorted(rows.offsets, np.argwhere(~np.isfinite(rows.values))[0, 0], side="right")) - 1
+        raise NotANumber(f"the multi-vector of text {bad} of this pass holds numbers that are not finite")
+    if budget.max_tokens is None or int(rows.lengths.max(initial=0)) <= budget.max_tokens:
+        return Ragged(_quantized(unit(rows.values), budget.dtype), rows.offsets)
+    merged = Ragged.from_rows([merge(row, budget.max_tokens) for row in rows])
+    return Ragged(_quantized(unit(merged.values), budget.dtype), merged.offsets)
+
+
+def merge(rows: Floats, max_rows: int) -> Floats:
+    """Merge float32[t, d] to float32[k, d], k <= `max_rows`: each is the sum of rows that are alike, so long rows count more.
+
+    Long documents are merged in blocks of `MAX_MERGED_AT_ONCE`, until what is left is one block: time is linear in t.
+    """
+    while len(rows) > max_rows:
+        share = max(0.5, max_rows / len(rows)) if len(rows) > MAX_MERGED_AT_ONCE else max_rows / len(rows)
+        blocks = np.array_split(rows, -(-len(rows) // MAX_MERGED_AT_ONCE))
+        rows = np.concatenate([_sums(block, clusters(unit(block), max(1, int(len(block) * share + 1e-9)))) for block in blocks])
+    return rows
+
+
+def without_marks(rows: Ragged, is_mark: NDArray[np.bool_], max_rows: int) -> Ragged:
+    """Leave out rows of punctuation and special tokens, of texts with more than `max_rows` rows that have others.
+
+    What is left of few vectors is for words; ColBERT scores no punctuation of documents either. `is_mark`: bool[t].
+    """
+    marks = np.diff(offsets_of(is_mark)[rows.offsets])
+    merged = (rows.lengths > max_rows) & (marks < rows.lengths)
+    return without_rows(rows, is_mark & np.repeat(merged, rows.lengths))
+
+
+def without_rows(rows: Ragged, is_out: NDArray[np.bool_]) -> Ragged:
+    """Leave out rows of `values`. `is_out`: bool[t]."""
+    return Ragged(rows.values[~is_out], offsets_of(~is_out)[rows.offsets])
+
+
+def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
+    """Ward's clusters of unit rows float32[t, d]: the number of each row's cluster, int64[t], from 0 to `count` - 1."""
+    if count >= len(rows):
+        return np.arange(len(rows))
+    from scipy.cluster.hierarchy import fcluster, linkage  # a third of a second, which no start needs
+    from scipy.spatial.distance import squareform
+
+    distances = np.clip(1 - rows @ rows.T, 0, 2)
+
+    tree = linkage(squareform(distances, checks=False), method="ward")
+    labels: NDArray[np.int64] = np.unique(fcluster(tree, count, criterion="maxclust"), return_inverse=True)[1]
+    return labels
+
+
+def pooled(rows: Ragged, pooling: TokenPooling) -> Ragged:
+    """Merge n × unit float32[t_i, d] as the checkpoint declares: the result is what its documents are compared by.
+
+    Beyond `MAX_MERGED_AT_ONCE` rows each block is merged by itself, where sentence-transformers compares all pairs of rows.
+    """
+    return Ragged.from_rows([_pooled(row, pooling) for row in rows])
+
+
+def _pooled(rows: Floats, pooling: TokenPooling) -> Floats:
+    protected, rest = rows[: pooling.protected], rows[pooling.protected :]
+    blocks = np.array_split(rest, max(-(-len(rest) // MAX_MERGED_AT_ONCE), 1))
+    rows = np.concatenate([protected, *(_means(block, max(int(len(block) // pooling.factor), 1)) for block in blocks)])
+    return unit(rows) if pooling.normalize else rows
+
+
+def _means(rows: Floats, count: int) -> Floats:
+    if count >= len(rows):
+        return rows
+    labels = clusters(rows, count)
+    return np.asarray(_sums(rows, labels) / np.bincount(labels)[:, None], np.float32)
+
+
+def _sums(rows: Floats, labels: NDArray[np.int64]) -> Floats:
+    """Sums of the rows of each cluster: float32[t, d] -> float32[k, d]."""
+    members = (labels == np.arange(int(labels.max(initial=-1)) + 1)[:, None]).astype(np.float32)
+    return np.asarray(members @ rows)
+
+
+def _quantized(rows: Floats, dtype: MultivectorDtype) -> NDArray[Any]:
+    if dtype == "binary":
+        return np.packbits(rows > 0, axis=-1)  # most significant first
+    if dtype == "int8":
+        most = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
+        scaled: NDArray[Any] = np.rint(rows * (INT8_MOST / np.where(most == 0, 1, most))).astype(np.int8)
+        return scaled
+    return rows
+
+
+def unpacked(bits: NDArray[np.uint8], width: int) -> Floats:
+    """The unit vectors of uint8[t, ceil(width / 8)] of bits: float32[t, width], each number ±1 / sqrt(width)."""
+    signs = np.unpackbits(bits, axis=-1, count=width).astype(np.float32)
+    signs *= 2 / np.sqrt(width)  # in place: there may be thousands of rows
+    signs -= 1 / np.sqrt(width)
+    return signs
+
+
+def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int) -> SparseVectors:
+    """int64[t], float32[t] of `n` sequences -> n sparse vectors over `width` ids, without the removed ids and zeros.
+
+    Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
+    """
+    sequence = np.repeat(np.arange(len(cu_seqlens) - 1), np.diff(cu_seqlens))
+    kept = weights > 0
+    if removed:
+        kept &= ~np.isin(input_ids, list(removed))
+    key = sequence[kept] * width + input_ids[kept]
+    order = np.argsort(key, kind="stable")
+    key, values = key[order], weights[kept][order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    merged = np.maximum.reduceat(values, first) if len(first) else values
+    lengths = np.bincount(key[first] // width, minlength=len(cu_seqlens) - 1)
+    return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
+
+
+def heaviest(vectors: SparseVectors, count: int) -> SparseVectors:
+    """Return the vectors with at most `count` entries each, those of the largest weights."""
+    row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
+    order = np.lexsort((-np.abs(vectors.values), row))  # the rows stay in their places
+    kept = np.zeros(len(row), dtype=bool)
+    kept[order[np.arange(len(row)) - vectors.indptr[row] < count]] = True
+    return _only(vectors, kept)
+
+
+def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
+    """Return the vectors without some of their columns."""
+    return _only(vectors, ~np.isin(vectors.indices, list(removed)))
+
+
+def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
+    row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
+    lengths = np.bincount(row[kept], minlength=len(vectors))
+    return SparseVectors(vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width)

@@ -1,0 +1,363 @@
+"""Reranking: one query and many documents in, a score for each document out.
+
+A reranker reads the query and a document together. A model with token vectors reranks by what it makes of each alone; then the
+query is read once. Ten thousand documents go through in chunks, so that what is held of them is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+import numpy as np
+
+from hybridtei.batch import Encoding, Head, Ragged, sharing
+from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
+from hybridtei.inference.tasks.base import ListTask, Model
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.label import probabilities, refuse_nan
+from hybridtei.inference.tasks.relevant import RelevantSpan, SpanOptions, relevant_spans
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.text.tokenizer import Direction
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
+
+MAX_CHUNK_DOCUMENTS = 256
+MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents; token vectors of so many are some 60 MB
+INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, which is tokenised anew for each document
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document that was reranked: its place among those given, and its score."""
+
+    index: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """Scores float32[n] in the order of the documents; `query`: its vectors, which later chunks reuse; `spans` on request."""
+
+    scores: Floats
+    query: Embeddings | None = None
+    spans: Sequence[Sequence[RelevantSpan]] = ()
+
+    @staticmethod
+    def concat(parts: Sequence[Scored]) -> Scored:
+        spans = [spans for part in parts for spans in part.spans]
+        return Scored(np.concatenate([part.scores for part in parts]), parts[0].query, spans)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question(ListTask):
+    """Score `documents` for `query`. `max_document_tokens`: each document is cut to so many, whatever else is cut."""
+
+    query: str
+    documents: Sequence[str]
+    truncate: bool = True
+    direction: Direction | None = None
+    raw_scores: bool = False
+    max_document_tokens: int | None = field(default=None, kw_only=True)
+
+    @property
+    def size(self) -> int:
+        """How many documents."""
+        return len(self.documents)
+
+    def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Iterator[Self]:
+        """The same question about at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters each, in order."""
+        begin, characters = 0, 0
+        for place, document in enumerate(self.documents):
+            full = place - begin == max_inputs or characters + len(document) > MAX_CHUNK_CHARACTERS
+            if full and place > begin:
+                yield replace(self, documents=self.documents[begin:place])
+                begin, characters = place, 0
+            characters += len(document)
+        yield self if begin == 0 else replace(self, documents=self.documents[begin:])
+
+    def join(self, answers: Sequence[Scored]) -> Scored:
+        """See `ListTask.join`."""
+        return Scored.concat(answers)
+
+    def cut_documents(self, model: Model) -> Sequence[str]:
+        """Return the documents, each cut to `max_document_tokens`."""
+        limit = self.max_document_tokens
+        if limit is None:
+            return self.documents
+        return model.reader.cut_to(self.documents, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Rerank(_Question):
+    """By a reranker, which reads query and document together. `instruction`: what a language model is to judge by."""
+
+    instruction: str | None = None
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        return frozenset({Head.SCORES})
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead, in TEI's words."""
+        if spec.kind != "reranker":
+            raise UnsupportedHead("model is not a re-ranker model")
+        if self.instruction is not None and (spec.template is None or "{instruction}" not in "".join(spec.template.parts)):
+            raise InvalidInput("`instruction` is for rerankers that are language models; this one takes none")
+        length = len(self.instruction or "")
+        if length > INSTRUCTION_CHARACTERS_MAX:
+            raise InvalidInput(f"`instruction` holds {length} characters > maximum allowed {INSTRUCTION_CHARACTERS_MAX}")
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise. Raises RequestError."""
+        pairs = [(self.query, document) for document in self.cut_documents(model)]
+        if model.spec.template is None:
+            return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
+        return sharing(
+            model.reader.ask(
+                model.spec.template, pairs, instruction=self.instruction, truncate=self.truncate, direction=self.direction
+            )
+        )
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
+        """Raises NotANumber."""
+        assert outputs.scores is not None
+        logits = refuse_nan(outputs.scores)
+        return Scored((logits if self.raw_scores else probabilities(logits))[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Shares of each kind of vector in a score; they need not sum to 1."""
+
+    dense: float = 1.0
+    sparse: float = 1.0
+    multivector: float = 1.0
+
+    def share(self, head: Head) -> float:
+        return self.by_name[head.value]
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """The shares by the names of the named vectors."""
+        return {"dense": self.dense, "sparse": self.sparse, "multivector": self.multivector}
+
+
+# Of `/rerank` and `/search`, after BGE-M3's authors. Multi-vector scores are means over the query's vectors. `m3`: passages.
+# `m3-long`: long documents. `m3-two`: of two kinds.
+PRESETS: Mapping[str, Weights] = {
+    "m3": Weights(1.0, 0.3, 1.0),
+    "m3-long": Weights(0.15, 0.5, 0.35),
+    "m3-two": Weights(1.0, 0.3, 0.0),
+}
+OLDER_NAMES: Mapping[str, str] = {"mkqa": "m3", "mldr": "m3-long"}  # of 0.1; they go with the next release
+VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
+
+
+def preset(name: str) -> Weights | None:
+    """Return the shares of this name, or None."""
+    return PRESETS.get(OLDER_NAMES.get(name, name))
+
+
+@dataclass(frozen=True, slots=True)
+class RerankByVectors(_Question):
+    """By the vectors of each text alone: the mean of their similarities by `weights`, from one pass.
+
+    `mean`: MaxSim is divided by the query's vectors, so that it is on the scale of a cosine; None: where there are other
+    kinds beside it. These scores are similarities already: raw or not, they are the same.
+    """
+
+    needs_first: ClassVar[bool] = True
+    weights: Weights | str | None = None
+    mean: bool | None = None
+    kinds: frozenset[Head] = frozenset()
+    known: Embeddings | None = None
+    spans: SpanOptions | None = None
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        shares = self._weights
+        return frozenset(head for head in self.kinds if shares.share(head) > 0)
+
+    @property
+    def _weights(self) -> Weights:
+        return (preset(self.weights) if isinstance(self.weights, str) else self.weights) or Weights()
+
+    def knowing(self, first: Scored) -> Self:
+        """Return the question with the query's vectors."""
+        return replace(self, known=first.query)
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead, in TEI's words, or InvalidInput."""
+        if not _has_vectors(spec):
+            raise UnsupportedHead("model is not a re-ranker model")
+        if isinstance(self.weights, str) and preset(self.weights) is None:
+            raise InvalidInput(f"`weights` is {self.weights!r}; known: {', '.join(PRESETS)}, or a number for each kind")
+        shares = {head: self._weights.share(head) for head in VECTORS}
+        if not all(0 <= share < np.inf for share in shares.values()) or not self.heads:
+            raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
+        lacking = [head for head in VECTORS if shares[head] > 0 and head not in self.kinds]
+        if lacking and isinstance(self.weights, Weights) and self.weights != Weights():
+            raise InvalidInput(f"`weights` gives `{lacking[0]}` a share, which this model does not have")
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise. Raises RequestError."""
+        texts = self.cut_documents(model)
+        if not self.query and not all(texts):
+            raise EmptyInput("`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text))
+        documents = Embed(texts, self.heads, self.truncate, self.direction, input_type="document").read(model)
+        if self.known is not None:
+            return documents
+        return [*Embed([self.query], self.heads, self.truncate, self.direction, input_type="query").read(model), *documents]
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
+        """Raises NotANumber."""
+        query, first = self.known, 0 if self.known is not None else 1
+        if query is None:
+            query = Embed((), self.heads, input_type="query").finish(model, encodings[:1], outputs.take([0]))
+            outputs = outputs.take(range(1, len(encodings)))
+        documents = Embed((), self.heads, input_type="document").finish(model, encodings[first:], outputs)
+        if self.spans is None:
+            return Scored(self._scores(query, documents), query)
+        found = relevant_spans(model, query, self.cut_documents(model), encodings[first:], documents, options=self.spans)
+        return Scored(self._scores(query, documents), query, found)
+
+    def finishes_aside(self, spec: ModelSpec) -> bool:
+        """See `ListTask.finishes_aside`."""
+        return self.spans is not None or Embed((), self.heads).finishes_aside(spec)
+
+    def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
+        shares = {head: self._weights.share(head) for head in self.heads}
+        mean = len(self.kinds) > 1 if self.mean is None else self.mean
+        total = sum(share * _alike(head, query, documents, mean=mean) for head, share in sorted(shares.items()))
+        return refuse_nan(np.asarray(total / sum(shares.values()), dtype=np.float32))
+
+
+Ranking = Rerank | RerankByVectors
+
+
+def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) -> Floats:
+    if head is Head.DENSE:
+        assert query.dense is not None
+        assert documents.dense is not None
+        return np.asarray(documents.dense @ query.dense[0])
+    if head is Head.SPARSE:
+        assert query.sparse is not None
+        assert documents.sparse is not None
+        return sparse_dot(query.sparse, documents.sparse)
+    assert query.multivector is not None
+    assert documents.multivector is not None
+    return maxsim(query.multivector.row(0), documents.multivector, mean=mean)
+
+
+def _has_vectors(spec: ModelSpec) -> bool:
+    """Whether the model has more to compare than one dense vector."""
+    kinds = spec.heads & set(VECTORS)
+    return Head.MULTIVECTOR in kinds or len(kinds) > 1
+
+
+def declared_weights(spec: ModelSpec) -> Weights | None:
+    """Return the weights that the checkpoint declares, since the scale of sparse scores differs between models."""
+    shares = None if spec.multivector is None else spec.multivector.shares
+    return None if shares is None else Weights(shares.dense, shares.sparse, shares.multivector)
+
+
+def rerank_task(
+    spec: ModelSpec,
+    query: str,
+    documents: Sequence[str],
+    *,
+    truncate: bool = True,
+    direction: Direction | None = None,
+    raw_scores: bool = False,
+    instruction: str | None = None,
+    weights: Weights | str | None = None,
+    mean: bool | None = None,
+    max_document_tokens: int | None = None,
+    spans: SpanOptions | None = None,
+) -> Ranking:
+    """Return the task that fits the model; its `check` raises if the model cannot rank."""
+    if _has_vectors(spec):
+        kinds = spec.heads & set(VECTORS)
+        weights = declared_weights(spec) if weights is None else weights
+        asked = RerankByVectors(query, documents, truncate, direction, raw_scores, weights, mean, kinds, spans=spans)
+        return replace(asked, max_document_tokens=max_document_tokens)
+    return Rerank(query, documents, truncate, direction, raw_scores, instruction, max_document_tokens=max_document_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RerankPairs:
+    """Several questions, each about documents of its own; its chunks are theirs."""
+
+    needs_first: ClassVar[bool] = False
+    questions: Sequence[Ranking]
+
+    @property
+    def size(self) -> int:
+        """How many documents, of all questions."""
+        return sum(question.size for question in self.questions)
+
+    def for_model(self, spec: ModelSpec) -> Self:
+        """See `Task.for_model`: this task, on every model."""
+        return self
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead or InvalidInput."""
+        if spec.kind not in ("reranker", "embedding"):
+            raise UnsupportedHead("Model is neither a re-ranker nor an embedding model")
+        for question in self.questions:
+            question.check(spec)
+
+    def split(self, max_inputs: int) -> Iterator[Ranking]:
+        """Yield the chunks of each question, in order."""
+        return (chunk for question in self.questions for chunk in question.split(max_inputs))
+
+    def join(self, answers: Sequence[Scored]) -> Scored:
+        """See `ListTask.join`."""
+        return Scored.concat(answers)
+
+
+BLOCK = 4_000_000  # similarities of token vectors that are held at a time
+
+
+def sparse_dot(query: SparseVectors, documents: SparseVectors) -> Floats:
+    """Dot product of the one query with each document."""
+    lookup = np.zeros(max(query.width, documents.width), dtype=np.float64)
+    indices, values = query.row(0)
+    lookup[indices] = values
+    row = np.repeat(np.arange(len(documents)), np.diff(documents.indptr))
+    products = lookup[documents.indices] * documents.values
+    return np.bincount(row, products, minlength=len(documents)).astype(np.float32)
+
+
+def maxsim(query: Floats, documents: Ragged, *, mean: bool) -> Floats:
+    """Sum over the query's unit rows of their best match among a document's: float32[q, d], n × [t_i, d] -> float32[n].
+
+    `mean` divides by the query's rows. A document without a vector has the least score there is, a query without one gives 0.
+    Source: ColBERT, Khattab and Zaharia 2020.
+    """
+    scores = np.zeros(len(documents), dtype=np.float32)
+    if not len(query):
+        return scores
+    lengths = documents.lengths
+    scores[lengths == 0] = -len(query)
+    for begin, end in _blocks(lengths.tolist(), max(BLOCK // len(query), 1)):
+        rows = np.flatnonzero(lengths[begin:end]) + begin
+        if len(rows):
+            start = documents.offsets[begin]
+            alike = query @ documents.values[start : documents.offsets[end]].T
+            scores[rows] = np.maximum.reduceat(alike, documents.offsets[rows] - start, axis=1).sum(axis=0, dtype=np.float32)
+    return scores / np.float32(len(query)) if mean else scores
+
+
+def _blocks(lengths: list[int], most: int) -> Iterator[tuple[int, int]]:
+    """Runs of documents of at most `most` tokens, or of one longer."""
+    begin, held = 0, 0
+    for place, length in enumerate(lengths):
+        if place > begin and held + length > most:
+            yield begin, place
+            begin, held = place, 0
+        held += length
+    if begin < len(lengths):
+        yield begin, len(lengths)

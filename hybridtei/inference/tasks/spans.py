@@ -1,0 +1,317 @@
+"""Spans: dense, sparse and multi-vectors of parts of a text, from one pass over the whole of it.
+
+Offsets are code points, the end exclusive. A token belongs to the spans that hold its first character, white space before a
+word not counted; special tokens and those of a prompt belong to none. A text that is longer than the model, and may be cut, is
+read by overlapping windows instead (`tasks.windows`). Source: Günther et al. 2024, "Late Chunking".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, offsets_of
+from hybridtei.errors import InvalidInput, UnsupportedHead
+from hybridtei.inference.backends.heads import Segments, dense, rounded
+from hybridtei.inference.backends.numpy_functions import NUMPY
+from hybridtei.inference.tasks.base import ListTask, Model
+from hybridtei.inference.tasks.embed import Embed, have_vectors
+from hybridtei.inference.tasks.pooling import strongest
+from hybridtei.inference.tasks.windows import window_of_each, windows_over
+from hybridtei.models.checkpoint.classifiers import Layer
+from hybridtei.models.checkpoint.late import Side
+from hybridtei.models.checkpoint.layers import step_layer
+from hybridtei.models.checkpoint.modules import StepModule
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.text.reader import TextReader, locate_side
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
+
+Spans = Sequence[tuple[int, int]]
+ENDS, LARGEST = 2, 2**32
+MAX_COVERAGE = 4  # tokens of all spans, for each token of the text
+MAX_COMPARED = 1000  # spans of a text, on an event loop
+MAX_CHUNKS = 16_000  # that are joined for a request; as many as Voyage takes
+MAX_WINDOWS = 16  # a text is read up to so many times what the model reads
+
+
+@dataclass(frozen=True, slots=True)
+class SpanText:
+    """A text and its parts, each (first code point, the one after its last)."""
+
+    text: str
+    spans: Spans
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SpanEncoding(Encoding):
+    """An encoding with the places of each span's tokens in it, and which rows of the answer these spans are."""
+
+    places: Ragged
+    rows: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedSpans(ListTask):
+    """Answers `task` for each span of each of `inputs`, in order. `first` and `field`: how errors name an input's spans, by its
+    place."""
+
+    inputs: Sequence[SpanText]
+    task: Embed
+    field: str = "inputs[{}].spans"
+    first: int = 0
+
+    @property
+    def heads(self) -> frozenset[Head]:
+        """What the pass is to give: dense vectors of spans are means of states."""
+        heads = self.task.heads
+        return heads - {Head.DENSE} | {Head.TOKENS} if Head.DENSE in heads else heads
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead or InvalidInput for what can be told without reading the inputs."""
+        self.task.check(spec)
+        if Head.DENSE in self.task.heads and spec.pooling != ("mean",):
+            raise UnsupportedHead(
+                f"`spans`: the dense vector of a span is the mean of its tokens' states, but the model pools by "
+                f"{', '.join(spec.pooling)}: leave `dense` out of `outputs`"
+            )
+        if Head.SPARSE in self.task.heads and spec.sparse is not None and spec.sparse.kind in ("splade", "code"):
+            raise UnsupportedHead("`spans`: the model's sparse vectors are of whole texts, not of tokens")
+        side = self.task.side(spec)
+        if side is not None and side.expansion is not None:
+            raise UnsupportedHead("`spans`: the model expands its queries, which have no spans; send `input_type` document")
+
+    def split(self, max_inputs: int) -> Iterator[EmbedSpans]:
+        """See `ListTask.split`."""
+        for begin in range(0, len(self.inputs), max_inputs):
+            yield replace(self, inputs=self.inputs[begin : begin + max_inputs], first=self.first + begin)
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise, and find each span's tokens. Raises RequestError, for a span with its place and offsets."""
+        self.task.check_width(model.spec)
+        reader, side = model.reader, self.task.side(model.spec)
+        longest = min(reader.max_input_length, (side and side.length) or reader.max_input_length)
+        times = MAX_WINDOWS if self.task.truncate else 1
+        for place, item in enumerate(self.inputs):
+            self._check(place, item, MAX_COVERAGE * times * reader.max_input_length)
+        encodings: list[Encoding] = []
+        row = 0
+        for place, (item, located) in enumerate(zip(self.inputs, self._locate(reader, side, times), strict=True)):
+            encodings += self._spanned(place, item, located, longest, row)
+            row += len(item.spans)
+        return encodings
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
+        """Reduce the outputs of the pass to the spans: one row each."""
+        spec, heads = model.spec, self.task.heads
+        input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
+        cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+        spans = _flat(encodings, cu_seqlens)
+        states, rows = outputs.tokens, np.concatenate([_spans_of(encoding).rows for encoding in encodings])
+        answer = Embeddings(
+            dense=self.task.scaled(spec, _dense(spec, encodings, states))
+            if Head.DENSE in heads and states is not None
+            else None,
+            sparse=_sparse(spec, input_ids, spans, outputs) if Head.SPARSE in heads else None,
+            multivector=self._multivector(model, input_ids, cu_seqlens, spans, outputs) if Head.MULTIVECTOR in heads else None,
+            tokens=Ragged(states.values[spans.values], spans.offsets) if Head.TOKENS in heads and states is not None else None,
+        )
+        return answer if (np.diff(rows) == 1).all() else answer.take(rows.argsort())
+
+    def join(self, answers: Sequence[Embeddings]) -> Embeddings:
+        """See `ListTask.join`."""
+        return Embeddings.concat(answers)
+
+    def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
+        """See `ListTask.max_numbers`."""
+        rows = sum(len(item.spans) for item in self.inputs)
+        covered = max(_depth(item.spans) for item in self.inputs) if Head.MULTIVECTOR in self.task.heads else 1
+        # The states that are pooled are no part of the answer, but are held until it is made.
+        pooled = rows * spec.dense_width + tokens * spec.hidden_size if Head.DENSE in self.task.heads else 0
+        return pooled + replace(self.task, inputs=("",) * rows).max_numbers(spec, tokens * covered)
+
+    def numbers(self, answer: Embeddings) -> int:
+        """See `ListTask.numbers`."""
+        return answer.numbers
+
+    def finishes_aside(self, spec: ModelSpec) -> bool:
+        """See `ListTask.finishes_aside`."""
+        return True
+
+    def _check(self, place: int, item: SpanText, most: int) -> None:
+        name = self._name(place)
+        if not item.spans:
+            raise InvalidInput(f"`{name}` names no span")
+        if len(item.spans) > most:
+            raise InvalidInput(f"`{name}` holds {len(item.spans)} spans > maximum allowed {most}: they have a token each")
+
+    def _name(self, place: int) -> str:
+        return self.field.format(self.first + place)
+
+    def _locate(self, reader: TextReader, side: Side | None, times: int) -> list[LocatedEncoding]:
+        task = self.task
+        texts = [item.text for item in self.inputs]
+        if side is not None and task.prompt_name is None:
+            return locate_side(reader, texts, side, truncate=task.truncate, direction=task.direction, times=times)
+        name = task.prompt(reader.prompts)
+        prompt, adapter = reader.prompts.named(name) or "", reader.prompts.adapter(name)
+        return reader.locate(
+            texts, truncate=task.truncate, direction=task.direction, prompt=prompt, adapter=adapter, times=times
+        )
+
+    def _spanned(self, place: int, item: SpanText, located: LocatedEncoding, longest: int, row: int) -> Iterator[SpanEncoding]:
+        """The text as one encoding, or window by window; `row`: its first span's."""
+        name = self._name(place)
+        own = np.flatnonzero(~located.special & (located.offsets[:, 1] > 0))
+        starts = np.maximum.accumulate(_first_characters(item.text, located.offsets[own]))
+        spans = np.array(item.spans, dtype=np.int64)
+        edges = np.searchsorted(starts, spans)
+        counts = edges[:, 1] - edges[:, 0]
+        wrong = (counts < 1) | (spans[:, 1] > len(item.text))
+        if wrong.any():
+            index = int(wrong.argmax())
+            begin, end = spans[index].tolist()
+            why = "holds no token" if end <= len(item.text) else "ends beyond the text"
+            raise InvalidInput(
+                f"`{name}[{index}]` is [{begin}, {end}], which {why}: {len(item.text)} code points, of which {len(own)} tokens "
+                "are read"
+            )
+        total, most = int(counts.sum()), MAX_COVERAGE * len(own)
+        if total > most:
+            raise InvalidInput(f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x the text's")
+        rows = np.arange(row, row + len(spans))
+        if len(located) <= longest:
+            yield _encoding(located, np.arange(len(located)), own, edges, rows)
+            return
+        head, tail = np.arange(own[0]), np.arange(own[-1] + 1, len(located))
+        room = longest - len(head) - len(tail)
+        windows = windows_over(np.arange(len(own)), np.arange(1, len(own) + 1), max(2, room))
+        chosen = window_of_each(windows, edges)
+        if (chosen < 0).any():
+            index = int(chosen.argmin())
+            raise InvalidInput(
+                f"`{name}[{index}]` is {spans[index].tolist()}, which holds {counts[index]} tokens > maximum allowed "
+                f"{room // 2} of a text that is longer than the model reads"
+            )
+        for window in np.unique(chosen):
+            begin, end = windows[window].tolist()
+            held, kept = chosen == window, np.concatenate([head, own[begin:end], tail])
+            yield _encoding(located, kept, len(head) + np.arange(end - begin), edges[held] - begin, rows[held])
+
+    def _multivector(
+        self, model: Model, input_ids: Ids, cu_seqlens: Offsets, spans: Ragged, outputs: HeadOutputs
+    ) -> Ragged | None:
+        spec = model.spec
+        assert outputs.multivector is not None
+        kept = have_vectors(spec, input_ids, cu_seqlens)
+        row_of, side = np.cumsum(kept) - 1, self.task.side(spec)
+        if side is not None:
+            kept = kept & ~np.isin(input_ids, list(side.skipped))
+            side = replace(side, pooling=None if side.pooling is None else replace(side.pooling, protected=0))
+        has_vector = kept[spans.values]
+        rows = outputs.multivector.values[row_of[spans.values[has_vector]]]
+        lengths = np.add.reduceat(has_vector.astype(np.int64), spans.offsets[:-1])
+        return self.task.merged(model, side, Ragged(rows, offsets_of(lengths)), input_ids[spans.values[has_vector]])
+
+
+def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[SpanText]:
+    """Return texts with the spans of each. Raises InvalidInput for what is no text, or no pair of numbers."""
+    if len(lists) != len(texts):
+        raise InvalidInput(f"`spans` holds {len(lists)} lists for {len(texts)} `{field}`; each needs its own")
+    for place, (text, spans) in enumerate(zip(texts, lists, strict=True)):
+        if not isinstance(text, str):
+            raise InvalidInput(f"`{field}[{place}]` is of type {type(text).__name__}; only a text has spans")
+        for index, span in enumerate(spans):
+            if len(span) != ENDS or not all(type(end) is int and 0 <= end < LARGEST for end in span):
+                wrong = f"`{field}[{place}].spans[{index}]` is {span!r}"
+                raise InvalidInput(f"{wrong}; a span is two whole numbers from 0 to {LARGEST - 1}")
+    return [SpanText(text, list(spans)) for text, spans in zip(texts, lists, strict=True)]
+
+
+def joined(chunks: Sequence[str]) -> SpanText:
+    """Return the text of chunks in order, each a span of it. A blank is put between two that none separates."""
+    parts: list[str] = []
+    spans, end, last = [], 0, " "
+    for chunk in chunks:
+        blank = "" if last.isspace() or chunk[:1].isspace() else " "
+        begin, last = end + len(blank), chunk[-1:] or last
+        end = begin + len(chunk)
+        spans.append((begin, end))
+        parts += [blank, chunk]
+    return SpanText("".join(parts), spans)
+
+
+def _encoding(located: LocatedEncoding, kept: Ids, own: Ids, edges: Ids, rows: Ids) -> SpanEncoding:
+    """Some of a text's tokens. `own`: which of those are its own; `edges` int64[n, 2]: of spans, among its own."""
+    counts = edges[:, 1] - edges[:, 0]
+    offsets, types = offsets_of(counts), located.token_type_ids
+    places = own[np.repeat(edges[:, 0] - offsets[:-1], counts) + np.arange(offsets[-1])]
+    return SpanEncoding(
+        located.input_ids[kept],
+        None if types is None else types[kept],
+        located.unseen,
+        located.adapter,
+        places=Ragged(places, offsets),
+        rows=rows,
+    )
+
+
+def _first_characters(text: str, offsets: Ids) -> Ids:
+    """Return where tokens begin, int64[t], behind the white space that some tokenizers count to a word."""
+    if not len(offsets):
+        return offsets[:, 0]
+    begin, end = max(0, int(offsets[:, 0].min())), int(offsets[:, 1].max())  # the text itself may be far longer
+    characters = np.frombuffer(text[begin:end].encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    spaces = [character for character in np.unique(characters).tolist() if chr(character).isspace()]
+    places = np.where(np.isin(characters, spaces), len(characters), np.arange(len(characters)))
+    following = np.append(np.minimum.accumulate(places[::-1])[::-1], len(characters))
+    starts = np.clip(offsets[:, 0] - begin, 0, len(characters))
+    found = begin + following[starts]
+    return np.where(found < offsets[:, 1], found, offsets[:, 0])
+
+
+def _depth(spans: Spans) -> int:
+    """Return how many spans overlap at most, `MAX_COVERAGE` for more, and without looking where there are very many."""
+    if len(spans) > MAX_COMPARED:
+        return MAX_COVERAGE
+    places = np.array(spans, dtype=np.int64)
+    steps = np.repeat([1, -1], len(places))
+    edges = places.T.ravel()
+    return min(MAX_COVERAGE, int(np.cumsum(steps[np.lexsort((steps, edges))]).max()))
+
+
+def _spans_of(encoding: Encoding) -> SpanEncoding:
+    assert isinstance(encoding, SpanEncoding)
+    return encoding
+
+
+def _flat(encodings: Sequence[Encoding], cu_seqlens: Offsets) -> Ragged:
+    """Return the tokens of every span of all encodings, as rows of the pass."""
+    places = [_spans_of(encoding).places for encoding in encodings]
+    return Ragged.concat([Ragged(one.values + begin, one.offsets) for one, begin in zip(places, cu_seqlens[:-1], strict=True)])
+
+
+def _dense(spec: ModelSpec, encodings: Sequence[Encoding], states: Ragged) -> Floats:
+    """Pool the states text by text, since spans may hold them four times over."""
+    steps, parts = _steps(spec.dense_modules), []
+    for encoding, rows in zip(encodings, states, strict=True):
+        places = _spans_of(encoding).places
+        at = Segments(places.offsets, places.offsets)
+        parts.append(dense(NUMPY, rows[places.values], at, spec.pooling, steps))
+    vectors = np.concatenate(parts)
+    return rounded(NUMPY, vectors) if spec.is_rounded else vectors
+
+
+def _sparse(spec: ModelSpec, input_ids: Ids, spans: Ragged, outputs: HeadOutputs) -> SparseVectors:
+    assert outputs.token_weights is not None
+    weights = outputs.token_weights.values[spans.values]
+    return strongest(input_ids[spans.values], weights, spans.offsets, spec.removed_ids, spec.vocab_size)
+
+
+@lru_cache(maxsize=8)
+def _steps(modules: tuple[StepModule, ...]) -> tuple[Layer, ...]:
+    """Return the layers behind the pooling, read once."""
+    return tuple(map(step_layer, modules))

@@ -1,0 +1,1 @@
+"""What a checkpoint is: its files, tokenizer, family and heads."""

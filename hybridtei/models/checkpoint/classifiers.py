@@ -1,0 +1,299 @@
+"""Heads that score texts or tag tokens: their labels, and the names of their layers, one row a family.
+
+Families with equal trunks differ in their heads: ELECTRA's has gelu where RoBERTa's has tanh, BERT's first layer is the trunk's
+"pooler", decoders have one matrix without a bias on the last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.files import positive
+from hybridtei.models.checkpoint.modules import (
+    Modules,
+    Pooling,
+    StepModule,
+    gives_scores,
+    module_path,
+    read_pooling,
+    read_steps,
+)
+from hybridtei.models.checkpoint.weights import Weights, has_weights
+
+Kind = Literal["embedding", "reranker", "classifier", "tagger"]
+# The input of the layers: the first token's state, the mean, the last token's. "late": each token's, with the mean of the
+# logits; "none": each token's, without pooling.
+ScorePooling = Pooling | Literal["late", "none"]
+
+
+Array = Any  # of numpy, or of torch on a device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearLayer:
+    """`activation(weight x + bias)`; weight [out, in], bias [out] or None."""
+
+    weight: Array
+    bias: Array | None = None
+    activation: str = "identity"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormLayer:
+    """LayerNorm: weight [h], bias [h] or None."""
+
+    weight: Array
+    bias: Array | None
+    eps: float
+
+
+Layer = LinearLayer | NormLayer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeLayers:
+    """`top_k(latents x + bias)` of a pooled vector x, normalised before where `eps` is not None; see `SparseHead`."""
+
+    latents: Array
+    bias: Array
+    active: int
+    eps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStep:
+    """A linear layer by its name. `rows`: only one row is used, or the difference of two."""
+
+    name: str
+    activation: str = "identity"
+    bias: bool = True
+    rows: tuple[int, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NormStep:
+    """A LayerNorm of the head, by the name of its weights."""
+
+    name: str
+    eps: float
+    bias: bool
+
+
+Step = LinearStep | NormStep | StepModule
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierHead:
+    """The layers from hidden states to logits. `trunk`: the prefix of all other tensors' names."""
+
+    pooling: ScorePooling
+    steps: tuple[Step, ...]
+    trunk: str
+    labels: tuple[str, ...]
+    multi_label: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Return "reranker" for one label, as TEI does, "classifier" for several, "tagger" for labels of tokens."""
+        if self.pooling == "none":
+            return "tagger"
+        return "reranker" if len(self.labels) == 1 else "classifier"
+
+
+Config = Mapping[str, Any]
+_Recipe = Callable[[Config], tuple[ScorePooling, tuple[Step, ...]]]
+LAST, OUT_PROJ = LinearStep("classifier"), LinearStep("classifier.out_proj")
+
+
+def _two_layers(name: str, activation: str, last: LinearStep = LAST) -> _Recipe:
+    return lambda config: ("cls", (LinearStep(name, activation), last))
+
+
+def _as_hidden(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
+    return _two_layers("classifier.dense", config.get("hidden_act", "gelu"), OUT_PROJ)(config)
+
+
+def _longformer(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
+    raise UnsupportedArchitecture(
+        "config.json: a Longformer that classifies lets all tokens see the first, which its trunk does not; use another model"
+    )
+
+
+def _deberta(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
+    return _two_layers("pooler.dense", config.get("pooler_hidden_act", "gelu"))(config)
+
+
+def _modernbert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
+    return _one_of(config, {"cls": "cls", "mean": "mean"}, "cls"), (*_modernbert_head(config), LAST)
+
+
+def _modernbert_head(config: Config) -> tuple[Step, ...]:
+    bias, activation = bool(config.get("classifier_bias", False)), config.get("classifier_activation", "gelu")
+    norm = NormStep("head.norm", float(config.get("norm_eps", 1e-5)), bool(config.get("norm_bias", False)))
+    return LinearStep("head.dense", activation, bias), norm
+
+
+def _eurobert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
+    return _one_of(config, {"bos": "cls", "mean": "mean", "late": "late"}, "late"), (LinearStep("dense", "gelu"), LAST)
+
+
+def _decoder(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
+    poolings: Mapping[str, ScorePooling] = {"mean": "mean", "cls": "cls", "lasttoken": "lasttoken"}
+    return _one_of(config, poolings, "lasttoken", key="pooling"), (LinearStep("score", bias=False),)
+
+
+def _one_of(config: Config, known: Mapping[str, ScorePooling], default: str, key: str = "classifier_pooling") -> ScorePooling:
+    name = config.get(key, default)
+    if not isinstance(name, str) or name not in known:
+        raise UnsupportedArchitecture(f"config.json: `{key}` {name!r}; served: {', '.join(known)}")
+    return known[name]
+
+
+# transformers' generic class: one matrix on the last token, or on what NVIDIA's class pools.
+DECODERS = frozenset(
+    {
+        *("arcee", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "helium", "llama", "ministral", "mistral"),
+        *("mixtral", "nemotron", "olmo", "olmo2", "olmo3", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+        *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    }
+)
+ROBERTAS = ("roberta", "xlm-roberta", "xlm-roberta-flash", "xlm-roberta-xl", "camembert", "jina_embeddings_v3")
+# `pad_token_id` of their configurations where config.json has none.
+PADDING: Mapping[str, int] = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 0),
+    **dict.fromkeys(("glm", "glm4"), 151_329),
+    **dict.fromkeys(("olmo", "olmo2", "olmo3", "seed_oss"), 1),
+    **{"helium": 3, "phi3": 32_000, "smollm3": 128_004},
+}
+_DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
+# model_type -> (prefix of its trunk's tensors, its head)
+SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
+    **{name: (name, _two_layers(f"{name}.pooler.dense", "tanh")) for name in ("bert", "ernie", "gte", "new", "nomic_bert")},
+    **dict.fromkeys(("jina_bert", "megatron-bert"), ("bert", _two_layers("bert.pooler.dense", "tanh"))),
+    "rembert": ("rembert", _two_layers("rembert.pooler.dense", "tanh")),
+    "albert": ("albert", _two_layers("albert.pooler", "tanh")),
+    **dict.fromkeys(ROBERTAS, ("roberta", _DENSE_TANH)),
+    "data2vec-text": ("data2vec_text", _DENSE_TANH),
+    "mpnet": ("mpnet", _DENSE_TANH),
+    "roformer": ("roformer", _as_hidden),
+    "big_bird": ("bert", _as_hidden),
+    "longformer": ("longformer", _longformer),
+    "electra": ("electra", _two_layers("classifier.dense", "gelu", OUT_PROJ)),
+    "distilbert": ("distilbert", _two_layers("pre_classifier", "relu")),
+    "modernbert": ("model", _modernbert),
+    **dict.fromkeys(("deberta", "deberta-v2"), ("deberta", _deberta)),
+    "eurobert": ("model", _eurobert),
+    **dict.fromkeys(DECODERS, ("model", _decoder)),
+}
+
+
+def read_classifier(folder: Path, home: Path, modules: Modules, config: Config, hidden_size: int) -> ClassifierHead | None:
+    """Return the head that gives logits, or None. Modules with a pooling and weights without a head are an embedder, whose
+    class is that of the model whose trunk it took. Raises LoadError and its subclasses."""
+    if gives_scores(folder, modules):
+        return in_modules(folder, modules, config, hidden_size)
+    named = find_classifier(home, str(config["model_type"]), tuple(config.get("architectures") or ()), config)
+    if named is None or module_path(modules, "Pooling") is None or not has_weights(home):
+        return named
+    last = named.steps[-1]
+    lacks = isinstance(last, LinearStep) and f"{last.name}.weight" not in Weights.open(home).names()
+    return None if lacks else named
+
+
+def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...], config: Config) -> ClassifierHead | None:
+    """Return the head that `architectures` names, or None for an embedding model. Raises LoadError and its subclasses.
+
+    Some GTE repositories name `NewForTokenClassification` and are embedding models: these have no labels, or name `NewModel`.
+    """
+    names = [name for name in architectures if name.endswith("Classification")]
+    labelled = config.get("id2label") is not None and config.get("label2id") is not None
+    is_tagger = labelled and "NewModel" not in architectures
+    names = [name for name in names if name != "NewForTokenClassification" or is_tagger]
+    if not names:
+        return None
+    file = folder / "config.json"
+    name = names[0]
+    if not name.endswith(("ForSequenceClassification", "ForTokenClassification")) or model_type not in SEQUENCE:
+        served = ", ".join(sorted(SEQUENCE))
+        raise UnsupportedArchitecture(f"{file}: {name} of {model_type!r} is not served; classifiers served: {served}")
+    trunk, recipe = SEQUENCE["new" if name.startswith("NewFor") else model_type]  # Alibaba's name for transformers' gte
+    labels = _labels(config, file)
+    if name.endswith("ForTokenClassification"):
+        return ClassifierHead("none", _token_steps(model_type, config), f"{trunk}.", labels)
+    try:
+        pooling, steps = recipe(config)
+    except UnsupportedArchitecture as error:
+        raise UnsupportedArchitecture(f"{folder}: {error}") from error
+    return ClassifierHead(pooling, steps, f"{trunk}.", labels, config.get("problem_type") == "multi_label_classification")
+
+
+def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
+    """Return the id that is passed over at the end of a text, or None.
+
+    transformers' class takes the rightmost token that is not padding, which an EOS that a tokenizer appends may be. To leave
+    out what comes after that token is the same where attention is causal.
+    """
+    model_type, last = str(config.get("model_type")), None if head is None else head.steps[-1]
+    is_generic = model_type in DECODERS and isinstance(last, LinearStep) and last.name == "score" and "pooling" not in config
+    both_ways = config.get("is_causal") is False or config.get("use_bidirectional_attention")
+    if head is None or head.pooling != "lasttoken" or not is_generic or both_ways:
+        return None
+    padding = config.get("pad_token_id", PADDING.get(model_type))
+    return padding if isinstance(padding, int) else None
+
+
+def _token_steps(model_type: str, config: Config) -> tuple[Step, ...]:
+    if model_type in DECODERS:
+        return (LinearStep("score", bias=bool(config.get("token_classification_bias", True))),)
+    return (*_modernbert_head(config), LAST) if model_type == "modernbert" else (LAST,)
+
+
+def between(head: ClassifierHead, yes: int, no: int, label: str) -> ClassifierHead:
+    """Return a head of two labels as a ranker: the difference of their logits, whose sigmoid is their softmax."""
+    *first, last = head.steps
+    assert isinstance(last, LinearStep)
+    return replace(head, steps=(*first, replace(last, rows=(yes, no))), labels=(label,))
+
+
+def in_modules(folder: Path, modules: Modules, config: Config, hidden_size: int) -> ClassifierHead:
+    """Return the head of a cross-encoder whose layers are modules of its own, the last of which gives the logits. Labels are
+    those of config.json where it has as many. Raises LoadError and its subclasses."""
+    poolings = read_pooling(folder, None, modules, "", config)
+    steps = read_steps(folder, modules, None, hidden_size * len(poolings))
+    count, declared = steps[-1].out_features, config.get("id2label")
+    if len(poolings) > 1:
+        raise UnsupportedArchitecture(f"{folder}: scores of {len(poolings)} poolings side by side are not served")
+    named = isinstance(declared, dict) and len(declared) == count
+    labels = _labels(config, folder / "config.json") if named else tuple(f"LABEL_{i}" for i in range(count))
+    return ClassifierHead(poolings[0], steps, "", labels)
+
+
+def yes_of_two(head: ClassifierHead) -> ClassifierHead:
+    """Return a head whose two labels mean yes and no as a ranker; any other unchanged."""
+    is_yes = [label.lower() in ("yes", "1", "true") for label in head.labels]
+    if len(is_yes) != 2 or is_yes.count(True) != 1:
+        return head
+    yes = is_yes.index(True)
+    return between(head, yes, 1 - yes, head.labels[yes])
+
+
+def language_model(yes: int, no: int | None, *, tied: bool) -> ClassifierHead:
+    """Return a ranker by the logit of token `yes` at the end of a text, minus that of `no`. `tied`: to the word embeddings."""
+    name = "model.embed_tokens" if tied else "lm_head"
+    return ClassifierHead("lasttoken", (LinearStep(name, bias=False, rows=(yes, no)),), "model.", ("yes",))
+
+
+def _labels(config: Config, file: Path) -> tuple[str, ...]:
+    """Return the labels by number; transformers' default names where config.json has none."""
+    labels = config.get("id2label")
+    if labels is None:
+        count = positive(config, "num_labels", file) if config.get("num_labels") is not None else 2
+        return tuple(f"LABEL_{i}" for i in range(count))
+    keys = [str(i) for i in range(len(labels))] if isinstance(labels, dict) else []
+    if not keys or sorted(labels) != sorted(keys) or not all(isinstance(label, str) for label in labels.values()):
+        raise LoadError(f'{file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}')
+    return tuple(labels[key] for key in keys)

@@ -1,0 +1,110 @@
+"""What lies in a model's folder that no backend reads: refused by name before any is tried, with what to use instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hybridtei.errors import LoadError, MissingArtifact
+from hybridtei.models.checkpoint.files import read_object
+from hybridtei.models.checkpoint.weights import weight_files
+
+ADAPTER, CONFIG = "adapter_config.json", "config.json"
+GRAPHS = ("*.onnx", "onnx/*.onnx")  # ONNX Runtime runs them without the weights
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+READ = "hybridtei reads model.safetensors or its shards, or pytorch_model.bin"
+NOT_FETCHED = "GGUF, TensorFlow's and Flax's files are not fetched from the hub"
+ORIGINAL = "give the model that they were made from, whose repository has them"
+# Weights of other programs, by their files: what they are, and what to do.
+FOREIGN: Mapping[str, tuple[str, str]] = {
+    "*.gguf": ("weights for llama.cpp (GGUF)", ORIGINAL),
+    "tf_model*.h5": ("TensorFlow's weights", "transformers 4 converts them, by `from_tf=True` and `save_pretrained`"),
+    "*.ckpt*": ("TensorFlow's weights", ORIGINAL),
+    "flax_model*.msgpack": ("Flax's weights", "transformers 4 converts them, by `from_flax=True` and `save_pretrained`"),
+    "consolidated*": ("weights under the publisher's own names", "give the repository that holds them in transformers' form"),
+    "model.*.safetensors": ("weights of a variant", "rename the file to model.safetensors"),
+    "pytorch_model.*.bin": ("weights of a variant", "rename the file to pytorch_model.bin"),
+    "*.mlmodel*": ("weights for Core ML", ORIGINAL),
+}
+LONGEST_SHOWN = 200  # characters of what a file names
+
+
+def check_contents(folder: Path, home: Path | None = None) -> None:
+    """Raise LoadError or MissingArtifact, naming the file, if a folder holds an adapter, quantised weights, or no model that is
+    read here. `home`: the folder in it that has the transformer. What a file names is shown, and never looked up."""
+    home = home or folder
+    for place in dict.fromkeys((folder, home)):
+        _check_adapter(place)
+    if not has_readable(home) and (found := _foreign(home)) is not None:
+        raise MissingArtifact(f"{home}: holds {found[0]}. {READ}: {found[1]}")
+    if not (home / CONFIG).exists():
+        raise MissingArtifact(f"{home / CONFIG}: missing{_instead(home)}")
+    _check_quantised(home / CONFIG)
+
+
+def has_readable(folder: Path) -> bool:
+    """Whether there are files of weights, or a graph, that some backend reads."""
+    files = (*INDEXES, *GRAPHS)
+    return bool(weight_files(folder)) or any(next(folder.glob(pattern), None) is not None for pattern in files)
+
+
+def no_weights(folder: Path) -> MissingArtifact:
+    """Return the error of a folder that has neither weights nor a graph of its own."""
+    again = "copy or download the whole repository again, or give one with safetensors"
+    return MissingArtifact(f"{folder / 'model.safetensors'}: missing. {READ}: {again}; {NOT_FETCHED}")
+
+
+def _check_quantised(file: Path) -> None:
+    config = read_object(file)
+    for part in (config, config.get("text_config")):
+        settings = part.get("quantization_config") or part.get("compression_config") if isinstance(part, dict) else None
+        if settings:
+            method = isinstance(settings, dict) and settings.get("quant_method")
+            named = _shown(method or "of an unnamed method")
+            raise LoadError(
+                f"{file}: the weights are quantised (`quantization_config`, {named}); read are those "
+                "in float32, float16 or bfloat16. Give the model that it was made from; `--dtype int8` quantises here"
+            )
+
+
+def _check_adapter(folder: Path) -> None:
+    file = folder / ADAPTER
+    if not file.exists():
+        return
+    settings = read_object(file)
+    base = _shown(settings.get("base_model_name_or_path") or settings.get("model_name"))
+    kind = _shown(settings.get("peft_type") or "of an unnamed kind")
+    own = "beside weights of a model" if weight_files(folder) else "without the weights of its model"
+    raise LoadError(
+        f"{file}: an adapter ({kind}) of {base}, {own}; adapters in files of their own are not applied. Merge it into that "
+        "model once, by these two lines of Python with peft, and serve the new folder with the tokenizer's files beside it:\n"
+        "from peft import AutoPeftModelForFeatureExtraction as Model\n"
+        f'Model.from_pretrained("{folder}").merge_and_unload().save_pretrained("{folder}-merged")'
+    )
+
+
+def _foreign(folder: Path) -> tuple[str, str] | None:
+    """Return what is there instead of weights that are read, and what to do."""
+    for pattern, (what, cure) in FOREIGN.items():
+        if files := sorted(file.name for file in folder.glob(pattern)):
+            return f"{what}: {', '.join(files[:3])}{' …' if len(files) > 3 else ''}", cure
+    return None
+
+
+def _instead(folder: Path) -> str:
+    """Return what the rest of the message about a folder without config.json says."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return f": the folder is empty. Copy or download a model in safetensors; {NOT_FETCHED}"
+    inner = sorted(
+        str(file.parent) for pattern in ("*/config.json", "snapshots/*/config.json") for file in folder.glob(pattern)
+    )
+    inner = [name for name in inner if not re.match(r"\d+_", Path(name).name)]  # a module of sentence-transformers
+    if inner:
+        return f". The folder {inner[0]} has one: is that the model's?"
+    return ". It says which model the weights are of: copy or download the whole repository again"
+
+
+def _shown(value: Any) -> str:
+    return repr(str(value)[:LONGEST_SHOWN])

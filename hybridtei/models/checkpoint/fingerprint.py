@@ -1,0 +1,163 @@
+"""What a model's vectors follow from, in a few hashes: vectors of two models can be compared where these are equal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from functools import lru_cache, partial
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import orjson
+
+from hybridtei.errors import MissingArtifact
+from hybridtei.models.checkpoint.files import read_object, sha256_of
+from hybridtei.models.checkpoint.sizes import lengths
+from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
+from hybridtei.models.checkpoint.tokenizer_settings import apply_settings, truncation_side
+from hybridtei.models.checkpoint.vocabularies import read_raw, tokenizer_files
+
+Fingerprint = Mapping[str, str | None]
+log = logging.getLogger(__name__)
+WEIGHTS = (".safetensors", ".bin", ".pt")  # of one model in several forms the first counts
+# Letters of both cases, accents, Chinese, spaces at the begin and within, special tokens as text.
+PROBE = " Na\u00efve CAF\u00c9,  \u6771\u4eac</s>[SEP]<|endoftext|> end"
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_function")
+
+
+def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: str | None = None) -> dict[str, str | None]:
+    """Return `model`, the hash of all below but the dtype and the default prompt; `id`, the hash of all; and the parts:
+    `weights`, `tokenizer`, `pooling`, `prompts`, `activation`, `dtype`. A part is None where there are no files of it.
+    `reading` is there only where texts are read otherwise than version 0.1.0 read them, so that collections of other models
+    stay as they are.
+
+    Reads the weights once, about a second for a gigabyte, and again when a file changes. Raises OSError.
+    """
+    weights = [_of_file(path) for path in sorted(set(_weights(spec)), key=partial(_order, spec.folder))]
+    parts: dict[str, str | None] = {
+        "weights": _digest(weights) if weights else None,
+        "tokenizer": tokenizer_sha256(spec) if tokenizer_files(spec.folder) else None,
+        "pooling": _pooling(spec),
+        "prompts": _digest(dict(spec.prompts or {})),
+        "activation": _activation(spec),
+    }
+    if (reading := _reading(spec)) is not None:
+        parts["reading"] = reading
+    model = _digest(parts)
+    parts["dtype"] = dtype
+    return {"id": _digest([model, dtype, default_prompt]), "model": model, **parts}
+
+
+def _weights(spec: ModelSpec) -> Iterator[Path]:
+    multivector = spec.multivector
+    steps = [*spec.dense_modules, *((*multivector.before, multivector.module) if multivector else ())]
+    for folder in (spec.folder, *(folder for step in steps if isinstance(folder := getattr(step, "folder", None), Path))):
+        for suffix in WEIGHTS:
+            if found := [*folder.glob(f"*{suffix}")]:
+                yield from found
+                break
+    if spec.query is not None:
+        yield from (*_weights(spec.query), *tokenizer_files(spec.query.folder))
+    yield from (head.file for head in (spec.sparse, multivector) if head is not None and head.file and head.file.is_file())
+
+
+def _order(folder: Path, file: Path) -> tuple[bool, tuple[str, ...]]:
+    """Sort key: files of the checkpoint by path, then others by name. A hash must not change with where the folders lie."""
+    inside = file.is_relative_to(folder)
+    return not inside, file.relative_to(folder).parts if inside else (file.name,)
+
+
+def tokenizer_sha256(spec: ModelSpec) -> str:
+    """Return the hash of the tokenizer's file, or of those that it is built from. Equal hashes mean equal token ids, which are
+    the dimensions of sparse vectors. Raises MissingArtifact."""
+    files = [_of_file(path) for path in tokenizer_files(spec.folder)]
+    if not files:
+        raise MissingArtifact(f"{spec.folder / 'tokenizer.json'}: missing")
+    return _digest(files) if len(files) > 1 else files[0]
+
+
+def _of_file(path: Path) -> str:
+    status = path.stat()
+    return _kept(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@lru_cache(1024)
+def _kept(path: Path, *_: int) -> str:
+    return sha256_of(path)
+
+
+def _reading(spec: ModelSpec) -> str | None:
+    """Return the hash of how texts are read, or None where version 0.1.0 read them in the same way: it knew no settings of
+    tokenizer_config.json, took the least of all lengths, and no prompt by default, nor one called passage for documents."""
+    file, prompts = spec.folder / "tokenizer.json", _newly_used(spec)
+    if spec.model_type == STATIC_TYPE or not file.is_file():
+        return _digest(prompts) if prompts else None
+    written = read_object(spec.folder / "tokenizer_config.json", optional=True)
+    known = lengths(spec.folder, spec.config, written, spec.positions)
+    least = min((length for length in known[spec.late is not None :] if length is not None), default=0)
+    before, now = (read_raw(spec.folder) for _ in range(2))
+    changed = apply_settings(now, spec.tokenizer_settings, file)
+    side = truncation_side(now, spec.tokenizer_settings)
+    if spec.bare:
+        now.post_processor = None
+    read = [changed, now.encode("").ids, now.encode(PROBE).ids, spec.max_input_length, side, prompts]
+    probe = PROBE.lower() if spec.tokenizer_settings.lowercase else PROBE
+    return None if read == [[], before.encode("").ids, before.encode(probe).ids, least, "right", []] else _digest(read)
+
+
+def _newly_used(spec: ModelSpec) -> list[str]:
+    """Return the prompts that version 0.1.0 left out: the default, and those of documents by their second and third names."""
+    prompts = spec.prompts or {}
+    names = [spec.default_prompt_name or "", *([] if "document" in prompts else ["passage", "corpus"])]
+    return [text for name in names if (text := prompts.get(name))]
+
+
+def _pooling(spec: ModelSpec) -> str:
+    steps = [type(step).__name__ for step in spec.dense_modules]
+    most = f" of {spec.sparse.active}" if spec.is_splade and spec.sparse is not None and spec.sparse.active else ""
+    sparse = [] if spec.sparse is None else [spec.sparse.kind + most]
+    return "+".join([*spec.pooling, *steps, *sparse, *(["multivector"] if spec.multivector else [])])
+
+
+def _activation(spec: ModelSpec) -> str | None:
+    name = next((str(spec.config[key]) for key in ACTIVATIONS if spec.config.get(key)), None)
+    return f"{name}, tanh form" if name == "gelu" and spec.tanh_gelu else name
+
+
+def _digest(value: Mapping[str, Any] | list[Any]) -> str:
+    return sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+_begun: WeakKeyDictionary[Any, Future[Fingerprint | None]] = WeakKeyDictionary()
+_beginning = Lock()
+
+
+def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerprint | None]:
+    """Return the fingerprint of what `owner` serves, which a thread makes from the first call on: no start waits for it, and a
+    process does not wait for it to end. None where a file is no longer there. `options`: of `fingerprint`."""
+    with _beginning:
+        if (found := _begun.get(owner)) is not None:
+            return found
+        made: Future[Fingerprint | None] = Future()
+        _begun[owner] = made
+
+    def read() -> None:
+        try:
+            made.set_result(fingerprint(spec, **options))
+        except OSError as error:
+            log.warning("no fingerprint: %s", error)
+            made.set_result(None)
+
+    Thread(target=read, name="fingerprint", daemon=True).start()
+    return made
+
+
+async def model_hash(reading: Future[Fingerprint | None]) -> str | None:
+    """Return `model` of a fingerprint that `begin` makes, once it is there; a waiter that is cancelled leaves it to others."""
+    found = await asyncio.shield(asyncio.wrap_future(reading))
+    return None if found is None else found["model"]

@@ -1,0 +1,190 @@
+"""Heads beside a model: BGE-M3's two files, or one file of ours. Found by name, checked by shape.
+
+An incomplete head is an error: the reference implementation keeps randomly initialised heads when a file is missing, and logs
+so only at level info.
+
+Our file (`hybridtei_heads.safetensors`, made by `hybridtei train`) describes itself in JSON in its safetensors metadata, under
+`hybridtei_heads`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from hybridtei.errors import LoadError, WeightMismatch
+from hybridtei.models.checkpoint.files import positive, read_object, require
+from hybridtei.models.checkpoint.modules import DenseModule
+from hybridtei.models.checkpoint.weights import has_shape, read_linear
+
+HEADS_FILE = "hybridtei_heads.safetensors"
+METADATA_KEY = "hybridtei_heads"
+LINEAR_SUFFIXES = (".pt", ".safetensors")
+Drop = Literal["first", "specials", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseHead:
+    """`linear`: relu(W h + b), as BGE-M3; `mlp`: relu(out(act(hidden(x)))); `splade`: the masked-language-model head.
+
+    `inputs` names what x concatenates: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
+    `idf`: query weights are multiplied by the collection's inverse document frequency.
+    `own`: the file is of our kind, with several heads under their names.
+    `code`: the `active` largest of `width` latents of the pooled vector, which is `normalized` before where that is declared.
+    `active` of `splade`: how many of a vector's weights are kept, the largest; 0: all.
+    `double_log`: SPLADE's weights go through log(1 + x) twice.
+    `queries`: the table in which queries are looked up instead (a folder, or `idf.json`).
+    """
+
+    kind: Literal["linear", "mlp", "splade", "code"]
+    file: Path | None = None
+    inputs: tuple[str, ...] = ("hidden",)
+    activation: str = "relu"
+    idf: bool = True
+    own: bool = False
+    double_log: bool = False
+    queries: Path | None = None
+    width: int = 0
+    active: int = 0
+    normalized: bool = False
+
+    @property
+    def can_look_up(self) -> bool:
+        """Whether queries can be made without the model: from a table, or by the collection's idf alone."""
+        return self.queries is not None or (self.idf and self.kind != "splade")
+
+
+class Shares(Struct, frozen=True):
+    """The weight of each kind of similarity in a score."""
+
+    dense: Annotated[float, Meta(ge=0)]
+    sparse: Annotated[float, Meta(ge=0)]
+    multivector: Annotated[float, Meta(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class MultivectorHead:
+    """One vector of width `dim` for each token that is not dropped. `own`: as in `SparseHead`.
+
+    Of a late-interaction model: `module` is the last of its Dense modules and `before` those before it, or `tensor` names the
+    projection among the model's own weights. `shares`: weights of the kinds of vectors in reranking, if the file has them.
+    """
+
+    file: Path
+    dim: int
+    drop: Drop = "first"
+    own: bool = False
+    before: tuple[DenseModule, ...] = ()
+    module: DenseModule | None = None
+    tensor: str | None = None
+    shares: Shares | None = None
+
+
+def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> SparseHead | None:
+    """Return the lexical head beside a model, or None. Raises LoadError, naming the file that does not fit."""
+    file = _own_file(folder, heads_file)
+    if file is not None:
+        sparse = _fitting_description(file, hidden_size).sparse
+        if sparse is None:
+            return None
+        if sparse.activation is None:
+            return SparseHead("linear", file, sparse.inputs, idf=sparse.idf, own=True)
+        return SparseHead("mlp", file, sparse.inputs, sparse.activation, sparse.idf, own=True)
+    linear = _linear_file(folder, "sparse_linear", 1, hidden_size)
+    return None if linear is None else SparseHead("linear", linear[0], idf=False)  # BGE-M3's weights include it
+
+
+def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = None) -> SparseHead:
+    """Return the sparse head of a SparseAutoEncoder module; `max_active_dims` goes before its `k`. Raises LoadError."""
+    file = folder / "config.json"
+    settings = read_object(file)
+    width, active = (positive({"hidden_dim": 512, "k": 8, **settings}, key, file) for key in ("hidden_dim", "k"))
+    if settings.get("input_dim") != pooled_width:
+        raise WeightMismatch(f"{file}: `input_dim` is {settings.get('input_dim')}, but what comes before it has {pooled_width}")
+    if active > width:
+        raise LoadError(f"{file}: `k` is {active}, more than `hidden_dim` {width}")
+    active = min(max_active_dims or active, width)
+    normalized = bool(settings.get("normalize", False))
+    return SparseHead("code", folder, (), idf=False, width=width, active=active, normalized=normalized)
+
+
+def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> MultivectorHead | None:
+    """Return the multi-vector head beside a model, or None. Raises LoadError, naming the file that does not fit."""
+    file = _own_file(folder, heads_file)
+    if file is not None:
+        description = _fitting_description(file, hidden_size)
+        head = description.multivector
+        return None if head is None else MultivectorHead(file, head.dim, head.drop, own=True, shares=description.rerank)
+    linear = _linear_file(folder, "colbert_linear", None, hidden_size)
+    return None if linear is None else MultivectorHead(*linear)
+
+
+def _own_file(folder: Path, heads_file: Path | None) -> Path | None:
+    if heads_file is not None:
+        return heads_file
+    return folder / HEADS_FILE if (folder / HEADS_FILE).exists() else None
+
+
+class SparseDescription(Struct, frozen=True):
+    """The sparse part of our head file; without an activation it is linear."""
+
+    inputs: Annotated[tuple[Literal["hidden", "embedding"], ...], Meta(min_length=1)]
+    activation: str | None = None
+    idf: bool = True
+
+
+class MultivectorDescription(Struct, frozen=True):
+    """The multi-vector part of our head file."""
+
+    dim: Annotated[int, Meta(ge=1)]
+    drop: Drop = "first"
+
+
+class Description(Struct, frozen=True):
+    """The metadata of our head file, but for the record of its training."""
+
+    version: Literal[1]
+    hidden_size: int
+    sparse: SparseDescription | None = None
+    multivector: MultivectorDescription | None = None
+    rerank: Shares | None = None
+
+
+def read_description(file: Path) -> Description:
+    """Read our head file's metadata. Raises LoadError, naming the file."""
+    from safetensors import safe_open
+
+    require(file)
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            return msgspec.json.decode((opened.metadata() or {})[METADATA_KEY], type=Description)
+    except KeyError as error:
+        raise LoadError(f"{file}: its metadata lacks `{METADATA_KEY}`") from error
+    except Exception as error:  # safetensors raises its own classes
+        raise LoadError(f"{file}: its `{METADATA_KEY}` should describe heads of version 1: {error}") from error
+
+
+def _fitting_description(file: Path, hidden_size: int) -> Description:
+    description = read_description(file)
+    if description.hidden_size != hidden_size:
+        raise WeightMismatch(f"{file}: made for a hidden size of {description.hidden_size}, the model has {hidden_size}")
+    return description
+
+
+def _linear_file(folder: Path, stem: str, rows: int | None, hidden_size: int) -> tuple[Path, int] | None:
+    """Return (file, rows of its weight) of a one-layer head, or None. `rows` None: any number but 0."""
+    files = sorted(folder.glob(f"{stem}.*"))
+    if len(files) > 1 or any(file.suffix not in LINEAR_SUFFIXES for file in files):
+        names = ", ".join(str(file) for file in files)
+        raise LoadError(f"{names}: should be one file, {stem}{f' or {stem}'.join(LINEAR_SUFFIXES)}")
+    if not files:
+        return None
+    shape = read_linear(files[0])["weight"].shape
+    if not has_shape(shape, (rows, hidden_size)) or 0 in shape:
+        needed = "any" if rows is None else rows
+        raise WeightMismatch(f"{files[0]}: weight of shape {list(shape)}, the model needs [{needed}, {hidden_size}]")
+    return files[0], shape[0]

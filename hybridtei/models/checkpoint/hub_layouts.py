@@ -1,0 +1,340 @@
+"""config.json as makers publish it beside code of their own, in the words of transformers' class for the same model.
+
+A table of translators by `model_type`. Keys that a translator does not know stay as they are: the family refuses them, unless
+they are known to change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.files import positive
+from hybridtei.models.checkpoint.weights import Weights
+
+Config = dict[str, Any]
+PPLX = "bidirectional_pplx_qwen3"
+
+
+def translate(config: Mapping[str, Any], file: Path) -> Config:
+    """Return the settings of a model as its family reads them, `model_type` included.
+
+    Raises UnsupportedArchitecture or LoadError, naming the file and the key.
+    """
+    model_type = config.get("model_type")
+    translator = TRANSLATORS.get(model_type) if isinstance(model_type, str) else None
+    return dict(config) if translator is None else translator(dict(config), file)
+
+
+def is_native(published: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether transformers' own class computes the model that `translate` made `config` of, and no code of the publisher's."""
+    return "auto_map" not in published and (config == published or published["model_type"] in T5)
+
+
+def _gte(config: Config, file: Path) -> Config:
+    """After Alibaba's `NewConfig`, whose defaults are not those of transformers' `GteConfig`."""
+    if config["model_type"] == "new":
+        config = {"type_vocab_size": 1, "rope_theta": 10_000.0, "max_position_embeddings": 2048, **config, "model_type": "gte"}
+    served = {
+        "layer_norm_type": ("layer_norm",),
+        "position_embedding_type": ("rope",),
+        "pack_qkv": (True,),
+        "logn_attention_scale": (False,),
+        "logn_attention_clip1": (False,),
+    }
+    _take(config, file, served)
+    _drop(config, "unpad_inputs", "use_memory_efficient_attention")
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("type") == "ntk":
+        config["rope_parameters"] = _ntk(config, config.pop("rope_scaling"), file)
+    return config
+
+
+def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
+    """NTK scaling is linear scaling at another base: base * factor, frequencies / factor ** (2 / dim)."""
+    if scaling.keys() - {"type", "factor"}:
+        raise UnsupportedArchitecture(f"{file}: `rope_scaling` is {scaling!r}; served of type 'ntk': `factor` alone")
+    dim = positive(config, "hidden_size", file) // positive(config, "num_attention_heads", file)
+    if dim < 2:
+        raise LoadError(f"{file}: `hidden_size` and `num_attention_heads` leave heads of {dim} numbers")
+    factor, theta = _number(scaling, "factor", file), _number(config, "rope_theta", file)
+    return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / dim)}
+
+
+# Nomic's names of GPT-2's kind -> transformers'.
+NOMIC_NAMES: Mapping[str, str] = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+NOMIC_DEFAULTS: Config = {"qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "type_vocab_size": 2}
+NOMIC_GATED: Mapping[str, str] = {"swiglu": "silu", "geglu": "gelu"}  # to the function of the gate
+
+
+def _nomic(config: Config, file: Path) -> Config:
+    """After `NomicBertConfig` of Nomic's own code; a configuration without `n_embd` is transformers' own."""
+    if "n_embd" not in config:
+        return config
+    served = {
+        "causal": (False,),
+        "expert_choice_router": (False,),
+        "ffn_div": (1,),
+        "moe_normalize_expert_weights": (False,),
+        "norm_mlp": (False,),
+        "num_shared_experts": (0,),
+        "parallel_block": (False,),
+        "prenorm": (False,),
+        "rotary_emb_interleaved": (False,),
+        "rotary_emb_scale_base": (),
+        "rotary_head_dim": (False,),
+        "rotary_scaling_factor": (),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "scale_attn_weights": (True,),
+        "use_rms_norm": (False,),
+    }
+    _take(config, file, served)
+    _take(config, file, {"rotary_emb_fraction": (1.0,)}, needed=True)
+    _drop(config, "attn_pdrop", "embd_pdrop", "resid_pdrop", "moe_resid_pdrop")
+    _drop(config, "fused_bias_fc", "fused_dropout_add_ln", "use_flash_attn", "use_xentropy", "reorder_and_upcast_attn")
+    _drop(config, "add_pooling_layer", "dense_seq_output", "last_layer_subset", "parallel_block_tied_norm")
+    _drop(config, "moe_impl", "n_ctx", "pad_vocab_to_multiple_of", "router_aux_loss_coef", "summary_proj_to_labels")
+    config.setdefault("n_inner", None)
+    if config["n_inner"] is None:
+        config["n_inner"] = 4 * positive(config, "n_embd", file)
+    for name, ours in NOMIC_NAMES.items():
+        _rename(config, name, ours, file)
+    config["rope_parameters"] = _nomic_rope(config, file)
+    lengths = [config.pop(name, None) for name in ("max_position_embeddings", "max_trained_positions", "n_positions")]
+    config["max_position_embeddings"] = next((length for length in lengths if length is not None), None)
+    multiple = positive({"pad_vocab_size_multiple": 1, **config}, "pad_vocab_size_multiple", file)
+    _drop(config, "pad_vocab_size_multiple")
+    config["vocab_size"] = -(-positive(config, "vocab_size", file) // multiple) * multiple
+    activation = config.setdefault("activation_function", "gelu_new")
+    if isinstance(activation, str) and activation in NOMIC_GATED:
+        config["activation_function"] = NOMIC_GATED[activation]
+        _rename(config, "activation_function", "hidden_act", file)
+    return {**NOMIC_DEFAULTS, **config}
+
+
+def _nomic_rope(config: Config, file: Path) -> Config:
+    theta = _number(config, "rotary_emb_base", file)
+    native = config.get("rope_parameters")
+    if native is not None and native != {"rope_type": "default", "rope_theta": theta}:
+        raise LoadError(f"{file}: `rotary_emb_base` is {theta}, but `rope_parameters` is {native!r}")
+    del config["rotary_emb_base"]
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+# Repositories whose code is JinaBERT's -> whether queries and keys have norms.
+JINA: Mapping[str, bool] = {"jinaai/jina-bert-implementation": False, "jinaai/jina-bert-v2-qk-post-norm": True}
+QK_NORM = "encoder.layer.0.attention.self.layer_norm_q.weight"
+
+
+def _jina_bert(config: Config, file: Path) -> Config:
+    """After Jina's `JinaBertConfig`, which calls itself "bert". A copy of the code beside the weights does not say which of the
+    two it is; the weights do."""
+    if config.get("position_embedding_type") != "alibi":
+        return config
+    classes = config.get("auto_map")
+    source = str(classes.get("AutoConfig", "")) if isinstance(classes, dict) else ""
+    names = source.partition("--")[0], str(config.get("_name_or_path"))
+    qk_norm = next((JINA[name] for name in names if name in JINA), None)
+    if qk_norm is None and not source.endswith(".JinaBertConfig"):
+        known = " or ".join(JINA)
+        raise UnsupportedArchitecture(f"{file}: `position_embedding_type` is 'alibi'; served where `auto_map` names {known}")
+    if qk_norm is None:
+        qk_norm = Weights.open(file.parent).find(QK_NORM) is not None
+    feed_forward = "geglu" if qk_norm else "original"
+    config = {"feed_forward_type": feed_forward, **config, "model_type": "jina_bert", "qk_norm": qk_norm}
+    config["pooling"] = config.pop("emb_pooler", None)
+    _drop(config, "attn_implementation", "position_embedding_type")
+    return config
+
+
+def _jina_v3(config: Config, file: Path) -> Config:
+    """After `XLMRobertaFlashConfig` of Jina's own code: positions are rotary, as those of embeddings v3, or, if it says that
+    they are absolute, looked up, as those of Reranker v2.
+
+    What it says of adapters is read by `sizes.read_adapters`.
+    """
+    if config.get("position_embedding_type") == "absolute" and "use_flash_attn" in config:
+        _drop(config, "use_flash_attn", "use_reentrant")
+        return {**config, "model_type": "xlm-roberta-flash"}
+    if config.get("position_embedding_type") != "rotary":
+        return config
+    _take(config, file, {"truncate_dim": (config.get("hidden_size"),)})
+    _drop(config, "position_embedding_type", "matryoshka_dimensions", "use_flash_attn", "use_reentrant")
+    config["pooling"] = config.pop("emb_pooler", None)
+    theta = _number({"rotary_emb_base": 10_000.0, **config}, "rotary_emb_base", file)
+    _drop(config, "rotary_emb_base")
+    return {**config, "model_type": "jina_embeddings_v3", "rope_theta": theta}
+
+
+POOLINGS: Mapping[str, str] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}  # NVIDIA's names -> sentence-transformers'
+
+
+def _llama_bidirec(config: Config, file: Path) -> Config:
+    """After NVIDIA's `LlamaBidirectionalConfig`. `temperature` divides the logits of rankers, and else serves training."""
+    if any(name.endswith("Classification") for name in _architectures(config)):
+        _take(config, file, {"temperature": (1.0,)})
+    pooling = config.get("pooling", "avg")
+    return {**config, "model_type": "llama", "is_causal": False, "pooling": POOLINGS.get(str(pooling), pooling)}
+
+
+def _pplx(config: Config, file: Path) -> Config:
+    """After Perplexity's `PPLXQwen3Config`. What its vectors are rounded to is the affair of `spec`."""
+    return {**config, "model_type": "qwen3", "is_causal": False, "pooling": "mean"}
+
+
+def _decoder(config: Config, file: Path) -> Config:
+    """The name of a class says that it sees both ways, where no key says whether it does. gte-Qwen2's newer revisions have the
+    key; without it TEI and transformers' class are causal."""
+    is_told = config.keys() & {"is_causal", "use_bidirectional_attention"}
+    both_ways = any("Bidirectional" in name for name in _architectures(config))
+    return {**config, "is_causal": False} if both_ways and not is_told else config
+
+
+def _dpr(config: Config, file: Path) -> Config:
+    """After `DPRQuestionEncoder` and `DPRContextEncoder`, which take the first token's state of a BERT."""
+    _take(config, file, {"projection_dim": (0,)})
+    return {**config, "model_type": "bert", "pooling": "cls"}
+
+
+# T5's names -> those of most families.
+T5_NAMES: Mapping[str, str] = {
+    "d_model": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "d_kv": "head_dim",
+    "d_ff": "intermediate_size",
+}
+T5 = ("t5", "mt5")
+FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}  # where none is named
+
+
+def _t5(config: Config, file: Path) -> Config:
+    """After `T5Config` and `MT5Config`; the encoder is served. `gated-gelu` is GELU in its tanh form."""
+    for name, ours in T5_NAMES.items():
+        _rename(config, name, ours, file)
+    _drop(config, "dense_act_fn", "is_encoder_decoder", "n_positions", "num_decoder_layers", "scale_decoder_outputs")
+    written = config.pop("feed_forward_proj", None) or FEED_FORWARD[config["model_type"]]
+    gated, _, name = str(written).rpartition("-")
+    if gated not in ("", "gated"):
+        raise UnsupportedArchitecture(f"{file}: `feed_forward_proj` is {written!r}; served: ACTIVATION or gated-ACTIVATION")
+    act = "gelu_new" if written == "gated-gelu" else name
+    return {**config, "hidden_act": act, "is_gated_act": bool(gated)}
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    names = config.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _take(config: Config, file: Path, served: Mapping[str, tuple[object, ...]], *, needed: bool = False) -> None:
+    """Remove keys of which only some values are served; null is served, unless the key is `needed`."""
+    for key, values in served.items():
+        value = config.pop(key, None)
+        if value not in values and (needed or value is not None):
+            named = ", ".join(map(repr, values or (None,)))
+            raise UnsupportedArchitecture(f"{file}: `{key}` is {value!r}; served: {named}")
+
+
+def _drop(config: Config, *keys: str) -> None:
+    """Remove keys that change no output."""
+    for key in keys:
+        config.pop(key, None)
+
+
+def _rename(config: Config, name: str, ours: str, file: Path) -> None:
+    value = config.pop(name, None)
+    if value is not None and config.setdefault(ours, value) != value:
+        raise LoadError(f"{file}: `{name}` is {value!r}, but `{ours}` is {config[ours]!r}")
+
+
+def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
+    value = settings.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise LoadError(f"{file}: `{key}` is {value!r}, should be a positive number")
+    return float(value)
+
+
+# Classes of publishers' own code, without the "Model" or "For…" at their end, with their module where transformers has the name
+# too -> the family that computes the same.
+CODE: Mapping[str, str] = {
+    "EuroBert": "eurobert",
+    "Gte": "gte",
+    "JinaBert": "jina_bert",
+    "LlamaBidirectional": "llama",
+    "New": "gte",
+    "NomicBert": "nomic_bert",
+    "PPLXQwen3": "qwen3",
+    "Qwen2Bidirectional": "qwen2",
+    "Qwen3Bidirectional": "qwen3",
+    "XLMRobertaLoRA": "jina_embeddings_v3",
+    "modeling_qwen.Qwen2": "qwen2",
+    "modeling_xlm_roberta.XLMRoberta": "jina_embeddings_v3",
+    "XLMRoberta": "xlm-roberta-flash",
+}
+MAX_REFERENCE = 300  # characters of repository, module and class: the pattern takes the square of the length
+CLASS = re.compile(r"(?:.*--)?(?P<trunk>(?:\w+\.)*?(?P<name>\w+?))(?:Model|For[A-Z]\w*)?")  # repository--module.Class
+
+
+def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None:
+    """Return the class of the publisher's own code that transformers' `loader` would run, or None if the model has none or a
+    family computes the same. `config`: as `translate` returns it.
+    """
+    classes = config.get("auto_map")
+    reference = classes.get(loader) if isinstance(classes, dict) else None
+    if not isinstance(reference, str):
+        return None
+    found = CLASS.fullmatch(reference[:MAX_REFERENCE])
+    families = () if found is None else (CODE.get(found["name"]), CODE.get(found["trunk"]))
+    return None if config.get("model_type") in families else reference[:MAX_REFERENCE]
+
+
+def check_code(config: Mapping[str, Any], file: Path) -> None:
+    """Raise UnsupportedArchitecture for a model that its publisher's own code alone computes."""
+    code = own_code(config)
+    if code is not None:
+        raise needs_code(file, code)
+
+
+def needs_code(file: Path, code: str) -> UnsupportedArchitecture:
+    """The error for what needs that code."""
+    return UnsupportedArchitecture(
+        f"{file}: `auto_map` names `{code}`, code of the publisher's own, and no family here is known to compute the same. "
+        "--trust-remote-code runs it by torch (pip install '.[torch]'), with all rights of this process: read it before"
+    )
+
+
+def check_head_code(config: Mapping[str, Any], file: Path) -> None:
+    """Raise UnsupportedArchitecture for a head by the publisher's own code, which is not served in any way."""
+    tasks = (name.rpartition("For")[2] for name in _architectures(config) if "For" in name)
+    for loader in (f"AutoModelFor{task}" for task in tasks):
+        code = own_code(config, loader)
+        if code is not None:
+            raise UnsupportedArchitecture(
+                f"{file}: `auto_map` names `{code}` as {loader}, a head by the publisher's own code; served: heads of "
+                "transformers' classes, and embedders by such code with --trust-remote-code"
+            )
+
+
+TRANSLATORS: Mapping[str, Callable[[Config, Path], Config]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _decoder),
+    "bert": _jina_bert,
+    "dpr": _dpr,
+    PPLX: _pplx,
+    "gte": _gte,
+    "llama_bidirec": _llama_bidirec,
+    "new": _gte,
+    "nomic_bert": _nomic,
+    **dict.fromkeys(T5, _t5),
+    "xlm-roberta": _jina_v3,
+    "xlm-roberta-flash": _jina_v3,
+}

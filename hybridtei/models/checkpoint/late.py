@@ -1,0 +1,211 @@
+"""Late-interaction checkpoints: how they mark, expand and truncate queries and documents, and which tokens they do not score.
+
+Three layouts hold the same settings: Stanford's ColBERT (`artifact.metadata`), PyLate's (keys in
+config_sentence_transformers.json) and that of sentence-transformers 6 (keys of its Transformer module, MultiVectorMask).
+
+PyLate's markers are token ids put behind the first token, not text, even where they look like text ("[Q] ").
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.files import inside, positive, read_object
+from hybridtei.models.checkpoint.modules import Modules, module_path
+
+PYLATE_KEYS = ("query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens", "skiplist_words")
+STANFORD = "HF_ColBERT"
+QUERY_LENGTH, DOCUMENT_LENGTH = 32, 180  # defaults of legacy checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Expand a query to `length` tokens with `token_id`; `fixed`: also truncate it. `attend`: other tokens attend to these."""
+
+    length: int
+    token_id: int
+    fixed: bool = True
+    attend: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPooling:
+    """Merge the vectors of a text's tokens, but for the first `protected`, to one for each `factor` of them."""
+
+    factor: float
+    protected: int = 1
+    normalize: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How queries or documents are read: a marker behind the first token, at most `length` tokens, ids that are not scored;
+    and how their vectors are merged."""
+
+    marker: int | None = None
+    text: str = ""
+    length: int | None = None
+    expansion: Expansion | None = None
+    skipped: frozenset[int] = frozenset()
+    pooling: TokenPooling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LateInteraction:
+    """Both sides of a model that has only vectors of tokens."""
+
+    query: Side
+    document: Side
+
+
+def is_late(sentence: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
+    """Whether a checkpoint declares late interaction. `sentence`: config_sentence_transformers.json."""
+    is_named = sentence.get("model_type") in ("ColBERT", "MultiVectorEncoder")
+    return is_named or STANFORD in architectures or any(key in sentence for key in PYLATE_KEYS)
+
+
+def read_late(
+    folder: Path,
+    modules: Modules,
+    *,
+    sentence: Mapping[str, Any],
+    transformer: Mapping[str, Any],
+    tokenizer: Mapping[str, Any],
+    vocabulary: Mapping[str, int],
+    stanford: bool,
+) -> LateInteraction:
+    """`transformer` and `tokenizer`: sentence_bert_config.json and tokenizer_config.json. Raises LoadError, naming the file."""
+    words = _Words(folder, tokenizer, vocabulary)
+    if stanford:
+        return _stanford(folder, words)
+    if sentence.get("model_type") != "MultiVectorEncoder":
+        return _pylate(folder / "config_sentence_transformers.json", sentence, words)
+    path = module_path(modules, "MultiVectorMask")
+    mask = {} if path is None else read_object(inside(folder, path) / "config.json")
+    if mask.get("keep_only_token_ids"):
+        raise UnsupportedArchitecture(f"{folder / str(path)}: `keep_only_token_ids` is not served")
+    skipped = words.ids(mask.get("skiplist_words") or [])
+    tasks = mask.get("skiplist_tasks") or ["document"]
+    tasks = [tasks] if isinstance(tasks, str) else tasks
+    file = folder / "sentence_bert_config.json"
+    prompts = sentence.get("prompts") or {}
+    pooling, pooled = _token_pooling(folder, modules)
+    return LateInteraction(
+        Side(
+            text=prompts.get("query") or "",
+            length=_length(transformer, "query_length", file),
+            expansion=_expansion(transformer.get("query_expansion"), file, words),
+            skipped=skipped if "query" in tasks else frozenset(),
+            pooling=pooling if "query" in pooled else None,
+        ),
+        Side(
+            text=prompts.get("document") or "",
+            length=_length(transformer, "document_length", file),
+            skipped=skipped if "document" in tasks else frozenset(),
+            pooling=pooling if "document" in pooled else None,
+        ),
+    )
+
+
+def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None, Sequence[str]]:
+    """Return the declared HierarchicalTokenPooling, and the tasks whose inputs it merges. Raises LoadError."""
+    path = module_path(modules, "HierarchicalTokenPooling")
+    if path is None:
+        return None, ()
+    file = inside(folder, path) / "config.json"
+    settings = read_object(file)
+    factor, protected = settings.get("pool_factor", 1.0), settings.get("num_protected_tokens", 1)
+    if not isinstance(factor, int | float) or not 1 <= factor < inf:
+        raise LoadError(f"{file}: `pool_factor` is {factor!r}, should be a number of at least 1")
+    if not isinstance(protected, int) or protected < 0:
+        raise LoadError(f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at least 0")
+    tasks = settings.get("tasks") or ["document"]
+    normalize = bool(settings.get("normalize_embeddings", False))  # as sentence-transformers reads files without it
+    return TokenPooling(float(factor), protected, normalize), [tasks] if isinstance(tasks, str) else tasks
+
+
+def _pylate(file: Path, sentence: Mapping[str, Any], words: _Words) -> LateInteraction:
+    length = _length(sentence, "query_length", file) or QUERY_LENGTH
+    attend = bool(sentence.get("attend_to_expansion_tokens") or sentence.get("attend_to_mask_tokens"))
+    expands = sentence.get("do_query_expansion") is not False
+    skiplist = sentence.get("skiplist_words")
+    return LateInteraction(
+        words.marked(
+            sentence.get("query_prefix", "[Q] "),
+            length=length,
+            expansion=Expansion(length, words.filler(None, file), attend=attend) if expands else None,
+        ),
+        words.marked(
+            sentence.get("document_prefix", "[D] "),
+            length=_length(sentence, "document_length", file) or DOCUMENT_LENGTH,
+            skipped=words.ids(string.punctuation if skiplist is None else skiplist),
+        ),
+    )
+
+
+def _stanford(folder: Path, words: _Words) -> LateInteraction:
+    file = folder / "artifact.metadata"
+    settings = read_object(file, optional=True)
+    length = _length(settings, "query_maxlen", file) or QUERY_LENGTH
+    expansion = Expansion(length, words.filler(None, file), attend=bool(settings.get("attend_to_mask_tokens")))
+    skipped = words.ids(string.punctuation) if settings.get("mask_punctuation", True) else frozenset[int]()
+    cut = _length(settings, "doc_maxlen", file) or DOCUMENT_LENGTH
+    return LateInteraction(
+        words.marked(settings.get("query_token_id") or "[unused0]", length=length, expansion=expansion),
+        words.marked(settings.get("doc_token_id") or "[unused1]", length=cut, skipped=skipped),
+    )
+
+
+def _length(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
+    return None if settings.get(key) is None else positive(settings, key, file)
+
+
+def _expansion(settings: Any, file: Path, words: _Words) -> Expansion | None:
+    if settings is None:
+        return None
+    if not isinstance(settings, dict) or settings.get("strategy") not in ("fixed", "min"):
+        raise UnsupportedArchitecture(f"{file}: `query_expansion` {settings!r}; served: strategy 'fixed' or 'min'")
+    return Expansion(
+        positive(settings, "length", file),
+        words.filler(settings.get("token"), file),
+        fixed=settings["strategy"] == "fixed",
+        attend=bool(settings.get("attend")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    folder: Path
+    tokenizer: Mapping[str, Any]
+    vocabulary: Mapping[str, int]
+
+    def ids(self, words: Any) -> frozenset[int]:
+        """Return the ids of the words that are one token."""
+        return frozenset(self.vocabulary[word] for word in words if word in self.vocabulary)
+
+    def filler(self, token: str | None, file: Path) -> int:
+        """Return the id that expands queries: of `token`, or the mask, or the end of sequence."""
+        names = [token] if token is not None else [self._named("mask_token"), self._named("eos_token")]
+        token_id = next((self.vocabulary[name] for name in names if name is not None and name in self.vocabulary), None)
+        if token_id is None:
+            raise LoadError(f"{file}: queries are to be widened with one of {names}, which the vocabulary lacks")
+        return token_id
+
+    def marked(self, prefix: str | None, **settings: Any) -> Side:
+        """Return a side whose prefix is a marker if it is one token, perhaps before a space, and text otherwise."""
+        prefix = prefix or ""
+        for name in (prefix, *prefix.split(None, 1)[:1]):
+            if name in self.vocabulary:
+                return Side(marker=self.vocabulary[name], text=prefix.removeprefix(name).lstrip(), **settings)
+        return Side(text=prefix, **settings)
+
+    def _named(self, key: str) -> str | None:
+        value = self.tokenizer.get(key)
+        content = value.get("content") if isinstance(value, dict) else value
+        return content if isinstance(content, str) else None

@@ -1,0 +1,289 @@
+"""Layers of heads, Dense modules and classifiers as arrays, checked against what the checkpoint declares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
+from hybridtei.models.checkpoint.classifiers import (
+    ClassifierHead,
+    CodeLayers,
+    Layer,
+    LinearLayer,
+    LinearStep,
+    NormLayer,
+    NormStep,
+)
+from hybridtei.models.checkpoint.files import inside, read_object
+from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
+from hybridtei.models.checkpoint.modules import DenseModule, StepModule
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.vocabularies import read_vocabulary
+from hybridtei.models.checkpoint.weights import Arrays, Weights, check_shape, read_arrays, read_linear
+from hybridtei.outputs import Floats
+
+OTHER_NAMES = {
+    **{"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"},
+    **{"geluactivation": "gelu", "newgeluactivation": "gelu_pytorch_tanh"},  # transformers' classes
+}
+ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
+
+
+TORCH_EPSILON = 1e-5  # of torch's LayerNorm, and of what a SparseAutoEncoder divides by
+
+
+def dense_layer(module: DenseModule) -> LinearLayer:
+    """Read a sentence-transformers Dense layer. Raises LoadError."""
+    file = _weights_file(module.folder)
+    weights = Weights.open(module.folder)
+    arrays: Arrays = {name: weights.float32(name) for name in ("linear.weight", "linear.bias") if name in weights.names()}
+    weight = _array(arrays, "linear.weight", (module.out_features, module.in_features), file)
+    bias = _array(arrays, "linear.bias", (module.out_features,), file) if module.bias else None
+    return LinearLayer(weight, bias, activation_name(module.activation, module.folder / "config.json"))
+
+
+def step_layer(module: StepModule) -> Layer:
+    """Read a Dense or a LayerNorm module. Raises LoadError."""
+    if isinstance(module, DenseModule):
+        return dense_layer(module)
+    arrays, file = _arrays_of(module.folder), _weights_file(module.folder)
+    weight, bias = (_array(arrays, f"norm.{name}", (module.out_features,), file) for name in ("weight", "bias"))
+    return NormLayer(weight, bias, TORCH_EPSILON)
+
+
+def code_layers(head: SparseHead, pooled_width: int) -> CodeLayers:
+    """Read a SparseAutoEncoder, whose centre is taken into the bias: W (x - c) + b = W x + (b - W c). Raises LoadError."""
+    assert head.file is not None
+    arrays, file = _arrays_of(head.file), _weights_file(head.file)
+    name = "encoder.weight" if "encoder.weight" in arrays else "decoder.linear.weight"  # one tensor, saved under either name
+    latents = _array(arrays, name, (head.width, pooled_width), file)
+    centre = _array(arrays, "pre_bias", (pooled_width,), file).astype(np.float64)
+    bias = _array(arrays, "latent_bias", (head.width,), file) - latents.astype(np.float64) @ centre
+    return CodeLayers(latents, bias.astype(np.float32), head.active, TORCH_EPSILON if head.normalized else None)
+
+
+STATIC_TABLES = ("embedding.weight", "embeddings")
+
+
+def static_table(spec: ModelSpec) -> Floats:
+    """Read the vector of each token of a StaticEmbedding, float32[v, d], in sentence-transformers' or Model2Vec's words. The
+    latter may share rows between tokens (`mapping`) and weigh them (`weights`). Raises LoadError."""
+    weights = Weights.open(spec.folder)
+    name = next((name for name in STATIC_TABLES if name in weights.names()), None)
+    if name is None:
+        raise LoadError(f"{spec.folder}: holds none of the tables {', '.join(STATIC_TABLES)} of a StaticEmbedding")
+    table = weights.float32(name)
+    if name == "embedding.weight":
+        return table
+    if "mapping" in weights.names():
+        rows = weights.stored("mapping").astype(np.int64)
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
+            raise WeightMismatch(f"{spec.folder}: `mapping` names rows beyond the {len(table)} of `{name}`")
+        table = table[rows]
+    return table * weights.float32("weights")[:, None] if "weights" in weights.names() else table
+
+
+def _arrays_of(folder: Path) -> Arrays:
+    weights = Weights.open(folder)
+    return {name: weights.float32(name) for name in weights.names() if not name.startswith("stats_")}
+
+
+def _weights_file(folder: Path) -> Path:
+    """Return the first of the two file names that exists, else the first, which readers then miss."""
+    files = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
+    return next((file for file in files if file.exists()), files[0])
+
+
+def lexical_layers(head: SparseHead, hidden_size: int) -> tuple[LinearLayer, ...]:
+    """Read BGE-M3's one layer, or the two of our perceptron; the head applies the last relu. Raises LoadError."""
+    assert head.file is not None
+    arrays, prefix = _named(head.file, "sparse.out" if head.own else None)
+    inputs = hidden_size * len(head.inputs)
+    if head.kind == "linear":
+        return (_linear(arrays, prefix, (1, inputs), head.file),)
+    width = _array(arrays, "sparse.hidden.bias", (None,), head.file).shape[0]
+    hidden = _linear(arrays, "sparse.hidden.", (width, inputs), head.file)
+    activation = activation_name(head.activation, head.file)
+    return LinearLayer(hidden.weight, hidden.bias, activation), _linear(arrays, prefix, (1, width), head.file)
+
+
+def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
+    """Read the projection of tokens. Raises LoadError."""
+    if head.module is not None:
+        layer = dense_layer(head.module)
+        if layer.activation != "identity":
+            raise UnsupportedArchitecture(f"{head.file}: a last layer with {layer.activation!r} is not served on tokens")
+        return layer
+    if head.tensor is not None:
+        weights = Weights.open(head.file)
+        if head.tensor not in weights.names():
+            raise LoadError(f"{head.file}: the weights lack `{head.tensor}`")
+        check_shape(weights.shape(head.tensor), (head.dim, hidden_size), head.file, head.tensor)
+        return LinearLayer(weights.float32(head.tensor))
+    arrays, prefix = _named(head.file, "multivector" if head.own else None)
+    weight = _array(arrays, f"{prefix}weight", (head.dim, hidden_size), head.file)
+    bias = _array(arrays, f"{prefix}bias", (head.dim,), head.file) if f"{prefix}bias" in arrays else None
+    return LinearLayer(weight, bias)
+
+
+def activation_name(name: str, where: Path | str) -> str:
+    """Return "gelu" of "gelu" or of a class of torch.nn or transformers ("torch.nn.GELU"). Imports nothing."""
+    plain = name.rsplit(".", 1)[-1].lower()
+    plain = OTHER_NAMES.get(plain, plain)
+    if plain not in ACTIVATIONS or ("." in name and not name.startswith(("torch.nn.", "transformers.activations."))):
+        raise UnsupportedArchitecture(f"{where}: activation {name!r}; served: {', '.join(ACTIVATIONS)}")
+    return plain
+
+
+def _named(file: Path, name: str | None) -> tuple[Arrays, str]:
+    """Return (arrays, prefix of their names): in our own file a layer has a `name`, BGE-M3's file holds one layer."""
+    return (read_linear(file), "") if name is None else (read_arrays(file), f"{name}.")
+
+
+def _linear(arrays: Arrays, prefix: str, shape: tuple[int, int], file: Path) -> LinearLayer:
+    return LinearLayer(_array(arrays, f"{prefix}weight", shape, file), _array(arrays, f"{prefix}bias", shape[:1], file))
+
+
+def _array(arrays: Arrays, name: str, shape: tuple[int | None, ...], file: Path) -> NDArray[np.float32]:
+    if name not in arrays:
+        raise LoadError(f"{file}: lacks the tensor `{name}`, holds {sorted(arrays)}")
+    check_shape(arrays[name].shape, shape, file, name)
+    return arrays[name]
+
+
+EXACT, TANH = "gelu", "gelu_pytorch_tanh"
+SETTINGS = ("hidden_act", "hidden_activation", "activation", "activation_function", "classifier_activation")
+
+
+def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
+    """Return the model with the tanh form of gelu in place of the exact one, in its trunk and its head."""
+    head = spec.classifier
+    if head is not None:
+        steps = tuple(
+            replace(step, activation=TANH) if isinstance(step, LinearStep) and step.activation == EXACT else step
+            for step in head.steps
+        )
+        head = replace(head, steps=steps)
+    return replace(spec, tanh_gelu=True, classifier=head)
+
+
+def in_config(config: Any) -> None:
+    """Set the tanh form of gelu in a configuration object of transformers."""
+    for name in SETTINGS:
+        if getattr(config, name, None) == EXACT:
+            setattr(config, name, TANH)
+
+
+def query_table(spec: ModelSpec) -> Floats | None:
+    """Return the weights of query tokens, float32[v], or None if the model alone makes queries. Raises LoadError, naming the
+    file.
+
+    A head without a table, whose queries count on the collection's idf, weighs all tokens alike: weights averaged over many
+    texts, or of each token alone, ranked worse (`conformance/quality/default_search.py --query-encoder table`).
+    """
+    head = spec.sparse
+    if head is None or not head.can_look_up:
+        return None
+    source = head.queries
+    if source is None:
+        weights = np.ones(spec.vocab_size, dtype=np.float32)
+        weights[sorted(spec.removed_ids)] = 0
+        return weights
+    if source.suffix == ".json":
+        return _idf(source, spec)
+    path = read_object(source / "config.json", optional=True).get("path")
+    if isinstance(path, str):
+        return _idf(inside(source.parent, path), spec)
+    file = _weights_file(source)
+    arrays = read_arrays(file)
+    if set(arrays) != {"weight"} or arrays["weight"].ndim != 1:
+        raise LoadError(f"{file}: should hold one row called `weight`, and holds {sorted(arrays)}")
+    weights = arrays["weight"]
+    if len(weights) > spec.vocab_size:
+        raise WeightMismatch(f"{file}: weighs {len(weights)} ids, the model has {spec.vocab_size}")
+    return np.concatenate([weights, np.zeros(spec.vocab_size - len(weights), dtype=np.float32)])
+
+
+def _idf(file: Path, spec: ModelSpec) -> Floats:
+    """Words that the vocabulary lacks are left out; tokens without a weight get 0."""
+    weights, words = np.zeros(spec.vocab_size, dtype=np.float32), read_vocabulary(spec.folder)
+    for word, weight in read_object(file).items():
+        if not isinstance(weight, int | float) or isinstance(weight, bool):
+            raise LoadError(f"{file}: `{word}` is {weight!r}, should be a number")
+        if words.get(word, spec.vocab_size) < spec.vocab_size:
+            weights[words[word]] = weight
+    return weights
+
+
+# First parts of the names of heads' tensors, in any family. `cls` and `lm_head`, which pre-training leaves, may stay unused.
+OF_HEADS = frozenset(
+    {
+        *("classification_head", "classifier", "dense", "head", "linear", "out_proj", "pooler", "pre_classifier", "score"),
+        *("regressor", "sequence_summary", "v_head"),
+    }
+)
+
+
+def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> tuple[Layer, ...]:
+    """Read the layers from hidden states to one logit a label. Raises WeightMismatch or LoadError, naming the tensor."""
+    if not head.trunk:
+        return tuple(step_layer(step) for step in head.steps if isinstance(step, StepModule))
+    reader = _Reader(folder, head.trunk)
+    layers, width = list[Layer](), hidden_size
+    name = ""
+    for step in head.steps:
+        assert isinstance(step, LinearStep | NormStep)
+        name = step.name
+        layer = reader.norm(step, width) if isinstance(step, NormStep) else reader.linear(step, width)
+        layers.append(layer)
+        width = layer.weight.shape[0]
+    if width != len(head.labels):
+        raise WeightMismatch(f"{folder}: `{name}` gives {width} logits, config.json names {len(head.labels)} labels")
+    left = sorted(name for name in reader.tensors.names() - reader.used if _is_of_another_head(name, head))
+    if left:
+        raise WeightMismatch(f"{folder}: the weights hold what config.json does not describe: {left[:5]}, {len(left)} in all")
+    return tuple(layers)
+
+
+def _is_of_another_head(name: str, head: ClassifierHead) -> bool:
+    return not name.startswith(head.trunk) and name.split(".", maxsplit=1)[0] in OF_HEADS
+
+
+class _Reader:
+    def __init__(self, folder: Path, trunk: str) -> None:
+        self.tensors = Weights.open(folder)
+        self.used = set[str]()
+        self._folder = folder
+        self._trunk = trunk
+
+    def linear(self, step: LinearStep, width: int) -> LinearLayer:
+        weight = self._tensor(f"{step.name}.weight", (None, width), step.rows)
+        bias = self._tensor(f"{step.name}.bias", (None if step.rows else len(weight),), step.rows) if step.bias else None
+        return LinearLayer(weight, bias, activation_name(step.activation, self._folder / "config.json"))
+
+    def norm(self, step: NormStep, width: int) -> NormLayer:
+        weight = self._tensor(f"{step.name}.weight", (width,))
+        return NormLayer(weight, self._tensor(f"{step.name}.bias", (width,)) if step.bias else None, step.eps)
+
+    def _tensor(
+        self, name: str, shape: tuple[int | None, ...], rows: tuple[int, int | None] | None = None
+    ) -> NDArray[np.float32]:
+        if name not in self.tensors.names():  # a trunk may have been saved without the prefix of its names
+            bare = name.removeprefix(self._trunk)
+            if bare not in self.tensors.names():
+                raise WeightMismatch(f"{self._folder}: the weights lack `{name}`")
+            name = bare
+        self.used.add(name)
+        found = self.tensors.shape(name)
+        check_shape(found, shape, self._folder, name)
+        if rows is None:
+            return self.tensors.float32(name)
+        if max(row or 0 for row in rows) >= found[0]:
+            raise WeightMismatch(f"{self._folder}: `{name}` has {found[0]} rows, the model needs {list(rows)}")
+        picked = self.tensors.rows(name, [row for row in rows if row is not None])
+        return picked[:1] - picked[1:] if len(picked) > 1 else picked

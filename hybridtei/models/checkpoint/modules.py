@@ -1,0 +1,322 @@
+"""A sentence-transformers checkpoint as a chain of modules: modules.json, and the folders it names.
+
+Reads both layouts: the old one (boolean pooling flags) and that of version 6 (`pooling_mode` as a word). Modules that cannot
+run exactly as declared are refused: without one, or in another order, vectors look right and are wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
+from hybridtei.models.checkpoint.files import inside, positive, read_json, read_object
+
+log = logging.getLogger(__name__)
+
+Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+POOLINGS: tuple[Pooling, ...] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+LEGACY_FLAGS: Mapping[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+TRANSFORMERS = ("MLMTransformer", "Transformer")
+QUANTIZER = "FlexibleQuantizer"  # of pplx-embed's repository: rounds pooled vectors, see `ModelSpec.is_rounded`
+STATIC, CODER = "StaticEmbedding", "SparseAutoEncoder"
+STEPS = ("Dense", "LayerNorm")  # on pooled vectors: any number of them, in any order
+ORDER = (*TRANSFORMERS, STATIC, "LogitScore", "Pooling", "SpladePooling", *STEPS, QUANTIZER, CODER, "Normalize")
+# Of models that have only vectors of tokens.
+LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize", "HierarchicalTokenPooling")
+POOLED = (None, "sentence_embedding")  # modules' names of the pooled vector
+SCORES = "scores"  # that of logits, which the last Dense of a cross-encoder gives
+OF_TOKENS = (None, "token_embeddings")
+
+Modules = Sequence[tuple[str, str]]  # (type, path)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseModule:
+    """A sentence-transformers Dense layer after the pooling: `activation(W x + b)`."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True, slots=True)
+class NormModule:
+    """A sentence-transformers LayerNorm after the pooling, with torch's epsilon."""
+
+    folder: Path
+    out_features: int
+
+
+StepModule = DenseModule | NormModule
+
+
+def read_modules(folder: Path, *, late: bool = False) -> Modules:
+    """Return (type, path) of each module, () without modules.json, but a table for a Model2Vec.
+
+    The type is the class name: versions moved the modules.
+    """
+    file = folder / "modules.json"
+    if not file.exists():
+        config = read_object(folder / "config.json", optional=True)
+        return ((STATIC, ""),) if config.get("model_type") == "model2vec" else ()
+    listed = read_json(file)
+    if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
+        raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
+    modules = _with_effect([(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed])
+    order = LATE_ORDER if late else ("Router", *ORDER) if modules[:1] and modules[0][0] == "Router" else ORDER
+    unknown = [name for name, _ in modules if name not in order]
+    if unknown:
+        raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not served")
+    _check_order(file, [name for name, _ in modules], order, orphans=late)
+    return modules
+
+
+def _with_effect(modules: Modules) -> list[tuple[str, str]]:
+    """Return the modules without Dropout, which is for training, and without a Normalize directly behind another."""
+    modules = [module for module in modules if module[0] != "Dropout"]
+    return [module for i, module in enumerate(modules) if module[0] != "Normalize" or not i or modules[i - 1][0] != "Normalize"]
+
+
+def transformer_folder(folder: Path, modules: Modules) -> Path:
+    """Return the folder of configuration, weights and tokenizer: the model's own, or `0_Transformer` in old checkpoints."""
+    return inside(folder, module_path(modules, *TRANSFORMERS, STATIC) or "")
+
+
+def module_path(modules: Modules, *types: str) -> str | None:
+    """Return the path of the first module of one of these types, or None."""
+    return next((path for name, path in modules if name in types), None)
+
+
+def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None:
+    """Return the ids of the tokens whose logits are a language model's score, (true, false or None), or None."""
+    path = module_path(modules, "LogitScore")
+    if path is None:
+        return None
+    file = inside(folder, path) / "config.json"
+    settings = read_object(file)
+    ids = [settings.get(key) for key in ("true_token_id", "false_token_id")]
+    if len(modules) > 2 or settings.get("module_input_name", "causal_logits") != "causal_logits":
+        raise UnsupportedArchitecture(f"{file}: LogitScore with other modules than a Transformer is not served")
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids if i is not None) or ids[0] is None:
+        raise LoadError(f"{file}: `true_token_id` and `false_token_id` are {ids}, should be token ids")
+    return ids[0], ids[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Modules by route. `table`: the folder of the table in which queries are looked up, where no model reads them. `default`:
+    the route of texts of no declared kind, or None."""
+
+    document: Modules
+    query: Modules = ()
+    table: Path | None = None
+    default: str | None = None
+
+
+def read_router(folder: Path, modules: Modules) -> Routes:
+    """Return the routes of a Router, with what comes after it at the end of each; without one, `modules` are for documents.
+    Raises UnsupportedArchitecture for other routes than one of queries and one of documents."""
+    if not modules or modules[0][0] != "Router":
+        return Routes(modules)
+    prefix = modules[0][1]
+    home = inside(folder, prefix)
+    file = home / "router_config.json"
+    settings = read_object(file)
+    types, structure, parameters = (settings.get(key) for key in ("types", "structure", "parameters"))
+    if not isinstance(types, dict) or not isinstance(structure, dict) or set(structure) != {"query", "document"}:
+        raise UnsupportedArchitecture(f"{file}: served are routers with a query and a document route")
+    if not all(isinstance(paths, list) and all(isinstance(path, str) for path in paths) for paths in structure.values()):
+        raise LoadError(f"{file}: `structure` should list the paths of each route's modules")
+    routes = {
+        name: [
+            *_with_effect([(str(types.get(path, "?")).rsplit(".", 1)[-1], str(Path(prefix) / path)) for path in paths]),
+            *modules[1:],
+        ]
+        for name, paths in structure.items()
+    }
+    kinds = {name: [kind for kind, _ in route] for name, route in routes.items()}
+    if kinds["query"] == ["SparseStaticEmbedding"] and kinds["document"] in [[kind, "SpladePooling"] for kind in TRANSFORMERS]:
+        return Routes(routes["document"], table=inside(folder, routes["query"][0][1]))
+    for name, names in kinds.items():
+        if not {"Pooling", STATIC} & {*names} or not {*names} <= {*TRANSFORMERS, STATIC, "Pooling", *STEPS, "Normalize"}:
+            raise UnsupportedArchitecture(
+                f"{file}: the {name} route is {names}; served: a model of dense vectors in each, or a SparseStaticEmbedding "
+                "for queries and SPLADE for documents"
+            )
+        _check_order(file, names, ORDER, orphans=False)
+    return Routes(routes["document"], routes["query"], default=_default_route(file, parameters or {}, [*structure]))
+
+
+def _default_route(file: Path, parameters: object, names: list[str]) -> str | None:
+    if not isinstance(parameters, dict):
+        raise LoadError(f"{file}: `parameters` should be an object")
+    if parameters.get("route_mappings"):
+        raise UnsupportedArchitecture(f"{file}: `route_mappings` are not served, only routes by the names query and document")
+    default = parameters.get("default_route")
+    if default is None:
+        return names[0] if parameters.get("allow_empty_key", True) else None
+    if default not in names:
+        raise LoadError(f"{file}: `default_route` is {default!r}; the routes are {', '.join(names)}")
+    return str(default)
+
+
+def splade_activation(folder: Path, modules: Modules) -> str:
+    """Return the function of logits before the last logarithm: "relu" or "log1p_relu"."""
+    path = module_path(modules, "SpladePooling")
+    return "relu" if path is None else str(read_object(inside(folder, path) / "config.json").get("activation_function", "relu"))
+
+
+def is_splade(folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]) -> bool:
+    """Whether pooling is SPLADE's, by `override` or else as declared. Raises UnsupportedArchitecture."""
+    declared = module_path(modules, "SpladePooling")
+    if override is not None and override != "splade":
+        return False
+    if declared is not None:
+        settings = read_object(inside(folder, declared) / "config.json")
+        strategy, activation = settings.get("pooling_strategy", "max"), settings.get("activation_function", "relu")
+        if strategy != "max" or activation not in ("relu", "log1p_relu"):
+            raise UnsupportedArchitecture(
+                f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; served: 'max' of relu or log1p_relu"
+            )
+        return True
+    if override == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
+        raise UnsupportedArchitecture(
+            f"{folder}: splade pooling needs an architecture ending in MaskedLM, config.json names {list(architectures)}"
+        )
+    return override == "splade"
+
+
+def read_pooling(
+    folder: Path, override: str | None, modules: Modules, model_type: str, config: Mapping[str, Any]
+) -> tuple[Pooling, ...]:
+    """Return the poolings whose vectors are concatenated: those of sentence-transformers' files, else the `pooling` of
+    config.json, as `hub_layouts` translates it. Raises MissingArtifact where no file declares one."""
+    if override is not None:
+        return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
+    listed = module_path(modules, "Pooling")
+    file = inside(folder, listed or "1_Pooling") / "config.json"
+    if listed is not None or (not modules and file.exists()):
+        return _declared_pooling(read_object(file), file)
+    if config.get("pooling") is not None:
+        return (_pooling_name(config["pooling"], folder / "config.json"),)
+    if modules:
+        raise MissingArtifact(f"{folder / 'modules.json'}: lists no Pooling, and no --pooling given")
+    if "bert" not in model_type.lower():
+        name = next(iter(config.get("architectures") or ()), model_type)
+        ranks = "; of one that ranks, describe the template in hybridtei_rerank.json" if name.endswith("ForCausalLM") else ""
+        raise MissingArtifact(
+            f"{file}: missing, so nothing says how states of {name} become one vector; give --pooling mean, which "
+            f"sentence-transformers takes then, or last-token, which most language models that embed are trained with{ranks}"
+        )
+    log.warning("%s: missing; taking the first token (cls), as TEI does: say --pooling if the model wants another", file)
+    return ("cls",)
+
+
+def pools_prompts(folder: Path, override: str | None, modules: Modules) -> bool:
+    """Whether the tokens of a prompt are pooled with those of the text."""
+    file = inside(folder, module_path(modules, "Pooling") or "1_Pooling") / "config.json"
+    return override is not None or read_object(file, optional=True).get("include_prompt") is not False
+
+
+def gives_scores(folder: Path, modules: Modules) -> bool:
+    """Whether the last step is a Dense that gives logits: a cross-encoder in modules."""
+    steps = [(name, path) for name, path in modules if name in STEPS]
+    if not steps or steps[-1][0] != "Dense":
+        return False
+    return read_object(inside(folder, steps[-1][1]) / "config.json").get("module_output_name") == SCORES
+
+
+def read_steps(
+    folder: Path, modules: Modules, override: str | None, pooled_width: int, *, names: Sequence[str | None] = POOLED
+) -> tuple[StepModule, ...]:
+    """Return the Dense and LayerNorm layers in their order, each as wide as what precedes it. `names`: served names of their
+    inputs and outputs; the last Dense may give `SCORES`.
+
+    Raises LoadError and its subclasses.
+    """
+    steps = [(name, path) for name, path in modules if name in STEPS]
+    if override is not None and [name for name, _ in steps] == ["Dense"]:  # TEI: only a single Dense can be replaced
+        steps = [("Dense", override)]
+    read, width = list[StepModule](), pooled_width
+    for place, (name, path) in enumerate(steps, 1):
+        home = inside(folder, path)
+        if name == "LayerNorm":
+            read.append(_norm_module(home, width))
+        else:
+            read.append(_dense_module(home, width, names, outputs=(*names, SCORES) if place == len(steps) else names))
+        width = read[-1].out_features
+    return tuple(read)
+
+
+def _is_module(entry: object) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("type", "path"))
+
+
+def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
+    """Raise UnsupportedArchitecture for a Normalize before the end or a step before the pooling: both change what follows.
+    Whether the last vector is normalised is an option of each request."""
+    places = [order.index("Dense" if name in STEPS else name) for name in names]
+    once = [name for name in names if name not in STEPS]
+    orphaned = {*STEPS, CODER} & {*names} and not {"Pooling", STATIC} & {*names} and not orphans
+    orphaned = orphaned or (STATIC in names and {"Pooling", *TRANSFORMERS} & {*names})
+    if places != sorted(places) or len(set(once)) < len(once) or orphaned:
+        raise UnsupportedArchitecture(f"{file}: the order {list(names)} is not served; served: {', '.join(order)}")
+
+
+def _declared_pooling(settings: Mapping[str, Any], file: Path) -> tuple[Pooling, ...]:
+    declared = settings.get("pooling_mode")
+    if declared is None:
+        modes: Sequence[Any] = [mode for flag, mode in LEGACY_FLAGS.items() if settings.get(flag)]
+    else:  # the words of sentence-transformers 6
+        modes = declared if isinstance(declared, list) else [declared]
+    if not modes:
+        raise LoadError(f"{file}: no pooling mode is true; set one of {', '.join(LEGACY_FLAGS)}")
+    return tuple(_pooling_name(name, file) for name in modes)
+
+
+def _pooling_name(name: object, where: Path) -> Pooling:
+    for known in POOLINGS:
+        if name == known:
+            return known
+    raise UnsupportedArchitecture(f"{where}: pooling {name!r}; served: {', '.join(POOLINGS)}")
+
+
+def _norm_module(folder: Path, width: int) -> NormModule:
+    file = folder / "config.json"
+    dimension = positive(read_object(file), "dimension", file)
+    if dimension != width:
+        raise WeightMismatch(f"{file}: `dimension` is {dimension}, but what comes before it has a width of {width}")
+    return NormModule(folder, dimension)
+
+
+def _dense_module(folder: Path, width: int, names: Sequence[str | None], *, outputs: Sequence[str | None]) -> DenseModule:
+    file = folder / "config.json"
+    settings = read_object(file)
+    if settings.get("use_residual"):
+        raise UnsupportedArchitecture(f"{file}: Dense with a residual is not served")
+    for key, served in (("module_input_name", names), ("module_output_name", outputs)):
+        if settings.get(key) not in served:
+            raise UnsupportedArchitecture(f"{file}: `{key}` {settings[key]!r}; served: {names[-1]!r}")
+    in_features = positive(settings, "in_features", file)
+    if in_features != width:
+        raise WeightMismatch(f"{file}: `in_features` is {in_features}, but what comes before it has a width of {width}")
+    return DenseModule(
+        folder,
+        in_features,
+        positive(settings, "out_features", file),
+        bool(settings.get("bias", True)),
+        str(settings.get("activation_function") or "torch.nn.modules.activation.Tanh"),
+    )

@@ -1,0 +1,224 @@
+"""Decoders that rank: the template by which one judges whether a document answers a query, and its head.
+
+A template is found in this order: our own file beside the model, the chat template that sentence-transformers renders, what is
+known of a family by its name. No config.json has one, and text without it ranks almost at random.
+
+Templates may hold special tokens. Queries and documents come from users: special tokens in them are read as plain text
+(`text.reader`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.classifiers import ClassifierHead, language_model, yes_of_two
+from hybridtei.models.checkpoint.files import read_object
+from hybridtei.models.checkpoint.modules import Modules, logit_score
+from hybridtei.models.checkpoint.sentence import template_arguments
+from hybridtei.models.checkpoint.sizes import sentence_config
+from hybridtei.models.checkpoint.vocabularies import read_tokenizer, read_vocabulary
+
+OWN_FILE = "hybridtei_rerank.json"
+MAX_TEMPLATE, MAX_SLOTS = 20_000, 16  # characters, and places that each hold a whole text of a request; known ones: 900, 3
+SLOT = re.compile(r"\{(instruction|query|document)\}")
+
+
+class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a language model is asked about a pair; also the contents of hybridtei_rerank.json.
+
+    `prefix` and `suffix` are never truncated, `body` is. It has slots for {query}, {document} and perhaps {instruction}, whose
+    default is `instruction`. The texts of a list are tokenised one by one. `yes` and `no`: the words whose logits are compared;
+    without `no`, the score is the logit of `yes`.
+    """
+
+    prefix: str
+    body: str | tuple[str, ...]
+    suffix: str
+    instruction: str = ""
+    yes: str = "yes"
+    no: str | None = "no"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the texts of the body that are tokenised one by one."""
+        return (self.body,) if isinstance(self.body, str) else self.body
+
+
+QWEN3 = PairTemplate(
+    prefix=(
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    ),
+    body="<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
+    suffix="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    instruction="Given a web search query, retrieve relevant passages that answer the query",
+)
+# After `MxbaiRerankV2` of Mixedbread's package mxbai-rerank 0.1.6.
+MXBAI = PairTemplate(
+    prefix=(
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+    ),
+    body=("query: {query}", "\n", "document: {document}"),
+    suffix=(
+        "\nYou are a search relevance expert who evaluates how well documents match search queries. For each query-document "
+        "pair, carefully analyze the semantic relationship between them, then provide your binary relevance judgment (0 for "
+        "not relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    yes="1",
+    no="0",
+)
+# After `BaseLLMReranker` of BAAI's package FlagEmbedding 1.4.2.
+BGE_GEMMA = PairTemplate(
+    prefix="<bos>",
+    body=("A: {query}", "\n", "B: {document}"),
+    suffix=(
+        "\nGiven a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
+        "prediction of either 'Yes' or 'No'."
+    ),
+    yes="Yes",
+    no=None,
+)
+# (pattern of the folder's path, model_type) -> template
+KNOWN: Mapping[tuple[str, str], PairTemplate] = {
+    (r"qwen3[-_]?reranker", "qwen3"): QWEN3,
+    (r"mxbai[-_]rerank[-_]\w+[-_]v2", "qwen2"): MXBAI,
+    (r"bge[-_]reranker[-_]v2[-_]gemma", "gemma"): BGE_GEMMA,
+}
+
+
+def find_template(
+    folder: Path,
+    model_type: str,
+    chat: Mapping[str, Any] | None,
+    instruction: str | None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+) -> PairTemplate | None:
+    """Return the template of a model, or None. `chat`: sentence-transformers' settings of messages; `instruction`: its default
+    prompt; `arguments`: those of its chat template. Raises LoadError, naming the file."""
+    if (folder / OWN_FILE).exists():
+        return _own(folder / OWN_FILE)
+    if chat is not None:
+        return _of_chat(folder, flat=chat.get("format") == "flat", instruction=instruction, arguments=arguments or {})
+    path = str(folder.resolve())
+    known = (KNOWN[key] for key in KNOWN if key[1] == model_type and re.search(key[0], path, re.IGNORECASE))
+    return next(known, None)
+
+
+def _own(file: Path) -> PairTemplate:
+    try:
+        own = msgspec.json.decode(file.read_bytes(), type=PairTemplate)
+    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{file}: should describe a template: {error}") from error
+    _check_slots(file, "".join(own.parts), file.stat().st_size)
+    return own
+
+
+def _check_slots(file: Path, body: str, size: int) -> None:
+    if size > MAX_TEMPLATE or len(SLOT.findall(body)) > MAX_SLOTS:
+        raise LoadError(
+            f"{file}: a template of {size} characters; allowed are {MAX_TEMPLATE}, with {MAX_SLOTS} places of texts"
+        )
+    lacking = {"query", "document"} - set(SLOT.findall(body))
+    if lacking:
+        raise LoadError(f"{file}: the template has no place for {', '.join(sorted(lacking))}")
+
+
+def _of_chat(folder: Path, *, flat: bool, instruction: str | None, arguments: Mapping[str, Any]) -> PairTemplate:
+    """Render a chat template with marks in place of texts, and split it at its special tokens around them."""
+    file = folder / "chat_template.jinja"
+    settings = read_object(folder / "tokenizer_config.json", optional=True)
+    source = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
+    if not isinstance(source, str):
+        raise LoadError(f"{file}: missing: sentence-transformers renders messages by it")
+    marks = {name: f"\ue000{name}\ue001" for name in ("instruction", "query", "document")}
+    roles = {"query": marks["query"], "document": marks["document"]}
+    if instruction:
+        roles = {"system": marks["instruction"], **roles}
+    messages = [{"role": role, "content": mark if flat else [{"type": "text", "text": mark}]} for role, mark in roles.items()]
+    tokens = {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
+    text = _rendered(file, source, messages, {**tokens, **arguments})
+    text = text.replace("\ue000", "{").replace("\ue001", "}")
+    slots = [*SLOT.finditer(text)]
+    _check_slots(file, text, len(text))
+    specials = _special_tokens(folder)
+    ends = [match.end() for match in specials.finditer(text, 0, slots[0].start())]
+    starts = [match.start() for match in specials.finditer(text, slots[-1].end())]
+    begin, end = (ends or [0])[-1], (starts or [len(text)])[0]
+    return PairTemplate(text[:begin], text[begin:end], text[end:], instruction or "")
+
+
+def _rendered(file: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise UnsupportedArchitecture(
+            f"{file}: rendering it needs jinja2: pip install jinja2, or describe the template in {OWN_FILE}"
+        ) from error
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
+    )
+    environment.globals["raise_exception"] = raise_exception
+    values = {"tools": None, "documents": None, "add_generation_prompt": False, **arguments, "messages": messages}
+    try:
+        return environment.from_string(source).render(values)
+    except Exception as error:  # the template may raise anything
+        raise LoadError(f"{file}: cannot be rendered for a query and a document: {error}") from error
+
+
+def _special_tokens(folder: Path) -> re.Pattern[str]:
+    """Return a pattern of the tokens that `tokenizer.json` adds to the vocabulary."""
+    added = read_tokenizer(folder).get("added_tokens") or []
+    contents = [str(token.get("content")) for token in added if isinstance(token, dict) and token.get("content")]
+    return re.compile("|".join(re.escape(content) for content in sorted(contents, key=len, reverse=True)) or r"(?!)")
+
+
+def language_ranker(
+    folder: Path,
+    home: Path,
+    modules: Modules,
+    classifier: ClassifierHead | None,
+    *,
+    config: Mapping[str, Any],
+    sentence: Mapping[str, Any],
+) -> tuple[ClassifierHead | None, PairTemplate | None]:
+    """Return (head, template) of a decoder that ranks, with its own classifier or by logits of words; (`classifier`, None) of
+    another."""
+    scored = logit_score(folder, modules)
+    causal = any(name.endswith("ForCausalLM") for name in config.get("architectures") or ()) and (
+        not modules or scored is not None
+    )
+    ranks = classifier is not None and classifier.kind != "tagger"
+    if not (causal or ranks):
+        return classifier, None
+    chat = (sentence_config(home)[1].get("modality_config") or {}).get("message") if modules else None
+    default = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
+    arguments = template_arguments(home) if chat is not None else None
+    template = find_template(home, str(config["model_type"]), chat, default, arguments=arguments)
+    if classifier is not None:
+        return (classifier if template is None else yes_of_two(classifier)), template
+    tied = bool(config.get("tie_word_embeddings"))
+    if scored is not None:
+        return language_model(*scored, tied=tied), template
+    if template is None:
+        return None, None
+    no = None if template.no is None else _token_id(home, template.no)
+    return language_model(_token_id(home, template.yes), no, tied=tied), template
+
+
+def _token_id(folder: Path, word: str) -> int:
+    token_id = read_vocabulary(folder).get(word)
+    if token_id is None:
+        raise LoadError(f"{folder / 'tokenizer.json'}: {word!r} is no token, but its logit is the score")
+    return token_id

@@ -1,0 +1,116 @@
+"""What sentence-transformers' own settings change: those of the model (config_sentence_transformers.json), and those of its
+Transformer (sentence_bert_config.json). A setting that changes vectors is served, or refused by its name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture
+from hybridtei.models.checkpoint.files import positive
+from hybridtei.models.checkpoint.sizes import Adapters, sentence_config
+
+log = logging.getLogger(__name__)
+MODEL_FILE = "config_sentence_transformers.json"
+MAX_PROMPT = 16_384  # characters, tokenised anew with each text of a request
+# Settings of the tokenizer's calls that leave the tokens of one text as they are.
+WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "padding": (True, False, "longest", "max_length"),
+    "truncation": (True, "longest_first"),
+    "return_tensors": ("pt",),
+    "return_attention_mask": (True,),
+}
+# Arguments of transformers' apply_chat_template that are none of the template's.
+OF_RENDERING = frozenset(
+    {
+        *("chat_template", "continue_final_message", "max_length", "padding", "processor_kwargs", "return_dict"),
+        *("return_assistant_tokens_mask", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation"),
+    }
+)
+STATES = ("last_hidden_state", ["last_hidden_state"], ["hidden_states", -1])
+LOGITS = ("logits", ["logits"])
+
+
+def read_prompts(sentence: Mapping[str, Any], folder: Path, adapters: Adapters | None) -> Mapping[str, str] | None:
+    """Return the named prompts; an adapter's name is always one."""
+    prompts = sentence.get("prompts")
+    if prompts is None:
+        return None if adapters is None else adapters.prompts
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) and len(text) <= MAX_PROMPT for text in prompts.values()):
+        raise LoadError(f"{folder / MODEL_FILE}: `prompts` should map names to texts of at most {MAX_PROMPT} characters")
+    return prompts if adapters is None else {**adapters.prompts, **prompts}
+
+
+def default_prompt(
+    sentence: Mapping[str, Any], folder: Path, prompts: Mapping[str, str] | None, *, embeds: bool, ignores: bool = False
+) -> str | None:
+    """Return the name of the prompt of texts that name no other. Raises LoadError for one that `prompts` lacks.
+
+    sentence-transformers itself adds empty prompts called query and document. `embeds`: another model has none. `ignores`: a
+    model that scores, before whose queries the library puts it, and TEI does not.
+    """
+    name = sentence.get("default_prompt_name")
+    if isinstance(name, str) and name in (prompts or {}):
+        if ignores and (prompts or {})[name]:
+            log.warning("%s: `default_prompt_name` %r is left out, as TEI does: the model scores", folder / MODEL_FILE, name)
+        return name if embeds else None
+    if name is None or name in ("query", "document") or not embeds:
+        return None
+    known = ", ".join(prompts or {}) or "none"
+    raise LoadError(f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: {known}")
+
+
+def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:
+    """Return the name of the activation, which each version of sentence-transformers keeps elsewhere."""
+    settings = config.get("sentence_transformers")
+    inner = settings.get("activation_fn") if isinstance(settings, dict) else None
+    name = sentence.get("activation_fn") or inner or config.get("sbert_ce_default_activation_function")
+    return name.rsplit(".", 1)[-1] if isinstance(name, str) else None
+
+
+def size_of(sentence: Mapping[str, Any], key: str, folder: Path) -> int | None:
+    """Return `truncate_dim` or `max_active_dims`, or None where it is not declared. Raises LoadError."""
+    return None if sentence.get(key) is None else positive(sentence, key, folder / MODEL_FILE)
+
+
+def adds_specials(home: Path, *, scores: bool) -> bool:
+    """Return whether special tokens go around texts. `scores`: the model gives logits. Raises UnsupportedArchitecture for other
+    settings of the Transformer that change what comes out."""
+    file, settings = sentence_config(home)
+    _check_outputs(file, _object(settings, "modality_config", file), LOGITS + STATES if scores else STATES)
+    given = _object(settings, "processing_kwargs", file)
+    calls = {f"{part}.{key}": value for part in ("common", "text") for key, value in _object(given, part, file).items()}
+    adds = calls.pop("text.add_special_tokens", calls.pop("common.add_special_tokens", True))
+    for name, value in calls.items():
+        if value not in WITHOUT_EFFECT.get(name.partition(".")[2], ()):
+            raise UnsupportedArchitecture(f"{file}: `processing_kwargs` {name} is {value!r}, which is not served")
+    return bool(adds)
+
+
+def template_arguments(home: Path) -> Mapping[str, Any]:
+    """Return what a chat template is rendered with beside the messages. Raises UnsupportedArchitecture."""
+    file, settings = sentence_config(home)
+    arguments = _object(_object(settings, "processing_kwargs", file), "chat_template", file)
+    for name in arguments:
+        if name in OF_RENDERING:
+            raise UnsupportedArchitecture(f"{file}: `processing_kwargs` chat_template.{name} is not served")
+    return arguments
+
+
+def _check_outputs(file: Path, modalities: Mapping[str, Any], served: tuple[Any, ...]) -> None:
+    for name in ("text", "message"):
+        entry = _object(modalities, name, file)
+        method, output = entry.get("method", "forward"), entry.get("method_output_name", served[0])
+        if method != "forward" or output not in served:
+            raise UnsupportedArchitecture(
+                f"{file}: `modality_config` takes {output!r} of `{method}` for {name}; served: {served[0]} of `forward`"
+            )
+
+
+def _object(settings: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
+    value = settings.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise LoadError(f"{file}: `{key}` is {value!r}, should be an object")
+    return value or {}

@@ -1,0 +1,230 @@
+"""What a configuration declares in numbers, checked against bounds and against the files of weights: sizes, lengths, and LoRA
+adapters, of which each text gets one or none (Jina embeddings v3, Sturua et al. 2024, and its config.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from hybridtei.batch import Positions
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
+from hybridtei.models.checkpoint.files import positive, read_object, require
+from hybridtei.models.checkpoint.weights import weight_files
+
+# Names of the same size in different families, and a bound above that of any model.
+SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
+    "vocab": (("vocab_size",), 10_000_000),
+    "hidden": (("hidden_size", "dim"), 131_072),
+    "layers": (("num_hidden_layers", "n_layers"), 2_048),
+    "inner": (("intermediate_size", "hidden_dim"), 2_097_152),
+    "heads": (("num_attention_heads", "n_heads", "num_key_value_heads"), 4_096),
+    "narrow": (("embedding_size",), 131_072),
+    "types": (("type_vocab_size",), 65_536),
+    "distances": (("max_relative_positions", "relative_attention_max_distance"), 1_000_000),
+    "buckets": (("position_buckets", "relative_attention_num_buckets"), 1_000_000),
+    "positions": (("max_position_embeddings", "max_trained_positions"), 100_000_000),
+}
+SHARED_LAYERS = frozenset({"albert"})  # one set of weights for all layers
+
+
+# Model types that every backend computes: those of `families.FAMILIES`.
+SERVED = (
+    *("bert", "camembert", "deberta-v2", "distilbert", "electra", "eurobert", "gemma", "gemma3_text", "gte", "jina_bert"),
+    *("jina_embeddings_v3", "llama", "mistral", "modernbert", "mpnet", "mt5", "nomic_bert", "qwen2", "qwen3", "roberta", "t5"),
+    *("xlm-roberta", "xlm-roberta-flash"),
+)
+# Where families that are not served keep their width.
+OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")
+
+
+def read_hidden_size(config: Mapping[str, Any], file: Path) -> int:
+    """Return the width of hidden states. Raises UnsupportedArchitecture for a family that keeps it elsewhere, or LoadError."""
+    if config.get("dim") and not config.get("hidden_size"):
+        return positive(config, "dim", file)
+    elsewhere = next((key for key in OTHER_WIDTHS if key in config), None)
+    if config.get("hidden_size") is None and elsewhere is not None:
+        model_type = config.get("model_type")
+        raise UnsupportedArchitecture(
+            f"{file}: the family {model_type!r} is not served: it has `{elsewhere}`, no `hidden_size`; "
+            f"served: {', '.join(SERVED)}"
+        )
+    return positive(config, "hidden_size", file)
+
+
+def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bool) -> None:
+    """Raise LoadError for a size above its bound or an incomplete file of weights, WeightMismatch for sizes that the files
+    cannot hold."""
+    file = home / "config.json"
+    for names, limit in SIZES.values():
+        for name in names:
+            value = config.get(name)
+            if isinstance(value, int | float) and value > limit:
+                raise LoadError(f"{file}: `{name}` is {value}, more than {limit}")
+    size = sum(_checked(path).stat().st_size for path in weight_files(home))
+    weights = min_weights(config, has_position_table=has_position_table)
+    if size and weights > size:
+        raise WeightMismatch(f"{file}: describes at least {weights} weights, but the files of weights hold {size} bytes")
+
+
+def min_weights(config: Mapping[str, Any], *, has_position_table: bool = False) -> int:
+    """Return the least number of weights of a model with this configuration: its tables, and one matrix a layer."""
+    hidden = _size(config, "hidden")
+    tables = _size(config, "vocab") * (_size(config, "narrow") or hidden)
+    if has_position_table:
+        tables += _size(config, "positions") * (_size(config, "narrow") or hidden)
+    shared = config.get("model_type") in SHARED_LAYERS
+    layers = min(_size(config, "layers"), 1) if shared else _size(config, "layers")
+    return tables + layers * hidden * _size(config, "inner")
+
+
+def _checked(path: Path) -> Path:
+    require(path)
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="numpy"):
+                pass  # the library compares the header with itself and with the file's size
+        except Exception as error:  # the library raises its own classes
+            raise LoadError(f"{path}: cannot be read as weights: {error}") from error
+    return path
+
+
+def _size(config: Mapping[str, Any], what: str) -> int:
+    """Return the first size under its names in the families; 0 for none, which `read_spec` refuses."""
+    values = (config.get(name) for name in SIZES[what][0])
+    return next((int(value) for value in values if isinstance(value, int) and value > 0), 0)
+
+
+LENGTH_FILES = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
+
+
+def max_input_length(
+    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions, *, sides: bool
+) -> int:
+    """Return sentence-transformers' `max_seq_length`, else the tokenizer's length, as far as there are positions. `sides`:
+    queries and documents have lengths of their own, so the first is not used.
+
+    A family without a table of positions reads what `max_seq_length` declares, as sentence-transformers and TEI do.
+    """
+    declared, told, table = lengths(folder, config, tokenizer_config, positions)
+    if declared is not None and not sides:
+        known = [declared, *([table] if table is not None and looks_positions_up(config) else [])]
+    else:
+        known = [length for length in (told, table) if length is not None]
+    if not known:
+        raise LoadError(f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a length")
+    return min(known)
+
+
+def lengths(
+    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions
+) -> tuple[int | None, int | None, int | None]:
+    """Return (`max_seq_length`, `model_max_length`, the config's positions), None for each that no file has."""
+    sentence_file, sentence = sentence_config(folder)
+    return (
+        _length(sentence, "max_seq_length", sentence_file),
+        _length(tokenizer_config, "model_max_length", folder / "tokenizer_config.json"),
+        _table_length(config, positions, folder / "config.json"),
+    )
+
+
+# Model types that compute positions instead of looking them up; other families with rotary positions name a base.
+WITHOUT_TABLE = frozenset({"eurobert", "gte", "jina_bert", "jina_embeddings_v3", "modernbert", "nomic_bert", "t5", "mt5"})
+WITHOUT_TABLE |= {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
+
+
+def looks_positions_up(config: Mapping[str, Any]) -> bool:
+    """Whether the trunk looks positions up, and so has a longest text."""
+    rotary = config.get("model_type") in WITHOUT_TABLE or any(key.startswith(("rope_", "rotary_")) for key in config)
+    return not rotary and config.get("position_biased_input") is not False
+
+
+def _table_length(config: Mapping[str, Any], positions: Positions, file: Path) -> int | None:
+    key = next((key for key in ("max_position_embeddings", "max_trained_positions") if config.get(key)), None)
+    if key is None:
+        return None
+    length = positive(config, key, file) - positions.offset
+    if length < 1:
+        raise LoadError(f"{file}: `{key}` is {config[key]}, but positions begin at {positions.offset}")
+    return length
+
+
+def _length(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
+    if settings.get(key) is None:
+        return None
+    length = positive(settings, key, file)
+    return None if length >= UNSET_LENGTH else length
+
+
+def sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return (file, content) of the first of sentence-transformers' settings files that exists."""
+    file = next((folder / name for name in LENGTH_FILES if (folder / name).exists()), folder / LENGTH_FILES[0])
+    return file, read_object(file, optional=True)
+
+
+# What config.json says of adapters; a family does not read it.
+KEYS = frozenset(
+    {
+        "load_trained_adapters",
+        "lora_adaptations",
+        "lora_alpha",
+        "lora_dropout_p",
+        "lora_main_params_trainable",
+        "lora_rank",
+        "task_instructions",
+    }
+)
+MAX_RANKS, MAX_ALPHA = 4_096, 1_000_000  # bounds above those of any model; ranks of all adapters together
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Adapters in the order of their tensors; `prompts`: the text that goes before an input of each.
+
+    A text's adapter is a number: 0 for none, else its place in `names` plus 1. `scale`: what B (A x) is multiplied by.
+    """
+
+    names: tuple[str, ...]
+    rank: int
+    scale: float
+    prompts: Mapping[str, str]
+
+    @property
+    def form(self) -> tuple[int, int, float]:
+        """What `families.ops.adapted` takes."""
+        return len(self.names), self.rank, self.scale
+
+
+def read_adapters(config: Mapping[str, Any], file: Path) -> Adapters | None:
+    """Return the adapters that a configuration names, or None. Raises LoadError or UnsupportedArchitecture."""
+    names = config.get("lora_adaptations")
+    if names is None:
+        return None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise LoadError(f"{file}: `lora_adaptations` is {names!r}, should list names")
+    if len(set(names)) < len(names):
+        raise LoadError(f"{file}: `lora_adaptations` is {names!r}, which names an adapter twice")
+    if config.get("load_trained_adapters") is False:
+        raise UnsupportedArchitecture(f"{file}: `load_trained_adapters` is False; served: True")
+    instructions = config.get("task_instructions") or {}
+    if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
+        raise LoadError(f"{file}: `task_instructions` should map names to texts")
+    alpha = config.get("lora_alpha", 1)
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= MAX_ALPHA:
+        raise LoadError(f"{file}: `lora_alpha` is {alpha!r}, should be a positive number, at most {MAX_ALPHA}")
+    rank = positive({"lora_rank": 4, **config}, "lora_rank", file)
+    if rank * len(names) > MAX_RANKS:
+        raise LoadError(f"{file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than {MAX_RANKS} ranks")
+    return Adapters(tuple(names), rank, alpha / rank, {name: instructions.get(name, "") for name in names})

@@ -1,0 +1,417 @@
+"""Facts of a checkpoint, from its configuration files without reading weights.
+
+No config.json mentions BGE-M3's sparse and multi-vector heads; they exist if their files do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hybridtei.batch import Head, Positions
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
+from hybridtei.models.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, read_classifier, skipped_padding
+from hybridtei.models.checkpoint.contents import check_contents
+from hybridtei.models.checkpoint.files import inside, positive, read_object
+from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
+from hybridtei.models.checkpoint.hub_layouts import PPLX, check_head_code, is_native, translate
+from hybridtei.models.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
+from hybridtei.models.checkpoint.modules import (
+    CODER,
+    OF_TOKENS,
+    QUANTIZER,
+    STATIC,
+    DenseModule,
+    Modules,
+    Pooling,
+    StepModule,
+    is_splade,
+    module_path,
+    pools_prompts,
+    read_modules,
+    read_pooling,
+    read_router,
+    read_steps,
+    splade_activation,
+    transformer_folder,
+)
+from hybridtei.models.checkpoint.rankers import PairTemplate, language_ranker
+from hybridtei.models.checkpoint.sentence import (
+    MODEL_FILE,
+    adds_specials,
+    default_prompt,
+    read_prompts,
+    score_activation,
+    size_of,
+)
+from hybridtei.models.checkpoint.sizes import (
+    KEYS,
+    UNSET_LENGTH,
+    Adapters,
+    check_sizes,
+    max_input_length,
+    read_adapters,
+    read_hidden_size,
+    sentence_config,
+)
+from hybridtei.models.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, read_tokenizer_settings
+from hybridtei.models.checkpoint.vocabularies import read_added, read_tokenizer, read_vocabulary
+from hybridtei.models.checkpoint.weights import Weights, has_weights
+
+# Count positions from the padding id on, which defaults to 1.
+OFFSET_FAMILIES = frozenset(
+    {"roberta", "xlm-roberta", "camembert", "xlm-roberta-flash", "xlm-roberta-xl", "data2vec-text", "mpnet"}
+)
+MPNET_PADDING = 1  # its class counts positions from there and ignores `pad_token_id`
+# Can be trained with relative or ALiBi positions, which transformers 5 would run as absolute.
+ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
+TOKEN_TYPE_FAMILIES = frozenset(
+    {"bert", "deberta", "deberta-v2", "electra", "ernie", "gte", "jina_bert", "megatron-bert", "nomic_bert"}
+)
+# Have them where the tokenizer's `model_input_names` says so: transformers' tokenizers of these families give none.
+TYPED_IF_NAMED = frozenset({"albert", "big_bird", "rembert", "roformer"})
+
+
+STATIC_TYPE = "static"  # the model type of a table of token vectors, which has no trunk
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Trunk, heads and limits of a model. `folder` holds the transformer's configuration, weights and tokenizer.
+
+    `default_prompt_name`: the prompt of texts that name no other. `truncate_dim`: the width that dense vectors are cut to.
+    `bare`: no special tokens go around texts. `pools_prompts`: prompts' tokens are pooled too.
+    `skipped_padding`: see `classifiers.skipped_padding`. `template`: the prompt of a language model that ranks.
+    `activation`: sentence-transformers' function of a reranker's logit, for information, since scores follow TEI's rule.
+    `config`: config.json as `hub_layouts` translates it; `is_native`: transformers' own class computes it. `tanh_gelu`:
+    replaces the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
+    `query`: the model that reads queries, where this one reads documents alone; `default_route`: which of both reads a text
+    of no declared kind, "query", "document" or None.
+    """
+
+    folder: Path
+    model_type: str
+    architectures: tuple[str, ...]
+    hidden_size: int
+    vocab_size: int
+    max_input_length: int
+    positions: Positions
+    pooling: tuple[Pooling, ...]
+    dense_modules: tuple[StepModule, ...] = ()
+    sparse: SparseHead | None = None
+    multivector: MultivectorHead | None = None
+    prompts: Mapping[str, str] | None = None
+    default_prompt_name: str | None = None
+    truncate_dim: int | None = None
+    bare: bool = False
+    pools_prompts: bool = True
+    removed_ids: frozenset[int] = frozenset()
+    has_token_types: bool = False
+    padding_id: int = 0
+    skipped_padding: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    is_native: bool = True
+    classifier: ClassifierHead | None = None
+    template: PairTemplate | None = None
+    late: LateInteraction | None = None
+    activation: str | None = None
+    unknown_token: str | None = None
+    tanh_gelu: bool = False
+    adapters: Adapters | None = None
+    is_rounded: bool = False
+    query: ModelSpec | None = None
+    default_route: str | None = None
+    tokenizer_settings: TokenizerSettings = UNCHANGED
+
+    # What follows from these, asked for by every request and so computed once.
+    kind: Kind = field(init=False, repr=False, compare=False)
+    sparse_width: int = field(init=False, repr=False, compare=False)  # of the vocabulary, or latents of a code
+    labels: tuple[str, ...] = field(init=False, repr=False, compare=False)  # in the order of the classifier's logits
+    is_splade: bool = field(init=False, repr=False, compare=False)  # the MLM head gives a weight for each vocabulary entry
+    heads: frozenset[Head] = field(init=False, repr=False, compare=False)  # every output this model has
+    dense_width: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        splade = self.sparse is not None and self.sparse.kind == "splade"
+        width = self.dense_modules[-1].out_features if self.dense_modules else self.hidden_size * len(self.pooling)
+        width = min(width, self.truncate_dim or width)
+        derived = {
+            "kind": "embedding" if self.classifier is None else self.classifier.kind,
+            "labels": () if self.classifier is None else self.classifier.labels,
+            "is_splade": splade,
+            "heads": self._heads(splade),
+            "dense_width": self.vocab_size if splade else width,
+            "sparse_width": self.sparse.width or self.vocab_size if self.sparse is not None else self.vocab_size,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    def _heads(self, splade: bool) -> frozenset[Head]:
+        if self.classifier is not None:
+            return frozenset({Head.TAGS if self.classifier.kind == "tagger" else Head.SCORES})
+        if splade:
+            return frozenset({Head.SPARSE})
+        if self.query is not None:  # of nothing else have both the same width
+            return frozenset({Head.DENSE})
+        if self.late is not None:
+            return frozenset({Head.MULTIVECTOR, Head.TOKENS})
+        optional = {Head.SPARSE: self.sparse, Head.MULTIVECTOR: self.multivector}
+        return frozenset({Head.DENSE, Head.TOKENS} | {head for head, spec in optional.items() if spec is not None})
+
+
+def read_spec(
+    folder: Path, *, pooling: str | None = None, dense_path: str | None = None, heads_file: Path | None = None
+) -> ModelSpec:
+    """Read a model folder. `pooling` and `dense_path` override what it declares; `heads_file` adds heads kept elsewhere.
+
+    Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
+    """
+    sentence = read_object(folder / MODEL_FILE, optional=True)
+    names = read_object(folder / "config.json", optional=True).get("architectures")
+    is_colbert = is_late(sentence, tuple(names) if isinstance(names, list) else ())
+    routes = read_router(folder, read_modules(folder, late=is_colbert))
+    read = partial(_read, folder, sentence=sentence, pooling=pooling, dense_path=dense_path)
+    if not routes.query:
+        return read(routes.document, queries=routes.table, is_colbert=is_colbert, heads_file=heads_file)
+    document, query = read(routes.document), read(routes.query)
+    if document.dense_width != query.dense_width:
+        widths = f"{query.dense_width} numbers, those of documents {document.dense_width}"
+        raise WeightMismatch(f"{folder}: the router's vectors of queries have {widths}")
+    return replace(document, query=query, default_route=routes.default, sparse=None, multivector=None)
+
+
+def _read(
+    folder: Path,
+    modules: Modules,
+    *,
+    sentence: Mapping[str, Any],
+    pooling: str | None,
+    dense_path: str | None,
+    queries: Path | None = None,
+    is_colbert: bool = False,
+    heads_file: Path | None = None,
+) -> ModelSpec:
+    """Read a model of these modules. `queries`: a table in which its queries are looked up."""
+    home = transformer_folder(folder, modules)
+    if module_path(modules, STATIC) is not None:
+        return _static(folder, home, modules, sentence)
+    check_contents(folder, home)
+    file = home / "config.json"
+    published = read_object(file)
+    config = translate(published, file)
+    native = is_native(published, config)
+    adapters = read_adapters(config, file)
+    config = {key: value for key, value in config.items() if key not in KEYS}
+    tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
+    architectures = _architectures(config, file)
+    model_type = _model_type(config, file)
+    check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
+    hidden_size = read_hidden_size(config, file)
+    idf = folder / "idf.json"
+    if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
+        pooling, queries = "splade", idf
+    splade = is_splade(folder, pooling, modules, architectures)
+    classifier = None if splade else read_classifier(folder, home, modules, config, hidden_size)
+    template = None
+    if model_type in DECODERS and not splade:
+        classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
+    if splade or classifier is not None:
+        check_head_code(config, file)
+    # sentence-transformers' cross-encoders read these through modules.json alone
+    transformer = {} if classifier is not None and not modules else sentence_config(home)[1]
+    late = None
+    if is_colbert:
+        late = read_late(
+            folder,
+            modules,
+            sentence=sentence,
+            transformer=transformer,
+            tokenizer=tokenizer_config,
+            vocabulary=read_vocabulary(home),
+            stanford=STANFORD in architectures,
+        )
+    pooled = not splade and classifier is None and late is None
+    sparse, multivector = None, None
+    if pooled:
+        sparse = find_sparse_head(folder, hidden_size, heads_file)
+        multivector = find_multivector_head(folder, hidden_size, heads_file)
+    elif splade:
+        sparse = _splade(folder, modules, queries, size_of(sentence, "max_active_dims", folder) or 0)
+    if late is not None:
+        multivector = _token_projection(folder, home, modules, hidden_size)
+    poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
+    pooled_width = hidden_size * len(poolings)
+    dense = read_steps(folder, modules, dense_path, pooled_width) if pooled else ()
+    if pooled and not dense:
+        dense = _projection(home, model_type, config, pooled_width)
+    coder = module_path(modules, CODER)
+    if coder is not None:
+        active = size_of(sentence, "max_active_dims", folder)
+        sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width, active)
+    prompts = read_prompts(sentence, folder, adapters)
+    padding_id = _padding_id(model_type, config, file)
+    positions = _positions(model_type, padding_id)
+    return ModelSpec(
+        folder=home,
+        model_type=model_type,
+        architectures=architectures,
+        hidden_size=hidden_size,
+        vocab_size=positive(config, "vocab_size", file),
+        max_input_length=max_input_length(home, config, tokenizer_config, positions, sides=late is not None or not transformer),
+        positions=positions,
+        pooling=poolings,
+        dense_modules=dense,
+        sparse=sparse,
+        multivector=multivector,
+        late=late,
+        prompts=prompts,
+        default_prompt_name=default_prompt(
+            sentence, folder, prompts, embeds=pooled or splade, ignores=classifier is not None and template is None
+        ),
+        truncate_dim=size_of(sentence, "truncate_dim", folder) if pooled else None,
+        bare=not adds_specials(home, scores=not pooled),
+        pools_prompts=not pooled or pools_prompts(folder, pooling, modules),
+        removed_ids=_removed_ids(home, tokenizer_config),
+        has_token_types=_has_token_types(model_type, config, file, tokenizer_config),
+        padding_id=padding_id,
+        skipped_padding=skipped_padding(classifier, config),
+        config=config,
+        is_native=native,
+        classifier=classifier,
+        template=template,
+        activation=score_activation(config, sentence),
+        unknown_token=_token_text(tokenizer_config.get("unk_token")),
+        adapters=adapters,
+        tokenizer_settings=read_tokenizer_settings(
+            home, published.get("model_type", ""), published, lowercase=bool(transformer.get("do_lower_case"))
+        ),
+        is_rounded=pooled and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
+    )
+
+
+def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, Any]) -> ModelSpec:
+    """A table of token vectors, whose mean is a text's. Texts may be of any length, as sentence-transformers has it.
+
+    Model2Vec's own library also cuts at 512 tokens, and leaves out what its vocabulary does not know.
+    """
+    read_tokenizer(home)
+    weights = Weights.open(home)
+    names = {"embedding.weight", "embeddings"} & weights.names()
+    shapes = [weights.shape(name) for name in sorted(names)]
+    if not shapes or len(shapes[0]) != 2:
+        raise LoadError(f"{home}: the weights lack a table `embedding.weight` or `embeddings` of two dimensions")
+    rows, width = shapes[0]
+    rows = weights.shape("mapping")[0] if "embeddings" in names and "mapping" in weights.names() else rows
+    prompts = read_prompts(sentence, folder, None)
+    return ModelSpec(
+        folder=home,
+        model_type=STATIC_TYPE,
+        architectures=(),
+        hidden_size=width,
+        vocab_size=rows,
+        max_input_length=UNSET_LENGTH,
+        positions=Positions(),
+        pooling=("mean",),
+        dense_modules=read_steps(folder, modules, None, width),
+        prompts=prompts,
+        default_prompt_name=default_prompt(sentence, folder, prompts, embeds=True),
+        truncate_dim=size_of(sentence, "truncate_dim", folder),
+        bare=True,
+    )
+
+
+def _model_type(config: Mapping[str, Any], file: Path) -> str:
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise LoadError(f"{file}: lacks `model_type`, which should name the model's family, such as 'bert'")
+    form = config.get("position_embedding_type")
+    if model_type in ABSOLUTE_FAMILIES and form not in (None, "absolute"):
+        raise UnsupportedArchitecture(f"{file}: `position_embedding_type` {form!r} of {model_type}; served: 'absolute'")
+    return model_type
+
+
+def _architectures(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise LoadError(f"{file}: `architectures` is {names!r}, should be a list of names")
+    return tuple(names)
+
+
+def _splade(folder: Path, modules: Modules, queries: Path | None, active: int) -> SparseHead:
+    """Without modules, only the folder's name marks OpenSearch's version 3, whose weights have two logarithms."""
+    if modules:
+        double_log = splade_activation(folder, modules) == "log1p_relu"
+        return SparseHead("splade", double_log=double_log, queries=queries, active=active)
+    third = queries is not None and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
+    return SparseHead("splade", double_log=third, queries=queries, active=active)
+
+
+def _token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
+    """Return the projection of a late-interaction model's hidden states: Dense modules, or a tensor among its weights."""
+    dense = [step for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS) if isinstance(step, DenseModule)]
+    if dense:
+        return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=tuple(dense[:-1]), module=dense[-1])
+    weights, name = Weights.open(home), "linear.weight"
+    if name not in weights.names():
+        raise MissingArtifact(f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors")
+    return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
+
+
+def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_width: int) -> tuple[DenseModule, ...]:
+    """Return Qwen3's own projection of pooled vectors, to `num_labels` numbers, as TEI has it; few checkpoints have one."""
+    if model_type != "qwen3" or config.get("num_labels") is None or not has_weights(home):
+        return ()
+    if "linear.weight" not in Weights.open(home).names():
+        return ()
+    width = positive(config, "num_labels", home / "config.json")
+    return (DenseModule(home, pooled_width, width, False, "torch.nn.modules.linear.Identity"),)
+
+
+def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path, tokenizer_config: Mapping[str, Any]) -> bool:
+    """`model_input_names` of the tokenizer without them means zeros."""
+    names, families = tokenizer_config.get("model_input_names"), TOKEN_TYPE_FAMILIES
+    if isinstance(names, list):
+        families = families | TYPED_IF_NAMED if "token_type_ids" in names else frozenset()
+    return model_type in families and bool(config.get("type_vocab_size")) and positive(config, "type_vocab_size", file) > 1
+
+
+def _positions(model_type: str, padding_id: int) -> Positions:
+    first = MPNET_PADDING if model_type == "mpnet" else padding_id
+    return Positions(first + 1, first) if model_type in OFFSET_FAMILIES else Positions()
+
+
+def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
+    """Return the id of padding, after which an offset family's positions begin.
+
+    The default is transformers' for the offset families. Other families pad under a mask, so any id serves; some decoders write
+    -1 for "none".
+    """
+    declared, offset = config.get("pad_token_id"), model_type in OFFSET_FAMILIES
+    if declared is None or (declared == -1 and not offset):
+        return 1 if offset else 0
+    if not isinstance(declared, int) or isinstance(declared, bool) or declared < 0:
+        raise LoadError(f"{file}: `pad_token_id` is {declared!r}, should be a token id")
+    return declared
+
+
+def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[int]:
+    """Return the ids without lexical weights: cls, sep, bos, eos, pad and unk, as far as the tokenizer has them."""
+    names = {
+        _token_text(tokenizer_config.get(key))
+        for key in ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")
+    }
+    file = folder / "tokenizer.json"
+    try:
+        added = read_added(folder) or []
+        return frozenset(int(token["id"]) for token in added if token.get("content") in names)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise LoadError(f"{file}: `added_tokens` should list objects with `id` and `content`") from error
+
+
+def _token_text(value: object) -> str | None:
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None

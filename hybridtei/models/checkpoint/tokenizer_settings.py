@@ -1,0 +1,198 @@
+"""Settings that change how a checkpoint's tokenizer reads texts: those of tokenizer_config.json come before tokenizer.json.
+
+transformers applies them by the tokenizer's class; `PreTrainedTokenizerFast` and `TokenizersBackend` take tokenizer.json as it
+is. `add_bos_token` and `add_eos_token` follow transformers 4.57, which rebuilds the template of Llama's and Gemma's classes:
+version 5 ignores the two keys, so e5-mistral and its kin lose the token that their vectors are pooled from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers.normalizers import BertNormalizer, Lowercase
+from tokenizers.normalizers import Sequence as Normalizers
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
+from tokenizers.processors import Sequence as Processors
+from tokenizers.processors import TemplateProcessing
+
+from hybridtei.errors import LoadError
+from hybridtei.models.checkpoint.files import read_object
+
+Side = Literal["left", "right"]
+
+# Classes whose defaults hold where tokenizer_config.json has no key, without the ending "Fast".
+BERT_NAMES = ("Bert", "ConvBert", "DistilBert", "Electra", "LayoutLM", "MPNet", "MobileBert", "SqueezeBert")
+BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in BERT_NAMES)
+BYTE_LEVEL_CLASSES = frozenset(f"{name}Tokenizer" for name in ("Bart", "GPT2", "LED", "Longformer", "Roberta"))
+# Classes that make their template from the two keys -> their tokens, and whether the first stands where its key is missing.
+TEMPLATE_CLASSES: Mapping[str, tuple[str, str, bool]] = {
+    "CodeLlamaTokenizer": ("<s>", "</s>", True),
+    "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", True),
+    "GPTNeoXTokenizer": ("<|endoftext|>", "<|endoftext|>", False),
+    "GemmaTokenizer": ("<bos>", "<eos>", True),
+    "LlamaTokenizer": ("<s>", "</s>", True),
+}
+AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})  # of these the json counts alone
+# The class of a model type where tokenizer_config.json names none, after transformers' table.
+CLASS_OF_TYPE: Mapping[str, str] = {
+    **dict.fromkeys(("bert", "convbert", "distilbert", "electra", "ernie", "megatron-bert", "nomic_bert"), "BertTokenizer"),
+    **dict.fromkeys(("bart", "data2vec-text", "longformer", "roberta"), "RobertaTokenizer"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
+    "llama": "LlamaTokenizer",
+    "mpnet": "MPNetTokenizer",
+}
+GTE_QWEN2 = "modeling_qwen.Qwen2Model"  # class of the repositories whose own tokenizer appends an end; TEI does so too
+GTE_QWEN2_END = "<|endoftext|>"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """Settings that are applied over tokenizer.json. None leaves what that file says.
+
+    `bert`: (lowercase, strip accents, split Chinese characters) of a BERT normaliser. `template`: the tokens before and after
+    each text. `end`: the token appended to texts where the tokenizer appends none. `truncation_side`: the side that is cut.
+    `lowercase`: texts, but not the special tokens in them, are lowercased first.
+    """
+
+    bert: tuple[bool, bool | None, bool] | None = None
+    add_prefix_space: bool | None = None
+    split_special_tokens: bool = False
+    template: tuple[str | None, str | None] | None = None
+    end: str | None = None
+    truncation_side: Side | None = None
+    lowercase: bool = False
+
+
+UNCHANGED = TokenizerSettings()
+
+
+def read_tokenizer_settings(
+    folder: Path, model_type: str, config: Mapping[str, Any], *, lowercase: bool = False
+) -> TokenizerSettings:
+    """Return the settings of a folder; `config` is its config.json as published, `lowercase` sentence-transformers'
+    `do_lower_case`. Raises LoadError, naming the key."""
+    file = folder / "tokenizer_config.json"
+    written = read_object(file, optional=True)
+    name = str(written.get("tokenizer_class") or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
+    side = written.get("truncation_side")
+    if side not in (None, "left", "right"):
+        raise LoadError(f"{file}: `truncation_side` is {side!r}, should be 'left' or 'right'")
+    space, bert = None, None
+    if name not in AS_WRITTEN:
+        space = _flag(written, "add_prefix_space", file, False if name in BYTE_LEVEL_CLASSES else None)
+    if name in BERT_CLASSES:
+        small = _flag(written, "do_lower_case", file, True)
+        chinese = _flag(written, "tokenize_chinese_chars", file, True)
+        bert = bool(small), _flag(written, "strip_accents", file, None), bool(chinese)
+    end = str(_text(written.get("eos_token")) or GTE_QWEN2_END) if _is_gte_qwen2(model_type, config) else None
+    split = bool(_flag(written, "split_special_tokens", file, False))
+    return TokenizerSettings(bert, space, split, _template(written, name, file), end, side, lowercase)
+
+
+def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -> list[str]:
+    """Change `raw`, and return the names of the keys that changed it; `file` is named in errors. Raises LoadError."""
+    changed = []
+    if settings.bert is not None:
+        for one in _parts(raw.normalizer, Normalizers):
+            if isinstance(one, BertNormalizer):
+                changed += _set_bert(one, settings.bert)
+    if settings.lowercase and not any(_lowers(one) for one in _parts(raw.normalizer, Normalizers)):
+        raw.normalizer = Normalizers([Lowercase(), *filter(None, _parts(raw.normalizer, Normalizers))])
+    if settings.add_prefix_space is not None:
+        for one in _parts(raw.pre_tokenizer, PreTokenizers):
+            changed += _set_prefix_space(one, settings.add_prefix_space)
+    if settings.split_special_tokens:
+        raw.encode_special_tokens = True
+        changed.append("split_special_tokens")
+    if settings.template is not None:
+        before = raw.encode("").ids
+        raw.post_processor = _processor(raw, *settings.template, file)
+        changed += ["add_bos_token", "add_eos_token"] if raw.encode("").ids != before else []
+    if settings.end is not None and (end := raw.token_to_id(settings.end)) is not None and raw.encode("").ids[-1:] != [end]:
+        template = _processor(raw, None, settings.end, file)
+        raw.post_processor = template if raw.post_processor is None else Processors([raw.post_processor, template])
+        changed.append(f"{settings.end} appended, as {GTE_QWEN2} needs")
+    return changed
+
+
+def truncation_side(raw: RawTokenizer, settings: TokenizerSettings) -> Side:
+    """Return the side that is cut: of the settings, else of tokenizer.json, whose truncation `raw` still has; else right."""
+    return settings.truncation_side or ("left" if (raw.truncation or {}).get("direction") == "left" else "right")
+
+
+def _template(written: Mapping[str, Any], name: str, file: Path) -> tuple[str | None, str | None] | None:
+    if name not in TEMPLATE_CLASSES or not written.keys() & {"add_bos_token", "add_eos_token"}:
+        return None
+    bos, eos, has_bos = TEMPLATE_CLASSES[name]
+    first = str(_text(written.get("bos_token")) or bos) if _flag(written, "add_bos_token", file, has_bos) else None
+    last = str(_text(written.get("eos_token")) or eos) if _flag(written, "add_eos_token", file, False) else None
+    return first, last
+
+
+def _is_gte_qwen2(model_type: str, config: Mapping[str, Any]) -> bool:
+    classes = config.get("auto_map")
+    name = classes.get("AutoModel") if isinstance(classes, dict) else None
+    return model_type == "qwen2" and str(name).rpartition("--")[2] == GTE_QWEN2
+
+
+def _set_bert(normalizer: BertNormalizer, wanted: tuple[bool, bool | None, bool]) -> list[str]:
+    keys = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
+    changed = []
+    for (key, attribute), value in zip(keys.items(), wanted, strict=True):
+        if getattr(normalizer, attribute) != value:
+            setattr(normalizer, attribute, value)
+            changed.append(key)
+    return changed
+
+
+def _lowers(one: object) -> bool:
+    return isinstance(one, Lowercase) or (isinstance(one, BertNormalizer) and one.lowercase)
+
+
+def _set_prefix_space(one: object, wanted: bool) -> list[str]:
+    if isinstance(one, ByteLevel) and one.add_prefix_space != wanted:
+        one.add_prefix_space = wanted
+    elif isinstance(one, Metaspace) and (one.prepend_scheme != "never") != wanted:
+        one.prepend_scheme = "always" if wanted else "never"
+    else:
+        return []
+    return ["add_prefix_space"]
+
+
+def _processor(raw: RawTokenizer, first: str | None, last: str | None, file: Path) -> TemplateProcessing:
+    """Return the template of transformers 4.57's `update_post_processor`."""
+    tokens = [token for token in (first, last) if token is not None]
+    wrong = [token for token in tokens if raw.token_to_id(token) is None or token[:1] == "$" or {" ", ":"} & {*token}]
+    if wrong:
+        raise LoadError(
+            f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: the vocabulary lacks it, or "
+            "it begins with $ or holds a space or a colon, which a template reads otherwise"
+        )
+
+    def side(name: str, type_id: int) -> str:
+        parts = (first, name, last)
+        return " ".join(f"{part}:{type_id}" for part in parts if part is not None)
+
+    ids = [(token, raw.token_to_id(token)) for token in tokens]
+    return TemplateProcessing(single=side("$A", 0), pair=f"{side('$A', 0)} {side('$B', 1)}", special_tokens=ids)
+
+
+def _parts(component: Any, kind: Any) -> list[Any]:
+    """Return a normaliser or pre-tokeniser, or the parts of a sequence of them."""
+    return [*component] if isinstance(component, kind) else [component]
+
+
+def _flag(written: Mapping[str, Any], key: str, file: Path, default: bool | None) -> bool | None:
+    value = written.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise LoadError(f"{file}: `{key}` is {value!r}, should be true or false")
+    return default if value is None else value
+
+
+def _text(token: object) -> object:
+    return token.get("content") if isinstance(token, dict) else token

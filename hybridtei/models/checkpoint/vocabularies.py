@@ -1,0 +1,261 @@
+"""A checkpoint's tokenizer: its `tokenizer.json`, or one built from the older files that hold a vocabulary.
+
+Built are `CLASSES`, as transformers converts them (`convert_slow_tokenizer.py` of 4.57, and the classes of 5.23): with their
+normal forms, and with the special tokens that the class puts around a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as RawTokenizer
+
+from hybridtei.errors import LoadError, MissingArtifact
+from hybridtei.models.checkpoint.files import read_json, read_object, require
+from hybridtei.models.checkpoint.sentencepiece import SENTENCEPIECE, Built, bpe, unigram
+
+TOKENIZER, SETTINGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+WORDS, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
+FILES = (WORDS, VOCABULARY, MERGES, *SENTENCEPIECE)
+MAX_BYTES = 64_000_000  # of a file of a vocabulary; the largest of a public model has 5 MB
+
+Settings = Mapping[str, Any]
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files that a folder's token ids follow from: `tokenizer.json`, or those that one is built from, or none."""
+    if (folder / TOKENIZER).is_file():
+        return [folder / TOKENIZER]
+    found = [folder / name for name in FILES if (folder / name).is_file()]
+    return found and [*found, *(folder / name for name in SETTINGS if (folder / name).is_file())]
+
+
+def read_raw(folder: Path) -> RawTokenizer:
+    """Return a folder's tokenizer. Raises LoadError, or what the library raises where `tokenizer.json` is no tokenizer."""
+    file = folder / TOKENIZER
+    if not file.is_file():
+        return build(folder)
+    return RawTokenizer.from_str(file.read_text(encoding="utf-8-sig"))
+
+
+def read_tokenizer(folder: Path) -> dict[str, Any]:
+    """Return what a folder's `tokenizer.json` holds, or would hold. Raises MissingArtifact or LoadError, naming the file."""
+    file = folder / TOKENIZER
+    return read_object(require(file)) if file.is_file() else dict(json.loads(build(folder).to_str()))
+
+
+class _Added(msgspec.Struct):
+    added_tokens: Any = None
+
+
+def read_added(folder: Path) -> Any:
+    """Return the `added_tokens` of `read_tokenizer`, in a fifth of the time where the vocabulary is large."""
+    file = folder / TOKENIZER
+    if not file.is_file():
+        return read_tokenizer(folder).get("added_tokens")
+
+    def decode(text: str) -> _Added:
+        try:
+            return msgspec.json.decode(text, type=_Added)
+        except msgspec.DecodeError as error:
+            raise ValueError(error) from error
+
+    return read_json(require(file), decode).added_tokens
+
+
+def read_vocabulary(folder: Path) -> dict[str, int]:
+    """Return the id of every token of a folder's tokenizer, added ones too. Raises LoadError, naming the file."""
+    settings = read_tokenizer(folder)
+    try:
+        vocab = settings["model"]["vocab"]
+        # Unigram has a list of pieces and their scores.
+        words = dict(vocab) if isinstance(vocab, dict) else {entry[0]: place for place, entry in enumerate(vocab)}
+        added = {token["content"]: token["id"] for token in settings.get("added_tokens") or []}
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        file = folder / TOKENIZER
+        raise LoadError(f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each") from error
+    return {**words, **added}
+
+
+def build(folder: Path) -> RawTokenizer:
+    """Return the tokenizer of a folder without `tokenizer.json`. Raises MissingArtifact or LoadError, with the cure."""
+    files = [path for path in (*tokenizer_files(folder), folder / "config.json") if path.is_file()]
+    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return RawTokenizer.from_str(_built(folder, *stamps))
+
+
+@lru_cache(4)  # as text, since a caller changes its tokenizer: the merges of Gemma take seconds
+def _built(folder: Path, *_: tuple[str, int, int]) -> str:
+    found = [name for name in FILES if (folder / name).is_file()]
+    if not found:
+        raise MissingArtifact(f"{folder / TOKENIZER}: missing, and so is each file to build it from: {', '.join(FILES)}")
+    settings = _settings(folder)
+    name = _class_name(folder, settings)
+    try:
+        if name not in CLASSES:
+            raise ValueError(f"of the class {name!r}; built are {', '.join(CLASSES)}")
+        for file in found:
+            if require(folder / file).stat().st_size > MAX_BYTES:
+                raise ValueError(f"{file} is larger than {MAX_BYTES} bytes")
+        raw = _assembled(folder, CLASSES[name], settings)
+    except (MissingArtifact, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare kinds, and panics, for files that hold something else
+        raise LoadError(
+            f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
+            "Let transformers write it, with sentencepiece and protobuf installed, by these two lines of Python:\n"
+            "from transformers import AutoTokenizer\n"
+            f'AutoTokenizer.from_pretrained("{folder}", use_fast=True).save_pretrained("{folder}")'
+        ) from error
+    return str(raw.to_str())
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Return tokenizer_config.json, under special_tokens_map.json where no `added_tokens_decoder` replaces that."""
+    settings = read_object(folder / "tokenizer_config.json", optional=True)
+    named = "added_tokens_decoder" in settings
+    return {**settings, **({} if named else read_object(folder / "special_tokens_map.json", optional=True))}
+
+
+def _class_name(folder: Path, settings: Settings) -> str:
+    """Return the key in CLASSES of the class that the folder names or its model's type has, or a name that is none."""
+    config = read_object(folder / "config.json", optional=True)
+    named = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "")
+    generic = named in ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
+    wanted = config.get("model_type") if generic else named.removesuffix("Fast").removesuffix("Tokenizer")
+    return next((key for key, kind in CLASSES.items() if wanted in (key, *kind.also)), str(wanted))
+
+
+def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTokenizer:
+    declared = _declared(folder, settings)
+    raw, marked = kind.read(folder, settings, {i: token.content for i, token in declared.items()})
+    tokens = {token.content: token for token in (*marked, *declared.values())}
+    named = {**kind.specials, **{key: value for key, value in settings.items() if key in ROBERTA}}
+    specials = {key: _token(value) for key, value in named.items() if value is not None}
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
+    for token in (*specials.values(), *map(_token, more.values() if isinstance(more, dict) else more)):
+        tokens.setdefault(token.content, token)
+    raw.add_tokens([*tokens.values()])  # one that the vocabulary lacks takes the next id
+    for i, token in declared.items():
+        if raw.token_to_id(token.content) != i:
+            raise ValueError(f"the token {token.content!r} has the id {raw.token_to_id(token.content)}, stated is {i}")
+    contents = {key.removesuffix("_token"): token.content for key, token in specials.items()}
+    first, second = kind.form or _flagged(settings, contents, starts=kind.starts)
+    ids = {content: raw.token_to_id(content) or 0 for key, content in contents.items() if "{" + key + "}" in first + second}
+    if kind.trims:
+        sides = [(contents[key], ids[contents[key]]) for key in ("sep", "cls")]
+        prefix, trims = bool(settings.get("add_prefix_space")), bool(settings.get("trim_offsets", True))
+        raw.post_processor = processors.RobertaProcessing(sides[0], sides[1], trim_offsets=trims, add_prefix_space=prefix)
+    elif ids:
+        parts = [[part.format(**contents) for part in form.split()] for form in (first, second)]
+        raw.post_processor = processors.TemplateProcessing(
+            single=parts[0], pair=[*parts[0], *parts[1]], special_tokens=[*ids.items()]
+        )
+    return raw
+
+
+def _flagged(settings: Settings, contents: Mapping[str, str], *, starts: bool) -> tuple[str, str]:
+    """Return the templates by `add_bos_token`, whose default is `starts`, and `add_eos_token`."""
+    bos = ["{bos}"] if settings.get("add_bos_token", starts) and "bos" in contents else []
+    eos = ["{eos}"] if settings.get("add_eos_token") and "eos" in contents else []
+    return " ".join([*bos, "$A", *eos]), " ".join(f"{part}:1" for part in (*bos, "$B", *eos))
+
+
+def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
+    """Return the tokens that the folder adds, by the ids that it states, in order."""
+    added = settings.get("added_tokens_decoder")
+    if not added:
+        specials = {_token(value).content for key, value in settings.items() if key in ROBERTA and value is not None}
+        legacy = read_object(folder / "added_tokens.json", optional=True)
+        added = {i: {"content": text, "special": text in specials, "normalized": text not in specials}
+                 for text, i in legacy.items()}  # fmt: skip
+    return {i: _token(value) for i, value in sorted((int(i), value) for i, value in added.items())}
+
+
+def _token(value: Any) -> AddedToken:
+    if isinstance(value, str):
+        return AddedToken(value, special=True, normalized=False, lstrip=value == "<mask>")
+    return AddedToken(**{"special": True, **{key: part for key, part in value.items() if key != "__type"}})
+
+
+def _words(folder: Path, settings: Settings, _: Mapping[int, str], *, unknown: str = "[UNK]") -> Built:
+    unk = settings.get("unk_token") or unknown
+    raw = RawTokenizer(models.WordPiece.from_file(str(require(folder / WORDS)), unk_token=_token(unk).content))
+    raw.normalizer = normalizers.BertNormalizer(
+        handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=bool(settings.get("do_lower_case", True)),
+    )
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    return raw, []
+
+
+def _byte_level(
+    folder: Path, settings: Settings, _: Mapping[int, str], *, split: str | None = None, composed: bool = False
+) -> Built:
+    files = [str(require(folder / name)) for name in (VOCABULARY, MERGES)]
+    raw = RawTokenizer(models.BPE.from_file(*files, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")), use_regex=split is None)
+    words = [] if split is None else [pre_tokenizers.Split(Regex(split), behavior="isolated")]
+    raw.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_of]) if words else bytes_of
+    raw.decoder = decoders.ByteLevel()
+    if composed:
+        raw.normalizer = normalizers.NFC()
+    return raw, []
+
+
+BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+ENDS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+ROBERTA = {**ENDS, "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}
+ALBERT = {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT, "unk_token": "<unk>", "pad_token": "<pad>"}
+T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+GPT2 = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+QWEN2 = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+QWEN2_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TYPED, PLAIN = ("{cls} $A {sep}", "$B:1 {sep}:1"), ("{cls} $A {sep}", "{sep} $B {sep}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerClass:
+    """How a class of transformers is built: from its files, its default special tokens, and the templates of a text and of what
+    a pair adds. `also`: other classes and the model types that have it. `form` None: bos and eos by flags, bos by default for
+    `starts`. `trims`: tokens begin behind the space before a word."""
+
+    read: Callable[[Path, Settings, Mapping[int, str]], Built]
+    specials: Mapping[str, str]
+    also: tuple[str, ...] = ()
+    form: tuple[str, str] | None = TYPED
+    starts: bool = False
+    trims: bool = False
+
+
+CLASSES: Mapping[str, TokenizerClass] = {
+    "Bert": TokenizerClass(_words, BERT, ("bert", "distilbert", "electra", "ernie", "nomic_bert", "DistilBert", "Electra")),
+    "MPNet": TokenizerClass(_words, {**ROBERTA, "unk_token": "[UNK]"}, ("mpnet",), PLAIN, trims=True),
+    "Roberta": TokenizerClass(
+        _byte_level, ROBERTA, ("roberta", "data2vec-text", "longformer", "Longformer"), PLAIN, trims=True
+    ),
+    "Deberta": TokenizerClass(_byte_level, {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}, ("deberta",)),
+    "ModernBert": TokenizerClass(partial(_byte_level, composed=True), BERT, ("modernbert",), ("{cls} $A {sep}", "$B {sep}")),
+    "GPT2": TokenizerClass(_byte_level, GPT2, ("gpt2",), None),
+    "Qwen2": TokenizerClass(partial(_byte_level, split=QWEN2_SPLIT, composed=True), QWEN2, ("qwen2", "qwen3"), None),
+    "XLMRoberta": TokenizerClass(
+        partial(unigram, form="XLMRoberta"), ROBERTA, ("xlm-roberta", "xlm-roberta-xl", "gte", "jina_embeddings_v3"), PLAIN
+    ),
+    "Camembert": TokenizerClass(partial(unigram, form="Camembert"), ROBERTA, ("camembert",), PLAIN),
+    "T5": TokenizerClass(partial(unigram, form="T5"), T5, ("t5", "mt5", "MT5"), ("$A {eos}", "$B {eos}")),
+    "Albert": TokenizerClass(partial(unigram, form="Albert"), ALBERT, ("albert",)),
+    "DebertaV2": TokenizerClass(
+        partial(unigram, form="DebertaV2"), {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}, ("deberta-v2",)
+    ),
+    "Llama": TokenizerClass(partial(bpe, prefix=True), ENDS, ("llama", "mistral"), None, starts=True),
+    "Gemma": TokenizerClass(partial(bpe, prefix=False), GEMMA, ("gemma", "gemma2", "gemma3_text"), None, starts=True),
+}

@@ -1,0 +1,346 @@
+"""A checkpoint's tensors by name, without torch: safetensors or what torch saved, whole or in shards.
+
+Checkpoints of the same trunk spell its tensors with and without a prefix ("bert.encoder…", "encoder…"), so names match by their
+ends.
+
+A float32 tensor is a view of the file, mapped read-only. All processes that serve the file share its pages, which may be
+dropped at any time and fault in again. Replace a checkpoint by renaming another file over it, as every downloader does: writing
+into a file that is being served changes the weights of the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from safetensors import safe_open
+
+from hybridtei.errors import LoadError, WeightMismatch
+from hybridtei.models.checkpoint.files import inside, read_object, require
+
+# Weights of the trunk: layers, tables. Poolers, heads and buffers may stay unused.
+OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
+UNUSED = re.compile(
+    r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|^decoder\.|^encoder\.embed_tokens\."
+)
+
+
+def left_over(unused: Iterable[str]) -> list[str]:
+    """Return the unused tensors that are of the trunk, which then is not the model that config.json describes."""
+    return sorted(name for name in unused if OF_TRUNK.search(name) and not UNUSED.search(name))
+
+
+SHARD, MAX_SHARDS = re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000  # the largest public models have some 200
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
+# As safetensors spells them; always little-endian.
+DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
+BLOCKS, BLOCK_BYTES = 64, 4096  # of a file, that tell it from another
+INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # of tables of rows, which are no weights
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor's place in the mapping of its file."""
+
+    file: Path
+    name: str
+    mapping: mmap.mmap
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    strides: tuple[int, ...] | None = None  # in elements; None: row after row
+    walked: tuple[int, ...] | None = None  # the shape that `strides` are of, where it is another
+
+    def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
+        if self.dtype in INTEGERS:
+            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
+        values = self.stored()
+        # A header of odd length puts the values at an odd address, where some kernels cannot read them: "A" copies those.
+        return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
+
+    def stored(self) -> NDArray[Any]:
+        if self.dtype not in DTYPES and self.dtype not in INTEGERS:
+            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
+        if self.dtype == "BF16":
+            import ml_dtypes  # noqa: F401  # numpy knows the name by it; most checkpoints start without these 10 ms
+        stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])
+        values = np.frombuffer(self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start)
+        if self.strides is None:
+            return values.reshape(self.shape)
+        steps = [one * stored.itemsize for one in self.strides]
+        return np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(self.shape)
+
+
+class Weights:
+    """Tensors of one checkpoint folder, read at first use."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        self.folder = folder
+        self._tensors = tensors
+        self._finite: set[str] = set()  # names of those that were checked
+
+    @classmethod
+    def open(cls, folder: Path) -> Weights:
+        """Open `model.safetensors` or the shards its index names, else `pytorch_model.bin` or its shards, else safetensors by
+        the numbers in their names.
+
+        Raises MissingArtifact or LoadError, naming the file.
+        """
+        tensors: dict[str, Tensor] = {}
+        for path in _files(folder):
+            tensors |= _opened(path)
+        return cls(folder, stacked(tensors))
+
+    def names(self) -> frozenset[str]:
+        """Return the names of all tensors, as the checkpoint spells them."""
+        return frozenset(self._tensors)
+
+    def find(self, name: str) -> str | None:
+        """Return the checkpoint's spelling of a tensor's name, or None."""
+        if name in self._tensors:
+            return name
+        longer = [key for key in self._tensors if key.endswith("." + name)]
+        shorter = [key for key in self._tensors if name.endswith("." + key)]
+        found = sorted(longer, key=len) or sorted(shorter, key=len, reverse=True)
+        return found[0] if found else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor by the checkpoint's spelling."""
+        return self._tensors[name].shape
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        """Return a tensor: a read-only view of the file, or a widened copy if it is in half precision.
+
+        Raises LoadError if it holds NaN or infinity.
+        """
+        array = self._tensors[name].array()
+        if name not in self._finite:
+            check_finite(array, self._tensors[name].file, name)
+            self._finite.add(name)
+        return array
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """Return a tensor as the file has it, bfloat16 by ml_dtypes, aligned and row after row; its numbers are not checked."""
+        return np.require(self._tensors[name].stored(), requirements=["C", "A"])
+
+    def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Return some rows of a tensor, without reading the others. Raises LoadError as `float32` does."""
+        array = self._tensors[name].array(rows)
+        check_finite(array, self._tensors[name].file, name)
+        return array
+
+    def place(self, array: NDArray[Any]) -> tuple[Path, int] | None:
+        """Return the file and the offset in bytes of an array that is a view of a tensor, row after row; else None."""
+        first, last = array.__array_interface__["data"][0], array.nbytes
+        for file, mapping in self._mappings().items():
+            offset = first - np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+            if array.flags.c_contiguous and 0 <= offset <= len(mapping) - last:
+                return file.resolve(), offset
+        return None
+
+    def identity(self) -> bytes:
+        """Return a digest of which files these are, in their present state: places, sizes, times, heads and sampled blocks."""
+        made = hashlib.sha256()
+        for file, mapping in self._mappings().items():
+            path = file.resolve()
+            found = path.stat()
+            facts = path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            made.update(repr(facts).encode())
+            made.update(mapping[: min(tensor.start for tensor in self._tensors.values() if tensor.mapping is mapping)])
+            for number in range(BLOCKS):
+                start = (len(mapping) - BLOCK_BYTES) * number // (BLOCKS - 1)
+                made.update(mapping[max(start, 0) : max(start, 0) + BLOCK_BYTES])
+        return made.digest()
+
+    def _mappings(self) -> dict[Path, mmap.mmap]:
+        return {tensor.file: tensor.mapping for tensor in self._tensors.values()}
+
+    def release(self) -> None:
+        """Free the pages read so far; arrays stay valid and fault in again.
+
+        For runtimes with copies of their own, as ONNX Runtime has of every matrix.
+        """
+        for mapping in self._mappings().values():
+            if hasattr(mapping, "madvise"):  # not on Windows
+                mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _opened(path: Path) -> dict[str, Tensor]:
+    try:
+        return _mapped(path) if path.suffix == ".safetensors" else _mapped_zip(path)
+    except LoadError:
+        raise
+    except Exception as error:  # each library raises its own classes
+        raise LoadError(f"{path}: cannot be read as weights: {error}") from error
+
+
+def _mapped_zip(path: Path) -> dict[str, Tensor]:
+    from hybridtei.models.checkpoint.torch_zip import places  # most checkpoints start without it
+
+    if not is_torch_zip(path):
+        raise LoadError(f"{path}: was saved by torch before 1.6, or is cut short; save it as safetensors")
+    found = places(path)
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return {name: Tensor(path, name, mapping, at.dtype, at.shape, at.start, at.stop, at.strides) for name, at in found.items()}
+
+
+def _mapped(path: Path) -> dict[str, Tensor]:
+    """Map every tensor of a file. The library checks the header against itself and the file's size."""
+    with safe_open(path, framework="numpy"), path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        size = int.from_bytes(mapping[:8], "little")
+        header = json.loads(mapping[8 : 8 + size])
+    begin = 8 + size
+    return {
+        name: Tensor(path, name, mapping, entry["dtype"], tuple(entry["shape"]), *(begin + at for at in entry["data_offsets"]))
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _files(folder: Path) -> list[Path]:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if (folder / name).exists():
+            return [require(folder / name)]
+        if index.exists():
+            return [require(file) for file in shards(index)]
+    return [require(file) for file in _numbered(folder)] or [require(folder / "model.safetensors")]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """Return the shards of a folder without their index: all that the name of one counts, whether there or not."""
+    named = (SHARD.fullmatch(file.name) for file in sorted(folder.glob("model-*.safetensors")))
+    first = next((match for match in named if match), None)
+    if first is None:
+        return []
+    digits, count = len(first[1]), int(first[1])
+    if count > MAX_SHARDS:
+        raise LoadError(f"{folder / first[0]}: one of {count} shards, allowed are {MAX_SHARDS}")
+    return [folder / f"model-{number:0{digits}}-of-{first[1]}.safetensors" for number in range(1, count + 1)]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights in a folder: of the first kind that is there."""
+    return next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
+
+
+def is_torch_zip(path: Path) -> bool:
+    """Whether torch 1.6 or later saved the file: before, it wrote bare pickles."""
+    return zipfile.is_zipfile(path)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights that `Weights.open` reads."""
+    files = weight_files(folder)
+    return bool(files) and all(file.suffix == ".safetensors" or is_torch_zip(file) for file in files)
+
+
+def shards(index: Path) -> list[Path]:
+    """Return the files that an index of shards names. Raises LoadError, naming the index."""
+    names = read_object(index).get("weight_map")
+    if not isinstance(names, dict):
+        raise LoadError(f"{index}: lacks `weight_map`")
+    return [inside(index.parent, name) for name in sorted({str(name) for name in names.values()})]
+
+
+def has_shape(found: Sequence[int], shape: Sequence[int | None]) -> bool:
+    """Whether a tensor's shape is `shape`, in which None is any size."""
+    return len(found) == len(shape) and all(size in (None, have) for size, have in zip(shape, found, strict=True))
+
+
+def check_shape(found: Sequence[int], shape: Sequence[int | None], where: Path, name: str) -> None:
+    """Raise WeightMismatch, naming the tensor, unless its shape is `shape`, in which None is any size."""
+    if not has_shape(found, shape):
+        raise WeightMismatch(f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
+
+
+Arrays = Mapping[str, NDArray[np.float32]]
+
+
+def read_linear(file: Path) -> Arrays:
+    """Read `weight` and `bias` of a one-layer head. Raises LoadError if the file holds other tensors."""
+    arrays = read_arrays(file)
+    if set(arrays) != {"weight", "bias"}:
+        raise LoadError(f"{file}: holds {sorted(arrays)}, should hold ['bias', 'weight']")
+    return arrays
+
+
+def read_arrays(file: Path) -> Arrays:
+    """Read all weights of a safetensors file, or of one that torch saved. Raises LoadError."""
+    tensors = _opened(require(file))
+    arrays = {name: np.array(tensor.array()) for name, tensor in tensors.items() if tensor.dtype in DTYPES}
+    for name, array in arrays.items():
+        check_finite(array, file, name)
+    return arrays
+
+
+def check_finite(values: NDArray[Any], file: Path, name: str) -> None:
+    """Raise LoadError, naming the file and the tensor, if it holds NaN or infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.sum(values, dtype=np.float32)):
+            return
+    wrong = values.size - int(np.count_nonzero(np.isfinite(values)))
+    if wrong:
+        raise not_finite(file, name, wrong, values.size)
+
+
+def not_finite(file: Path, name: str, wrong: int, size: int) -> LoadError:
+    """Return the error of a tensor with NaN or infinity at `wrong` of `size` places."""
+    return LoadError(f"{file}: `{name}` holds NaN or infinity, at {wrong} of {size} places")
+
+
+ORIGINAL = re.compile(r"(.+)\.parametrizations\.weight\.original")
+
+
+def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors with those of adapters as two linear maps beside each adapted `NAME.weight`.
+
+    Their names and shapes: see `families.ops.adapted`. Raises LoadError.
+    """
+    found = dict(tensors)
+    for original in [name for name in tensors if ORIGINAL.fullmatch(name)]:
+        name = original.removesuffix(".parametrizations.weight.original")
+        keys = [f"{name}.parametrizations.weight.0.lora_{letter}" for letter in "AB"]
+        weight = found[f"{name}.weight"] = found.pop(original)
+        if not all(key in found for key in keys):
+            raise LoadError(f"{weight.file}: `{original}` lacks {' and '.join(f'`{key}`' for key in keys if key not in found)}")
+        pair = _pair(weight, found.pop(keys[0]), found.pop(keys[1]))
+        found |= {f"{name}.lora_{letter}.weight": one for letter, one in zip("AB", pair, strict=True)}
+    return found
+
+
+def _pair(weight: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """(A, B) of all adapters. A linear map adds B A to its weights, a table adds A B."""
+    if len(weight.shape) == 2 and len(a.shape) == len(b.shape) == 3:
+        count, rank, columns = a.shape
+        if (columns, b.shape) == (weight.shape[1], (count, weight.shape[0], rank)):
+            return _laid_out(a, (0, 1, 2), (count * rank, columns)), _laid_out(b, (1, 0, 2), (weight.shape[0], count * rank))
+        count, rows, rank = a.shape
+        if (rows, b.shape) == (weight.shape[0], (count, rank, weight.shape[1])):
+            return _laid_out(a, (1, 0, 2), (rows, count * rank)), _laid_out(b, (2, 0, 1), (weight.shape[1], count * rank))
+    raise LoadError(
+        f"{a.file}: `{a.name}` and `{b.name}` have shapes {list(a.shape)} and {list(b.shape)}, "
+        f"which fit no weights of shape {list(weight.shape)}"
+    )
+
+
+def _laid_out(tensor: Tensor, axes: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    strides = tensor.strides or [*_row_after_row(tensor.shape)]
+    walked = tuple(tensor.shape[axis] for axis in axes)
+    return replace(tensor, shape=shape, walked=walked, strides=tuple(strides[axis] for axis in axes))
+
+
+def _row_after_row(shape: Sequence[int]) -> Sequence[int]:
+    return shape[1] * shape[2], shape[2], 1

@@ -1,0 +1,282 @@
+"""BERT and what differs from it by positions, the width of its embeddings or its names; and the encoder of T5.
+
+RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT, which has no token types, look positions up. MPNet, T5, JinaBERT and
+DeBERTa v2 and v3 see them in the scores of attention, by the distance of two tokens. The bias of MPNet and T5 is looked up by
+the bucket of a distance, the same in all layers. JinaBERT's scores fall with the distance, and mostly it has gated MLPs.
+DeBERTa has scores of contents with distances beside those of contents with contents.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.models.families.ops import Heads, Ops, Rows, linears
+from hybridtei.models.families.settings import Settings
+
+
+def bert(o: Ops, s: Settings) -> Rows:
+    """After `BertModel`. RoBERTa's offset of positions is in `position_ids`, which come with the batch."""
+    return _encoder(o, s, s.count("hidden_size"))
+
+
+def electra(o: Ops, s: Settings) -> Rows:
+    """After `ElectraModel`."""
+    return _encoder(o, s, s.count("embedding_size", 128))
+
+
+def _encoder(o: Ops, s: Settings, embedding_size: int) -> Rows:
+    hidden, eps = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12)
+    x = _embeddings(o, s, embedding_size, eps)
+    if x.width != hidden:
+        x = o.linear(x, "embeddings_project", hidden)
+    count = s.count("num_attention_heads")
+    heads = Heads(count, count, hidden // count)
+    act, wide = s.activation("hidden_act"), s.count("intermediate_size")
+    for i in range(s.count("num_hidden_layers")):
+        layer = f"encoder.layer.{i}."
+        q, k, v = linears(o, x, [f"{layer}attention.self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
+        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
+        y = o.linear(attended, f"{layer}attention.output.dense", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}attention.output.LayerNorm", eps)
+        y = o.activate(o.linear(x, f"{layer}intermediate.dense", wide), act)
+        x = o.layer_norm(o.add(o.linear(y, f"{layer}output.dense", hidden), x), f"{layer}output.LayerNorm", eps)
+    return x
+
+
+def _embeddings(o: Ops, s: Settings, width: int, eps: float) -> Rows:
+    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")
+    types = o.embedding("embeddings.token_type_embeddings.weight", s.count("type_vocab_size", 2), width, "token_type_ids")
+    places = o.embedding(
+        "embeddings.position_embeddings.weight", s.count("max_position_embeddings", 512), width, "position_ids"
+    )
+    return o.layer_norm(o.add(o.add(words, types), places), "embeddings.LayerNorm", eps)
+
+
+EPS = 1e-12
+
+
+def distilbert(o: Ops, s: Settings) -> Rows:
+    """After `DistilBertModel`."""
+    hidden, count = s.count("dim", 768), s.count("n_heads", 12)
+    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
+    places = o.embedding(
+        "embeddings.position_embeddings.weight", s.count("max_position_embeddings", 512), hidden, "position_ids"
+    )
+    x = o.layer_norm(o.add(words, places), "embeddings.LayerNorm", EPS)
+    heads = Heads(count, count, hidden // count)
+    act, wide = s.activation("activation"), s.count("hidden_dim", 4 * hidden)
+    for i in range(s.count("n_layers", 6)):
+        layer = f"transformer.layer.{i}."
+        q, k, v = linears(o, x, [f"{layer}attention.{name}_lin" for name in "qkv"], [hidden] * 3)
+        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
+        x = o.layer_norm(o.add(o.linear(attended, f"{layer}attention.out_lin", hidden), x), f"{layer}sa_layer_norm", EPS)
+        y = o.linear(o.activate(o.linear(x, f"{layer}ffn.lin1", wide), act), f"{layer}ffn.lin2", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}output_layer_norm", EPS)
+    return x
+
+
+BUCKETS, MAX_DISTANCE = 32, 128
+
+
+def mpnet(o: Ops, s: Settings) -> Rows:
+    """After `MPNetModel`."""
+    hidden, eps, count = s.count("hidden_size", 768), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads", 12)
+    positions = s.count("max_position_embeddings", 512)
+    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
+    places = o.embedding("embeddings.position_embeddings.weight", positions, hidden, "position_ids")
+    x = o.layer_norm(o.add(words, places), "embeddings.LayerNorm", eps)
+    s.get("type_vocab_size")  # written, and not read: MPNet has no types
+    s.only("relative_attention_num_buckets", BUCKETS)  # transformers takes the table's size from there, and no other number
+    bias = o.buckets(distance_buckets(BUCKETS, MAX_DISTANCE), "encoder.relative_attention_bias.weight", count)
+    heads = Heads(count, count, hidden // count)
+    act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
+    for i in range(s.count("num_hidden_layers", 12)):
+        layer = f"encoder.layer.{i}."
+        q, k, v = linears(o, x, [f"{layer}attention.attn.{name}" for name in "qkv"], [hidden] * 3)
+        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias)
+        y = o.linear(attended, f"{layer}attention.attn.o", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}attention.LayerNorm", eps)
+        y = o.linear(o.activate(o.linear(x, f"{layer}intermediate.dense", wide), act), f"{layer}output.dense", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}output.LayerNorm", eps)
+    return x
+
+
+def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
+    """Bucket of each key minus query from -furthest to furthest, from where on all are in the last: exact when near, else
+    logarithmic."""
+    distance = np.arange(-furthest, furthest + 1)
+    half = number // 2
+    exact = half // 2
+    far = np.maximum(np.abs(distance), 1).astype(np.float32)
+    steps = np.log(far / np.float32(exact)) / np.float32(math.log(furthest / exact)) * np.float32(half - exact)
+    large = np.minimum(exact + steps.astype(np.int64), half - 1)
+    return np.where(distance > 0, half, 0) + np.where(np.abs(distance) < exact, np.abs(distance), large)
+
+
+def t5(o: Ops, s: Settings) -> Rows:
+    """After `T5EncoderModel`: no biases, norms of the mean square before each block, and scores that are not scaled."""
+    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_epsilon", 1e-6), s.count("num_attention_heads")
+    heads = Heads(count, count, s.count("head_dim"))
+    number, furthest = s.count("relative_attention_num_buckets", 32), s.count("relative_attention_max_distance", 128)
+    if number < 4 or furthest <= number // 4:  # nearer ones have a bucket each, further ones share the others
+        raise s.unsupported("relative_attention_num_buckets", number, ("4 to less than 4 relative_attention_max_distance",))
+    table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # of the first layer, read by all
+    bias = o.buckets(distance_buckets(number, furthest), table, count)
+    act, wide, is_gated = s.activation("hidden_act"), s.count("intermediate_size"), s.flag("is_gated_act")
+    x = o.embedding("shared.weight", s.count("vocab_size"), hidden, "input_ids")
+    for i in range(s.count("num_hidden_layers")):
+        attn, mlp = f"encoder.block.{i}.layer.0.", f"encoder.block.{i}.layer.1."
+        y = o.rms_norm(x, f"{attn}layer_norm", eps)
+        q, k, v = linears(o, y, [f"{attn}SelfAttention.{name}" for name in "qkv"], heads.widths, bias=False)
+        attended = o.attention(q, k, v, heads, scale=1.0, bias=bias)
+        x = o.add(x, o.linear(attended, f"{attn}SelfAttention.o", hidden, bias=False))
+        y = o.rms_norm(x, f"{mlp}layer_norm", eps)
+        parts = ("wi_0", "wi_1") if is_gated else ("wi",)
+        gate, *up = linears(o, y, [f"{mlp}DenseReluDense.{part}" for part in parts], [wide] * len(parts), bias=False)
+        y = o.activate(gate, act)
+        x = o.add(x, o.linear(o.multiply(y, up[0]) if up else y, f"{mlp}DenseReluDense.wo", hidden, bias=False))
+    return o.rms_norm(x, "encoder.final_layer_norm", eps)
+
+
+GATES = {"geglu": "gelu", "reglu": "relu"}  # feed_forward_type -> the function of the gate
+PLAIN = "original"
+
+
+@dataclass(frozen=True)
+class _Mlp:
+    """Names of the tensors below a layer, and how the product of the first is cut."""
+
+    wide: str
+    narrow: str
+    norm: str
+    wide_bias: bool = False
+    gate_first: bool = True
+
+
+# (whether queries and keys have norms, whether the MLP has a gate) -> its MLP
+MLPS = {
+    (False, True): _Mlp("mlp.gated_layers", "mlp.wo", "mlp.layernorm"),
+    (False, False): _Mlp("intermediate.dense", "output.dense", "output.LayerNorm", wide_bias=True),
+    (True, True): _Mlp("mlp.up_gated_layer", "mlp.down_layer", "layer_norm_2", gate_first=False),
+    (True, False): _Mlp("mlp.up_layer", "mlp.down_layer", "layer_norm_2"),
+}
+
+
+def jina_bert(o: Ops, s: Settings) -> Rows:
+    """After jinaai/jina-bert-implementation; with `qk_norm`, after jinaai/jina-bert-v2-qk-post-norm, which adds the input of
+    attention twice."""
+    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
+    heads, qk_norm = Heads(count, count, hidden // count), s.flag("qk_norm")
+    s.get("max_position_embeddings")  # no table is that long
+    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
+    types = o.embedding("embeddings.token_type_embeddings.weight", s.count("type_vocab_size", 2), hidden, "token_type_ids")
+    x = o.layer_norm(o.add(words, types), "embeddings.LayerNorm", eps)
+    bias = o.alibi(slopes(count))
+    for i in range(s.count("num_hidden_layers")):
+        layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention."
+        q, k, v = linears(o, x, [f"{attn}self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
+        if qk_norm:
+            q, k = (o.layer_norm(one, f"{attn}self.layer_norm_{name}", eps) for one, name in ((q, "q"), (k, "k")))
+        y = o.linear(o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias), f"{attn}output.dense", hidden)
+        y = o.layer_norm(o.add(y, x), f"{attn}output.LayerNorm", eps)
+        x = o.layer_norm(o.add(y, x), f"{layer}layer_norm_1", eps) if qk_norm else y
+        x = _mlp(o, s, x, layer, eps, qk_norm=qk_norm)
+    return x
+
+
+def _mlp(o: Ops, s: Settings, x: Rows, layer: str, eps: float, *, qk_norm: bool) -> Rows:
+    kind = s.get("feed_forward_type", PLAIN)
+    s.only("feed_forward_type", PLAIN, *GATES)
+    is_gated, size, act = kind in GATES, s.count("intermediate_size"), s.activation("hidden_act")
+    mlp = MLPS[qk_norm, is_gated]
+    y = o.linear(x, layer + mlp.wide, 2 * size if is_gated else size, bias=mlp.wide_bias)
+    if is_gated:  # by a function of its own, whatever `hidden_act` says
+        one, other = o.split(y, [size] * 2)
+        gate, up = (one, other) if mlp.gate_first else (other, one)
+        y = o.multiply(o.activate(gate, GATES[kind]), up)
+    else:
+        y = o.activate(y, act)
+    return o.layer_norm(o.add(o.linear(y, layer + mlp.narrow, x.width), x), layer + mlp.norm, eps)
+
+
+def slopes(heads: int) -> NDArray[np.float32]:
+    """ALiBi's of each head: powers of 2 ** (-8 / n) for a power of two n; for other numbers those of the power below, then
+    every second one of its double."""
+    below = 1 << (heads.bit_length() - 1)
+    between = _powers(2 * below)[::2][: heads - below]
+    return np.array([*_powers(below), *between], dtype=np.float32)
+
+
+def _powers(heads: int) -> list[float]:
+    return [2.0 ** (-8 * (head + 1) / heads) for head in range(heads)]
+
+
+def deberta_v2(o: Ops, s: Settings) -> Rows:
+    """After `DebertaV2Model`."""
+    s.only("conv_kernel_size", 0)
+    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-7), s.count("num_attention_heads")
+    heads = Heads(count, count, s.count("attention_head_size", hidden // count))
+    x = _deberta_embeddings(o, s, hidden, eps)
+    kinds = s.get("pos_att_type") or []
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    relative = s.flag("relative_attention")
+    scale = (heads.dim * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5
+    positions = s.count("max_position_embeddings", 512)
+    furthest = s.get("max_relative_positions", -1)
+    furthest = furthest if furthest > 0 else positions
+    number = s.get("position_buckets", -1)
+    span = number if number > 0 else furthest
+    table = _distances(o, s, 2 * span, hidden, eps) if relative else None
+    places = deberta_buckets(number, furthest, span, max(positions, furthest + 1))  # equal from there on
+    shared, all_heads = s.flag("share_att_key"), heads.count * heads.dim
+    act, wide = s.activation("hidden_act"), s.count("intermediate_size")
+    for i in range(s.count("num_hidden_layers")):
+        layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention.self."
+        q, k, v = linears(o, x, [f"{attn}{name}_proj" for name in ("query", "key", "value")], [all_heads] * 3)
+        bias = None
+        if table is not None:
+            key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
+            c2p = o.linear(table, f"{attn}{key}", all_heads) if "c2p" in kinds else None
+            p2c = o.linear(table, f"{attn}{query}", all_heads) if "p2c" in kinds else None
+            bias = o.disentangled(q, k, heads, places, content_to_position=c2p, position_to_content=p2c, scale=scale)
+        y = o.linear(o.attention(q, k, v, heads, scale=scale, bias=bias), f"{layer}attention.output.dense", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}attention.output.LayerNorm", eps)
+        y = o.linear(o.activate(o.linear(x, f"{layer}intermediate.dense", wide), act), f"{layer}output.dense", hidden)
+        x = o.layer_norm(o.add(y, x), f"{layer}output.LayerNorm", eps)
+    return x
+
+
+def _deberta_embeddings(o: Ops, s: Settings, hidden: int, eps: float) -> Rows:
+    width = s.count("embedding_size", hidden)
+    x = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")
+    if s.flag("position_biased_input", default=True):
+        positions = s.count("max_position_embeddings", 512)
+        x = o.add(x, o.embedding("embeddings.position_embeddings.weight", positions, width, "position_ids"))
+    if s.get("type_vocab_size", 0):
+        table = "embeddings.token_type_embeddings.weight"
+        x = o.add(x, o.embedding(table, s.count("type_vocab_size"), width, "token_type_ids"))
+    if width != hidden:
+        x = o.linear(x, "embeddings.embed_proj", hidden, bias=False)
+    return o.layer_norm(x, "embeddings.LayerNorm", eps)
+
+
+def _distances(o: Ops, s: Settings, rows: int, hidden: int, eps: float) -> Rows:
+    table = o.parameter_rows("encoder.rel_embeddings.weight", rows, hidden)
+    norms = [part.strip() for part in s.get("norm_rel_ebd", "none").lower().split("|")]
+    return o.layer_norm(table, "encoder.LayerNorm", eps) if "layer_norm" in norms else table
+
+
+def deberta_buckets(number: int, furthest: int, span: int, longest: int) -> NDArray[np.int64]:
+    """Row of the table of distances for each query minus key from -longest to longest: near exact, far logarithmic."""
+    distance = np.arange(-longest, longest + 1)
+    place = distance
+    if number > 0 and furthest > 0:
+        middle = number // 2
+        far = np.where(np.abs(distance) < middle, middle - 1, np.abs(distance)).astype(np.float32)
+        steps = np.log(far / np.float32(middle)) / np.log(np.float32((furthest - 1) / middle)) * np.float32(middle - 1)
+        place = np.where(far <= middle, distance, ((np.ceil(steps) + middle) * np.sign(distance)).astype(np.int64))
+    return np.clip(place + span, 0, 2 * span - 1).astype(np.int64)

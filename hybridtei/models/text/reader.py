@@ -1,0 +1,371 @@
+"""Inputs of a request -> encodings, with every limit of the model enforced on the way, in TEI's order and words.
+
+An input is a text or a list of ids. Ids are turned into the text they stand for and tokenised again without special
+tokens, as TEI does: clients that send ids rely on seeing the same counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+from tokenizers import Encoding as RawEncoding
+
+from hybridtei.batch import Encoding, LocatedEncoding
+from hybridtei.errors import EmptyInput, InvalidInput, RequestError
+from hybridtei.models.checkpoint.late import Side
+from hybridtei.models.checkpoint.rankers import SLOT, PairTemplate
+from hybridtei.models.text.tokenizer import Direction, Prompts, Text, Token, Tokenizer
+
+Input = str | list[int]
+T = TypeVar("T", str, list[int], Input)
+Some = TypeVar("Some", bound=Text)
+Item = TypeVar("Item")
+Laid = TypeVar("Laid", bound=Encoding)
+CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work that one input can cause
+PORTION_CHARACTERS = 65_536  # tokenised at once: the tokenizer takes some 400 bytes a token until what is too long is cut off
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A text to tokenise, whether special tokens go around it, and the adapter that computes it."""
+
+    text: Text
+    special_tokens: bool = True
+    adapter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """A tokenizer with a model's limits and prompts. Thread-safe."""
+
+    tokenizer: Tokenizer
+    prompts: Prompts
+    max_input_length: int
+    vocab_size: int
+    skipped: int | None = None  # an id that is left out at the end of an input
+
+    def read(
+        self,
+        inputs: Sequence[Input],
+        *,
+        truncate: bool,
+        direction: Direction | None = None,
+        prompt_name: str | None = None,
+        allow_empty: bool = False,
+        special_tokens: bool = True,
+    ) -> list[Encoding]:
+        """One encoding an input, in order. Raises RequestError for the first input, by place, that breaks a rule."""
+        side = direction or self.tokenizer.truncation_side
+        ready, refused = _until_refused(
+            inputs, lambda item: self._prepare(item, truncate, side, prompt_name, allow_empty=allow_empty)
+        )
+        if refused is None and len(ready) == 1:  # as most requests have
+            (one,) = ready
+            (raw,) = self.tokenizer.encode([one.text], add_special_tokens=one.special_tokens and special_tokens)
+            return [self._fitted(raw, truncate, side, one.adapter)]
+        if not special_tokens:
+            ready = [replace(item, special_tokens=False) for item in ready]
+        encodings = self._encode(ready, truncate, side)
+        if refused is not None:
+            raise refused
+        return encodings
+
+    def read_pairs(self, inputs: Sequence[Text], *, truncate: bool, direction: Direction | None = None) -> list[Encoding]:
+        """One encoding a text or pair of texts, in order. Raises RequestError for the first that breaks a rule."""
+        side = direction or self.tokenizer.truncation_side
+        ready, refused = _until_refused(inputs, lambda item: self._prepare_text(item, truncate, side))
+        encodings = self._encode(ready, truncate, side)
+        if refused is not None:
+            raise refused
+        return encodings
+
+    def ask(
+        self,
+        template: PairTemplate,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        instruction: str | None = None,
+        truncate: bool,
+        direction: Direction | None = None,
+    ) -> list[Encoding]:
+        """Return one encoding a pair (query, document), laid into the template. Texts of users never become special tokens.
+
+        Raises RequestError as `read` does.
+        """
+        side = direction or self.tokenizer.truncation_side
+        ready, refused = _until_refused(pairs, lambda pair: self._prepare_text(pair, truncate, side))
+        instruction = template.instruction if instruction is None else instruction
+        prefix, suffix = (self._trusted(text) for text in (template.prefix, template.suffix))
+        pieces = [piece for part in template.parts for piece in self.tokenizer.around_specials(part)]
+        slots = [piece for piece, special in pieces if not special]
+        filled = [_filled(slot, instruction, item.text) for item in ready for slot in slots]
+        raws = iter(self.tokenizer.literal.encode(filled, add_special_tokens=False) if filled else [])
+        encodings = []
+        for _ in ready:
+            body = [i for piece, special in pieces for i in (self._trusted(piece) if special else next(raws).ids)]
+            encodings.append(self._fitted_question(prefix, body, suffix, truncate, side))
+        if refused is not None:
+            raise refused
+        return encodings
+
+    def _trusted(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode([text], add_special_tokens=False)[0].ids) if text else []
+
+    def _fitted_question(
+        self, prefix: list[int], body: list[int], suffix: list[int], truncate: bool, direction: Direction
+    ) -> Encoding:
+        total, room = len(prefix) + len(body) + len(suffix), self.max_input_length - len(prefix) - len(suffix)
+        if room < 1 or (total > self.max_input_length and not truncate):
+            raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}")
+        return self._ended(self._checked(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64))))
+
+    def locate(
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool,
+        direction: Direction | None = None,
+        prompt: str = "",
+        adapter: int = 0,
+        times: int = 1,
+    ) -> list[LocatedEncoding]:
+        """Return one encoding a text, with each token's place in it, below 0 within `prompt`. Raises as `read` does.
+
+        `times`: texts are cut to so many times what the model reads, for windows; their characters are bounded as ever.
+        """
+        side = direction or self.tokenizer.truncation_side
+        ready, refused = _until_refused(texts, lambda text: _Ready(self._bounded(_some(text), truncate, side)))
+        bodies = [prompt + str(item.text) for item in ready]
+        raws = (raw for some in _portions(bodies) for raw in self.tokenizer.encode(some, offsets=True))
+        encodings = []
+        for text, body, raw in zip(texts, bodies, raws, strict=False):
+            self._check_length(raw, truncate)
+            shift = len(text) - len(body) if side == "left" else -len(prompt)
+            located = self.tokenizer.cut_located(raw, text, times * self.max_input_length, side, shift=shift)
+            self._checked(located)
+            encodings.append(replace(located, adapter=adapter) if adapter else located)
+        if refused is not None:
+            raise refused
+        return encodings
+
+    def cut_to(self, texts: Sequence[str], tokens: int) -> list[str]:
+        """Cut each text to so many tokens. Characters beyond any model input are cut off before tokenising."""
+        limit = min(tokens, self.max_input_length) * CHARACTERS_PER_TOKEN
+        cut: list[str] = []
+        for some in _portions([text[:limit] for text in texts]):
+            raws = self.tokenizer.encode(some, add_special_tokens=False, offsets=True)
+            cut += [_beginning(text, raw, tokens) for text, raw in zip(some, raws, strict=True)]
+        return cut
+
+    def tokens(self, text: str, *, add_special_tokens: bool, prompt_name: str | None) -> Iterator[Token]:
+        """Return every token of a text, never cut. Raises RequestError."""
+        prepared = str(self._prepare(text, False, "right", prompt_name).text)
+        return self.tokenizer.tokens(prepared, add_special_tokens=add_special_tokens)
+
+    def check_ids(self, input_ids: Sequence[int], field: str) -> None:
+        """Raises InvalidInput for more ids to decode than an input may have characters."""
+        if len(input_ids) > self._max_characters:
+            raise InvalidInput(f"`{field}` must have less than {self._max_characters} ids. Given: {len(input_ids)}")
+
+    def _prepare(
+        self, item: Input, truncate: bool, direction: Direction, prompt_name: str | None, *, allow_empty: bool = False
+    ) -> _Ready:
+        if not item and not allow_empty:
+            raise EmptyInput("`inputs` cannot be empty")
+        prompt = self.prompts.named(prompt_name)
+        item = self._bounded(item, truncate, direction)
+        # Under a prompt, the ids' own special tokens give way to those put around the whole.
+        whole = isinstance(item, str) or prompt is not None
+        if not isinstance(item, str):  # a single id may stand for a long piece of text
+            item = self._bounded(self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction)
+        text = (prompt or "") + item
+        return _Ready(text, special_tokens=whole, adapter=self.prompts.adapter(prompt_name))
+
+    def _prepare_text(self, item: Text, truncate: bool, direction: Direction) -> _Ready:
+        if isinstance(item, str):
+            return self._prepare(item, truncate, direction, None)
+        if not any(item):
+            raise EmptyInput("`inputs` cannot be empty")
+        if self.prompts.named(None) is not None:
+            raise InvalidInput("`prompt_name` cannot be set with dual inputs")
+        limit, total = self._max_characters, len(item[0]) + len(item[1])
+        if total > limit:
+            if not truncate:
+                raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {total}")
+            item = (_cut(item[0], limit // 2, direction), _cut(item[1], limit // 2, direction))
+        return _Ready(item)
+
+    @property
+    def _max_characters(self) -> int:
+        return self.max_input_length * CHARACTERS_PER_TOKEN
+
+    def _bounded(self, item: T, truncate: bool, direction: Direction) -> T:
+        limit = self._max_characters
+        if len(item) > limit and not truncate:
+            raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {len(item)}")
+        return _cut(item, limit, direction)
+
+    def _encode(self, ready: Sequence[_Ready], truncate: bool, direction: Direction) -> list[Encoding]:
+        encodings: list[Encoding] = []
+        rest = iter(ready)
+        for texts in _portions([item.text for item in ready]):
+            raws: dict[int, RawEncoding] = {}
+            some = [*islice(rest, len(texts))]
+            for special_tokens in (True, False):
+                places = [i for i, item in enumerate(some) if item.special_tokens is special_tokens]
+                if places:
+                    chosen = [texts[i] for i in places]
+                    raws.update(zip(places, self.tokenizer.encode(chosen, add_special_tokens=special_tokens), strict=True))
+            encodings += [self._fitted(raws[i], truncate, direction, item.adapter) for i, item in enumerate(some)]
+        return encodings
+
+    def _check_length(self, raw: RawEncoding, truncate: bool) -> None:
+        if len(raw) > self.max_input_length and not truncate:
+            raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {len(raw)}")
+
+    def _fitted(self, raw: RawEncoding, truncate: bool, direction: Direction, adapter: int) -> Encoding:
+        self._check_length(raw, truncate)
+        encoding = self._ended(self._checked(self.tokenizer.cut(raw, self.max_input_length, direction)))
+        return replace(encoding, adapter=adapter) if adapter else encoding
+
+    def _ended(self, encoding: Encoding) -> Encoding:
+        """Leave out `skipped` at the end; of an input of nothing else the first token stays, as transformers has it."""
+        if self.skipped is None or encoding.input_ids[-1] != self.skipped:
+            return encoding
+        others = np.flatnonzero(encoding.input_ids != self.skipped)
+        length = int(others[-1]) + 1 if len(others) else 1
+        types = encoding.token_type_ids
+        return replace(
+            encoding, input_ids=encoding.input_ids[:length], token_type_ids=None if types is None else types[:length]
+        )
+
+    def _checked(self, encoding: Encoding) -> Encoding:
+        if not len(encoding):
+            raise InvalidInput("`inputs` holds an input that becomes no token at all")
+        if encoding.input_ids.max() >= self.vocab_size:  # one such id would fail the whole batch
+            raise InvalidInput(
+                f"`inputs` becomes the token id {encoding.input_ids.max()}, but the model knows ids below {self.vocab_size}"
+            )
+        return encoding
+
+
+def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
+    """Yield all texts in order, in portions of at most `PORTION_CHARACTERS`; a longer text is a portion of its own."""
+    begin = characters = 0
+    for place, text in enumerate(texts):
+        size = len(text) if isinstance(text, str) else sum(map(len, text))
+        if place > begin and characters + size > PORTION_CHARACTERS:
+            yield texts[begin:place]
+            begin, characters = place, 0
+        characters += size
+    if begin < len(texts):
+        yield texts[begin:]
+
+
+def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
+    if len(raw) <= tokens:
+        return text
+    span = raw.token_to_chars(tokens - 1)  # `offsets` would list those of all tokens
+    return text if span is None else text[: span[1]]
+
+
+def _filled(slot: str, instruction: str, pair: Text) -> str:
+    values = {"instruction": instruction, "query": pair[0], "document": pair[1]}
+    return SLOT.sub(lambda match: values[match[1]], slot)
+
+
+def _some(text: str) -> str:
+    if not text:
+        raise EmptyInput("`inputs` cannot be empty")
+    return text
+
+
+def _cut(item: T, limit: int, direction: Direction) -> T:
+    """Return at most `limit` characters or ids, from the start or the end."""
+    if len(item) <= limit:
+        return item
+    return item[-limit:] if direction == "left" else item[:limit]
+
+
+def _until_refused(items: Sequence[Item], prepare: Callable[[Item], _Ready]) -> tuple[list[_Ready], RequestError | None]:
+    ready: list[_Ready] = []
+    for item in items:
+        try:
+            ready.append(prepare(item))
+        except EmptyInput as error:
+            error.place = len(ready)
+            return ready, error
+        except RequestError as error:
+            return ready, error
+    return ready, None
+
+
+def read_side(
+    reader: TextReader,
+    inputs: Sequence[Input],
+    side: Side,
+    *,
+    truncate: bool,
+    direction: Direction | None,
+    allow_empty: bool = False,
+) -> list[Encoding]:
+    """Return one encoding an input, in order, with the marker and expansion of its side. Raises RequestError as
+    `TextReader.read` does."""
+    limited, longest = _limited(reader, side)
+    encodings = limited.read(inputs, truncate=truncate, direction=direction, allow_empty=allow_empty)
+    leading = reader.tokenizer.leading_specials
+    return [_widened(_marked(encoding, side, leading), side, longest) for encoding in encodings]
+
+
+def locate_side(
+    reader: TextReader, texts: Sequence[str], side: Side, *, truncate: bool, direction: Direction | None, times: int = 1
+) -> list[LocatedEncoding]:
+    """Do what `read_side` does for a side without expansion, with each token's place in the text; `times`: see `locate`."""
+    limited, _ = _limited(reader, side)
+    encodings = limited.locate(texts, truncate=truncate, direction=direction, prompt=side.text, times=times)
+    return [_marked(encoding, side, reader.tokenizer.leading_specials) for encoding in encodings]
+
+
+def _limited(reader: TextReader, side: Side) -> tuple[TextReader, int]:
+    """Return the reader of a side's texts, which leaves room for its marker, and the side's longest input."""
+    longest = min(reader.max_input_length, side.length or reader.max_input_length)
+    if side.expansion is not None:
+        floor = min(side.expansion.length, reader.max_input_length)
+        longest = floor if side.expansion.fixed else max(longest, floor)
+    room = longest - (side.marker is not None)
+    prompts = replace(reader.prompts, default=side.text or None)
+    return replace(reader, max_input_length=room, prompts=prompts), longest
+
+
+def _marked(encoding: Laid, side: Side, place: int) -> Laid:
+    if side.marker is None:
+        return encoding
+    types = encoding.token_type_ids
+    marked = replace(
+        encoding,
+        input_ids=np.insert(encoding.input_ids, place, side.marker),
+        token_type_ids=None if types is None else np.insert(types, place, 0),
+    )
+    if not isinstance(marked, LocatedEncoding):
+        return marked
+    return replace(
+        marked, offsets=np.insert(marked.offsets, place, 0, axis=0), special=np.insert(marked.special, place, values=True)
+    )
+
+
+def _widened(encoding: Encoding, side: Side, longest: int) -> Encoding:
+    expansion = side.expansion
+    missing = 0 if expansion is None else min(expansion.length, longest) - len(encoding)
+    if expansion is None or missing <= 0:
+        return encoding
+    types = encoding.token_type_ids
+    return replace(
+        encoding,
+        input_ids=np.concatenate([encoding.input_ids, np.full(missing, expansion.token_id, dtype=np.int64)]),
+        token_type_ids=None if types is None else np.concatenate([types, np.zeros(missing, dtype=np.int64)]),
+        unseen=0 if expansion.attend else missing,
+    )

@@ -1,0 +1,287 @@
+"""A checkpoint's tokenizer as the engine needs it: texts or ids in, `Encoding`s out, and back.
+
+The tokenizer is used without padding and without truncation of its own, so one object serves all threads and all requests:
+truncation happens here, on the ids. Texts go through `encode_batch`, which frees the GIL; `encode`, for a short one, does not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from secrets import token_hex
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding as RawEncoding
+from tokenizers import Tokenizer as RawTokenizer
+
+from hybridtei.batch import Encoding, LocatedEncoding
+from hybridtei.errors import InvalidInput, LoadError, TokenizerError
+from hybridtei.models.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, apply_settings, truncation_side
+from hybridtei.models.checkpoint.vocabularies import read_raw
+
+log = logging.getLogger(__name__)
+
+SHORT_CHARACTERS = 256  # a text of no more keeps the GIL: to get it back from another thread takes longer than to tokenise
+
+Direction = Literal["left", "right"]
+Text = str | tuple[str, str]  # a pair is laid into one input, by the checkpoint's template for pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a text; `start` and `stop` are UTF-8 byte offsets, None for special tokens."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class Tokenizer:
+    """Thread-safe wrapper around one `tokenizers.Tokenizer`."""
+
+    def __init__(self, raw: RawTokenizer, *, has_token_types: bool = False, truncation_side: Direction = "right") -> None:
+        raw.no_padding()
+        raw.no_truncation()
+        self._raw = raw
+        self._has_token_types = has_token_types
+        self.truncation_side = truncation_side  # where a request names none
+        self.vocab_size = raw.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(
+        cls, path: Path, *, has_token_types: bool = False, bare: bool = False, settings: TokenizerSettings = UNCHANGED
+    ) -> Tokenizer:
+        """Read `tokenizer.json`, or else the files that one is built from, under the settings of the files beside it.
+
+        `bare`: no special tokens go around texts. Raises LoadError if it cannot be parsed, or lacks a token of a setting.
+        """
+        try:
+            raw = read_raw(path.parent)
+            if bare:
+                raw.post_processor = None
+            changed = apply_settings(raw, settings, path)
+            if changed:
+                log.info("%s: read with the settings of tokenizer_config.json: %s", path, ", ".join(changed))
+            return cls(raw, has_token_types=has_token_types, truncation_side=truncation_side(raw, settings))
+        except LoadError:
+            raise
+        except BaseException as error:  # the library raises bare Exception, and a panic of its own that is none
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise LoadError(f"{path}: not a tokenizer: {error}") from error
+
+    def encode(self, texts: Sequence[Text], *, add_special_tokens: bool = True, offsets: bool = False) -> list[RawEncoding]:
+        """Tokenise texts and pairs, uncut; token offsets are computed only for `offsets`. Raises TokenizerError."""
+        try:
+            if len(texts) == 1 and isinstance(texts[0], str) and len(texts[0]) <= SHORT_CHARACTERS:
+                return [self._raw.encode(texts[0], add_special_tokens=add_special_tokens)]
+            encode_batch = self._raw.encode_batch if offsets else self._raw.encode_batch_fast
+            return encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        except Exception as error:  # the library raises bare kinds
+            raise _refusal(texts, error) from error
+
+    def cut(self, raw: RawEncoding, max_length: int, direction: Direction) -> Encoding:
+        """Cut to at most `max_length` tokens, keeping the special tokens that the post-processor put around the text.
+
+        Equal to the tokenizer's own truncation: the text's tokens are cut first, then the template is laid around. Of a pair
+        the longer side is cut first.
+        """
+        input_ids = np.array(raw.ids, dtype=np.int64)
+        type_ids = np.array(raw.type_ids, dtype=np.int64) if self._has_token_types else None
+        kept = _kept(raw, max_length, direction)
+        if kept is None:
+            return Encoding(input_ids, type_ids)
+        return Encoding(input_ids[kept], None if type_ids is None else type_ids[kept])
+
+    def cut_located(
+        self, raw: RawEncoding, text: str, max_length: int, direction: Direction, *, shift: int = 0
+    ) -> LocatedEncoding:
+        """Cut as `cut` does, with each token's place in `text`; the tokenised part begins at character `shift`."""
+        encoding = self.cut(raw, max_length, direction)
+        special = np.array(raw.special_tokens_mask, dtype=bool)
+        offsets = np.array(raw.offsets, dtype=np.int64).reshape(-1, 2) + shift
+        offsets[special] = 0
+        kept = _kept(raw, max_length, direction)
+        if kept is not None:
+            special, offsets = special[kept], offsets[kept]
+        return LocatedEncoding(encoding.input_ids, encoding.token_type_ids, text=text, offsets=offsets, special=special)
+
+    @property
+    def continues_words(self) -> bool:
+        """Whether the vocabulary spells a word's later pieces apart from its first (WordPiece's ##)."""
+        return bool(getattr(self._raw.model, "continuing_subword_prefix", None))
+
+    @cached_property
+    def leading_specials(self) -> int:
+        """How many special tokens the checkpoint's template puts before a text."""
+        mask = self._raw.encode("a").special_tokens_mask
+        return mask.index(0) if 0 in mask else len(mask)
+
+    @cached_property
+    def punctuation_ids(self) -> frozenset[int]:
+        """Return the ids of tokens that are one mark of ASCII's punctuation, at the begin of a word or within it."""
+        found = (self.id_of(prefix + mark) for prefix in ("", "##", "Ġ", "▁") for mark in string.punctuation)
+        return frozenset(one for one in found if one is not None)
+
+    def id_of(self, token: str | None) -> int | None:
+        """Return the id of a token of the vocabulary."""
+        return None if token is None else self._raw.token_to_id(token)
+
+    def around_specials(self, text: str) -> list[tuple[str, bool]]:
+        """Split a trusted text into pieces, in order; each with whether it is a special token."""
+        added = {token.content for token in self._raw.get_added_tokens_decoder().values()}
+        if not added:
+            return [(text, False)]
+        pattern = "|".join(re.escape(content) for content in sorted(added, key=len, reverse=True))
+        return [(piece, piece in added) for piece in re.split(f"({pattern})", text) if piece]
+
+    @cached_property
+    def literal(self) -> Tokenizer:
+        """Return a tokenizer that reads special tokens in a text as plain characters."""
+        described = json.loads(self._raw.to_str())
+        specials = {token["content"] for token in described["added_tokens"]}
+        described["added_tokens"] = []
+        vocabulary = described["model"].get("vocab")
+        if isinstance(vocabulary, list):  # Unigram has them among its pieces; renamed at random, they match nothing
+            secret = token_hex(16)
+            for entry in vocabulary:
+                entry[0] = secret + entry[0] if entry[0] in specials else entry[0]
+        raw = RawTokenizer.from_str(json.dumps(described))
+        return Tokenizer(raw, has_token_types=self._has_token_types)
+
+    def text_of(self, input_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of the ids. Raises InvalidInput on an id outside the vocabulary."""
+        unknown = next((i for i in input_ids if self._raw.id_to_token(i) is None), None)
+        if unknown is not None:
+            last = self.vocab_size - 1
+            why = f"but the vocabulary ends at {last}" if unknown > last else "which the vocabulary leaves out"
+            raise InvalidInput(f"`inputs` holds the id {unknown}, {why}")
+        return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
+
+    def decode(self, input_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of the ids; ids outside the vocabulary are left out."""
+        return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
+
+    def pieces(self, input_ids: Iterable[int]) -> list[str]:
+        """Return the vocabulary's spelling of each id (`##ing`, `▁the`): unlike decoded text, no two ids share one."""
+        return [self._raw.id_to_token(int(i)) or f"[id {i}]" for i in input_ids]
+
+    def tokens(self, text: str, *, add_special_tokens: bool) -> Iterator[Token]:
+        """Return every token of a text, made when it is read: 60,000 at once take 25 MB. Raises TokenizerError."""
+        (raw,) = self.encode([text], add_special_tokens=add_special_tokens, offsets=True)
+        widths = (len(character.encode()) for character in text)  # the library counts characters; the wire counts bytes
+        byte_at = np.fromiter(accumulate(widths, initial=0), dtype=np.int64, count=len(text) + 1)
+        for place, (token_id, special) in enumerate(zip(raw.ids, raw.special_tokens_mask, strict=True)):
+            if special:
+                yield Token(token_id, self.pieces([token_id])[0], True, None, None)
+            else:
+                start, stop = raw.token_to_chars(place) or (0, 0)  # `offsets` would list those of all tokens
+                yield Token(token_id, text[start:stop], False, int(byte_at[start]), int(byte_at[stop]))
+
+
+def _refusal(texts: Sequence[Text], error: Exception) -> TokenizerError:
+    for text in texts:
+        try:
+            for side in (text,) if isinstance(text, str) else text:
+                side.encode()
+        except UnicodeEncodeError as surrogate:  # the library's own words for it would blame the type
+            return TokenizerError(f"tokenizer error: a lone surrogate at character {surrogate.start} of an input")
+    return TokenizerError(f"tokenizer error {error}")
+
+
+def _kept(raw: RawEncoding, max_length: int, direction: Direction) -> NDArray[np.intp] | None:
+    """Return the places of the tokens that fit, or None where all do."""
+    if len(raw) <= max_length:
+        return None
+    special = np.array(raw.special_tokens_mask, dtype=bool)
+    room = max(max_length - int(special.sum()), 0)
+    if raw.n_sequences == 1:
+        sides, lengths = [np.flatnonzero(~special)], [room]
+    else:
+        side_of = np.array([-1 if side is None else side for side in raw.sequence_ids])
+        sides = [np.flatnonzero(side_of == side) for side in (0, 1)]
+        lengths = [*shares(len(sides[0]), len(sides[1]), room)]
+    cut = [side[len(side) - keep :] if direction == "left" else side[:keep] for side, keep in zip(sides, lengths, strict=True)]
+    return np.sort(np.concatenate([np.flatnonzero(special), *cut]))[:max_length]
+
+
+def shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of each side of a pair fit: the longer side is cut first, then both have half.
+
+    Source: `longest_first` of the tokenizers library; an odd token goes to the longer side, to the second where both are alike.
+    """
+    short, long = sorted((first, second))
+    long = max(short, room - short) if short <= room else short
+    if short + long > room:
+        short, long = room // 2, room // 2 + room % 2
+    return (short, long) if first <= second else (long, short)
+
+
+LONGEST_SHOWN = 200  # characters of a name given back in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The checkpoint's table (None: it has none) and the text used where a request names no prompt.
+
+    `adapters`: names of the model's adapters, each of which is also a prompt's. `default_adapter`: that of no name. `own`: the
+    name of the checkpoint's default prompt, which tasks that TEI does not have use; None where the server has a default.
+    """
+
+    table: Mapping[str, str] | None = None
+    default: str | None = None
+    adapters: Sequence[str] = ()
+    default_adapter: int = 0
+    own: str | None = None
+
+    @classmethod
+    def configure(
+        cls,
+        table: Mapping[str, str] | None,
+        *,
+        default_prompt: str | None,
+        default_prompt_name: str | None,
+        adapters: Sequence[str] = (),
+        own: str | None = None,
+    ) -> Prompts:
+        """Apply the server's default, else keep the checkpoint's `own`. Raises LoadError on an unknown name or two defaults."""
+        if default_prompt is not None and default_prompt_name is not None:
+            raise LoadError("`default-prompt` and `default-prompt-name` exclude each other: give one")
+        prompts = cls(table, default_prompt, adapters)
+        if default_prompt_name is None:
+            return replace(prompts, own=own if default_prompt is None else None)
+        try:
+            default = prompts.named(default_prompt_name)
+        except InvalidInput as error:
+            raise LoadError(str(error)) from error
+        return replace(prompts, default=default, default_adapter=prompts.adapter(default_prompt_name))
+
+    def adapter(self, name: str | None) -> int:
+        """The adapter of a prompt, 0 for none: see `Encoding`."""
+        if name is None:
+            return self.default_adapter
+        return self.adapters.index(name) + 1 if name in self.adapters else 0
+
+    def named(self, name: str | None) -> str | None:
+        """The prompt called `name`, or the default for None. Raises InvalidInput, in TEI's words, which clients parse."""
+        if name is None:
+            return self.default
+        shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
+        set_to = f"`default-prompt-name` is set to `{shown}` but"
+        if self.table is None:
+            raise InvalidInput(f"{set_to} no prompts were found in the Sentence Transformers configuration")
+        if name not in self.table:
+            known = json.dumps(list(self.table), ensure_ascii=False)
+            raise InvalidInput(f"{set_to} it was not found in the Sentence Transformers prompts. Available prompts: {known}")
+        return self.table[name]

@@ -1,0 +1,1 @@
+"""Collections in Qdrant: fill, search, measure and migrate them."""

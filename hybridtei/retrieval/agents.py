@@ -1,0 +1,119 @@
+"""A collection of a server as tools of an agent, over the Model Context Protocol: `find`, and `store` where that is allowed.
+
+Calls of the tools are finished even if the client leaves: what is stored should be stored whole. So they are bounded, and one
+call too many is refused at once. Needs the extra `mcp`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Annotated, Any
+
+import orjson
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+from pydantic import Field
+
+from hybridtei import __version__
+from hybridtei.client import AsyncClient
+from hybridtei.errors import HybridTeiError
+from hybridtei.retrieval.search.options import Mode
+
+MAX_CALLS = 32  # at work or waiting for the server
+MAX_HITS = 50
+MAX_QUERY_CHARACTERS = 10_000
+MAX_TEXT_CHARACTERS = 1_000_000
+MAX_METADATA_BYTES = 100_000
+MAX_ANSWER_BYTES = 1_000_000  # all of an answer is read by a language model
+
+Query = Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="What to look for, in plain words.")]
+Limit = Annotated[int, Field(ge=1, le=MAX_HITS, description="How many hits at most.")]
+Conditions = Annotated[
+    dict[str, Any] | None,
+    Field(description='Qdrant\'s filter of payloads, as {"must": [{"key": "metadata.year", "match": {"value": 2024}}]}.'),
+]
+Ranking = Annotated[Mode | None, Field(description="How hits are found and scored; by default all kinds of vectors together.")]
+Passage = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS, description="The text to keep.")]
+Metadata = Annotated[dict[str, Any] | None, Field(description="Facts about the text, for filters: `metadata.NAME`.")]
+Name = Annotated[str | None, Field(max_length=1000, description="A later text of the same id replaces this one.")]
+
+
+class CollectionTools:
+    """The tools over one collection; for one event loop."""
+
+    def __init__(self, client: AsyncClient, collection: str) -> None:
+        self._client, self._collection = client, collection
+        self._calls: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def find(
+        self,
+        query: Query,
+        limit: Limit = 10,
+        filter: Conditions = None,
+        mode: Ranking = None,
+    ) -> dict[str, Any]:
+        """Search the collection by meaning and by words. The best hits come first; `highlights` mark the shared terms."""
+        return await self._finished(self._find(query, limit, filter, mode))
+
+    async def store(self, text: Passage, metadata: Metadata = None, id: Name = None) -> dict[str, Any]:
+        """Keep a text in the collection, so that `find` finds it. A text that is too long for the model is refused."""
+        return await self._finished(self._store(text, metadata or {}, id))
+
+    async def close(self) -> None:
+        """Wait for the calls at work."""
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def _finished(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """The result of a call, which goes on if its client leaves. Raises ToolError."""
+        if len(self._calls) >= MAX_CALLS:
+            work.close()
+            raise ToolError(f"{MAX_CALLS} calls are at work already: try again later")
+        task = asyncio.create_task(work)
+        self._calls.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(task)
+        except HybridTeiError as error:
+            raise ToolError(str(error)) from error
+
+    def _ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, whether or not its client is still there
+
+    async def _find(self, query: str, limit: int, conditions: dict[str, Any] | None, mode: Mode | None) -> dict[str, Any]:
+        found = await self._client.search(self._collection, query, filter=conditions, limit=limit, mode=mode, highlights=True)
+        answer = {"mode": found.mode, "hits": found.as_dict()["hits"]}
+        _check_size("the hits", answer, MAX_ANSWER_BYTES)
+        return answer
+
+    async def _store(self, text: str, metadata: dict[str, Any], name: str | None) -> dict[str, Any]:
+        _check_size("`metadata`", metadata, MAX_METADATA_BYTES)
+        stored = await self._client.upsert(self._collection, [{"text": text, "metadata": metadata, "id": name}], truncate=False)
+        if stored.failed:
+            raise ToolError(stored.failed[0]["error"])
+        return {"id": stored.ids[0], "collection": self._collection}
+
+
+def _check_size(what: str, value: Any, most: int) -> None:
+    """Raise ToolError."""
+    if (size := len(orjson.dumps(value, default=str))) > most:
+        raise ToolError(f"{what} hold {size} bytes > maximum allowed {most}")
+
+
+def mcp_server(tools: CollectionTools, collection: str, *, writable: bool) -> MCPServer[Any]:
+    """The SDK's server of these tools; `store` is not among them unless `writable`."""
+    server: MCPServer[Any] = MCPServer(
+        "hybridtei",
+        version=__version__,
+        instructions=f"Searches the collection {collection!r} by meaning and by words.",
+        log_level="WARNING",
+        subscriptions=False,
+    )
+    server.add_tool(tools.find, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))
+    if writable:
+        hints = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+        server.add_tool(tools.store, annotations=hints)
+    return server

@@ -1,0 +1,261 @@
+"""Judged queries, and how good and how fast a server answers them by each way of searching.
+
+    corpus.jsonl                 {"_id" or "id", "title", "text"} a line; `ingest` reads it
+    queries.jsonl                {"_id" or "id", "text"} a line; a file holds those of all splits, only judged ones count
+    qrels/test.tsv or qrels.tsv  query, document, grade; with a header or without
+
+Every way goes by `/search`, one query at a time, so the times are what a single user waits. The measures' arithmetic is
+trec_eval's, by ir-measures. A measure is of documents, and a search finds chunks: a document stands where the best of its
+chunks does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from hybridtei.client import AsyncClient
+from hybridtei.errors import InvalidInput
+from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
+from hybridtei.retrieval.search.options import SearchResult
+from hybridtei.system.machine import require_extra
+
+CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgements:
+    """`queries`: id -> text, of those that are judged. `relevance`: query's id -> document's id -> grade, 0 and up."""
+
+    queries: Mapping[str, str]
+    relevance: Mapping[str, Mapping[str, int]]
+
+
+def read_judgements(folder: Path, split: str = "test") -> Judgements:
+    """Read queries and judgements. Raises InvalidInput, naming the file and the line."""
+    relevance: dict[str, dict[str, int]] = {}
+    for query, document, grade in _judgements(judgements_file(folder, split)):
+        relevance.setdefault(query, {})[document] = grade
+    relevant = {query: grades for query, grades in relevance.items() if any(grade > 0 for grade in grades.values())}
+    texts = dict(_queries(folder / QUERIES))
+    queries = {query: texts[query] for query in relevant if query in texts}
+    if not queries:
+        raise InvalidInput(f"{folder}: none of the {len(texts)} queries has a relevant document in {split!r}")
+    return Judgements(queries, {query: relevant[query] for query in queries})
+
+
+def judgements_file(folder: Path, split: str) -> Path:
+    """`qrels/SPLIT.tsv`, or else `qrels.tsv`. Raises InvalidInput, which lists the splits."""
+    path = folder / FOLDER / f"{split}.tsv"
+    if path.is_file():
+        return path
+    if (folder / FLAT).is_file():
+        return folder / FLAT
+    splits = sorted(path.stem for path in (folder / FOLDER).glob("*.tsv"))
+    there = f"it has the splits {', '.join(splits)}" if splits else f"it has neither {FOLDER}/{split}.tsv nor {FLAT}"
+    raise InvalidInput(f"{folder}: no judgements for {split!r}: {there}")
+
+
+def _judgements(path: Path) -> Iterator[tuple[str, str, int]]:
+    for number, line in enumerate(_lines(path), 1):
+        fields = line.split("\t")
+        if len(fields) == 4:  # TREC's, whose second column means nothing
+            fields = [fields[0], *fields[2:]]
+        try:
+            query, document, grade = fields
+            yield query, document, int(float(grade))
+        except ValueError:
+            if number > 1:  # the first may be a header
+                raise InvalidInput(f"{path}, line {number}: should be query, document and grade, with tabs between") from None
+
+
+def _queries(path: Path) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            record = orjson.loads(line)
+            identity = record["_id"] if "_id" in record else record["id"]
+            yield str(identity), str(record["text"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f"{path}, line {number}: should be an object with `_id` or `id`, and `text`") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as opened:
+            for line in opened:
+                if line.strip():
+                    yield line.rstrip("\r\n")
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: there is no such file") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path}: is not UTF-8: {error}") from None
+
+
+DEPTH = 100  # documents of each ranking, since recall is measured at 100
+RERANKED = 50
+MEASURES = ("nDCG@10", "MRR@10", "recall@100")
+LITERATURE_K = 61  # Qdrant's 61 is the literature's 60
+
+Floats64 = NDArray[np.float64]
+Run = dict[str, dict[str, float]]  # query's id -> document's id -> score
+Advance = Callable[[str, int], None]  # (mode, queries done)
+
+
+Way = tuple[Mapping[str, Any], Sequence[str]]  # options of a search, and the ways that the collection must have for it
+DEFAULT, BOTH = "zscore", ("dense", "sparse")
+WAYS: Mapping[str, Way] = {
+    "dense": ({"mode": "dense"}, ()),
+    "sparse": ({"mode": "sparse"}, ()),
+    "multivector, all": ({"mode": "multivector", "exact": True}, ()),
+    "rrf k=2": ({"mode": "rrf", "k": 2}, BOTH),
+    "rrf k=61": ({"mode": "rrf", "k": LITERATURE_K}, BOTH),
+    "weighted": ({"mode": "weighted"}, BOTH),  # by the checkpoint's weights, or alike
+    "weighted m3": ({"mode": "weighted", "weights": "m3"}, BOTH),
+    "weighted m3-two": ({"mode": "weighted", "weights": "m3-two"}, BOTH),
+    "dense, MaxSim": ({"mode": "dense", "rescore": True}, ()),
+    "rrf k=61, MaxSim": ({"mode": "rrf", "k": LITERATURE_K, "rescore": True}, (*BOTH, "dense, MaxSim")),
+    "zscore, two": ({"mode": "zscore", "legs": ["dense", "sparse"]}, (*BOTH, "dense, MaxSim")),
+    DEFAULT: ({}, ()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a way: measures by name, milliseconds a query without its embedding, and nDCG@10 of each query, both
+    float64[queries]."""
+
+    name: str
+    measures: Mapping[str, float]
+    times_ms: Any = field(repr=False)
+    ndcg: Any = field(repr=False)
+
+    @property
+    def p50_ms(self) -> float:
+        return float(np.percentile(self.times_ms, 50))
+
+    @property
+    def p95_ms(self) -> float:
+        return float(np.percentile(self.times_ms, 95))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The way to search a collection by, and its lead over the best other way in nDCG@10, with a 95 % interval."""
+
+    name: str
+    over: str
+    lead: float
+    low: float
+    high: float
+    is_default: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All ways over one collection. `embed_ms`: of each embedding of a query, float64[n]."""
+
+    collection: str
+    queries: int
+    embed_ms: Any
+    results: Sequence[Result]
+
+    @property
+    def choice(self) -> Choice | None:
+        """The default, unless another way is above it by more than chance; None where there is only one way."""
+        if len(self.results) < 2:
+            return None
+        ranked = sorted(self.results, key=lambda result: -result.measures["nDCG@10"])
+        default = next((result for result in self.results if result.name == DEFAULT), ranked[0])
+        best = next(result for result in ranked if result is not default)
+        lead, low, high = paired_bootstrap(best.ndcg - default.ndcg)
+        if low > 0:
+            return Choice(best.name, default.name, lead, low, high, is_default=False)
+        return Choice(default.name, best.name, -lead, -high, -low, is_default=default.name == DEFAULT)
+
+
+async def evaluate(
+    client: AsyncClient,
+    collection: str,
+    judged: Judgements,
+    *,
+    rerank: str | None = None,
+    advance: Advance = lambda name, done: None,
+) -> Evaluation:
+    """Run every judged query every way that the collection's vectors allow. `rerank`: the alias of a reranker of the server.
+
+    Raises LoadError without ir-measures; what `AsyncClient.search` raises.
+    """
+    require_extra("eval", "ir_measures")
+    reranked: Mapping[str, Way] = {"reranked": ({"rerank": rerank, "rerank_limit": RERANKED, "limit": RERANKED}, ())}
+    common = {"limit": DEPTH, "prefetch_limit": DEPTH, "group_by": "document", "with_payload": [DOCUMENT_ID]}
+    results: dict[str, Result] = {}
+    embed_ms: list[float] = []
+    for name, (options, needs) in {**WAYS, **(reranked if rerank is not None else {})}.items():
+        if not results.keys() >= {*needs}:
+            continue
+        try:
+            run, times = await _run(
+                partial(client.search, collection, **{**common, **options}), judged, embed_ms, name, advance
+            )
+        except InvalidInput:  # the model or the collection has no such vectors
+            continue
+        values = measures_of(run, judged)
+        means = {measure: float(of_queries.mean()) for measure, of_queries in values.items()}
+        results[name] = Result(name, means, np.array(times), values[MEASURES[0]])
+    if len(results) == 2:  # of one kind of vectors, which the default takes
+        del results[DEFAULT]
+    return Evaluation(collection, len(judged.queries), np.array(embed_ms), [*results.values()])
+
+
+async def _run(
+    search: Callable[[str], Awaitable[SearchResult]], judged: Judgements, embed_ms: list[float], name: str, advance: Advance
+) -> tuple[Run, list[float]]:
+    """(documents of each query, milliseconds of each search without the query's embedding, which goes to `embed_ms`)."""
+    run: Run = {}
+    times = []
+    for done, (identity, text) in enumerate(judged.queries.items(), 1):
+        found = await search(text)
+        embedding, *stages = found.stages
+        embed_ms.append(embedding.milliseconds)
+        times.append(sum(stage.milliseconds for stage in stages))
+        run[identity] = scores_by_rank([str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in found.hits])
+        advance(name, done)
+    return run, times
+
+
+def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
+    """Documents, the best first, with strictly descending scores, since measures order equal scores as they like."""
+    return {document: -float(place) for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)}
+
+
+def measures_of(run: Run, judged: Judgements) -> dict[str, Floats64]:
+    """nDCG@10 (linear gains), MRR@10 and recall@100 of each judged query, in their order: float64[queries] by name. A query
+    without a result counts 0."""
+    import ir_measures
+    from ir_measures import RR, R, nDCG
+
+    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}  # one without any document would be left out
+    relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
+    names = dict(zip((nDCG @ 10, RR @ 10, R @ 100), MEASURES, strict=True))
+    found = {(names[one.measure], one.query_id): one.value for one in ir_measures.iter_calc([*names], relevance, complete)}
+    return {name: np.array([found[name, query] for query in judged.queries], np.float64) for name in MEASURES}
+
+
+RESAMPLES, RESAMPLED_AT_ONCE, SEED = 10_000, 500, 0
+
+
+def paired_bootstrap(differences: Floats64) -> tuple[float, float, float]:
+    """(mean, low, high): the 95 % interval of the mean of float64[queries], over resampled queries; the same each time."""
+    random, count = np.random.default_rng(SEED), len(differences)
+    means = []
+    for _ in range(RESAMPLES // RESAMPLED_AT_ONCE):
+        means.append(differences[random.integers(0, count, (RESAMPLED_AT_ONCE, count))].mean(1))
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    return float(differences.mean()), float(low), float(high)

@@ -1,0 +1,208 @@
+"""One evaluation from settings to figures: ingests what is missing, opens model and store, measures, and reports.
+
+The report is a table, JSON, or a chart of quality beside latency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from tqdm.auto import tqdm
+
+from hybridtei.client import AsyncClient
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.errors import InvalidInput, StoreError
+from hybridtei.retrieval.evaluate.measures import (
+    MEASURES,
+    Advance,
+    Choice,
+    Evaluation,
+    evaluate,
+    read_judgements,
+)
+from hybridtei.retrieval.ingest.options import IngestOptions
+from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.store import open_store, place_of, with_default
+from hybridtei.retrieval.store.collection import check_name
+from hybridtei.system.machine import require_extra
+
+CHART_KINDS = (".png", ".svg", ".pdf")
+COLOURS = ("#1b6ca8", "#7fb3d5", "#d98f2b")
+
+
+def check_chart(path: Path) -> None:
+    """Raises InvalidInput for a file of another kind, LoadError without the library, before minutes of work."""
+    if path.suffix.lower() not in CHART_KINDS:
+        raise InvalidInput(f"{path}: a chart should end in {', '.join(CHART_KINDS)}")
+    if not path.resolve().parent.is_dir():
+        raise InvalidInput(f"{path}: there is no such folder")
+    require_extra("eval", "matplotlib")
+
+
+def write_chart(evaluation: Evaluation, path: Path) -> None:
+    """Draw a chart in the format of the path's ending. Raises as `check_chart` does, and OSError."""
+    check_chart(path)
+    from matplotlib.figure import Figure  # without pyplot: no window, no state
+
+    results = list(evaluation.results)[::-1]  # bars are drawn from below
+    figure = Figure(figsize=(11, 1.2 + 0.5 * len(results)), layout="constrained")
+    quality, latency = figure.subplots(1, 2, width_ratios=(3, 2))
+    bar = 0.8 / len(MEASURES)
+    for number, (measure, colour) in enumerate(zip(MEASURES, COLOURS, strict=True)):
+        places = [row + 0.4 - bar * (number + 0.5) for row in range(len(results))]
+        bars = quality.barh(places, [result.measures[measure] for result in results], bar, color=colour, label=measure)
+        quality.bar_label(bars, fmt="%.3f", padding=2, fontsize=7)
+    quality.set_yticks(range(len(results)), [result.name for result in results])
+    quality.set_xlim(0, 1.08)
+    quality.set_title(f"{evaluation.collection}: {evaluation.queries} queries")
+    rows = range(len(results))
+    latency.barh(rows, [result.p95_ms for result in results], 0.6, color="#d5dbdb", label="p95")
+    latency.barh(rows, [result.p50_ms for result in results], 0.6, color="#5d6d7e", label="p50")
+    latency.set_yticks(rows, [""] * len(results))
+    latency.set_title("milliseconds a query, without its embedding")
+    # Below the axes, where they hide no bar and no number.
+    figure.legend(*quality.get_legend_handles_labels(), loc="outside lower left", ncols=len(MEASURES), fontsize=7)
+    figure.legend(*latency.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=7)
+    figure.savefig(path, dpi=150)
+
+
+def as_dict(evaluation: Evaluation) -> dict[str, Any]:
+    """All figures, rounded; times in milliseconds."""
+    return {
+        "collection": evaluation.collection,
+        "queries": evaluation.queries,
+        "embed_p50_ms": round(float(np.percentile(evaluation.embed_ms, 50)), 3),
+        "embed_p95_ms": round(float(np.percentile(evaluation.embed_ms, 95)), 3),
+        "modes": [
+            {
+                "mode": result.name,
+                **{name: round(value, 4) for name, value in result.measures.items()},
+                "p50_ms": round(result.p50_ms, 3),
+                "p95_ms": round(result.p95_ms, 3),
+            }
+            for result in evaluation.results
+        ],
+        "choice": None if evaluation.choice is None else _choice(evaluation.choice),
+    }
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(choice).items()}
+
+
+def as_json(evaluation: Evaluation) -> str:
+    """One object, a line a field."""
+    return orjson.dumps(as_dict(evaluation), option=orjson.OPT_INDENT_2).decode()
+
+
+def as_table(evaluation: Evaluation) -> str:
+    """A line a mode, the best of each measure marked."""
+    width = max([len(result.name) for result in evaluation.results] + [4])
+    head = f"{'mode':{width}}" + "".join(f"{name:>13}" for name in MEASURES) + f"{'p50 ms':>10}{'p95 ms':>9}"
+    best = {name: max((result.measures[name] for result in evaluation.results), default=0.0) for name in MEASURES}
+    lines = [head, "-" * len(head)]
+    for result in evaluation.results:
+        cells = "".join(
+            f"{result.measures[name]:12.4f}{'*' if result.measures[name] == best[name] else ' '}" for name in MEASURES
+        )
+        lines.append(f"{result.name:{width}}{cells}{result.p50_ms:10.1f}{result.p95_ms:9.1f}")
+    p50, p95 = np.percentile(evaluation.embed_ms, [50, 95])
+    lines.append(
+        f"\n{evaluation.queries:,} queries in {evaluation.collection}; times without the query's embedding, which takes "
+        f"{p50:.1f} ms (p95 {p95:.1f}); * best"
+    )
+    if (choice := evaluation.choice) is not None:
+        kind = ", the default" if choice.is_default else ", in place of the default"
+        lines.append(
+            f"choose {choice.name}{kind}: {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % interval {choice.low:+.4f} to "
+            f"{choice.high:+.4f}, paired bootstrap over queries)"
+        )
+    return "\n".join(lines)
+
+
+Tell = Callable[[str], None]
+Connect = Callable[[], AbstractAsyncContextManager[AsyncClient]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateOptions:
+    """Options of the command. `rerank`: the alias of a reranker of the server; `url`: of a server, which has the collection."""
+
+    folder: Path
+    collection: str
+    split: str = "test"
+    rerank: str | None = None
+    quiet: bool = False
+    url: str | None = None
+
+
+def run_evaluation(
+    options: EvaluateOptions,
+    model: ModelConfig,
+    engine: EngineConfig,
+    store: StoreConfig,
+    connect: Connect,
+    *,
+    tell: Tell = lambda line: None,
+) -> Evaluation:
+    """Measure a collection, ingested before if it is not there. `connect`: gives a client of the server that searches, once the
+    collection is there. Raises HybridTeiError or OSError."""
+    require_extra("eval", "ir_measures")
+    check_name(options.collection)
+    judged = read_judgements(options.folder, options.split)
+    if options.url is None:
+        _ingest(options, model, engine, with_default(store), tell)
+
+    async def measured() -> Evaluation:
+        async with connect() as client:
+            advance = _bars(len(judged.queries), quiet=options.quiet)
+            return await evaluate(client, options.collection, judged, rerank=options.rerank, advance=advance)
+
+    tell(f"evaluating {options.collection} in {options.url or place_of(with_default(store))}")
+    return asyncio.run(measured())
+
+
+def _ingest(options: EvaluateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, tell: Tell) -> None:
+    """Ingest the folder, unless the collection holds points."""
+    if asyncio.run(_exists(store, options.collection)):
+        return
+    tell(f"{options.collection} is not there yet: ingesting {options.folder}, a point a document")
+    # judgements are of whole documents, and published figures of what a model reads of each
+    ingesting = IngestOptions(
+        source=str(options.folder), collection=options.collection, no_chunking=True, quiet=options.quiet, model_named=True
+    )
+    summary = run_ingest(ingesting, model, engine, store, tell=tell)
+    tell(summary.in_words())
+    if summary.status:
+        raise StoreError("the ingest did not come to its end: run the same command again")
+
+
+async def _exists(config: StoreConfig, collection: str) -> bool:
+    store = open_store(config)
+    assert store is not None
+    try:
+        return await store.describe(collection) is not None and await store.count(collection) > 0
+    finally:
+        await store.close()
+
+
+def _bars(queries: int, *, quiet: bool) -> Advance:
+    """A bar a way, one after the other."""
+    shown: list[tqdm[None]] = []
+
+    def advance(name: str, done: int) -> None:
+        if done == 1:
+            shown.append(tqdm(total=queries, desc=name, unit="query", disable=quiet, file=sys.stderr))
+        shown[-1].update()
+        if done == queries:
+            shown[-1].close()
+
+    return advance

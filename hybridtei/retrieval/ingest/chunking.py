@@ -1,0 +1,266 @@
+"""Documents, their chunks, and the payload of a chunk's point, whose keys are named here.
+
+A point is one chunk of one document:
+
+    id            uuid5 of the document's key and the chunk's number (`points.point_id(document_key(...), chunk)`)
+    text          what was embedded: the chunk, the title above it where it is the document's first
+    document_id   the document's own name: its id in the data, or else its file's label
+    source        label of the file it came from, `/` between the parts: "cranfield/corpus.jsonl"
+    chunk         number of the chunk, from 0
+    chunks        how many chunks the document has
+    start         where the chunk begins in the document's indexed text, in characters
+    digest        of the document's text, title and metadata, in base64
+    settings      hash of the settings that cut and read it, as `run.settings_hash` makes it; points of 0.1 have none, since
+                  their digest is keyed by the settings
+    title         only where the document has one
+    metadata      every other field of the record, as it stood there: filters say `metadata.year`; only where there is any
+
+The indexed text of a document is its title, a line feed, then its text. Two documents are the same if source and id are.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import orjson
+from tokenizers import Tokenizer as RawTokenizer
+
+from hybridtei.batch import Head, offsets_of
+from hybridtei.errors import InvalidInput
+from hybridtei.inference.tasks.base import Model
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.windows import window_of_each, windows_over
+from hybridtei.system.machine import available_cores
+
+TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START = "text", "document_id", "source", "chunk", "chunks", "start"
+DIGEST, SETTINGS, TITLE, METADATA = "digest", "settings", "title", "metadata"
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document as a reader returns it; `location`: its place in the source, for messages."""
+
+    source: str
+    document_id: str
+    text: str
+    title: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    location: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key from which the ids of its points are made."""
+        return document_key(self.source, self.document_id)
+
+    @property
+    def indexed_text(self) -> str:
+        """Title and text, as one."""
+        return f"{self.title}\n{self.text}".strip() if self.title else self.text.strip()
+
+    def digest(self, key: bytes = b"") -> str:
+        """16 bytes of the document's content in base64. `key`: the settings, which only digests of 0.1 depend on."""
+        content = orjson.dumps([self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS)
+        return b64encode(blake2b(content, digest_size=DIGEST_BYTES, key=key).digest()).rstrip(b"=").decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A part of a source that is no document, and the reason. `document_id`: the id of the record, if it has one."""
+
+    source: str
+    location: str
+    reason: str
+    excerpt: str = ""
+    document_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a document; `tokens`: as the model reads it, special tokens included. `window`: first and last edge of the
+    part of the document's indexed text that is read with it; None: it is read alone."""
+
+    number: int
+    text: str
+    start: int
+    tokens: int
+    window: tuple[int, int] | None = None
+
+    @property
+    def end(self) -> int:
+        """Where the chunk ends in the document's indexed text."""
+        return self.start + len(self.text)
+
+
+def document_key(source: str, document_id: str) -> str:
+    """Source and id as one string, unique to the pair."""
+    return orjson.dumps([source, document_id]).decode()
+
+
+def payload_of(document: Document, chunk: Chunk, chunks: int, digest: str, settings: str) -> dict[str, Any]:
+    """The payload of a chunk's point."""
+    payload: dict[str, Any] = {
+        TEXT: chunk.text,
+        DOCUMENT_ID: document.document_id,
+        SOURCE: document.source,
+        CHUNK: chunk.number,
+        CHUNKS: chunks,
+        START: chunk.start,
+        DIGEST: digest,
+        SETTINGS: settings,
+    }
+    if document.title:
+        payload[TITLE] = document.title
+    if document.metadata:
+        payload[METADATA] = dict(document.metadata)
+    return payload
+
+
+DEFAULT_TOKENS = 512  # of models that read more: a hit should be short enough to show
+LATE_SHARE, LATE_DEFAULT_SHARE = 2, 4  # of what the model reads, a late chunk is at most a half, and by default a quarter
+OVERLAP_SHARE = 8  # by default, a chunk repeats at most an eighth of the one before
+MIN_TOKENS = 8
+WORD, WORDS_BETWEEN_EDGES = re.compile(r"\S+"), 4  # where windows of late chunks may begin and end
+CHARACTERS_PER_TOKEN = 32
+SECTION_CHARACTERS = 50_000  # a longer text is cut before it is split: splitting a book in one go takes minutes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSettings:
+    """`tokens`: of a chunk, special tokens included. `overlap`: most tokens that a chunk repeats. `whole`: do not cut.
+    `late`: chunks are read with the text around them."""
+
+    tokens: int
+    overlap: int
+    whole: bool = False
+    late: bool = False
+
+
+def settings_for(
+    model: Model, tokens: int | None, overlap: int | None, *, whole: bool = False, late: bool = False
+) -> ChunkSettings:
+    """The settings of chunks; by default what the model reads, 512 tokens at most, of late ones a quarter of it without
+    overlap. Raises InvalidInput."""
+    longest, around = longest_document(model), tokens_around(model)
+    own = longest - around
+    most = around + own // LATE_SHARE if late else longest
+    if tokens is None:
+        tokens = min(around + max(MIN_TOKENS, own // LATE_DEFAULT_SHARE) if late else longest, DEFAULT_TOKENS)
+    room = tokens - around
+    if not whole and (tokens > most or room < MIN_TOKENS):
+        reason = "half of what the model reads" if late else "what the model reads"
+        raise InvalidInput(f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {most}, {reason}")
+    if overlap is None:
+        overlap = 0 if late else room // OVERLAP_SHARE
+    if not 0 <= overlap <= room // 2 and not whole:
+        raise InvalidInput(f"--chunk-overlap is {overlap}, should be between 0 and {room // 2}, half a chunk")
+    return ChunkSettings(tokens, overlap, whole, late)
+
+
+def longest_document(model: Model) -> int:
+    """Tokens the model reads of a document, special tokens included."""
+    longest, late = model.reader.max_input_length, model.spec.late
+    return min(longest, late.document.length or longest) if late is not None else longest
+
+
+def tokens_around(model: Model) -> int:
+    """Tokens that the model reads besides a document's own: special ones, and its prompt for documents."""
+    word = "a"
+    read = Embed([word], frozenset({Head.TOKENS}), input_type="document").read(model)[0]
+    return len(read) - len(model.reader.tokenizer.encode([word], add_special_tokens=False)[0])
+
+
+class Chunker:
+    """Cuts texts; thread-safe. `raw`: the model's tokenizer for the splitter."""
+
+    def __init__(self, model: Model, raw: RawTokenizer, settings: ChunkSettings) -> None:
+        from semantic_text_splitter import TextSplitter
+
+        raw.no_padding()
+        raw.no_truncation()
+        self.settings = settings
+        self._tokenizer = model.reader.tokenizer
+        self.around = tokens_around(model)
+        self._longest = longest_document(model)
+        self._room = settings.tokens - self.around
+        if not settings.whole:
+            self._splitter = TextSplitter.from_huggingface_tokenizer(raw, self._room, overlap=settings.overlap)
+        self._threads = ThreadPoolExecutor(min(4, available_cores()), thread_name_prefix="split")
+
+    def chunks_of(self, texts: Sequence[str]) -> list[list[Chunk]]:
+        """The chunks of each text, in order; a text of more than white space has one at least."""
+        sections = [[(0, text)] if self.settings.whole else list(_sections(text)) for text in texts]
+        flat = [section for per_text in sections for section in per_text]
+        counts = self._counts([text for _, text in flat])
+        pieces = iter(self._threads.map(self._pieces, flat, counts))
+        chunks = [_numbered([piece for _ in per_text for piece in next(pieces)]) for per_text in sections]
+        if not self.settings.late:
+            return chunks
+        tokens = iter(counts)
+        totals = [sum(next(tokens) for _ in per_text) for per_text in sections]
+        return [self._within(*one) for one in zip(texts, chunks, totals, strict=True)]
+
+    def close(self) -> None:
+        """Ends the threads that cut."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _counts(self, texts: Sequence[str]) -> list[int]:
+        return [len(encoding) for encoding in self._tokenizer.encode(texts, add_special_tokens=False)] if texts else []
+
+    def _pieces(self, section: tuple[int, str], count: int) -> list[tuple[int, str, int]]:
+        """(start, text, tokens) of a section's chunks."""
+        start, text = section
+        if self.settings.whole:
+            return [(start, text, min(count + self.around, self._longest))]
+        if count <= self._room and len(text) <= self._room * CHARACTERS_PER_TOKEN:
+            return [(start, text, count + self.around)]
+        cuts = [
+            (start + at + cut, part) for at, piece in self._splitter.chunk_indices(text) for cut, part in self._short(piece)
+        ]
+        lengths = self._counts([piece for _, piece in cuts])
+        return [(at, piece, length + self.around) for (at, piece), length in zip(cuts, lengths, strict=True)]
+
+    def _within(self, text: str, chunks: Sequence[Chunk], tokens: int) -> list[Chunk]:
+        """The chunks with their windows, of a text of so many `tokens`; windows begin and end with words or chunks."""
+        room = self._longest - self.around
+        if tokens <= room or len(chunks) < 2:
+            return [replace(chunk, window=(0, len(text))) for chunk in chunks]
+        words = [word.start() for word in WORD.finditer(text)][::WORDS_BETWEEN_EDGES]
+        edges = sorted({0, len(text), *words, *(chunk.start for chunk in chunks), *(chunk.end for chunk in chunks)})
+        places = offsets_of(self._counts([text[begin:end] for begin, end in pairwise(edges)]))
+        spans = np.searchsorted(edges, [(chunk.start, chunk.end) for chunk in chunks])
+        windows = windows_over(places[:-1], places[1:], room)
+        firsts = np.searchsorted(places, windows[:, 0])
+        lasts = np.searchsorted(places, windows[:, 1], "right") - 1
+        chosen = window_of_each(windows, places[spans]).tolist()
+        return [
+            replace(chunk, window=(edges[firsts[place]], edges[lasts[place]]) if place >= 0 else (chunk.start, chunk.end))
+            for chunk, place in zip(chunks, chosen, strict=True)
+        ]
+
+    def _short(self, piece: str) -> Iterator[tuple[int, str]]:
+        most = self._room * CHARACTERS_PER_TOKEN
+        return ((at, piece[at : at + most]) for at in range(0, len(piece), most))
+
+
+def _sections(text: str) -> Iterator[tuple[int, str]]:
+    """(start, text) of pieces of at most SECTION_CHARACTERS, cut at the last line end or blank before that, if there is one."""
+    edges = [0]
+    while len(text) - edges[-1] > SECTION_CHARACTERS:
+        start, stop = edges[-1], edges[-1] + SECTION_CHARACTERS
+        cut = max(text.rfind("\n\n", start, stop), text.rfind("\n", start, stop) if text.find("\n\n", start, stop) < 0 else -1)
+        cut = cut if cut > start else text.rfind(" ", start, stop)
+        edges.append(cut + 1 if cut > start else stop)
+    return ((start, text[start:stop]) for start, stop in pairwise([*edges, len(text)]) if text[start:stop].strip())
+
+
+def _numbered(pieces: Sequence[tuple[int, str, int]]) -> list[Chunk]:
+    return [Chunk(number, text, start, tokens) for number, (start, text, tokens) in enumerate(pieces)]

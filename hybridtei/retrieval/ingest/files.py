@@ -1,0 +1,259 @@
+"""The files that SOURCE names, and the documents in each: plain text, Markdown, HTML and PDF are one document a file.
+
+SOURCE is a file, a BEIR folder, or a folder of any of them; files come in the same order every time. A file's label is the
+source's name in the collection (`ingest.identity`) and the path below it. Hidden files are left out, and
+so are links that lead out of the folder; folders behind links are not entered at all. What an ingest itself writes is no
+source either: collections of the embedded engine, and files of rejected records.
+
+A reader yields documents one after the other, and holds one record, or one small file, at a time. What cannot become a
+document is yielded as a `Rejection` with its place and the reason; no reader stops at it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import logging
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from types import MappingProxyType
+
+from hybridtei.errors import InvalidInput, LoadError
+from hybridtei.retrieval.ingest.chunking import Document, Rejection
+from hybridtei.retrieval.ingest.records import ReadOptions, Unfit, excerpt
+from hybridtei.retrieval.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
+from hybridtei.system.machine import require_extra
+
+HTML_BLOCKS = (
+    "address,article,aside,blockquote,br,caption,dd,div,dl,dt,fieldset,figcaption,figure,footer,form,h1,h2,h3,h4,h5,h6,header,hr,"
+    "li,main,nav,ol,p,pre,section,table,td,th,tr,ul"
+)
+HTML_UNSEEN = ("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "select", "head")
+BREAK = "\x1e"  # stands for the end of a block until white space is folded
+CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE)
+HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
+MAX_PAGES = 20_000
+
+Parse = Callable[[bytes, ReadOptions], tuple[str | None, str]]
+
+
+def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejection:
+    """The file as a document whose id is its label. Raises LoadError without the library its kind needs."""
+    data = b""
+    try:
+        size = path.stat().st_size
+        if size > options.max_file_bytes:
+            raise Unfit(f"the file has {size} bytes, allowed are {options.max_file_bytes}")
+        data = path.read_bytes()
+        title, text = PARSERS[path.suffix.lower()](data, options)
+        if len(text) > options.max_document_characters:
+            raise Unfit(f"the text has {len(text)} characters, allowed are {options.max_document_characters}")
+        if not text.strip():
+            raise Unfit("holds no text")
+    except ValueError as error:
+        return Rejection(source, "file", str(error), excerpt(data), source)
+    return Document(source, source, text, title, {}, "file")
+
+
+def _utf8(data: bytes) -> str:
+    try:
+        return data.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        mark = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
+        raise Unfit(f"not UTF-8: byte {mark + error.start} of the file") from None
+
+
+def _plain(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+    return None, _utf8(data)
+
+
+def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+    """The Markdown as it is; a heading of the first level in the first line is the title."""
+    text = _utf8(data).strip()
+    first, _, rest = text.partition("\n")
+    heading = HEADING.match(first)
+    return (heading[1], rest) if heading and rest.strip() else (None, text)
+
+
+def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+    """The visible text, a block a line, without scripts, styles and the head."""
+    require_extra("qdrant", "selectolax")
+    from selectolax.lexbor import LexborHTMLParser
+
+    tree = LexborHTMLParser(_html_text(data))
+    named = tree.css_first("title")
+    title = " ".join(named.text().split()) if named is not None else None
+    tree.strip_tags(list(HTML_UNSEEN))
+    for node in tree.css(HTML_BLOCKS):
+        node.insert_before(BREAK)
+        node.insert_after(BREAK)
+    seen = tree.body.text(deep=True, separator="") if tree.body is not None else ""
+    lines = (" ".join(block.split()) for block in seen.split(BREAK))
+    return title or None, "\n".join(line for line in lines if line)
+
+
+def _html_text(data: bytes) -> str:
+    """The page's text, in UTF-8 or else the encoding that it declares."""
+    try:
+        return _utf8(data)
+    except Unfit:
+        declared = CHARSET.search(data[:2048])
+        if declared is None:
+            raise
+        try:
+            return data.decode(declared[1].decode())
+        except (LookupError, UnicodeDecodeError):
+            raise Unfit(f"not in the encoding it declares, {declared[1].decode()}") from None
+
+
+def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
+    """The text of all pages. Raises Unfit for a PDF without text."""
+    require_extra("qdrant", "pypdf")
+    import pypdf
+
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of every oddity
+    try:
+        reader = pypdf.PdfReader(BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise Unfit("the PDF is encrypted")
+        pages: list[str] = []
+        characters = 0
+        for number, page in enumerate(reader.pages):
+            pages.append(page.extract_text().encode(errors="replace").decode())
+            characters += len(pages[-1])
+            if characters > options.max_document_characters or number >= MAX_PAGES:
+                raise Unfit(f"more than {options.max_document_characters} characters or {MAX_PAGES} pages")
+        title = reader.metadata.title if reader.metadata is not None else None
+    except Unfit:
+        raise
+    except Exception as error:  # a broken file raises whatever its bytes led to
+        raise Unfit(f"not readable as PDF: {type(error).__name__}: {error}"[:500]) from None
+    text = "\n\n".join(page.strip() for page in pages if page.strip())
+    if not text:
+        raise Unfit("the PDF holds no text: its pages may be pictures")
+    return (str(title).strip() or None) if title else None, text
+
+
+PARSERS: dict[str, Parse] = {
+    **dict.fromkeys((".txt", ".text"), _plain),
+    **dict.fromkeys((".md", ".markdown"), _markdown),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
+    ".pdf": _pdf,
+}
+
+
+TABLES = {
+    **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
+    **dict.fromkeys((".csv", ".tsv"), read_csv),
+    ".parquet": read_parquet,
+}
+KINDS = (*TABLES, *PARSERS)
+QUARANTINE = ".quarantine.jsonl"  # what the name of such a file ends in, if the user gives none
+COLLECTION = {"layout.json", "shard"}  # what a collection's folder holds
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # of a file that vanished, or of a link to none
+BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file to read: `label` in ids and payloads, `size` in bytes, `stamp`: times of its last changes in ns, and inode.
+    `unreadable`: why it, or the folder, cannot be read."""
+
+    path: Path
+    label: str
+    size: int = 0
+    stamp: tuple[int, ...] = ()
+    unreadable: str | None = None
+
+
+def source_files(
+    source: Path, label: str | None = None, quarantine: Path | None = None, known: Mapping[Path, str] = MappingProxyType({})
+) -> Iterator[SourceFile]:
+    """Every file of `source`, whether there is a reader for it or not. `label`: the source's; `quarantine` is left out.
+    `known`: labels of files and folders that are sources by themselves.
+
+    Raises InvalidInput if it is not there, or is a file of another kind, and OSError if it is a folder that cannot be read.
+    """
+    root = source.resolve()
+    label = label or printable(root.name) or "root"
+    if root.is_dir():
+        entries = sorted(root.iterdir())
+        yield from _below(entries, root, label, quarantine.resolve() if quarantine is not None else None, known)
+        return
+    check_source(source)
+    yield _file(root, label, root.stat())
+
+
+def check_source(source: Path) -> None:
+    """Raises InvalidInput for a path that is not there, or is a file of a kind without a reader."""
+    root = source.resolve()
+    if not root.exists():
+        raise InvalidInput(f"{source}: no such file or folder")
+    if not root.is_dir() and root.suffix.lower() not in KINDS:
+        raise InvalidInput(f"{source}: should be a folder, or end in {', '.join(KINDS)}")
+
+
+def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
+    return SourceFile(path, label, status.st_size, (status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
+
+
+def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
+    """(document or rejection, bytes of the file read so far) of a file. One whose library is not installed is a rejection."""
+    suffix = file.path.suffix.lower()
+    try:
+        if file.unreadable is not None:
+            yield Rejection(file.label, "file", f"cannot be read: {file.unreadable}"), file.size
+        elif suffix in TABLES:
+            yield from TABLES[suffix](file.path, file.label, options)
+        elif suffix in PARSERS:
+            yield read_whole(file.path, file.label, options), file.size
+        else:
+            kind = f"files ending in {suffix!r}" if suffix else "files without an ending"
+            yield Rejection(file.label, "file", f"no reader for {kind}"), file.size
+    except LoadError as error:
+        yield Rejection(file.label, "file", f"cannot be read: {error}"), file.size
+    except OSError as error:
+        yield Rejection(file.label, "file", f"cannot be read: {error.strerror or error}"), file.size
+
+
+def _below(
+    entries: Sequence[Path], root: Path, label: str, quarantine: Path | None, known: Mapping[Path, str]
+) -> Iterator[SourceFile]:
+    names = {entry.name for entry in entries}
+    if names >= COLLECTION:
+        return
+    if {BEIR_CORPUS, BEIR_QUERIES} <= names:
+        entries = [entry for entry in entries if entry.name == BEIR_CORPUS]
+    for entry in entries:
+        here = known.get(entry) or f"{label}/{printable(entry.name)}"
+        if entry.name.startswith(".") or entry.name.endswith(QUARANTINE) or entry == quarantine:
+            continue
+        try:
+            status = entry.stat()
+            if stat.S_ISDIR(status.st_mode):
+                below = [] if entry.is_symlink() else sorted(entry.iterdir())
+            elif not stat.S_ISREG(status.st_mode):  # reading a pipe might block for ever
+                continue
+        except OSError as error:
+            if error.errno not in GONE:
+                yield SourceFile(entry, here, unreadable=error.strerror or str(error))
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            yield from _below(below, root, here, quarantine, known)
+        elif _is_within(entry, root):
+            yield _file(entry, here, status)
+
+
+def _is_within(entry: Path, root: Path) -> bool:
+    """Whether the entry, or the target of a link, is below the root."""
+    return Path(os.path.realpath(entry)).is_relative_to(root)
+
+
+def printable(name: str) -> str:
+    """The name as valid Unicode, which a file system does not guarantee."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")

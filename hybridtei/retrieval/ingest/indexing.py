@@ -1,0 +1,108 @@
+"""Indexing by a Qdrant server that waits until a large ingest is through, and progress until it is done.
+
+While vectors arrive, a server builds graphs of segments that it merges, and indexes anew, soon after. So a large run sets the
+threshold of indexing to 0, which is never, and restores it at its end, however it ends. The value to restore is in the
+collection's metadata before anything is changed: after a kill, or while the server is away, the next ingest restores it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol, runtime_checkable
+
+from qdrant_client import models
+
+from hybridtei.errors import StoreError
+from hybridtei.retrieval.store.base import Store
+
+log = logging.getLogger(__name__)
+THRESHOLD = "ingest_indexing_threshold"  # key of a collection's metadata: kB, to be restored
+DEFAULT_THRESHOLD = 10_000  # kB, Qdrant's own
+NEVER = 0
+POLL_S, STALLED_S = 0.5, 600.0
+Tell = Callable[[str], None]
+
+
+@runtime_checkable
+class IndexingServer(Protocol):
+    """A store whose server indexes by itself."""
+
+    async def info(self, name: str) -> models.CollectionInfo: ...
+
+    async def set_indexing_threshold(self, name: str, threshold_kb: int) -> None: ...
+
+
+@asynccontextmanager
+async def deferred_indexing(store: Store, name: str, *, is_large: bool) -> AsyncIterator[None]:
+    """Nothing is indexed within the block, if the run `is_large`; a threshold that is to be restored is restored after it."""
+    if not isinstance(store, IndexingServer):
+        yield
+        return
+    if is_large:
+        await _defer(store, name, store)
+    try:
+        yield
+    finally:
+        try:
+            await _restore(store, name, store)
+        except StoreError as error:
+            log.warning("collection %r: the next ingest restores its indexing threshold; this one could not: %s", name, error)
+
+
+async def _defer(store: Store, name: str, server: IndexingServer) -> None:
+    config = (await server.info(name)).config
+    threshold = config.optimizer_config.indexing_threshold
+    if (config.metadata or {}).get(THRESHOLD) is None:
+        if threshold == NEVER:
+            return  # somebody's choice
+        await store.annotate(name, {THRESHOLD: DEFAULT_THRESHOLD if threshold is None else threshold})
+    await server.set_indexing_threshold(name, NEVER)
+
+
+async def _restore(store: Store, name: str, server: IndexingServer) -> None:
+    schema = await store.describe(name)
+    threshold = None if schema is None else schema.metadata.get(THRESHOLD)
+    if threshold is None:
+        return
+    is_valid = isinstance(threshold, int) and not isinstance(threshold, bool) and threshold > 0
+    await server.set_indexing_threshold(name, threshold if is_valid else DEFAULT_THRESHOLD)
+    await store.annotate(name, {THRESHOLD: None})
+
+
+async def wait_indexed(
+    server: IndexingServer,
+    name: str,
+    stop: asyncio.Event,
+    tell: Tell,
+    *,
+    quiet: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+    poll_s: float = POLL_S,
+) -> None:
+    """Return once the server has indexed the collection, with progress until then; also when `stop` is set, or when nothing has
+    changed for `STALLED_S`. Indexing goes on in the server all the same.
+    """
+    from tqdm.auto import tqdm
+
+    last, since_s = -1, clock()
+    with tqdm(disable=quiet, desc="indexing", unit=" vectors", mininterval=0.5) as bar:
+        while True:
+            info = await server.info(name)
+            indexed = info.indexed_vectors_count or 0
+            bar.update(max(0, indexed - bar.n))
+            if info.status in (models.CollectionStatus.GREEN, models.CollectionStatus.RED):
+                tell(f"indexed   {indexed:,} vectors, the collection is {info.status.value}")
+                return
+            if indexed != last:
+                last, since_s = indexed, clock()
+            if stop.is_set() or clock() - since_s > STALLED_S:
+                tell(f"indexing  goes on in the server: {indexed:,} vectors so far, the collection is {info.status.value}")
+                return
+            try:
+                await asyncio.wait_for(stop.wait(), poll_s)
+            except TimeoutError:
+                continue

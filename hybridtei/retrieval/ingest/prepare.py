@@ -1,0 +1,205 @@
+"""Sources as batches of chunks for the encoder: read, compared with what is stored, cut, counted. Runs in a thread of its own.
+
+Batches are a few hundred chunks, because the encoder groups chunks of like lengths, and few enough tokens that a kill loses
+seconds of work. Knows neither store nor encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from hybridtei.retrieval.ingest.chunking import Chunk, Chunker, Document, Rejection, document_key
+from hybridtei.retrieval.ingest.files import SourceFile, documents_of
+from hybridtei.retrieval.ingest.identity import Source
+from hybridtei.retrieval.ingest.ledger import MAX_DOCUMENTS, Documents, FileCache, StoredDocument
+from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
+from hybridtei.retrieval.ingest.records import Quarantine, excerpt
+
+BATCH_CHUNKS = 256
+BATCH_TOKENS = 16_384
+GROUP_DOCUMENTS, GROUP_CHARACTERS = 1000, 500_000  # compared and cut at a time, by several threads
+Lookup = Callable[[Sequence[str]], Mapping[str, StoredDocument]]
+
+
+@dataclass(slots=True, eq=False)
+class PendingDocument:
+    """A document between reader and store. `failed`: it is in quarantine, and its other chunks are dropped. `stored`: the
+    collection holds a version of it."""
+
+    document: Document
+    digest: str
+    chunks: int = 0
+    stored: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PendingChunk:
+    """A chunk and its document."""
+
+    pending: PendingDocument
+    chunk: Chunk
+
+    @property
+    def is_last(self) -> bool:
+        return self.chunk.number == self.pending.chunks - 1
+
+
+@dataclass(slots=True)
+class Batch:
+    """Chunks to embed together. `files`: those that end in this batch, with the ids and digests of their documents.
+    `done_bytes`: of the whole source, once this batch is stored."""
+
+    pieces: list[PendingChunk] = field(default_factory=list)
+    files: list[tuple[SourceFile, Documents]] = field(default_factory=list)
+    done_bytes: int = 0
+    tokens: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.pieces) >= BATCH_CHUNKS or self.tokens >= BATCH_TOKENS
+
+
+@dataclass(slots=True)
+class Preparation:
+    """The files of an ingest, and how they are read. `settings`: a hash that differs wherever chunks do; `first_settings`: the
+    key of digests in collections of 0.1.
+
+    `stored`: keys of the source's stored documents, by the label of their file. `lookup`: what the collection has of keys.
+    `unchanged`: documents of each file that is as it is stored, by label, from `find_unchanged`. `missing`: keys of stored
+    documents that their files no longer hold.
+    """
+
+    files: Sequence[SourceFile]
+    options: IngestOptions
+    chunker: Chunker
+    quarantine: Quarantine
+    settings: str
+    first_settings: bytes
+    source: Source
+    cache: FileCache
+    stats: IngestStats = field(default_factory=IngestStats)
+    stored: Mapping[str, Set[str]] = field(default_factory=dict)
+    lookup: Lookup = lambda keys: {}
+    unchanged: dict[str, int] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def total_bytes(self) -> int:
+        """The sizes of all files together."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def unread_bytes(self) -> int:
+        """The sizes of the files that are to be read."""
+        return sum(file.size for file in self.files if file.label not in self.unchanged)
+
+    def find_unchanged(self) -> None:
+        """Find the files whose documents, by the cache, are those that are stored."""
+        if self.options.reread:
+            return
+        cached = {
+            file.label: documents
+            for file in self.files
+            if file.label in self.stored and (documents := self.cache.get(file, self.settings)) is not None
+        }
+        known = {document_key(label, name): digest for label, documents in cached.items() for name, digest in documents}
+        same = {key for key, one in self.lookup(list(known)).items() if one.is_version(known[key], self.settings)}
+        for label, documents in cached.items():
+            keys = {document_key(label, name) for name, _ in documents}
+            if keys <= same:
+                self.unchanged[label] = len(keys)
+                self.stats.skipped += len(keys)
+                self.missing.extend(self.stored[label] - keys)
+
+    def batches(self) -> Iterator[Batch]:
+        """Full batches, and a last one, in the order of the source."""
+        batch, before = Batch(), 0
+        for file in self.files:
+            if file.label in self.unchanged:
+                before += file.size
+                continue
+            self.stats.files += 1
+            documents: list[tuple[str, str]] = []
+            for group, read_bytes in self._groups(file, documents):
+                for pieces in self._cut(group):
+                    for piece, following in zip_longest(pieces, pieces[1:]):
+                        batch.pieces.append(piece)
+                        batch.tokens += piece.chunk.tokens
+                        if batch.is_full and not _read_together(piece, following):
+                            yield batch
+                            batch = Batch(done_bytes=batch.done_bytes)
+                batch.done_bytes = before + read_bytes
+            before += file.size
+            batch.done_bytes = before
+            batch.files.append((file, documents))
+        if batch.pieces or batch.files:
+            yield batch
+
+    def _groups(self, file: SourceFile, documents: list[tuple[str, str]]) -> Iterator[tuple[list[PendingDocument], int]]:
+        """(documents to store, bytes of the file that were read), a group at a time. Fills `documents`, (id, digest) of all."""
+        stored = self.stored.get(file.label, frozenset())
+        seen: dict[str, bool] = {}  # names; is it a document's, or that of a rejection
+        group: list[Document] = []
+        characters = read_bytes = nameless = 0
+        for found, read_bytes in documents_of(file, self.options):
+            if isinstance(found, Rejection):
+                self.quarantine.add(found)
+                nameless += found.document_id is None
+                if found.document_id is not None:
+                    seen.setdefault(found.document_id, False)
+                continue
+            if seen.get(found.document_id):
+                self._reject(found, f"the id {found.document_id!r} was there before: the first of that name is kept")
+                continue
+            seen[found.document_id] = True
+            group.append(found)
+            characters += len(found.text)
+            if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
+                yield self._changed(group, stored, documents), read_bytes
+                group, characters = [], 0
+        yield self._changed(group, stored, documents), read_bytes
+        missing = stored - {document_key(file.label, name) for name in seen}
+        if nameless:
+            self.stats.unclear += len(missing)
+        else:
+            self.missing.extend(missing)
+
+    def _changed(self, group: Sequence[Document], stored: Set[str], documents: list[tuple[str, str]]) -> list[PendingDocument]:
+        """The documents of a group that are not stored in this version."""
+        there = self.lookup([one.key for one in group if one.key in stored])
+        changed: list[PendingDocument] = []
+        for document in group:
+            digest, found = document.digest(), there.get(document.key)
+            if (
+                found is not None
+                and found.settings is None
+                and found.is_version(first := document.digest(self.first_settings), "")
+            ):
+                digest = first
+            if len(documents) <= MAX_DOCUMENTS:
+                documents.append((document.document_id, digest))
+            if found is not None and found.is_version(digest, self.settings):
+                self.stats.skipped += 1
+            else:
+                changed.append(PendingDocument(document, digest, stored=found is not None))
+        return changed
+
+    def _reject(self, document: Document, reason: str) -> None:
+        text = excerpt(document.text)
+        self.quarantine.add(Rejection(document.source, document.location, reason, text, document.document_id))
+
+    def _cut(self, group: Sequence[PendingDocument]) -> Iterator[list[PendingChunk]]:
+        for pending, chunks in zip(group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True):
+            pending.chunks = len(chunks)
+            if all(chunk.tokens <= self.chunker.around for chunk in chunks):
+                self._reject(pending.document, "its text becomes no token of the model's")
+                continue
+            yield [PendingChunk(pending, chunk) for chunk in chunks]
+
+
+def _read_together(one: PendingChunk, following: PendingChunk | None) -> bool:
+    """Whether two chunks of a document come from one pass, which two batches would each run."""
+    return following is not None and one.chunk.window is not None and one.chunk.window == following.chunk.window

@@ -1,0 +1,366 @@
+"""One ingest from settings to summary: finds the model and the store, lays the parts together, and says what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, closing
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from hybridtei.batch import Head
+from hybridtei.client import Client
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import (
+    BackendError,
+    CollectionMismatch,
+    InvalidInput,
+    LoadError,
+    StoreError,
+    StoreUnavailable,
+    UnsupportedHead,
+)
+from hybridtei.inference.load import find_model, text_model
+from hybridtei.inference.tasks.base import Model
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.spans import EmbedSpans
+from hybridtei.models.checkpoint.files import sha256_of
+from hybridtei.models.checkpoint.fingerprint import tokenizer_sha256
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.vocabularies import read_raw
+from hybridtei.retrieval.ingest.chunking import Chunker, ChunkSettings, settings_for
+from hybridtei.retrieval.ingest.embedders import RemoteEmbedder, vector_heads
+from hybridtei.retrieval.ingest.files import QUARANTINE, check_source, source_files
+from hybridtei.retrieval.ingest.identity import Source, claimed
+from hybridtei.retrieval.ingest.indexing import IndexingServer, wait_indexed
+from hybridtei.retrieval.ingest.ledger import FileCache
+from hybridtei.retrieval.ingest.options import DEFER_INDEXING_MB, MEGABYTE, IngestOptions, IngestStats, Summary
+from hybridtei.retrieval.ingest.pipeline import Stopping
+from hybridtei.retrieval.ingest.pipeline import ingest as run_pipeline
+from hybridtei.retrieval.ingest.prepare import Preparation
+from hybridtei.retrieval.ingest.records import Quarantine, ReadOptions
+from hybridtei.retrieval.store import open_store, place_of, state_folder, with_default
+from hybridtei.retrieval.store.base import CollectionSchema, Store
+from hybridtei.retrieval.store.collection import check_fits, check_name
+from hybridtei.retrieval.store.options import CollectionPlan
+from hybridtei.retrieval.store.plan import budget_of_plan, schema_for, settled, signed, spread, with_budget
+
+Tell = Callable[[str], None]
+REQUEST_TIMEOUT_S = 300.0
+FIRST_EMBEDDED_HEADS = "bba3482ef526a1f6e8f4a2515c8a773fb6eaa32eb21a11c3337db82fdd4abc5d"
+RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
+
+
+def ingest(
+    source: str | Path,
+    collection: str,
+    embedder: Any = None,
+    store: StoreConfig | str | Path | None = None,
+    *,
+    engine_config: EngineConfig | None = None,
+    tell: Tell | None = None,
+    **options: Any,
+) -> Summary:
+    """Embed the documents of a file or folder and store them in a collection: `hybridtei ingest`. Also called again to go on
+    after a stop, and to take up changes.
+
+    `embedder`: an `Encoder`, a `Client`, or the `ModelConfig` of a model that is loaded if something is to be embedded; None:
+    the embedded model. `store`: a `StoreConfig`, or Qdrant's address, or the folder of an embedded one; None: `./qdrant`.
+    `tell`: takes lines of progress. `options`: the command's other flags, such as `delete_missing=True` or `shards=3`. Raises
+    TypeError for one that it does not have, HybridTeiError or OSError, with what to do about it; what was stored until then
+    stays.
+    """
+    plan = {name: options.pop(name) for name in CollectionPlan.__struct_fields__ if name in options}
+    options.setdefault("plan", CollectionPlan(**plan))
+    if not isinstance(store, StoreConfig):
+        is_url = isinstance(store, str) and "://" in store
+        place = None if store is None else str(store)
+        store = StoreConfig(qdrant_url=place) if is_url else StoreConfig(qdrant_path=place)
+    model = embedder if isinstance(embedder, ModelConfig) else ModelConfig()
+    given = None if embedder is model else embedder
+    request = IngestOptions(source=str(source), collection=collection, **options)
+    return run_ingest(request, model, engine_config or EngineConfig(), store, embedder=given, tell=tell or (lambda line: None))
+
+
+def run_ingest(
+    options: IngestOptions,
+    model: ModelConfig,
+    engine: EngineConfig,
+    store: StoreConfig,
+    *,
+    embedder: Any = None,
+    tell: Tell = lambda line: None,
+) -> Summary:
+    """Ingest a source. `embedder`: in place of `model`. Raises what `ingest` raises."""
+    work = _Ingest(options, model, engine, store, embedder=embedder, tell=tell)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work.run())
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own loop runs here already
+        return thread.submit(asyncio.run, work.run()).result()
+
+
+class _Lazy:
+    """An embedder that is loaded when the first text is to be embedded. `keeps`: its owner closes it."""
+
+    def __init__(self, load: Callable[[], Any], *, keeps: bool) -> None:
+        self._load, self._loaded, self._keeps = load, None, keeps
+
+    def load(self) -> Any:
+        """The embedder, loaded at the first call."""
+        self._loaded = self._loaded or self._load()
+        return self._loaded
+
+    @property
+    def parallel(self) -> int:
+        """How many threads may call `encode` at once."""
+        return getattr(self._loaded, "parallel", 1)
+
+    def encode(self, *arguments: Any, **settings: Any) -> Any:
+        """As `Embedder.encode`."""
+        return self.load().encode(*arguments, **settings)
+
+    def close(self) -> None:
+        """Free the model, if it was loaded here."""
+        if self._loaded is not None and not self._keeps:
+            self._loaded.close()
+
+
+class _Ingest:
+    """One ingest: its settings are checked at once, and the store is asked when it runs."""
+
+    def __init__(
+        self, options: IngestOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, embedder: Any, tell: Tell
+    ) -> None:
+        check_name(options.collection)
+        check_source(Path(options.source))
+        if options.max_record_bytes < 1:
+            raise InvalidInput(f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more")
+        self.options, self.engine, self.given, self.tell = options, engine, embedder, tell
+        self.remote = RemoteEmbedder(embedder) if isinstance(embedder, Client) else _remote(options, store)
+        if options.engine == "ray":
+            from hybridtei.retrieval.ray import check
+
+            check(options.ray_workers)
+        self.config = with_default(store)
+        self.store = open_store(self.config)
+        tell(f"store     {place_of(self.config)}")
+        named = self.remote or embedder
+        if named is not None and not options.model_named:
+            model = msgspec.structs.replace(model, model_id=named.model_id)
+        self.model = model
+        self.spec = getattr(embedder, "spec", None) or _spec(model, self.remote)
+        self.heads = vector_heads(self.spec.heads, options.outputs)
+        self.text = text_model(self.spec, engine)
+        self.chunks = _chunk_settings(options, self.text, self.heads)
+        tell(f"chunks    {_in_words(self.chunks)}")
+
+    async def run(self) -> Summary:
+        """The pipeline, and then the store's own finish; all is closed in any case."""
+        options, name, stats, store = self.options, self.options.collection, IngestStats(), self.store
+        assert store is not None
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(store.close)
+            try:
+                existing = await _reachable(store, name)
+                plan, schema = await self._planned(store, existing)
+                source = Source.of(Path(options.source), existing, options.source_name)
+                preparation = self._preparation(stack, source, stats)
+                embedder = stack.enter_context(closing(_Lazy(self._load, keeps=self.given is not None)))
+                if not options.dry_run:
+                    if existing is None or options.engine == "ray":
+                        embedder.load()  # a model that cannot be loaded leaves no collection; Ray wants the main thread
+                    lock = state_folder(self.config) / f"{name}.lock"
+                    existing = await stack.enter_async_context(claimed(store, name, schema, lock, self.tell))
+                    if record := Source.of(Path(options.source), existing, options.source_name).record:
+                        await store.annotate(name, record)
+                defer_mb = DEFER_INDEXING_MB if options.defer_indexing_mb is None else options.defer_indexing_mb
+                budget = {"multivector": budget_of_plan(plan)} if Head.MULTIVECTOR in self.heads else {}
+                await run_pipeline(
+                    preparation,
+                    embedder,
+                    store,
+                    name,
+                    existing,
+                    encode_settings={"outputs": self.heads, **budget},
+                    defer_indexing_bytes=MEGABYTE * defer_mb,
+                    patience_s=0.0 if store.kind == "server" else self.config.qdrant_patience,  # a server's store has its own
+                    tell=self.tell,
+                )
+                if not stats.stopped and not options.dry_run:  # an earlier run may have ended between its last batch and this
+                    await self._index(store)
+            except CollectionMismatch:
+                raise
+            except (StoreUnavailable, ConnectionError, BackendError) as error:
+                kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
+                done = f"{stats.documents:,} documents were stored; run the same command again to go on from there"
+                raise kind(f"{error}\n{done}") from error
+        path = str(preparation.quarantine.path) if len(preparation.quarantine) else None
+        return Summary(name, place_of(self.config), stats, path, options.dry_run)
+
+    async def _planned(self, store: Store, existing: CollectionSchema | None) -> tuple[CollectionPlan, CollectionSchema]:
+        """The collection's plan and schema, a new one's over a cluster. Raises CollectionMismatch where it has others."""
+        name, spec = self.options.collection, self.spec
+        chosen = with_budget(self.options.plan, self.model.multivector_tokens, self.model.multivector_dtype)
+        plan = settled(chosen, existing, self.heads, name, width=0 if spec.multivector is None else spec.multivector.dim)
+        if existing is None and (nodes := await _nodes(store, self.tell)) > 1:
+            plan = spread(plan, nodes)
+            self.tell(f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each")
+        schema = signed(schema_for(spec, self.model.model_id, plan, heads=self.heads, is_there=existing is not None), spec)
+        if existing is not None:
+            check_fits(existing, schema, name)
+        return plan, schema
+
+    def _preparation(self, stack: AsyncExitStack, source: Source, stats: IngestStats) -> Preparation:
+        """The source's files and how they are read. Raises InvalidInput where there are none."""
+        options = self.options
+        quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
+        files = list(source_files(Path(options.source), source.label, quarantine, source.known))
+        if not files:
+            raise InvalidInput(f"{options.source}: holds no files")
+        cache = FileCache(state_folder(self.config) / f"{options.collection}.files.sqlite")
+        chunker = Chunker(self.text, read_raw(self.spec.folder), self.chunks)
+        stack.callback(cache.close)
+        stack.callback(chunker.close)
+        return Preparation(
+            files=files,
+            options=options,
+            chunker=chunker,
+            cache=cache,
+            quarantine=Quarantine(quarantine),
+            settings=settings_hash(self.heads, self.chunks, options),
+            first_settings=first_settings(self.model, self.spec, self.heads, self.chunks, options),
+            source=source,
+            stats=stats,
+        )
+
+    def _load(self) -> Any:
+        loaded: Any = self.remote or self.given or _embedder(self.options, self.model, self.engine)
+        what = getattr(loaded, "name", None) or f"{loaded.backend_name}, {loaded.dtype}, in process"
+        self.tell(f"model     {self.model.model_id}, {what}: {', '.join(sorted(self.heads))}")
+        return loaded
+
+    async def _index(self, store: Store) -> None:
+        self.tell("indexing")
+        name, quiet = self.options.collection, self.options.quiet
+        await store.optimize(name)
+        if self.options.wait_indexed and isinstance(store, IndexingServer):
+            stopping = Stopping()
+            with stopping.on_signals():
+                await wait_indexed(store, name, stopping.requested, self.tell, quiet=quiet)
+
+
+async def _nodes(store: Store, tell: Tell) -> int:
+    """The number of nodes of the store's cluster; 1 where it is none, or does not say."""
+    peers = getattr(store, "peers", None)
+    if peers is None:
+        return 1
+    try:
+        nodes: int = await peers()
+    except StoreError as error:
+        tell(f"cluster   unknown, so shards and copies are the server's defaults, or --shards and --replicas: {error}")
+        return 1
+    return nodes
+
+
+async def _reachable(store: Store, name: str) -> CollectionSchema | None:
+    """The collection's schema, if it is there. Waits a little for the folder of an embedded engine: a process that was killed
+    lets go of it a moment later."""
+    deadline = time.monotonic() + RELEASE_S
+    while True:
+        try:
+            return await store.describe(name)
+        except StoreError:
+            if store.kind == "server" or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+
+
+def _remote(options: IngestOptions, store: StoreConfig) -> RemoteEmbedder | None:
+    if options.url is None:
+        return None
+    if options.engine == "ray":
+        raise InvalidInput("--url and --engine ray exclude each other: the engines are a server's, or in the cluster")
+    patience_s = store.qdrant_patience
+    return RemoteEmbedder(Client(options.url, api_key=options.url_api_key, timeout_s=REQUEST_TIMEOUT_S, patience_s=patience_s))
+
+
+def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
+    """Of the model that embeds. With a server, its files are wanted too: they say how to cut, and what is to be stored."""
+    try:
+        spec = find_model(model)
+    except LoadError as error:
+        if remote is None:
+            raise
+        raise LoadError(
+            f"{error}\nthe server's model is needed here too, for its tokenizer: name its folder or hub id with --model-id"
+        ) from error
+    if spec.kind != "embedding":
+        raise InvalidInput(f"{model.model_id}: is a {spec.kind}, which makes no vectors")
+    if remote is not None and (offered := remote.outputs) != vector_heads(spec.heads, None):
+        raise InvalidInput(
+            f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives {', '.join(sorted(offered))}: "
+            "name the server's model with --model-id"
+        )
+    return spec
+
+
+def _chunk_settings(options: IngestOptions, model: Model, heads: frozenset[Head]) -> ChunkSettings:
+    """Raises InvalidInput for late chunks of what reads or embeds no parts of texts."""
+    is_late = options.chunking == "late"
+    if is_late:
+        if options.no_chunking:
+            raise InvalidInput("--chunking late and --no-chunking exclude each other")
+        try:
+            EmbedSpans((), Embed((), heads, input_type="document")).check(model.spec)
+        except UnsupportedHead as error:
+            raise InvalidInput(f"--chunking late: {error}") from error
+    return settings_for(model, options.chunk_tokens, options.chunk_overlap, whole=options.no_chunking, late=is_late)
+
+
+def _embedder(options: IngestOptions, model: ModelConfig, engine: EngineConfig) -> Any:
+    if options.engine != "ray":
+        return Encoder.load(config=model, engine=engine)
+    from hybridtei.retrieval.ray import RayEmbedder
+
+    return RayEmbedder(model, engine, workers=options.ray_workers, address=options.ray_address)
+
+
+def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
+    """16 characters that change with what makes other points of the same files. The model is the collection's."""
+    made_of = [sorted(heads), asdict(chunks), reading.as_dict()]
+    return blake2b(orjson.dumps(made_of), digest_size=8).hexdigest()
+
+
+def first_settings(
+    model: ModelConfig, spec: ModelSpec, heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions
+) -> bytes:
+    """The key of digests in collections of 0.1, where heads of our kind count by file, but for the first embedded ones."""
+    heads_file = next((head.file for head in (spec.multivector, spec.sparse) if head is not None and head.own), None)
+    made_by = None if heads_file is None else sha256_of(heads_file)
+    made_of: list[Any] = [
+        model.model_id,
+        model.revision,
+        tokenizer_sha256(spec),
+        sorted(heads),
+        {name: value for name, value in asdict(chunks).items() if name != "late" or value},
+        reading.as_dict(),
+        *([] if made_by in (None, FIRST_EMBEDDED_HEADS) else [made_by]),
+    ]
+    return blake2b(orjson.dumps(made_of), digest_size=32).digest()
+
+
+def _in_words(chunks: ChunkSettings) -> str:
+    if chunks.whole:
+        return f"one a document, cut at {chunks.tokens} tokens"
+    late = ", late: read with the text around them" if chunks.late else ""
+    return f"at most {chunks.tokens} tokens, {chunks.overlap} of them repeated{late}"

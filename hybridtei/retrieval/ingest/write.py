@@ -1,0 +1,214 @@
+"""Embedded chunks into a collection: every change of an ingest to a store.
+
+A document is there whole or not at all, and a stored version is replaced only by a stored one: a document with a chunk
+that cannot be embedded or stored goes into quarantine, and what the collection held of it stays. So chunks of a document that
+is stored already wait for the last of them. Chunks that a longer version had are deleted before the new version is written:
+after a kill in between the document lacks some, and is done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from tempfile import SpooledTemporaryFile
+from typing import Any
+
+from qdrant_client import models
+
+from hybridtei.errors import BackendError, InvalidPoint
+from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.ingest.chunking import Rejection, payload_of
+from hybridtei.retrieval.ingest.ledger import IDS_AT_ONCE, Ledger
+from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, PendingDocument, Preparation
+from hybridtei.retrieval.ingest.records import excerpt
+from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.store.failures import retry_unavailable
+from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
+from hybridtei.system import frames
+
+RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is at fault and not the texts
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """`patience_s`: how long a change is retried where the store does not retry itself."""
+
+    ledger: Ledger
+    schema: CollectionSchema
+    preparation: Preparation
+    patience_s: float
+    _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # of each text: did it fail
+    _held: dict[PendingDocument, BufferedDocument] = field(default_factory=dict)
+
+    async def write(self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]) -> None:
+        """Stores and notes a batch, but for documents that wait for chunks of later batches.
+
+        `embeddings`: a row for each piece without a reason against it. Raises StoreError; then nothing of the batch is noted,
+        whatever of it is stored. Raises BackendError, after what is good was stored, where more than half of the last 50 texts
+        failed.
+        """
+        accepted = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
+        embeddings = fit_to_schema(embeddings, self.schema)
+        points, objections = await asyncio.to_thread(self._checked_points, accepted, embeddings)
+        remaining = iter(objections)
+        reasons = [next(remaining) if reason is None else reason for reason in reasons]
+        for piece, reason in zip(batch.pieces, reasons, strict=True):
+            if reason is not None:
+                self._fail(piece, reason)
+        complete = dict.fromkeys(piece.pending for piece in batch.pieces if piece.is_last and not piece.pending.failed)
+        await self._delete_stale(complete)
+        stored = await self._store(accepted, points, embeddings, complete)
+        await self._delete_failed(batch)
+        await asyncio.to_thread(self._note, batch, complete, stored)
+        self._stop_if_most_fail(reasons)
+
+    def close(self) -> None:
+        """Drops the chunks that wait for the rest of their document."""
+        for held in self._held.values():
+            held.close()
+        self._held.clear()
+
+    async def delete_documents(self, keys: Sequence[str]) -> None:
+        """Deletes documents, the first chunk of each last, so that after a kill in between the next ingest finds it."""
+        for start in range(0, len(keys), IDS_AT_ONCE):
+            found = await self.ledger.documents(keys[start : start + IDS_AT_ONCE])
+            await self._delete([point_id(key, n) for key, one in found.items() for n in reversed(range(one.chunks))])
+            for key in (key for key, one in found.items() if not one.chunks):
+                await self._delete((await self.ledger.chunks_from(key, 0))[::-1])
+
+    async def _store(
+        self,
+        pieces: list[PendingChunk],
+        points: list[models.PointStruct],
+        embeddings: Embeddings,
+        complete: Collection[PendingDocument],
+    ) -> list[PendingChunk]:
+        """Stores pieces, but for those that wait. Returns the stored ones."""
+        waiting = [place for place, piece in enumerate(pieces) if self._waits(piece, complete)]
+        await asyncio.to_thread(self._hold, [pieces[place] for place in waiting], embeddings, waiting)
+        stored: list[PendingChunk] = []
+        for pending in complete:
+            if (held := self._held.pop(pending, None)) is not None:
+                for part, vectors in held.parts():
+                    await self._send(self._points(part, vectors))
+                    stored += part
+                held.close()
+        chosen = [place for place, piece in enumerate(pieces) if not piece.pending.failed and not self._waits(piece, complete)]
+        await self._send([points[place] for place in chosen])
+        return stored + [pieces[place] for place in chosen]
+
+    @staticmethod
+    def _waits(piece: PendingChunk, complete: Collection[PendingDocument]) -> bool:
+        """Whether the collection holds the document, and chunks of the new version are still to come."""
+        return piece.pending.stored and not piece.pending.failed and piece.pending not in complete
+
+    def _hold(self, pieces: list[PendingChunk], embeddings: Embeddings, rows: list[int]) -> None:
+        for pending in dict.fromkeys(piece.pending for piece in pieces):
+            of_it = [place for place, piece in enumerate(pieces) if piece.pending is pending]
+            held = self._held.setdefault(pending, BufferedDocument())
+            held.add([pieces[place] for place in of_it], embeddings.take([rows[place] for place in of_it]))
+
+    async def _send(self, points: Sequence[models.PointStruct]) -> None:
+        if points:
+            await retry_unavailable(lambda: self.ledger.store.upsert(self.ledger.name, points), self.patience_s)
+
+    def _fail(self, piece: PendingChunk, reason: str) -> None:
+        """Puts the document into quarantine, once, and drops its chunks."""
+        if piece.pending.failed:
+            return
+        piece.pending.failed = True
+        if (held := self._held.pop(piece.pending, None)) is not None:
+            held.close()
+        document = piece.pending.document
+        location = f"{document.location}, chunk {piece.chunk.number}"
+        self.preparation.quarantine.add(
+            Rejection(document.source, location, reason, excerpt(piece.chunk.text), document.document_id)
+        )
+
+    async def _delete_stale(self, complete: Iterable[PendingDocument]) -> None:
+        """Deletes the chunks by which stored versions are longer."""
+        following = {point_id(one.document.key, one.chunks): one for one in complete if self.ledger.count}
+        for name in await self.ledger.present(list(following)):
+            await self._delete(await self.ledger.chunks_from(following[name].document.key, following[name].chunks))
+
+    async def _delete_failed(self, batch: Batch) -> None:
+        """Deletes every chunk of documents that failed in this batch or before, and of which there was no version before."""
+        failed = dict.fromkeys(piece.pending for piece in batch.pieces if piece.pending.failed and not piece.pending.stored)
+        await self._delete([point_id(one.document.key, number) for one in failed for number in range(one.chunks)])
+
+    async def _delete(self, ids: Sequence[str]) -> None:
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            part = ids[start : start + IDS_AT_ONCE]
+            await retry_unavailable(partial(self.ledger.store.delete, self.ledger.name, part), self.patience_s)
+
+    def _note(self, batch: Batch, complete: Collection[PendingDocument], stored: Sequence[PendingChunk]) -> None:
+        preparation, stats = self.preparation, self.preparation.stats
+        for file, documents in batch.files:
+            if not preparation.quarantine.of(file.label):
+                preparation.cache.put(file, preparation.settings, documents)
+        stats.documents += len(complete)
+        stats.chunks += len(stored)
+        stats.tokens += sum(piece.chunk.tokens for piece in stored)
+
+    def _stop_if_most_fail(self, reasons: Sequence[str | None]) -> None:
+        for reason in reasons:
+            self._recent.append(reason is not None)
+            failed = sum(self._recent)
+            if len(self._recent) == RECENT_TEXTS and failed > RECENT_TEXTS // 2:
+                last = next(one for one in reversed(reasons) if one is not None)
+                raise BackendError(f"{failed} of the last {RECENT_TEXTS} texts failed, so the ingest stops: {last}")
+
+    def _checked_points(
+        self, pieces: Sequence[PendingChunk], embeddings: Embeddings
+    ) -> tuple[list[models.PointStruct], list[str | None]]:
+        """The points of the pieces, and for each the message of InvalidPoint, or None."""
+        points = self._points(pieces, embeddings)
+        return points, [_objection(point, self.schema) for point in points]
+
+    def _points(self, pieces: Sequence[PendingChunk], embeddings: Embeddings) -> list[models.PointStruct]:
+        if not pieces:
+            return []
+        ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]
+        payloads = [
+            payload_of(one.pending.document, one.chunk, one.pending.chunks, one.pending.digest, self.preparation.settings)
+            for one in pieces
+        ]
+        return to_points(embeddings, ids, payloads)
+
+
+def _objection(point: models.PointStruct, schema: CollectionSchema) -> str | None:
+    try:
+        check_points([point], schema)
+    except InvalidPoint as error:
+        return str(error)
+    return None
+
+
+MAX_HELD_BYTES = 64_000_000  # of vectors in memory; more are written to a temporary file
+
+
+class BufferedDocument:
+    """Pieces of one document with their vectors, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._vectors: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
+        self._parts: list[tuple[list[PendingChunk], int]] = []
+
+    def add(self, pieces: Sequence[PendingChunk], embeddings: Embeddings) -> None:
+        """A row for each piece."""
+        frame = b"".join(frames.encode(embeddings))
+        self._vectors.write(frame)
+        self._parts.append((list(pieces), len(frame)))
+
+    def parts(self) -> Iterator[tuple[list[PendingChunk], Embeddings]]:
+        """(pieces, rows) in the order in which they were added."""
+        self._vectors.seek(0)
+        for pieces, size in self._parts:
+            yield pieces, frames.decode(self._vectors.read(size))
+
+    def close(self) -> None:
+        """Frees the memory and the file."""
+        self._vectors.close()

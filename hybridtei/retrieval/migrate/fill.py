@@ -1,0 +1,74 @@
+"""One collection is made equal to another, page by page: interrupted anywhere, it goes on where points differ."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from qdrant_client import models
+
+from hybridtei.errors import InvalidInput
+from hybridtei.retrieval.store.base import PointId, Store, Stored
+from hybridtei.retrieval.store.packed import without_packed
+
+PAGE_POINTS = 128
+TEXT = "text"  # key of the payload, as `ingest` and `/collections/{name}/points` write it
+# Points of the copy, made of records of the source.
+Convert = Callable[[Sequence[Stored]], Awaitable[list[models.PointStruct]]]
+
+
+async def fill(
+    store: Store, source: str, copy: str, convert: Convert, *, advance: Callable[[int], object] = lambda count: None
+) -> int:
+    """One pass over both collections: points that differ are written to `copy`, those gone from `source` are deleted there.
+
+    Returns the number of points that differed. Points are equal if their payloads are. Raises StoreError and what `convert`
+    raises; the next pass goes on.
+    """
+    changed, offset = 0, None
+    while True:
+        records, offset = await store.scroll(source, limit=PAGE_POINTS, offset=offset)
+        there = {one.id: one for one in await store.retrieve(copy, [one.id for one in records])} if records else {}
+        stale = [one for one in records if one.id not in there or not _is_equal(one, there[one.id])]
+        if stale:
+            await store.upsert(copy, await convert(stale))
+        changed += len(stale)
+        advance(len(records))
+        if offset is None:
+            return changed + await _delete_gone(store, source, copy)
+
+
+async def _delete_gone(store: Store, source: str, copy: str) -> int:
+    deleted = 0
+    offset: PointId | None = None
+    while True:
+        records, offset = await store.scroll(copy, limit=PAGE_POINTS, offset=offset, with_payload=False)
+        ids = [one.id for one in records]
+        here = {one.id for one in await store.retrieve(source, ids, with_payload=False)} if ids else set()
+        if gone := [identity for identity in ids if identity not in here]:
+            await store.delete(copy, gone)
+            deleted += len(gone)
+        if offset is None:
+            return deleted
+
+
+def with_vectors_of(store: Store, source: str) -> Convert:
+    """Points with the same vectors as in `source`."""
+
+    async def convert(records: Sequence[Stored]) -> list[models.PointStruct]:
+        whole = await store.retrieve(source, [one.id for one in records], with_vectors=True)
+        made = models.PointStruct.model_construct
+        return [made(id=one.id, payload=one.payload, vector=one.vector) for one in whole]
+
+    return convert
+
+
+def _is_equal(one: Stored, other: Stored) -> bool:
+    return without_packed(one.payload) == without_packed(other.payload)
+
+
+def text_of(record: Stored) -> str:
+    """The stored text of a point. Raises InvalidInput without one."""
+    text = record.payload.get(TEXT)
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidInput(f"point {record.id} has no text in its payload (`{TEXT}`): only stored texts can be embedded anew")
+    return text

@@ -1,0 +1,306 @@
+"""One call of `hybridtei migrate`: fills a copy of a collection with another model's vectors, and switches the name to it.
+
+The name that users search is an alias. A collection whose own name is searched first moves aside: its points are copied, with
+their vectors, to `NAME.0`, which answers while an alias takes the name. The metadata of collections say what is a copy of what:
+
+    migration_of     of a copy: the collection whose texts it holds
+    previous         of a copy that answers: the collection that answered before, for --rollback
+    moved_from       of `NAME.0`: the collection whose points it holds
+    switching_until  of the old collection: writers wait until this time, or until the name has been switched
+    stand_in         of a collection that moves aside: what answers in its place
+
+A killed command may be run again: it copies points that differ, and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from qdrant_client import models
+from tqdm.auto import tqdm
+
+from hybridtei.batch import Head
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import InvalidInput, UnknownCollection
+from hybridtei.retrieval.migrate import MigrateOptions
+from hybridtei.retrieval.migrate.fill import Convert, fill, text_of, with_vectors_of
+from hybridtei.retrieval.store import open_store, with_default
+from hybridtei.retrieval.store.base import NAMES, CollectionSchema, Store, Stored
+from hybridtei.retrieval.store.collection import KEPT_S, MIGRATION_OF, STAND_IN, SWITCHING, check_fits, check_name, heads_of
+from hybridtei.retrieval.store.packed import without_packed
+from hybridtei.retrieval.store.plan import FINGERPRINT, MODEL_ID, MODEL_KEYS, plan_of, schema_for, settled, signed, with_budget
+from hybridtei.retrieval.store.points import fit_to_schema, to_points
+
+Tell = Callable[[str], None]
+PREVIOUS, MOVED_FROM = "previous", "moved_from"  # keys of metadata
+DROPPED = "dropped_outputs"  # another: outputs that the collection had before it changed to a model without them
+OWN_KEYS = frozenset({MIGRATION_OF, PREVIOUS, MOVED_FROM, SWITCHING, STAND_IN, DROPPED})
+MARK_S, RENEW_S = 60.0, 15.0  # how long writers wait for a command that was killed, and how often a living one says so
+MAX_PASSES = 50
+
+
+def run_migration(
+    options: MigrateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
+) -> None:
+    """Take a step of a migration. Raises HybridTeiError or OSError; the same command goes on from where it stopped."""
+    check_name(options.collection)
+    opened = open_store(with_default(store))
+    assert opened is not None
+    asyncio.run(_closing(opened, MigrationRun(opened, options, model, engine, tell).run()))
+
+
+async def _closing(store: Store, work: Awaitable[None]) -> None:
+    try:
+        await work
+    finally:
+        await store.close()
+
+
+class MigrationRun:
+    """A step of a migration of one collection."""
+
+    def __init__(self, store: Store, options: MigrateOptions, model: ModelConfig, engine: EngineConfig, tell: Tell) -> None:
+        self._store, self._options, self._model, self._engine, self._tell = store, options, model, engine, tell
+        self._name = options.collection
+        self._encoders: dict[tuple[Any, ...], Encoder] = {}
+
+    async def run(self) -> None:
+        """Take the step. Raises HybridTeiError."""
+        aliases = await self._store.aliases()
+        if other := next((alias for alias, collection in aliases.items() if collection == self._name), None):
+            raise InvalidInput(f"{self._name!r} is what {other!r} stands for: migrate {other!r}")
+        source = await self._finish_killed(aliases)
+        schema = await self._store.describe(source)
+        if schema is None:
+            raise UnknownCollection(f"there is no collection `{self._name}`")
+        schema = replace(schema, stored_as=source)
+        try:
+            match self._options.step:
+                case "status":
+                    pass
+                case "rollback":
+                    await self._rollback(schema)
+                case "delete_old":
+                    await self._delete_old(schema)
+                case _:
+                    await self._migrate(schema)
+            self._tell(await self._status())
+        finally:
+            for encoder in self._encoders.values():
+                encoder.close()
+
+    async def _finish_killed(self, aliases: dict[str, str]) -> str:
+        """The collection behind the name, which the copy gets first if a run was killed between the two writes of a switch."""
+        source = aliases.get(self._name, self._name)
+        if await self._store.describe(source) is None:
+            copies = await self._with(MIGRATION_OF, source)
+            ready = [copy for copy in copies if copy.metadata.get(PREVIOUS)]
+            if ready and ready[0].stored_as is not None:
+                await self._store.alias(self._name, ready[0].stored_as)
+                return ready[0].stored_as
+        return source
+
+    async def _with(self, key: str, value: str) -> list[CollectionSchema]:
+        """The schemas of collections whose metadata say this."""
+        found = [(name, await self._store.describe(name)) for name in await self._store.collections()]
+        return [replace(one, stored_as=name) for name, one in found if one is not None and one.metadata.get(key) == value]
+
+    async def _status(self) -> str:
+        target = (await self._store.aliases()).get(self._name, self._name)
+        answering = await self._store.describe(target)
+        previous = None if answering is None else answering.metadata.get(PREVIOUS)
+        lines = [f"{self._name}: {await self._counted(target)} answers"]
+        lines += [f"  {await self._counted(str(one.stored_as))} is a copy" for one in await self._with(MIGRATION_OF, target)]
+        if previous is not None:
+            lines.append(f"  {await self._counted(previous)} answered before: --rollback goes back, --delete-old deletes it")
+        return "\n".join(lines)
+
+    async def _counted(self, collection: str) -> str:
+        schema = await self._store.describe(collection)
+        if schema is None:
+            return f"{collection}, which is gone,"
+        return f"{collection} ({await self._store.count(collection):,} points of {schema.metadata.get(MODEL_ID)})"
+
+    async def _migrate(self, old: CollectionSchema) -> None:
+        source = str(old.stored_as)
+        is_plain, options = source == self._name, self._options
+        if is_plain and not (options.no_switch or options.yes):
+            raise InvalidInput(
+                f"{source!r} is a collection, and an alias takes its name: other clients of the store may find neither for a "
+                "moment. --yes agrees, --no-switch fills the copy only"
+            )
+        if strange := {*old.vectors, *old.sparse} - set(NAMES):
+            raise InvalidInput(f"collection {source!r} has vectors that no model here makes: {', '.join(sorted(strange))}")
+        for record in (await self._store.scroll(source, limit=10))[0]:
+            text_of(record)
+        wanted = await self._planned(old)
+        if all(old.metadata.get(key) == wanted.metadata.get(key) for key in (MODEL_ID, FINGERPRINT)) and (
+            heads_of(old) == heads_of(wanted) and plan_of(old) == plan_of(wanted)
+        ):
+            self._tell(f"{self._name} has these vectors already")
+            return
+        new = await self._copy_of(old, wanted)
+        copy = str(new.stored_as)
+        with tqdm(total=await self._store.count(source), unit="point", disable=options.quiet, file=sys.stderr) as bar:
+            await fill(self._store, source, copy, self._embedding(new), advance=bar.update)
+        await self._catch_up(source, copy, self._embedding(new))
+        if options.no_switch:
+            return
+        moved = await self._aside(old) if is_plain else None
+        async with self._held(source, moved):
+            if moved is not None:
+                await asyncio.sleep(KEPT_S + 1)  # until no search reads the collection by its own name
+                await fill(self._store, source, moved, with_vectors_of(self._store, source))
+            await fill(self._store, source, copy, self._embedding(new))
+            await self._store.annotate(copy, {PREVIOUS: moved or source})
+            await self._switch(copy)
+        if moved is not None:
+            await self._store.annotate(moved, {MOVED_FROM: None, SWITCHING: None, STAND_IN: None})
+        await self._store.annotate(copy, {MIGRATION_OF: None})
+
+    async def _catch_up(self, source: str, copy: str, convert: Convert) -> None:
+        """Passes until one finds little to do: writers wait during the last."""
+        for _ in range(MAX_PASSES):
+            if await fill(self._store, source, copy, convert) <= 10:
+                return
+
+    async def _aside(self, old: CollectionSchema) -> str:
+        """The name of a collection with the same points, made now or by a command that was killed."""
+        source = str(old.stored_as)
+        there = await self._with(MOVED_FROM, source)
+        moved = str(there[0].stored_as) if there else await self._free_name(0)
+        if not there:
+            await self._store.create(moved, replace(old, metadata={**old.metadata, MOVED_FROM: source}, stored_as=None))
+        await fill(self._store, source, moved, with_vectors_of(self._store, source))
+        return moved
+
+    @asynccontextmanager
+    async def _held(self, source: str, stand_in: str | None = None) -> AsyncIterator[None]:
+        """Writers wait, and searches read `stand_in`, if any, until the name has been switched."""
+
+        async def mark() -> None:
+            await self._store.annotate(source, {SWITCHING: time.time() + MARK_S, STAND_IN: stand_in})
+
+        async def renew() -> None:
+            while True:
+                await asyncio.sleep(RENEW_S)
+                await mark()
+
+        await mark()
+        renewing = asyncio.create_task(renew())
+        try:
+            await asyncio.sleep(0)
+            yield
+        finally:
+            renewing.cancel()
+            with suppress(asyncio.CancelledError):
+                await renewing
+            is_there = source not in await self._store.aliases() and await self._store.describe(source) is not None
+            if is_there:
+                await self._store.annotate(source, {SWITCHING: None, STAND_IN: None})
+
+    async def _switch(self, collection: str) -> None:
+        began = time.monotonic()
+        await self._store.alias(self._name, collection)
+        self._tell(f"{self._name} is {collection} now, switched in {time.monotonic() - began:.3f} s")
+
+    async def _rollback(self, current: CollectionSchema) -> None:
+        source, previous = str(current.stored_as), current.metadata.get(PREVIOUS)
+        old = None if previous is None else await self._store.describe(previous)
+        if previous is None or old is None:
+            raise InvalidInput(f"collection {self._name!r}: what answered before is gone; migrate --to the old model")
+        convert = self._embedding(replace(old, stored_as=previous))
+        await self._catch_up(source, previous, convert)
+        async with self._held(source):
+            await fill(self._store, source, previous, convert)
+            await self._store.annotate(source, {MIGRATION_OF: previous, PREVIOUS: None})
+            await self._switch(previous)
+
+    async def _delete_old(self, current: CollectionSchema) -> None:
+        if (previous := current.metadata.get(PREVIOUS)) is None:
+            raise InvalidInput(f"collection {self._name!r}: nothing answered before")
+        await self._store.drop(previous)
+        await self._store.annotate(str(current.stored_as), {PREVIOUS: None, MIGRATION_OF: None})
+
+    async def _copy_of(self, old: CollectionSchema, wanted: CollectionSchema) -> CollectionSchema:
+        """The copy that an earlier run made with the same model and plan, or a new one."""
+        for there in await self._with(MIGRATION_OF, str(old.stored_as)):
+            if there.metadata.get(MODEL_ID) == wanted.metadata[MODEL_ID] and plan_of(there) == plan_of(wanted):
+                check_fits(there, wanted, str(there.stored_as))
+                return there
+            self._tell(f"{there.stored_as} is a copy by another model or plan: `hybridtei collections delete` deletes it")
+        name = await self._free_name(1)
+        await self._store.create(name, replace(wanted, stored_as=None))
+        return replace(wanted, stored_as=name)
+
+    async def _free_name(self, first: int) -> str:
+        there = await self._store.collections()
+        return next(name for name in (f"{self._name}.{i}" for i in range(first, first + len(there) + 1)) if name not in there)
+
+    async def _planned(self, old: CollectionSchema) -> CollectionSchema:
+        """The schema of the copy. Raises InvalidInput where the model lacks outputs that --drop-outputs does not name."""
+        options = self._options
+        model_id = options.to or old.metadata.get(MODEL_ID)
+        if model_id is None:
+            raise InvalidInput(f"collection {self._name!r} does not say which model made it: name one with --to")
+        spec = self._encoder(model_id, None).spec
+        had = heads_of(old) | {Head(name) for name in old.metadata.get(DROPPED, ())}
+        lacking = sorted(had - spec.heads)
+        agreed = set((options.drop_outputs or "").split(",")) | set(old.metadata.get(DROPPED, ()))
+        if unnamed := [head for head in lacking if head not in agreed]:
+            raise InvalidInput(
+                f"{model_id} makes no {' and no '.join(unnamed)} vectors, which collection {self._name!r} has: "
+                f"--drop-outputs {','.join(lacking)} goes on without them"
+            )
+        before = plan_of(old)
+        plan = msgspec.structs.replace(
+            before,
+            dense_dim=options.dense_dim,
+            multivector_dim=None,
+            multivector_tokens=options.multivector_tokens,
+            multivector_dtype=options.multivector_dtype,
+        )
+        plan = with_budget(plan, before.multivector_tokens, before.multivector_dtype)
+        heads = spec.heads & had
+        plan = settled(plan, None, heads, self._name, width=spec.multivector.dim if spec.multivector else 0)
+        planned = await asyncio.to_thread(signed, schema_for(spec, model_id, plan, heads=heads), spec)
+        kept = {key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS}
+        noted = {MIGRATION_OF: old.stored_as, **({DROPPED: lacking} if lacking else {})}
+        return replace(planned, metadata={**kept, **planned.metadata, **noted})
+
+    def _embedding(self, schema: CollectionSchema) -> Convert:
+        """The same ids and payloads with vectors of the model that `schema` names."""
+        heads = sorted(heads_of(schema))
+
+        def embed(records: Sequence[Stored]) -> list[models.PointStruct]:
+            encoder = self._encoder(str(schema.metadata.get(MODEL_ID)), schema)
+            embedded = encoder.encode([text_of(record) for record in records], heads, input_type="document")
+            payloads = [without_packed(record.payload) for record in records]
+            ids: list[Any] = [record.id for record in records]
+            return to_points(fit_to_schema(embedded, schema), ids, payloads)
+
+        async def convert(records: Sequence[Stored]) -> list[models.PointStruct]:
+            return await asyncio.to_thread(embed, records)
+
+        return convert
+
+    def _encoder(self, model_id: str, schema: CollectionSchema | None) -> Encoder:
+        """The encoder of a model, with the budget of a collection's multi-vectors."""
+        plan = None if schema is None else plan_of(schema)
+        tokens, dtype = (None, None) if plan is None else (plan.multivector_tokens, plan.multivector_dtype)
+        key = (model_id, tokens, dtype)
+        if key not in self._encoders:
+            config = msgspec.structs.replace(self._model, model_id=model_id, multivector_tokens=tokens, multivector_dtype=dtype)
+            self._encoders[key] = Encoder.load(config=config, engine=self._engine)
+        if schema is not None:
+            planned = schema_for(self._encoders[key].spec, model_id, plan_of(schema), heads=heads_of(schema), is_there=True)
+            check_fits(schema, signed(planned, self._encoders[key].spec))
+        return self._encoders[key]

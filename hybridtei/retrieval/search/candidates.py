@@ -1,0 +1,285 @@
+"""Candidates of a query, in tiers: found by some of its vectors, scored by others, one a group where that is asked for.
+
+`zscore` adds up scores that are normalised for each query: dense and sparse score all candidates exactly, and the scores of
+each get mean 0 and deviation 1 over them. So a leg that finds nothing, or the same everywhere, changes no place, and cosines
+and sums of term weights need no common scale. MaxSim joins the sum for the better half; the others count as its worst.
+
+Mean and deviation are those of the first tier. Of fewer than `FEW` candidates they mean little. Where a filter leaves so few,
+the same search without it gives them, and the scores of the candidates that it finds too; in a collection that has so few, each
+leg's scores are taken as shares of its best.
+
+The first tier has `prefetch_limit` points of each leg. Where a page needs more, further tiers follow, each twice as deep, and
+stand below the tiers before them. What a tier holds depends on the query alone and not on the page, so a point stands on one
+page only. A tier of groups leaves out the groups that were found before: a document with thousands of chunks hides no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hybridtei.errors import InvalidInput
+from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
+from hybridtei.retrieval.search.fusion import Column, Legs, complete, normalised, reciprocal_ranks, shares_of_best, weighted_sum
+from hybridtei.retrieval.search.options import SearchOptions, Stage, StageScore
+from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, SPARSE, PayloadBudget, PointId, Store, Stored, best_points
+from hybridtei.retrieval.store.packed import PackedFormat, packed_scores
+from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
+
+FEW, ENOUGH = 10, 100  # candidates: fewer give no statistics; the depth of a search that is made for statistics alone
+DIGITS = {"rrf": 9}  # of a sum: further ones are rounding, which differs from engine to engine where scores are float32
+DIGITS_OF_FLOATS = 5
+MAXSIM_SHARE = 2  # one in so many candidates is scored by MaxSim, the best by the other legs: more changed no figure
+GROUPS = {"document": DOCUMENT_ID}  # words for keys of the payload
+
+Group = int | str
+Answer = TypeVar("Answer", bound=Sized)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A point, its score, what each leg gave it, and what of it was read.
+
+    `legs`: score and place by name; `more`: how many further points of its group the tier held.
+    """
+
+    id: PointId
+    score: float = 0.0
+    legs: dict[str, StageScore] = field(default_factory=dict)
+    group: Group | None = None
+    more: int | None = None
+    payload: dict[str, Any] = field(default_factory=dict)
+    vectors: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Candidates:
+    """The candidates of one query, as far as pages need them.
+
+    `options` with a mode, as `Searcher` settles it. `packed`: how the collection keeps multi-vectors as bytes, if it does.
+    `max_points`: how deep all tiers together may look when points are grouped. `budget`: of the values they are grouped by.
+    Raises InvalidInput for a `group_by` that is no key.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        collection: str,
+        legs: Legs,
+        options: SearchOptions,
+        *,
+        packed: PackedFormat | None = None,
+        max_points: int = MAX_LIMIT,
+        budget: PayloadBudget | None = None,
+    ) -> None:
+        self._store, self._collection = store, collection
+        self._legs, self._options, self._packed = legs, options, packed
+        self._max_points, self._budget = max_points, budget
+        self._key = None if options.group_by is None else _key_of(options.group_by)
+        self._scale: dict[str, tuple[float, float]] = {}  # leg -> (mean, deviation) in the first tier
+        self._stages: dict[str, Stage] = {}
+
+    @property
+    def stages(self) -> list[Stage]:
+        """What each leg took, and how many points it gave."""
+        return list(self._stages.values())
+
+    async def best(self, count: int) -> list[Candidate]:
+        """The first `count` candidates, or all there are. Raises what `Store.query` raises."""
+        found: dict[PointId, Candidate] = {}
+        depth, spent = self._options.prefetch_limit, 0
+        while len(found) < count and self._legs.finders:
+            query_filter = self._options.query_filter
+            if self._key is not None and found:
+                query_filter = _without(self._key, list(found.values()), query_filter)
+            tier, is_last = await self._tier(depth, query_filter, found, key=self._key)
+            for candidate in tier if self._key is None else _one_a_group(tier):
+                found[candidate.id] = candidate
+            # legs may agree on all points of a tier: go deeper
+            is_last = is_last or (not tier and depth == MAX_LIMIT)
+            spent += depth
+            depth = min(2 * depth, MAX_LIMIT)
+            if is_last or (self._key is not None and spent + depth > self._max_points):
+                break
+        return list(found.values())[:count]
+
+    async def _tier(
+        self, depth: int, query_filter: Filter | None, before: Mapping[PointId, Candidate], *, key: str | None
+    ) -> tuple[list[Candidate], bool]:
+        """(the points of each leg that are not among those `before`, the best first, whether the store has no others)."""
+        lists = await self._found(depth, query_filter, key)
+        found, is_last = _gathered(lists, before, key), all(len(points) < depth for points in lists.values())
+        if not found:
+            return [], is_last
+        known, totals = await self._known(found, depth, query_filter), await self._totals(found, lists, depth)
+        mode = self._options.mode or ""
+        if mode not in NAMES and not self._options.rescore:
+            totals = totals.round(DIGITS.get(mode, DIGITS_OF_FLOATS))
+        for one, total in zip(found, totals.tolist(), strict=True):
+            one.score = known[one.id].score if one.id in known else total
+        found.sort(key=lambda one: (one.id not in known, -one.score, isinstance(one.id, str), one.id))
+        threshold = self._options.score_threshold
+        kept = found if threshold is None else [one for one in found if one.score >= threshold]
+        return kept, is_last or len(kept) < len(found)
+
+    async def _found(self, depth: int, query_filter: Filter | None, key: str | None) -> dict[str, list[Stored]]:
+        """The best points of each leg that finds any."""
+
+        def query(leg: str) -> Query:
+            return Query(
+                using=leg,
+                vector=self._legs.vectors[leg],
+                limit=depth,
+                filter=query_filter,
+                exact=self._options.exact,
+                oversampling=self._options.oversampling,
+                with_payload=() if key is None else (key,),
+            )
+
+        legs = self._legs.finders
+        lists = (self._timed(leg, best_points(self._store, self._collection, query(leg), budget=self._budget)) for leg in legs)
+        return dict(zip(legs, await asyncio.gather(*lists), strict=True))
+
+    async def _known(self, found: Sequence[Candidate], depth: int, query_filter: Filter | None) -> dict[PointId, Candidate]:
+        """Of few candidates, what the same search without a filter, and of some depth, gives; it also sets the scale."""
+        is_normalised = self._options.mode == "zscore" and not self._options.rescore
+        if not is_normalised or self._scale or len(found) >= FEW or (query_filter is None and depth >= ENOUGH):
+            return {}
+        plain, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
+        return {one.id: one for one in plain} if self._scale else {}
+
+    async def _totals(self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int) -> Column:
+        """Each candidate's score: by MaxSim alone, by one leg, or by places or the sum of all legs."""
+        mode, weights = self._options.mode, self._legs.weights
+        if self._options.rescore:
+            await self._score(MULTIVECTOR, found)
+            return _scores(found, MULTIVECTOR)
+        if mode in NAMES:
+            return _scores(found, mode)
+        if mode == "rrf":
+            return reciprocal_ranks({leg: _places(found, leg) for leg in lists}, weights, self._options.k)
+        await self._complete(found, lists, depth)
+        if mode == "zscore":
+            return await self._normalised(found, depth)
+        for leg in [leg for leg in weights if leg not in lists]:
+            await self._score(leg, found)
+        rows = len(self._legs.vectors.get(MULTIVECTOR, (0,)))
+        shares = {leg: weight / rows if leg == MULTIVECTOR else weight for leg, weight in weights.items()}
+        return weighted_sum({leg: _scores(found, leg) for leg in weights}, shares)
+
+    async def _complete(self, found: Sequence[Candidate], lists: Mapping[str, Sequence[Any]], depth: int) -> None:
+        """Score candidates by the legs that did not find them."""
+        missing = {leg: [one for one in found if leg not in one.legs] for leg in lists}
+        for one in missing.get(SPARSE, ()) if len(lists.get(SPARSE, ())) < depth else ():
+            one.legs[SPARSE] = StageScore(0.0, None)  # all points that share a term were found
+        await asyncio.gather(*(self._score(leg, [one for one in some if leg not in one.legs]) for leg, some in missing.items()))
+
+    async def _normalised(self, found: list[Candidate], depth: int) -> Column:
+        """The sum of the normalised scores, MaxSim's for the better half; of few without a scale, that of shares."""
+        weights = self._legs.weights
+        by_share = len(found) < FEW and not self._scale
+        total = np.zeros(len(found))
+        for leg in self._legs.finders:
+            total += self._part(leg, found)
+        if MULTIVECTOR in weights and MULTIVECTOR not in self._legs.finders:
+            most = len(found) if by_share else max(depth // MAXSIM_SHARE, 1)
+            await self._score(MULTIVECTOR, [found[i] for i in np.argsort(-total, kind="stable")[:most]])
+            total += self._part(MULTIVECTOR, found)
+        if by_share:
+            return shares_of_best({leg: _scores(found, leg) for leg in weights}, weights)
+        return total
+
+    def _part(self, leg: str, found: Sequence[Candidate]) -> Column:
+        column = complete(_scores(found, leg))
+        if len(found) >= FEW:
+            self._scale.setdefault(leg, (float(column.mean()), float(column.std())))
+        return normalised(column, *self._scale.get(leg, (0.0, 0.0)), self._legs.weights[leg])
+
+    async def _score(self, leg: str, some: Sequence[Candidate]) -> None:
+        """Give candidates a leg's exact score; one without such a vector gets none, and 0 of the sparse one."""
+        if not some:
+            return
+        ids, vector = [one.id for one in some], self._legs.vectors[leg]
+        if leg == MULTIVECTOR and self._packed is not None:
+            known = await self._timed(leg, packed_scores(self._store, self._collection, ids, vector, self._packed))
+        else:
+            query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
+            points = await self._timed(leg, self._store.query(self._collection, query))
+            known = dict.fromkeys(ids, 0.0) if leg == SPARSE else {}
+            known |= {point.id: point.score for point in points}
+        for one in some:
+            if one.id in known:
+                one.legs[leg] = StageScore(known[one.id], one.legs[leg].rank if leg in one.legs else None)
+
+    async def _timed(self, leg: str, query: Awaitable[Answer]) -> Answer:
+        began = perf_counter_ns()
+        answer = await query
+        before = self._stages.get(leg, Stage(leg, 0.0, 0))
+        spent_ms = before.milliseconds + (perf_counter_ns() - began) / 1e6
+        self._stages[leg] = Stage(leg, round(spent_ms, 3), before.candidates + len(answer))
+        return answer
+
+
+def _gathered(lists: Mapping[str, Sequence[Stored]], before: Mapping[PointId, Candidate], key: str | None) -> list[Candidate]:
+    """One record for each point, with its score and place in each list."""
+    found: dict[PointId, Candidate] = {}
+    for leg, points in lists.items():
+        for place, point in enumerate(points, 1):
+            if point.id in before:
+                continue
+            if point.id not in found:
+                found[point.id] = Candidate(point.id, group=None if key is None else group_of(point.payload, key))
+            found[point.id].legs[leg] = StageScore(point.score, place)
+    return list(found.values())
+
+
+def _scores(found: Sequence[Candidate], leg: str) -> Column:
+    return np.array([one.legs[leg].score if leg in one.legs else np.nan for one in found], np.float64)
+
+
+def _places(found: Sequence[Candidate], leg: str) -> Column:
+    return np.array([one.legs[leg].rank if leg in one.legs else np.nan for one in found], np.float64)
+
+
+def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The best of each group, with the number of the others; a candidate without a group is one by itself."""
+    best: dict[Any, Candidate] = {}
+    for candidate in candidates:
+        key = (candidate.group,) if candidate.group is not None else (None, candidate.id)
+        first = best.setdefault(key, candidate)
+        first.more = 0 if first.more is None else first.more + 1
+    return list(best.values())
+
+
+def _key_of(group_by: str) -> str:
+    """The key of the payload. Raises InvalidInput for one that filters of Qdrant read as something else."""
+    if re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
+        raise InvalidInput(f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots between them")
+    return GROUPS.get(group_by, group_by)
+
+
+def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
+    """The text or whole number under a key, whose parts stand between dots, or alone in a list; None for anything else."""
+    value: Any = payload
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, str) or type(value) is int else None
+
+
+def _without(key: str, found: Sequence[Candidate], query_filter: Filter | None) -> Filter:
+    """The filter, and none of the groups, or points without a group, that were found."""
+    texts: list[int | str] = [one.group for one in found if isinstance(one.group, str)]
+    numbers: list[int | str] = [one.group for one in found if isinstance(one.group, int)]
+    # A match looks into lists of several values too, whose points are of no group.
+    is_one = Filter(key=key, values_count=ValuesCount(lt=2))
+    refused = [Filter(must=[Filter(key=key, match=Match(any=values)), is_one]) for values in (texts, numbers) if values]
+    if alone := [one.id for one in found if one.group is None]:
+        refused.append(Filter(has_id=alone))
+    return Filter(must=None if query_filter is None else [query_filter], must_not=refused)

@@ -1,0 +1,145 @@
+"""Why a point was found, in words: what each stage of a search scored, and which terms of its text the query shares.
+
+A term's weight is the product of its two sparse weights, the query's and the document's: what it adds to the sparse score, a
+collection's idf aside. Sparse dimensions are pieces of words (`aero`, `##foil`), so pieces that touch are shown as one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from heapq import nlargest
+from typing import Any
+
+import numpy as np
+import orjson
+
+from hybridtei.models.text.tokenizer import Token
+from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, TEXT, TITLE
+from hybridtei.retrieval.search.options import Highlight, SearchOptions, SearchResult
+
+EXCERPT_CHARACTERS = 300
+MARK, BOLD, FAINT, PLAIN = "*", "\x1b[1m", "\x1b[2m", "\x1b[0m"
+
+
+def as_json(result: SearchResult) -> str:
+    """A result as one line of JSON."""
+    return orjson.dumps(result.as_dict()).decode()
+
+
+def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = False) -> str:
+    """A few lines a hit. `colours`: for a terminal; else matching terms stand between asterisks."""
+    lines: list[str] = []
+    for place, hit in enumerate(result.hits, options.offset + 1):
+        name = hit.payload.get(TITLE) or hit.payload.get(DOCUMENT_ID) or ""
+        identity = hit.payload.get(DOCUMENT_ID) or hit.id
+        others = f"  (+{hit.more} more)" if hit.more else ""
+        lines.append(f"{place:3}  {hit.score:.4f}  {_one_line(str(name))[:100]}  [{identity}]{others}")
+        text = str(hit.payload.get(options.text_field) or hit.payload.get(TEXT) or "")
+        if text:
+            lines.append(f"     {_marked(text, hit.highlights or [], colours)}")
+        if hit.scores:
+            lines.append("     " + "   ".join(_score(stage, one.score, one.rank) for stage, one in hit.scores.items()))
+    if not result.hits:
+        lines.append("nothing was found")
+    if options.explain:
+        lines.extend(["", f"{'stage':14}{'ms':>9}{'points':>8}"])
+        lines.extend(f"{stage.name:14}{stage.milliseconds:9.1f}{stage.candidates:8}" for stage in result.stages)
+    return "\n".join(lines)
+
+
+def _score(stage: str, score: float, rank: int | None) -> str:
+    return f"{stage} {score:.4f} ({'not found' if rank is None else f'place {rank}'})"
+
+
+def _marked(text: str, marks: Sequence[Highlight], colours: bool) -> str:
+    start, end = excerpt(text, marks, EXCERPT_CHARACTERS)
+    opening, closing = (BOLD, PLAIN) if colours else (MARK, MARK)
+    parts, at = [], start
+    for mark in marks:
+        if mark.start >= at and mark.end <= end:
+            parts += [text[at : mark.start], opening, text[mark.start : mark.end], closing]
+            at = mark.end
+    shown = "".join([*parts, text[at:end]])
+    return _one_line(f"{'…' if start else ''}{shown}{'…' if end < len(text) else ''}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+TokensOf = Callable[[str], Iterable[Token]]
+MAX_CHARACTERS = 100_000  # of a text that is looked through
+MAX_HIGHLIGHTS = 500  # of a text: a common word may stand in it fifty thousand times
+
+
+def shared_terms(query: tuple[Any, Any], document: tuple[Any, Any]) -> dict[int, float]:
+    """(indices, values) of both -> weight of each index that both have."""
+    common, of_query, of_document = np.intersect1d(np.asarray(query[0]), np.asarray(document[0]), return_indices=True)
+    weights = np.asarray(query[1], np.float64)[of_query] * np.asarray(document[1], np.float64)[of_document]
+    return {int(index): float(weight) for index, weight in zip(common, weights, strict=True) if weight > 0}
+
+
+def highlights(text: str, terms: dict[int, float], tokens_of: TokensOf) -> list[Highlight]:
+    """Where the terms stand, in the order of the text. A stretch of several pieces weighs as much as they do together.
+
+    Of more than `MAX_HIGHLIGHTS` stretches the heaviest are given.
+    """
+    text = text[:MAX_CHARACTERS]
+    if not terms or not text:
+        return []
+    places = _characters(text)
+    stretches = sorted(
+        (places(token.start), places(token.stop), terms[token.id])
+        for token in tokens_of(text)
+        if token.id in terms and token.start is not None and token.stop is not None
+    )
+    merged = _merged(stretches)
+    if len(merged) > MAX_HIGHLIGHTS:
+        merged = sorted(nlargest(MAX_HIGHLIGHTS, merged, key=lambda stretch: stretch[2]))
+    return [Highlight(start, end, text[start:end], weight) for start, end, weight in merged]
+
+
+def _merged(stretches: Iterable[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    merged: list[tuple[int, int, float]] = []
+    for start, end, weight in stretches:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]), merged[-1][2] + weight)
+        else:
+            merged.append((start, end, weight))
+    return merged
+
+
+def _characters(text: str) -> Callable[[int], int]:
+    """From places in UTF-8 to places in the text."""
+    if text.isascii():
+        return lambda place: place
+    begins = np.cumsum([0, *(len(character.encode()) for character in text)]).tolist()
+    return lambda place: bisect_right(begins, place) - 1
+
+
+def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int]:
+    """(start, end) of the `width` characters that hold most weight, on borders of words."""
+    if len(text) <= width:
+        return 0, len(text)
+    if not marks:
+        return 0, _word_end(text, width)
+    best, last, most = marks[0].start, marks[0].end, -1.0
+    for one in marks:
+        within = [other for other in marks if one.start <= other.start and other.end <= one.start + width]
+        weight = sum(other.weight for other in within)
+        if weight > most:
+            best, last, most = one.start, max((other.end for other in within), default=one.end), weight
+    lead = max(0, min(width // 8, (width - (last - best)) // 2))  # some words before, if the last term still fits
+    start = max(0, min(best - lead, len(text) - width))
+    if start:
+        start = text.find(" ", start, best) + 1 or best
+    return start, _word_end(text, min(len(text), start + width), last)
+
+
+def _word_end(text: str, end: int, least: int = 0) -> int:
+    """A border of a word a little before `end`, and not before `least`."""
+    if end >= len(text):
+        return len(text)
+    border = text.rfind(" ", max(0, end - 20, least), end)
+    return border if border > 0 else end

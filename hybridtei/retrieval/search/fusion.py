@@ -1,0 +1,185 @@
+"""The vectors of one query that take part in a search, their weights, and the formulas by which their scores become one.
+
+A column is float64[candidates], NaN where a leg did not score or find a candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridtei.errors import InvalidInput
+from hybridtei.inference.tasks.rerank import PRESETS, preset
+from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.search.options import SearchOptions
+from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE
+
+# Chosen on judged collections (conformance/quality/default_search.py).
+ZSCORE_WEIGHTS = {DENSE: 1.0, SPARSE: 0.5}
+ZSCORE_WEIGHTS_WITH_MAXSIM = {DENSE: 1.0, SPARSE: 0.7, MULTIVECTOR: 1.0}
+MAX_K = 1_000_000
+PACKED_ALONE = (
+    "the collection keeps multi-vectors as bytes of the payload: they rank candidates and find none, so they find nothing in "
+    "`mode` multivector or rrf; search in mode zscore or weighted, or with `rescore`"
+)
+
+QDRANTS_K = 2  # its 61 is the literature's 60
+FLAT = 1e-6  # scores that differ less are equal, and the difference is rounding
+
+Weights = Mapping[str, float] | Sequence[float] | str | None  # as users give them
+Column = NDArray[np.float64]
+Columns = Mapping[str, Column]
+
+
+@dataclass(frozen=True, slots=True)
+class Legs:
+    """The vectors of a query, by name; what those that score candidates weigh; and those that find them."""
+
+    vectors: Mapping[str, Any]
+    weights: Mapping[str, float]
+    finders: Sequence[str]
+
+
+def legs_of(query: Embeddings, row: int, options: SearchOptions, *, is_packed: bool) -> Legs:
+    """The legs of a search in the options' mode; no finders where the query has no words and nothing else takes part.
+
+    `is_packed`: the collection keeps multi-vectors as bytes. Raises InvalidInput, naming the field.
+    """
+    mode, vectors = options.mode, vectors_of(query, row)
+    assert mode is not None
+    if mode != "rrf":
+        _refuse(mode, k=options.k)
+    elif options.k is not None and not 1 <= options.k <= MAX_K:
+        raise InvalidInput(f"`k` is {options.k}, should be between 1 and {MAX_K}")
+    if options.oversampling is not None and not 1 <= options.oversampling <= 100:
+        raise InvalidInput(f"`oversampling` is {options.oversampling}, should be between 1 and 100")
+    if options.rescore:
+        _check(vectors, MULTIVECTOR)
+    if mode in NAMES:
+        _refuse(mode, weights=options.weights, legs=options.legs)
+        _check(vectors, mode)
+        weights: dict[str, float] = {mode: 1.0}
+    else:
+        weights = _weights_of(_chosen(vectors, options), options)
+    finders = list(weights)
+    if mode in ("zscore", "weighted"):  # a multi-vector would scan everything
+        finders = [leg for leg in weights if leg != MULTIVECTOR] or finders
+    if is_packed and MULTIVECTOR in finders:
+        if mode in NAMES or options.legs is not None:
+            raise InvalidInput(PACKED_ALONE)
+        finders.remove(MULTIVECTOR)
+    return Legs(vectors, weights, finders)
+
+
+def _refuse(mode: str, **fields: object) -> None:
+    for field, value in fields.items():
+        if value is not None:
+            raise InvalidInput(f"`{field}` means nothing in mode {mode!r}")
+
+
+def _check(vectors: Mapping[str, Any], name: str) -> None:
+    if name not in vectors:
+        raise InvalidInput(f"the query has no {name} vector; it has {', '.join(vectors) or 'none'}")
+
+
+def vectors_of(query: Embeddings, row: int) -> dict[str, Any]:
+    """The row's vectors as stores take them; a multi-vector with all its rows, those of query expansion included."""
+    vectors: dict[str, Any] = {}
+    if query.dense is not None:
+        vectors[DENSE] = _finite(query.dense[row], DENSE)
+    if query.sparse is not None:
+        indices, values = query.sparse.row(row)
+        vectors[SPARSE] = {"indices": indices.astype(np.uint32), "values": _finite(values, SPARSE)}
+    if query.multivector is not None and len(rows := query.multivector.row(row)):
+        vectors[MULTIVECTOR] = _finite(rows, MULTIVECTOR)
+    return vectors
+
+
+def _finite(array: Any, name: str) -> Any:
+    if not np.isfinite(array).all():
+        raise InvalidInput(f"the query's {name} vector holds numbers that are not finite")
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _chosen(vectors: Mapping[str, Any], options: SearchOptions) -> list[str]:
+    """The names of the legs: the user's, or those that the mode fuses by default."""
+    if options.legs is None:
+        takes_all = options.mode == "zscore" or (options.mode == "weighted" and _weighs_multivector(options.weights))
+        return [
+            name
+            for name in (NAMES if takes_all else (DENSE, SPARSE))
+            if name in vectors and not (name == SPARSE and not len(vectors[name]["indices"]))
+        ]
+    legs = list(options.legs)
+    if not legs or len(set(legs)) != len(legs) or not set(legs) <= set(NAMES):
+        raise InvalidInput(f"`legs` are {legs}, should be some of {', '.join(NAMES)}, each once")
+    for leg in legs:
+        _check(vectors, leg)
+    return legs
+
+
+def _weighs_multivector(weights: Weights) -> bool:
+    if isinstance(weights, str):
+        return preset(weights) is not None
+    if isinstance(weights, Mapping):
+        return MULTIVECTOR in weights
+    return weights is not None and len(weights) == len(NAMES)
+
+
+def _weights_of(legs: Sequence[str], options: SearchOptions) -> dict[str, float]:
+    """What each leg weighs, without legs that weigh 0. Raises InvalidInput."""
+    weights = options.weights
+    if not legs or (weights is None and options.mode != "zscore"):
+        return dict.fromkeys(legs, 1.0)
+    if weights is None:
+        weights = ZSCORE_WEIGHTS_WITH_MAXSIM if MULTIVECTOR in legs else ZSCORE_WEIGHTS
+    if isinstance(weights, str):
+        named = preset(weights)
+        if named is None:
+            raise InvalidInput(f"`weights` are {weights!r}, presets are {', '.join(PRESETS)}")
+        weights = named.by_name
+    if isinstance(weights, Mapping):
+        unknown = sorted(set(weights) - set(NAMES))
+        if unknown:
+            raise InvalidInput(f"`weights` name {unknown[0]!r}, should name {', '.join(NAMES)}")
+        weights = [weights.get(leg, 0.0) for leg in legs]
+    if len(weights) != len(legs):
+        raise InvalidInput(f"`weights` are {len(weights)}, should be as many as there are legs: {', '.join(legs)}")
+    values = {leg: float(weight) for leg, weight in zip(legs, weights, strict=True) if weight != 0}
+    if not values or not all(np.isfinite(value) and value > 0 for value in values.values()):
+        raise InvalidInput(f"`weights` are {list(weights)}, should be finite, 0 or more, and not all 0")
+    return values
+
+
+def reciprocal_ranks(places: Columns, weights: Mapping[str, float], k: int | None) -> Column:
+    """The sum of 1 / (place / weight + k - 1), as Qdrant's RRF has it; a leg that did not find a candidate adds nothing."""
+    with np.errstate(over="ignore"):  # a place divided by next to nothing is infinite, and its part 0
+        parts = [1.0 / (column / weights[leg] + (k or QDRANTS_K) - 1) for leg, column in places.items()]
+    return np.asarray(np.nansum(parts, axis=0))
+
+
+def weighted_sum(scores: Columns, weights: Mapping[str, float]) -> Column:
+    """The sum of weight × score; a leg that did not score a candidate adds nothing."""
+    return np.asarray(np.nansum([weights[leg] * column for leg, column in scores.items()], axis=0), np.float64)
+
+
+def normalised(column: Column, mean: float, deviation: float, weight: float) -> Column:
+    """weight × (score - mean) / deviation, 0 where all scores were alike."""
+    return (complete(column) - mean) * (weight / deviation if deviation > FLAT else 0.0)
+
+
+def complete(column: Column) -> Column:
+    """The scores; a candidate that has none counts as the worst that has one."""
+    known = ~np.isnan(column)
+    return np.where(known, column, float(column[known].min()) if known.any() else 0.0)
+
+
+def shares_of_best(scores: Columns, weights: Mapping[str, float]) -> Column:
+    """The sum of weight × share, which is 1 for a leg's best score and, of scores above 0, score / best for the others."""
+    filled = {leg: complete(column) for leg, column in scores.items()}
+    largest = {leg: max(float(np.abs(column).max()), FLAT) for leg, column in filled.items()}
+    return weighted_sum({leg: 1 + (column - column.max()) / largest[leg] for leg, column in filled.items()}, weights)

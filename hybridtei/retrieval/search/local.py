@@ -1,0 +1,120 @@
+"""Search in this process, without a server: an `Encoder` as the model or the reranker of a `Searcher`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import cache
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from hybridtei.batch import Head
+from hybridtei.config import EngineConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import InvalidInput
+from hybridtei.inference.load import text_model
+from hybridtei.inference.tasks.embed import Embedder
+from hybridtei.models.checkpoint.fingerprint import begin, model_hash
+from hybridtei.models.text.tokenizer import Token, Tokenizer
+from hybridtei.outputs import Embeddings, Floats
+from hybridtei.retrieval.search.options import SearchOptions, SearchResult
+from hybridtei.retrieval.search.searcher import EmbedQueries, QueryModel, Rank, Searcher
+from hybridtei.retrieval.store import open_store, with_default
+from hybridtei.retrieval.store.base import Store
+from hybridtei.retrieval.store.embedded_client import OwnLoop
+
+
+def query_model(encoder: Encoder, model_id: str) -> QueryModel:
+    """An encoder as the model of a search; `model_id`: as it was when documents were embedded."""
+
+    @cache  # of no arguments: read when first needed
+    def tokenizer() -> Tokenizer:
+        return text_model(encoder.spec, EngineConfig()).reader.tokenizer
+
+    def tokens_of(text: str) -> Iterable[Token]:
+        return tokenizer().tokens(text, add_special_tokens=False)
+
+    async def look_up(queries: Sequence[str]) -> Embeddings:
+        return await asyncio.to_thread(encoder.encode, list(queries), ("sparse",), input_type="query", query_encoder="table")
+
+    async def files() -> str | None:
+        return await model_hash(begin(encoder, encoder.spec))
+
+    return QueryModel(model_id, encoder.spec, embed_queries_by(encoder), tokens_of, look_up=look_up, fingerprint=files)
+
+
+def embed_queries_by(embedder: Embedder) -> EmbedQueries:
+    """An embedder, which blocks, for a `Searcher`, which awaits: it runs in a thread, one call at a time."""
+    lock = asyncio.Lock()
+
+    async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
+        async with lock:
+            return await asyncio.to_thread(embedder.encode, list(queries), sorted(heads), input_type="query")
+
+    return embed
+
+
+def rank_by(encoder: Encoder) -> Rank:
+    """A loaded reranker as the last stage of a search. Raises InvalidInput for a model of another kind."""
+    if encoder.spec.kind != "reranker":
+        raise InvalidInput(f"the model is a {encoder.spec.kind}, not a reranker; `rescore` ranks by multi-vectors")
+    lock = asyncio.Lock()
+
+    async def rank(query: str, documents: Sequence[str]) -> Floats:
+        async with lock:
+            ranked = await asyncio.to_thread(encoder.rerank, query, documents)
+        scores = np.zeros(len(documents), np.float32)
+        scores[[one.index for one in ranked]] = [one.score for one in ranked]
+        return scores
+
+    return rank
+
+
+class LocalSearch:
+    """Searches from synchronous code; it owns the store, and a thread whose event loop runs both.
+
+    So it also works in a notebook, or inside a coroutine, whose event loop it blocks until the result is there: prefer
+    `await Searcher(store, query_model(encoder, model_id)).search(…)` there.
+
+    >>> with LocalSearch(Encoder.load(), "minilm-hybrid") as search:   # doctest: +SKIP
+    ...     search("papers", "lift of a thin wing").hits[0].payload["text"]
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        model_id: str,
+        store: Store | StoreConfig | None = None,
+        *,
+        reranker: Encoder | None = None,
+        loop: OwnLoop | None = None,
+    ) -> None:
+        """`store`: an open store, or its settings; by default the folder `./qdrant`. `loop`: where the store's client runs
+        already."""
+        if store is None or isinstance(store, StoreConfig):
+            opened = open_store(with_default(store or StoreConfig()))
+            assert opened is not None
+            store = opened
+        self.store = store
+        self._searcher = Searcher(store, query_model(encoder, model_id))
+        self._rank = None if reranker is None else rank_by(reranker)
+        self._loop = loop or OwnLoop()
+
+    def __call__(self, collection: str, query: str, options: SearchOptions | None = None) -> SearchResult:
+        """Searches as `Searcher.search` does."""
+        return self._loop.run(self._searcher.search(collection, query, options, rank=self._rank))
+
+    def close(self) -> None:
+        """Closes the store, and ends the thread."""
+        try:
+            self._loop.run(self.store.close())
+        finally:
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

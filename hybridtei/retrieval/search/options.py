@@ -1,0 +1,182 @@
+"""Options and results of a search: one set of fields for `/search`, the command and the library.
+
+Imports msgspec, settings and errors only, since the server's request structs and the command's flags are made of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
+
+from msgspec import Meta, Struct, structs, to_builtins
+
+from hybridtei.config import check_value
+from hybridtei.errors import InvalidInput
+from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, filter_from
+
+Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "weighted"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+MAX_RERANKED = 1_000
+Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
+
+
+class SearchFields(Struct, frozen=True, kw_only=True):
+    """The fields that `/search`, the command and the library share; types and bounds are the wire's."""
+
+    mode: Annotated[
+        Mode | None,
+        Meta(description="How points are found and scored [default: zscore of all kinds of vectors; rrf with `k`]."),
+    ] = None
+    limit: Annotated[Count, Meta(description="Number of hits.")] = 10
+    offset: Annotated[Count, Meta(description="Number of hits to leave out before them.")] = 0
+    prefetch_limit: Annotated[Count, Meta(description="Candidates of each kind of vector.")] = 100
+    k: Annotated[int | None, Meta(description="Constant of rrf, as in Qdrant: its 61 is the usual 60 [default: 2].")] = None
+    weights: Annotated[
+        dict[str, float] | list[float] | str | None,
+        Meta(description="Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."),
+    ] = None
+    legs: Annotated[
+        list[str] | None, Meta(description="Which kinds of vectors are fused [default: dense and sparse; of zscore, all].")
+    ] = None
+    rescore: Annotated[
+        bool | Literal["multivector"],
+        Meta(description='true: rank the candidates again by MaxSim of their multi-vectors. "multivector" is the older word.'),
+    ] = False
+    group_by: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=200)] | None,
+        Meta(description="One hit for each value of this payload field; `more` counts its other matches; null: every chunk."),
+    ] = "document"
+    query_encoder: Annotated[
+        Literal["model", "table"],
+        Meta(
+            description="table: the query's sparse vector is looked up by token, without the model; with mode sparse, nothing "
+            "waits for it."
+        ),
+    ] = "model"
+    rerank_limit: Annotated[Count, Meta(description="Number of the best hits that are reranked.")] = 50
+    score_threshold: Annotated[float | None, Meta(description="Leave out points that the store scores lower.")] = None
+    exact: Annotated[bool, Meta(description="Search without the approximate index.")] = False
+    with_payload: Annotated[bool | list[str], Meta(description="Give payloads, or only these keys of them.")] = True
+    highlights: Annotated[bool, Meta(description="Give the places of the query's terms in the text.")] = False
+    explain: Annotated[bool, Meta(description="Give the score and the time of each stage.")] = False
+
+    def __post_init__(self) -> None:
+        if self.rescore == "multivector":
+            structs.force_setattr(self, "rescore", True)
+
+    def check_page(self) -> None:
+        """Raises InvalidInput, naming the field, for an unknown mode or a page out of bounds."""
+        if self.mode is not None and self.mode not in MODES:
+            raise InvalidInput(f"`mode` is {self.mode!r}, should be one of {', '.join(MODES)}")
+        pages = (("limit", self.limit, 1), ("prefetch_limit", self.prefetch_limit, 1), ("offset", self.offset, 0))
+        for field, value, least in pages:
+            if not least <= value <= MAX_LIMIT:
+                raise InvalidInput(f"`{field}` is {value}, should be between {least} and {MAX_LIMIT}")
+
+    def check_reranked(self) -> None:
+        """Raises InvalidInput for more points than a reranker is given."""
+        if not 1 <= self.rerank_limit <= MAX_RERANKED:
+            raise InvalidInput(f"`rerank_limit` is {self.rerank_limit}, should be between 1 and {MAX_RERANKED}")
+        last = self.offset + self.limit
+        if last > MAX_RERANKED:
+            raise InvalidInput(f"`offset` and `limit` reach to place {last}; with a reranker {MAX_RERANKED} is the last")
+
+
+class SearchOptions(SearchFields, frozen=True, kw_only=True):
+    """How to search, for the library.
+
+    `mode`: by default zscore where the collection has several kinds of vectors, or rrf where `k` is named; else the one it has.
+    `legs`: the representations that take part in zscore, rrf or weighted, in this order; by default dense and sparse as
+    far as the query has them, and multivector too in zscore, or where `weighted` weighs it. Each brings `prefetch_limit`
+    candidates, or as many as the page needs; in zscore a multivector only scores those of the others. `weights` belong to
+    legs: by name, in order, or a preset's name (`tasks.rerank.PRESETS`); a weight of 0 leaves a leg out. `k`: Qdrant's RRF
+    constant. `oversampling`: where vectors are quantised, so many times the candidates are scored with the full vectors.
+    `score_threshold`: of the score before a reranker; in zscore 0 is the mean of the candidates. `text_field`: the key of the
+    payload that holds the text. `group_by`: a key of the payload, its parts between dots, or "document"; points without a text
+    or a whole number there are groups of their own.
+    """
+
+    query_filter: Filter | None = None
+    oversampling: float | None = None
+    text_field: str = "text"
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for a value of another type: `/search` reads its fields by their types, Python does not."""
+        super().__post_init__()
+        structs.force_setattr(self, "query_filter", filter_from(self.query_filter, "query_filter"))
+        for name, (hint, default) in TYPED.items():
+            if (value := getattr(self, name)) is not default:
+                check_value(name, value, hint)
+
+    @classmethod
+    def of(cls, fields: SearchFields, **others: Any) -> Self:
+        """The fields of a request or a command, and what only the library has."""
+        return cls(**{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others)
+
+
+HINTS = get_type_hints(SearchFields)
+# Type and default of each field but `mode` and `weights`, which have checks of their own, and `with_payload`, which is a
+# selector of Qdrant's while a search runs.
+TYPED: Mapping[str, tuple[Any, Any]] = {
+    **{
+        field.name: (HINTS[field.name], field.default)
+        for field in structs.fields(SearchFields)
+        if field.name not in ("mode", "weights", "with_payload")
+    },
+    "oversampling": (float, None),
+    "text_field": (str, "text"),
+}
+
+
+class StageScore(Struct, frozen=True):
+    """A stage's score of a point, and its place from 1; `rank` is None where the stage did not find the point."""
+
+    score: float
+    rank: int | None
+
+
+class Highlight(Struct, frozen=True):
+    """A stretch of the text, in characters, that holds terms of the query, and what they weigh."""
+
+    start: int
+    end: int
+    text: str
+    weight: float
+
+
+class SearchHit(Struct, frozen=True, omit_defaults=True):
+    """A point that matches. `score`: of the last stage. `scores`: of each stage, where `explain` is set. `more`: where points
+    are grouped, how many others of the group were among the candidates that this one was found with."""
+
+    id: int | str
+    score: float
+    payload: dict[str, Any]
+    highlights: list[Highlight] | None = None
+    scores: dict[str, StageScore] | None = None
+    more: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The hit as JSON has it; optional fields that are None are left out."""
+        fields: dict[str, Any] = to_builtins(self)
+        return fields
+
+
+class Stage(Struct, frozen=True):
+    """A step of a search, its time, and how many points it returned."""
+
+    name: str
+    milliseconds: float
+    candidates: int
+
+
+class SearchResult(Struct, frozen=True):
+    """The best first. `stages`: what was done, in order; those of an explanation only where `explain` is set."""
+
+    mode: Mode
+    hits: list[SearchHit]
+    stages: list[Stage]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as JSON has it; optional fields that are None are left out."""
+        fields: dict[str, Any] = to_builtins(self)
+        return fields

@@ -1,0 +1,289 @@
+"""A query's way through a collection: embed, find, fuse, rescore, rerank, explain.
+
+`Searcher` calls a store and two functions, one that embeds and one that ranks, and knows neither server nor encoder: the
+command line, the HTTP routes and the evaluation all search by it. `offset` pages through reranked points, so with a reranker
+all of them are ranked again for each page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from qdrant_client import models
+
+from hybridtei.batch import Head
+from hybridtei.errors import InvalidInput, StoreError
+from hybridtei.inference.tasks.rerank import declared_weights
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.outputs import Embeddings, Floats
+from hybridtei.retrieval.search.candidates import Candidate, Candidates
+from hybridtei.retrieval.search.explain import TokensOf, highlights, shared_terms
+from hybridtei.retrieval.search.fusion import legs_of
+from hybridtei.retrieval.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
+from hybridtei.retrieval.store.base import MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, Selector, Store
+from hybridtei.retrieval.store.collection import CollectionSchemas, check_searchable, common_heads
+from hybridtei.retrieval.store.packed import packed_format, payload_of
+from hybridtei.retrieval.store.plan import FINGERPRINT
+from hybridtei.retrieval.store.points import fit_to_schema
+from hybridtei.retrieval.store.query import MAX_LIMIT
+
+EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
+LookUpQueries = Callable[[Sequence[str]], Awaitable[Embeddings]]
+Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
+Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
+Selectors = tuple[Selector, Selector]  # of payloads, of vectors
+FILLED_AT_ONCE = 100  # points whose payloads and vectors are retrieved in one call
+HIGHLIGHTED_AT_ONCE = 8  # hits; between such groups a search can be cancelled
+SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
+NANOSECONDS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class QueryModel:
+    """The model that embeds queries. `tokens_of`: for highlights; `aside`: runs what would block the event loop; `look_up`:
+    makes sparse vectors of queries without a pass; `fingerprint`: the hash of its files, to compare with a collection's."""
+
+    model_id: str
+    spec: ModelSpec
+    embed: EmbedQueries
+    tokens_of: TokensOf | None = None
+    aside: Aside = asyncio.to_thread
+    look_up: LookUpQueries | None = None
+    fingerprint: Callable[[], Awaitable[str | None]] | None = None
+
+
+class Searcher:
+    """Searches collections of a store by one model.
+
+    `unlabelled`: also those without a model's label in their metadata. `budget`: bytes of all payloads together. `max_points`:
+    how deep a search may look for further groups.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        model: QueryModel,
+        *,
+        schemas: CollectionSchemas | None = None,
+        unlabelled: bool = False,
+        budget: PayloadBudget | None = None,
+        max_points: int = MAX_LIMIT,
+    ) -> None:
+        if not hasattr(store, "query"):
+            raise InvalidInput(
+                f"`store` is {store!r}: should be `open_store(StoreConfig(qdrant_path=…))`, or of a `qdrant_url`"
+            )
+        self.store = store
+        self.model = model
+        self._budget, self._max_points = budget, max_points
+        self._schemas = schemas or CollectionSchemas(store)
+        self._unlabelled = unlabelled
+        self._searchable: dict[str, CollectionSchema] = {}  # the schemas that were checked last
+
+    async def schema(self, collection: str) -> CollectionSchema:
+        """The collection's schema, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
+        schema = await self._schemas.of(collection)
+        await self.check(collection, schema)
+        return schema
+
+    async def check(self, collection: str, schema: CollectionSchema) -> None:
+        """Raises CollectionMismatch unless this model can search a collection of this schema."""
+        if self._searchable.get(collection) is not schema:
+            read = self.model.fingerprint if FINGERPRINT in schema.metadata else None
+            check_searchable(
+                schema,
+                self.model.spec,
+                self.model.model_id,
+                collection,
+                fingerprint=None if read is None else await read(),
+                unlabelled=self._unlabelled,
+            )
+            self._searchable[collection] = schema
+
+    async def embed(
+        self,
+        collection: str,
+        queries: Sequence[str],
+        options: SearchOptions | None = None,
+        *,
+        schema: CollectionSchema | None = None,
+    ) -> Embeddings:
+        """The queries' vectors of every kind that the collection has, one row a query, from one pass; with `query_encoder`
+        "table", those that the mode needs, the sparse ones without a pass. Raises InvalidInput where there are none. `schema`:
+        the collection's, where the caller has it."""
+        options = options or SearchOptions()
+        schema = schema or await self.schema(collection)
+        heads = common_heads(schema, self.model.spec)
+        if options.query_encoder == "model":
+            return fit_to_schema(await self.model.embed(queries, heads), schema)
+        if Head.SPARSE not in heads or self.model.look_up is None:
+            raise InvalidInput(f"`query_encoder` {options.query_encoder!r}: the collection or the model has no sparse vectors")
+        sparse = (await self.model.look_up(queries)).sparse
+        others = heads - {Head.SPARSE}
+        if not others or (options.mode == "sparse" and not options.rescore):
+            return Embeddings(sparse=sparse)
+        return fit_to_schema(replace(await self.model.embed(queries, others), sparse=sparse), schema)
+
+    async def search(
+        self, collection: str, query: str, options: SearchOptions | None = None, *, rank: Rank | None = None
+    ) -> SearchResult:
+        """Embed a query and find points; `rank`, if not None, orders them at last.
+
+        Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError; what embedding raises.
+        """
+        schema = await self.schema(collection)
+        try:
+            return await self._search(collection, query, options, rank, schema)
+        except StoreError:
+            if await self._schemas.is_current(collection, schema):
+                raise
+        return await self._search(collection, query, options, rank, await self.schema(collection))
+
+    async def _search(
+        self, collection: str, query: str, options: SearchOptions | None, rank: Rank | None, schema: CollectionSchema
+    ) -> SearchResult:
+        began = perf_counter_ns()
+        embedded = await self.embed(collection, [query], options, schema=schema)
+        embedding = Stage("embed", since(began), 1)
+        result = await self.find(collection, query, embedded, 0, options, rank=rank, schema=schema)
+        return msgspec.structs.replace(result, stages=[embedding, *result.stages])
+
+    async def find(
+        self,
+        collection: str,
+        query: str,
+        embedded: Embeddings,
+        row: int,
+        options: SearchOptions | None = None,
+        *,
+        rank: Rank | None = None,
+        schema: CollectionSchema | None = None,
+    ) -> SearchResult:
+        """Find points for a query that is embedded already, as one row of several.
+
+        Equal scores stand in the order of ids, as far as `store.base.best_points` can settle them. Raises what `search` raises.
+        """
+        schema = schema or await self.schema(collection)
+        options, collection = self._settled(options or SearchOptions(), schema), schema.stored_as or collection
+        assert options.mode is not None
+        options.check_page()
+        if rank is not None:
+            options.check_reranked()
+        began, packed = perf_counter_ns(), packed_format(schema)
+        legs = legs_of(embedded, row, options, is_packed=packed is not None)
+        bounds: dict[str, Any] = {"packed": packed, "max_points": self._max_points, "budget": self._budget}
+        candidates = Candidates(self.store, collection, legs, options, **bounds)
+        last = options.offset + options.limit
+        best = await candidates.best(last if rank is None else max(options.rerank_limit, last))
+        _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
+        page = best[options.offset if rank is None else 0 :]
+        page = await self._filled(collection, page, *_selectors(options, embedded, schema, ranked=rank is not None))
+        stages = [*(candidates.stages if options.explain else ()), Stage("search", since(began), len(page))]
+        if rank is not None:
+            began = perf_counter_ns()
+            ranked = await _reranked(page, query, rank, options.text_field)
+            stages.append(Stage("rerank", since(began), len(ranked)))
+            page = ranked[options.offset : last]
+            _note(page, "rerank", options.offset)
+        return SearchResult(options.mode, await self._hits(page, embedded, row, options), stages)
+
+    async def _filled(
+        self, collection: str, page: Sequence[Candidate], with_payload: Selector, with_vectors: Selector
+    ) -> list[Candidate]:
+        """The page with payloads and vectors, without points that were deleted meanwhile. Raises PayloadsTooLarge."""
+        if not (with_payload or with_vectors):
+            return list(page)
+        filled: list[Candidate] = []
+        for begin in range(0, len(page), FILLED_AT_ONCE):
+            some = page[begin : begin + FILLED_AT_ONCE]
+            ids = [one.id for one in some]
+            records = await self.store.retrieve(collection, ids, with_payload=with_payload, with_vectors=with_vectors)
+            if self._budget is not None:
+                self._budget.spend(records)
+            by_id = {record.id: record for record in records}
+            for one in some:
+                if (record := by_id.get(one.id)) is not None:
+                    one.payload, one.vectors = record.payload, record.vector
+                    filled.append(one)
+        return filled
+
+    def _settled(self, options: SearchOptions, schema: CollectionSchema) -> SearchOptions:
+        """The options with a mode and weights: by default, those of the collection's vectors and of the checkpoint."""
+        has = common_heads(schema, self.model.spec)
+        mode = options.mode
+        if mode is None:
+            there = [name for name in SINGLE if Head(name) in has]
+            mode = there[0] if len(there) == 1 else "zscore" if options.k is None else "rrf"
+        weights = options.weights
+        declared = declared_weights(self.model.spec)
+        if mode == "weighted" and weights is None and options.legs is None and declared is not None:
+            weights = {name: weight for name, weight in declared.by_name.items() if Head(name) in has}
+        return msgspec.structs.replace(options, mode=mode, weights=weights)
+
+    async def _hits(self, page: Sequence[Candidate], embedded: Embeddings, row: int, options: SearchOptions) -> list[SearchHit]:
+        def hits_of(some: Sequence[Candidate]) -> list[SearchHit]:
+            return [self._hit(one, embedded, row, options) for one in some]
+
+        if not options.highlights:
+            return hits_of(page)
+        hits: list[SearchHit] = []
+        for begin in range(0, len(page), HIGHLIGHTED_AT_ONCE):
+            hits += await self.model.aside(partial(hits_of, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
+        return hits
+
+    def _hit(self, one: Candidate, embedded: Embeddings, row: int, options: SearchOptions) -> SearchHit:
+        payload, marks = one.payload, None
+        if options.highlights:
+            marks = self._marks(str(payload.get(options.text_field) or ""), one.vectors.get(SPARSE), embedded, row)
+        if not isinstance(options.with_payload, bool):
+            payload = {name: payload[name] for name in options.with_payload if name in payload}
+        elif not options.with_payload:
+            payload = {}
+        return SearchHit(one.id, one.score, payload, marks, one.legs if options.explain else None, one.more)
+
+    def _marks(self, text: str, sparse: Any, embedded: Embeddings, row: int) -> list[Highlight]:
+        if embedded.sparse is None or not isinstance(sparse, models.SparseVector) or self.model.tokens_of is None:
+            return []
+        return highlights(text, shared_terms(embedded.sparse.row(row), (sparse.indices, sparse.values)), self.model.tokens_of)
+
+
+def since(began_ns: int) -> float:
+    """Milliseconds that have passed since `began_ns`."""
+    return round((perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS, 3)
+
+
+def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:
+    """Note the score that decided the order, as the stage's."""
+    for place, one in enumerate(candidates, before + 1):
+        one.legs[stage] = StageScore(one.score, place)
+
+
+def _selectors(options: SearchOptions, embedded: Embeddings, schema: CollectionSchema, *, ranked: bool) -> Selectors:
+    """(payload, vectors) that the answer, a reranker or highlights need."""
+    payload: Selector
+    if options.with_payload is True:
+        payload = payload_of(schema)
+    else:
+        keys = [*(options.with_payload or ()), *([options.text_field] if ranked or options.highlights else ())]
+        payload = keys or False
+    return payload, [SPARSE] if options.highlights and embedded.sparse is not None else False
+
+
+async def _reranked(found: list[Candidate], query: str, rank: Rank, text_field: str) -> list[Candidate]:
+    """In the ranker's order; those without a text stay below, as they were. Equal scores keep the search's order."""
+    texts = [str(one.payload.get(text_field) or "") for one in found]
+    places = [place for place, text in enumerate(texts) if text]
+    if not places:
+        return found
+    scores = await rank(query, [texts[place] for place in places])
+    for place, score in zip(places, scores, strict=True):
+        found[place].score = float(score)
+    order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
+    return [*(found[places[i]] for i in order), *(one for one, text in zip(found, texts, strict=True) if not text)]

@@ -1,0 +1,67 @@
+"""Vectors in Qdrant: a server or cluster, or the engine embedded in a process of its own. Needs the extra `qdrant`.
+
+The default store is the folder `./qdrant`, which `ingest`, `search` and `eval` share: in the working folder and visible,
+unlike a cache, which other programs may empty.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hybridtei.config import StoreConfig
+from hybridtei.errors import StoreError
+from hybridtei.system.machine import cache_folder, require_extra
+
+if TYPE_CHECKING:
+    from hybridtei.retrieval.store.base import Store
+    from hybridtei.retrieval.store.embedded_client import ProcessClient
+
+DEFAULT_PATH = "qdrant"
+
+
+def with_default(config: StoreConfig) -> StoreConfig:
+    """The settings, with the folder `./qdrant` where they name no store."""
+    if config.qdrant_url is not None or config.qdrant_path is not None:
+        return config
+    return msgspec.structs.replace(config, qdrant_path=DEFAULT_PATH)
+
+
+def place_of(config: StoreConfig) -> str:
+    """The store's description in messages."""
+    if config.qdrant_url is not None:
+        return f"Qdrant at {config.qdrant_url}"
+    return f"embedded Qdrant in {Path(config.qdrant_path or DEFAULT_PATH).resolve()}"
+
+
+def state_folder(config: StoreConfig) -> Path:
+    """The folder of what ingests keep beside collections: in the store's own folder, or in the user's cache for servers."""
+    return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest" if config.qdrant_url is None else cache_folder("ingest")
+
+
+def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClient | None = None) -> Store | None:
+    """The store that the settings name; None if they name none. It connects, or starts its process, at the first call.
+
+    `client`: of the embedded engine's process, where one was made before. `patient`: calls to a server that is away are retried
+    for `qdrant_patience`; else they fail within two seconds.
+    Raises StoreError if both or an unusable one is named, LoadError if a package is missing.
+    """
+    if not isinstance(config, StoreConfig):
+        raise StoreError(f"the store is {config!r}: should be `StoreConfig(qdrant_path=…)`, or with a `qdrant_url`")
+    if config.qdrant_url is None and config.qdrant_path is None:
+        return None
+    if config.qdrant_url is not None and config.qdrant_path is not None:
+        raise StoreError(
+            "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a folder here, not both"
+        )
+    require_extra("qdrant", "qdrant_client", *(["qdrant_edge"] if config.qdrant_url is None else []))
+    if config.qdrant_url is not None:
+        from hybridtei.retrieval.store.server import ServerStore
+
+        return ServerStore(config, patient=patient)
+    from hybridtei.retrieval.store.embedded import EmbeddedStore
+
+    assert config.qdrant_path is not None
+    return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout, client=client)

@@ -1,0 +1,282 @@
+"""Schemas of collections: made for a model, described by a store, compared before a model searches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+from qdrant_client import models
+
+from hybridtei.batch import Head
+from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, StoreUnavailable, UnknownCollection
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, CollectionSchema, Store
+from hybridtei.retrieval.store.packed import packed_format
+from hybridtei.retrieval.store.plan import FINGERPRINT, plan_of, schema_for
+
+
+def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
+    """The arguments of qdrant-client's `create_collection`."""
+    return {
+        "vectors_config": dict(schema.vectors),
+        "sparse_vectors_config": dict(schema.sparse) or None,
+        "shard_number": schema.shard_number,
+        "replication_factor": schema.replication_factor,
+        "on_disk_payload": schema.on_disk_payload,
+        "metadata": dict(schema.metadata) or None,
+    }
+
+
+def schema_of(info: models.CollectionInfo) -> CollectionSchema:
+    """The schema of an existing collection; a vector without a name has the empty name."""
+    params = info.config.params
+    vectors = params.vectors or {}
+    if isinstance(vectors, models.VectorParams):
+        vectors = {"": vectors}
+    return CollectionSchema(
+        vectors=vectors,
+        sparse=params.sparse_vectors or {},
+        metadata=info.config.metadata or {},
+        shard_number=params.shard_number,
+        replication_factor=params.replication_factor,
+        on_disk_payload=params.on_disk_payload,
+    )
+
+
+MAX_NAME_BYTES = 200
+FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*') | {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))}  # and controls
+
+
+def check_name(name: str, kind: str = "collection") -> None:
+    """Raises InvalidInput unless every store takes a collection, or a vector, of this name."""
+    if not name or len(name.encode(errors="replace")) > MAX_NAME_BYTES:
+        raise InvalidInput(f"{kind} {name[:40]!r}: its name should have 1 to {MAX_NAME_BYTES} bytes")
+    bad = sorted(FORBIDDEN_IN_NAMES & set(name))
+    if bad:
+        raise InvalidInput(f"{kind} {name!r}: its name may not hold {bad[0]!r}")
+    if name.startswith("."):
+        raise InvalidInput(f"{kind} {name!r}: its name may not begin with a dot")
+
+
+def check_names(name: str, schema: CollectionSchema) -> None:
+    """Raises InvalidInput unless every store takes the names of the collection and of its vectors."""
+    check_name(name)
+    for vector in (*schema.vectors, *schema.sparse):
+        check_name(vector, "vector")
+
+
+def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str = "", *, unlabelled: bool = False) -> None:
+    """Raises CollectionMismatch, field by field, unless the existing collection can store and search the wanted vectors.
+
+    It may have more vectors, any index, quantisation and shards, and no fingerprint of its model's files. `unlabelled` accepts
+    a collection without a model's label: made by other software, or by a server too old to keep labels.
+    """
+    there, here = dict(_facts(existing)), dict(_facts(wanted))
+    if unlabelled and not any(key in existing.metadata for key in wanted.metadata):
+        here = {field: value for field, value in here.items() if not field.startswith("metadata ")}
+    if FINGERPRINT not in existing.metadata:
+        here.pop(f"metadata {FINGERPRINT}", None)
+    lines = [
+        f"  {field}: there {_shown(there.get(field))}, wanted {_shown(value)}"
+        for field, value in here.items()
+        if there.get(field) != value
+    ]
+    if lines:
+        title = f"collection {name!r}" if name else "the collection"
+        if [line.split()[1] for line in lines] == [f"{FINGERPRINT}:"]:
+            lines.append(
+                "the model's files have changed, or this version reads texts otherwise (tokenizer settings, longest input, "
+                f"default prompt); `hybridtei migrate {name or 'NAME'}` makes the vectors anew"
+            )
+        raise CollectionMismatch("\n".join([f"{title} is laid out for something else:", *lines]))
+
+
+def _facts(schema: CollectionSchema) -> Iterator[tuple[str, Any]]:
+    for name, params in schema.vectors.items():
+        yield f"vector {name}, size", params.size
+        yield f"vector {name}, distance", _word(params.distance)
+        comparator = params.multivector_config.comparator if params.multivector_config else "none: one vector a point"
+        yield f"vector {name}, comparator", _word(comparator)
+    for name, sparse in schema.sparse.items():
+        yield f"sparse vector {name}, modifier", _word(sparse.modifier or models.Modifier.NONE)
+    for key, value in schema.metadata.items():
+        yield f"metadata {key}", value
+
+
+def _word(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(value)
+
+
+def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:
+    """The schema as JSON has it, without fields that are None."""
+    plain: dict[str, Any] = _adapter().dump_python(
+        replace(schema, stored_as=None), mode="json", by_alias=True, exclude_none=True, warnings=False
+    )
+    return plain
+
+
+def schema_from_dict(plain: Mapping[str, Any]) -> CollectionSchema:
+    """The schema that `schema_to_dict` wrote."""
+    return _adapter().validate_python(plain)
+
+
+@cache
+def _adapter() -> TypeAdapter[CollectionSchema]:
+    return TypeAdapter(CollectionSchema)
+
+
+KEPT_S = 2.0  # until a search notices that a name stands for another collection than before
+SWITCH_WAIT_S = 30.0  # how long a writer waits for a migration that is about to switch the name
+LOOK_S = 0.05
+MAX_LISTED = 20  # names in an error
+# Keys of a collection's metadata, which `hybridtei migrate` writes and describes.
+MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in"
+# Those of migrations and of a running ingest, which say nothing in another store.
+OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous", "moved_from", "ingest_lease"})
+
+
+class CollectionSchemas:
+    """The schemas of a store's collections, cached for `KEPT_S` seconds. `stored_as` is the collection behind an alias."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._cache: dict[str, tuple[float, CollectionSchema]] = {}
+
+    async def of(self, name: str, *, writing: bool = False) -> CollectionSchema:
+        """The schema of the collection behind a name. `writing`: as it is now, after a migration has switched the name.
+
+        Raises UnknownCollection, InvalidInput for an impossible name, StoreUnavailable where a switch takes longer than
+        `SWITCH_WAIT_S`, StoreError.
+        """
+        check_name(name)
+        kept_until, cached = self._cache.get(name, (0.0, None))
+        if cached is not None and kept_until > time.monotonic() and not writing:
+            return cached
+        began = time.monotonic()
+        while True:
+            found = await self._read(name)
+            is_switching = _is_held(found) if found is not None else cached is not None and await self._has_copy(name)
+            if found is None and not is_switching:  # unless the switch has ended between the two calls
+                found = await self._read(name)
+            if found is not None and not (writing and is_switching):
+                self._cache[name] = time.monotonic() + KEPT_S, found
+                return found
+            if not is_switching:
+                self._cache.pop(name, None)
+                raise UnknownCollection(f"there is no collection `{name}`{'' if writing else await self._others(name)}")
+            if time.monotonic() > began + SWITCH_WAIT_S:
+                raise StoreUnavailable(f"collection {name!r} is about to change its model: try again")
+            await asyncio.sleep(LOOK_S)
+
+    async def _others(self, name: str) -> str:
+        """The end of an error's sentence: the store, the name nearest to this one, and all names."""
+        names = sorted({*await self.store.collections(), *await self.store.aliases()})
+        nearest = "".join(f"; did you mean `{one}`?" for one in get_close_matches(name, names, 1))
+        listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
+        return f" in {self.store.place}{nearest} ({listed or 'no collections'})"
+
+    async def _read(self, name: str) -> CollectionSchema | None:
+        target = (await self.store.aliases()).get(name, name)
+        found = await self.store.describe(target)
+        if found is None:
+            return None
+        return replace(found, stored_as=(found.metadata.get(STAND_IN) if _is_held(found) else None) or target)
+
+    async def _has_copy(self, gone: str) -> bool:
+        """Whether a migration has just deleted a collection, and is about to give its name to the copy."""
+        described = [await self.store.describe(one) for one in await self.store.collections()]
+        return any(one is not None and one.metadata.get(MIGRATION_OF) == gone for one in described)
+
+    async def create(self, name: str, schema: CollectionSchema) -> tuple[CollectionSchema, bool]:
+        """Create a collection, unless another client does at the same moment: its schema, and whether it was created here.
+
+        Raises StoreError.
+        """
+        self._cache.pop(name, None)
+        try:
+            await self.store.create(name, schema)
+        except StoreError:
+            if made := await self._read(name):
+                return made, False
+            raise
+        return replace(schema, stored_as=name), True
+
+    async def upsert(self, name: str, schema: CollectionSchema, points: Sequence[models.PointStruct]) -> bool:
+        """Store points; False if a migration switches the name meanwhile: then they are to be made for the schema of now.
+
+        Raises StoreError, InvalidPoint.
+        """
+        try:
+            await self.store.upsert(schema.stored_as or name, points)
+        except StoreError:
+            if await self.is_current(name, schema):
+                raise
+            return False
+        return await self.is_current(name, schema)
+
+    async def is_current(self, name: str, schema: CollectionSchema) -> bool:
+        """Whether a name still stands for this collection, and no migration is about to switch it."""
+        found = await self._read(name)
+        is_current = found is not None and not _is_held(found) and found.stored_as == schema.stored_as
+        if not is_current:
+            self._cache.pop(name, None)
+        return is_current
+
+
+def _is_held(schema: CollectionSchema) -> bool:
+    """Whether a migration is about to switch the collection's name to its copy."""
+    return bool(schema.metadata.get(SWITCHING, 0.0) > time.time())
+
+
+def heads_of(schema: CollectionSchema) -> frozenset[Head]:
+    """The outputs that the collection stores."""
+    names = {*schema.vectors, *schema.sparse, *([MULTIVECTOR] if packed_format(schema) is not None else [])}
+    return frozenset(Head(name) for name in NAMES if name in names)
+
+
+def common_heads(schema: CollectionSchema, spec: ModelSpec) -> frozenset[Head]:
+    """The outputs that both the collection and the model have."""
+    return heads_of(schema) & spec.heads
+
+
+def check_searchable(
+    schema: CollectionSchema,
+    spec: ModelSpec,
+    model_id: str,
+    name: str,
+    *,
+    fingerprint: str | None = None,
+    unlabelled: bool = False,
+) -> None:
+    """Raises CollectionMismatch unless this model's queries can be compared with the collection's vectors.
+
+    `fingerprint`: of the model's files, which are not compared without it, nor where the collection has none.
+    """
+    heads = common_heads(schema, spec)
+    if not heads:
+        there = ", ".join([*schema.vectors, *schema.sparse]) or "none"
+        raise CollectionMismatch(
+            f"collection {name!r} has the vectors {there}; {model_id} makes {', '.join(sorted(spec.heads)) or 'none'}"
+        )
+    wanted = schema_for(spec, model_id, plan_of(schema), heads=heads, is_there=True)
+    vectors = {field: _with_distance(params, schema.vectors[field]) for field, params in wanted.vectors.items()}
+    sparse = {field: schema.sparse[field] for field in wanted.sparse}  # with idf or without
+    metadata = {**wanted.metadata, **({} if fingerprint is None else {FINGERPRINT: fingerprint})}
+    check_fits(schema, replace(wanted, vectors=vectors, sparse=sparse, metadata=metadata), name, unlabelled=unlabelled)
+
+
+def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> models.VectorParams:
+    """Accepts a collection compared by dot product, which for unit vectors is the cosine."""
+    if there.distance == models.Distance.DOT:
+        return wanted.model_copy(update={"distance": models.Distance.DOT})
+    return wanted

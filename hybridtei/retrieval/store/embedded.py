@@ -1,0 +1,165 @@
+"""The embedded engine as a store: a folder here, owned by a process that all commands share.
+
+The engine is loaded only in that process, since it holds Python's lock for whole calls, panics, and is ruined by a point that
+it should have refused. The first call starts the process or joins it, and so does the first one after it died. It executes
+one call at a time and the others wait here: a call whose caller was cancelled is never executed, and no more of them wait
+than can be answered in time. A call that waits when the process dies may or may not have been done; it raises
+StoreUnavailable, and since points carry ids that never change, asking again is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from qdrant_client import models
+
+from hybridtei.errors import StoreError
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, Stored, selector
+from hybridtei.retrieval.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
+from hybridtei.retrieval.store.embedded_client import ProcessClient
+from hybridtei.retrieval.store.points import batches, check_ids, check_points
+from hybridtei.retrieval.store.query import Filter, Query
+
+MAX_READ_INLINE = 5_000  # points: to make more would block the event loop for milliseconds
+
+
+class EmbeddedStore:
+    """One folder, which any number of processes of one user may open."""
+
+    kind = "embedded"
+
+    def __init__(self, path: str, *, timeout_s: float = 30.0, client: ProcessClient | None = None) -> None:
+        """`client`: of the folder's process, where one was made before."""
+        self._owner = client or ProcessClient(path)
+        self.place = f"embedded Qdrant in {os.path.abspath(path)}"
+        self._timeout_s = timeout_s
+        self._schemas: dict[str, CollectionSchema] = {}
+
+    async def _call(self, call: str, name: str, *arguments: Any) -> Any:
+        check_name(name)
+        return await self._owner.ask(call, name, *arguments, timeout_s=self._timeout_s)
+
+    async def collections(self) -> list[str]:
+        names: list[str] = await self._owner.ask("collections", timeout_s=self._timeout_s)
+        return names
+
+    async def describe(self, name: str) -> CollectionSchema | None:
+        fields = await self._call("describe", name)
+        if fields is None:
+            return None
+        self._schemas[name] = schema_from_dict(fields)
+        return self._schemas[name]
+
+    async def create(self, name: str, schema: CollectionSchema) -> None:
+        check_names(name, schema)
+        await self._call("create", name, schema_to_dict(schema))
+        self._schemas[name] = schema
+
+    async def drop(self, name: str) -> None:
+        self._schemas.pop(name, None)
+        await self._call("drop", name)
+
+    async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
+        self._schemas.pop(name, None)
+        await self._call("annotate", name, dict(metadata))
+
+    async def aliases(self) -> dict[str, str]:
+        aliases: dict[str, str] = await self._owner.ask("aliases", timeout_s=self._timeout_s)
+        return aliases
+
+    async def alias(self, name: str, collection: str) -> None:
+        self._schemas.pop(name, None)
+        await self._call("alias", name, collection)
+
+    async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
+        schema = self._schemas.get(name) or await self.describe(name)
+        if schema is None:
+            raise StoreError(f"embedded Qdrant: there is no collection {name!r}")
+        arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points would block the event loop
+        for batch in batches(arrays):
+            await self._call("upsert", name, [_message(point) for point in batch])
+
+    async def query(self, name: str, query: Query) -> list[Stored]:
+        points = await self._call("query", name, query)
+        if len(points) > MAX_READ_INLINE:
+            return await asyncio.to_thread(lambda: [_stored(point) for point in points])
+        return [_stored(point) for point in points]
+
+    async def retrieve(
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
+    ) -> list[Stored]:
+        check_ids(ids)
+        keys = selector(with_payload)
+        keys = keys.model_dump() if isinstance(keys, models.PayloadSelectorExclude) else keys
+        records = await self._call("retrieve", name, list(ids), keys, selector(with_vectors))
+        return [_stored(record) for record in records]
+
+    async def scroll(
+        self,
+        name: str,
+        *,
+        limit: int,
+        offset: PointId | None = None,
+        scroll_filter: Filter | None = None,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
+    ) -> tuple[list[Stored], PointId | None]:
+        page = {
+            "limit": limit,
+            "offset": offset,
+            "filter": scroll_filter,
+            "with_payload": selector(with_payload),
+            "with_vectors": selector(with_vectors),
+        }
+        records, following = await self._call("scroll", name, page)
+        return [_stored(record) for record in records], following
+
+    async def count(self, name: str, count_filter: Filter | None = None) -> int:
+        count: int = await self._call("count", name, count_filter)
+        return count
+
+    async def delete(self, name: str, ids: Sequence[PointId]) -> None:
+        check_ids(ids)
+        await self._call("delete", name, list(ids))
+
+    async def optimize(self, name: str) -> None:
+        """Merge and index now, however long it takes; other calls wait meanwhile. The process does so by itself when idle."""
+        check_name(name)
+        await self._owner.ask("optimize", name, timeout_s=None)
+
+    async def close(self) -> None:
+        await self._owner.close()
+
+
+def _message(point: models.PointStruct) -> list[Any]:
+    """[id, vectors, payload] of a checked point."""
+    assert isinstance(point.vector, Mapping)
+    return [point.id, {name: _numbers(vector) for name, vector in point.vector.items()}, point.payload]
+
+
+def _numbers(vector: Any) -> Any:
+    if isinstance(vector, models.SparseVector):
+        return {"indices": vector.indices, "values": vector.values}
+    return np.ascontiguousarray(vector)
+
+
+def _stored(message: Sequence[Any]) -> Stored:
+    """The point of [id, payload, vectors], and its score where it was queried."""
+    identity, payload, vectors, *score = message
+    return Stored(identity, payload or {}, _vectors(vectors) if vectors else {}, *score)
+
+
+def _vectors(vectors: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: models.SparseVector.model_construct(**vector) if isinstance(vector, Mapping) else vector
+        for name, vector in vectors.items()
+    }

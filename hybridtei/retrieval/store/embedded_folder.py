@@ -1,0 +1,297 @@
+"""The folder of the embedded engine, which one process alone has open. A collection is a folder in it: `layout.json` and
+`shard/`. The engine optimizes nothing by itself, so the process that has it calls `tidy` when it is idle.
+
+A panic inside the engine raises a `BaseException` that is no `Exception`; after one at a write, the write-ahead log holds an
+entry that may panic again at every write and load. So the collection is read-only from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+from uuid import uuid4
+
+import qdrant_edge as edge
+
+from hybridtei.retrieval.store.embedded_conversions import (
+    Plain,
+    config_of,
+    filter_of,
+    payload_selector,
+    plain_id,
+    plain_point,
+    plain_scored,
+    point_of,
+    request_of,
+)
+from hybridtei.retrieval.store.embedded_layouts import Layouts
+from hybridtei.retrieval.store.embedded_socket import LAYOUT, FolderError, take
+from hybridtei.system.frames import encoded
+
+T = TypeVar("T")
+SHARD = "shard"
+OPTIMIZE_AFTER = 1000  # points written since the last optimization
+MAX_ANSWER_BYTES = 2**28
+MIN_FREE_BYTES = 2**25  # on the disk, for a write: a segment of the write-ahead log
+FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0  # before failed housekeeping is retried
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Collection:
+    """An open collection. `written`: points since the last optimization; `dirty`: not flushed yet. `broken`: why it is read-
+    only. `resume_s`: when failed housekeeping is retried, `pause_s` after the failure."""
+
+    shard: Any
+    written: int = OPTIMIZE_AFTER
+    dirty: bool = False
+    broken: str | None = None
+    resume_s: float = 0.0
+    pause_s: float = 0.0
+
+
+class Folder:
+    """All collections below a path, which it locks."""
+
+    CALLS: ClassVar = frozenset(
+        {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
+        | {"annotate", "aliases", "alias", "flush"}
+    )
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """The path exists. Raises FolderError, or FolderTaken if another process has the folder."""
+        self._clock = clock
+        self._lock = take(path)
+        self.path = path
+        self._open: dict[str, _Collection] = {}
+        self._layouts = Layouts(path)
+        self.annotate, self.aliases = self._layouts.annotate, self._layouts.aliases
+        for leftover in (*path.glob(".new-*"), *path.glob(".old-*")):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def collections(self) -> list[str]:
+        """The names of all collections, sorted."""
+        return self._layouts.collections()
+
+    def describe(self, name: str) -> Any:
+        """The layout that `create` wrote; None if there is no such collection."""
+        return self._layouts.read(self._layouts.behind(name))
+
+    def alias(self, name: str, collection: str) -> None:
+        """Makes `name` another name of a collection, and deletes the points of a collection of that name."""
+        opened = self._open.pop(name, None)
+        if opened is not None:
+            _close(opened)
+        self._layouts.alias(name, collection)
+        shutil.rmtree(self.path / name / SHARD, ignore_errors=True)
+
+    def create(self, name: str, layout: Plain) -> None:
+        """Creates the collection aside and renames it: a crash leaves all of it or nothing."""
+        home = self.path / name
+        if home.exists():
+            raise FolderError(f"there is a collection {name!r} already")
+        self._check_room()
+        aside = self.path / f".new-{uuid4().hex}"
+        aside.mkdir()
+        try:
+            with _panics(f"collection {name!r} could not be made"):
+                edge.EdgeShard.create(str(aside / SHARD), config_of(layout)).close()
+            (aside / LAYOUT).write_text(json.dumps(layout), encoding="utf-8")
+            os.rename(aside, home)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def drop(self, name: str) -> None:
+        """Renames the collection and deletes it; no error if there was none."""
+        self._layouts.forget(name)
+        collection = self._open.pop(name, None)
+        if collection is not None:
+            _close(collection)
+        home = self.path / name
+        if home.is_dir():
+            aside = self.path / f".old-{uuid4().hex}"
+            os.rename(home, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def upsert(self, name: str, points: list[Any]) -> None:
+        """The points are in the write-ahead log and searchable when this returns."""
+        upserted = [point_of(point) for point in points]
+        self._write(name, len(upserted), lambda shard: shard.update(edge.UpdateOperation.upsert_points(upserted)))
+
+    def delete(self, name: str, ids: list[Any]) -> None:
+        """Deletes points; no error for ids that do not exist."""
+        self._write(name, len(ids), lambda shard: shard.update(edge.UpdateOperation.delete_points(ids)))
+
+    def query(self, name: str, request: Plain) -> list[Any]:
+        """Points as [id, payload, vectors, score], the best first."""
+        query = request_of(request)
+        return _bounded(self._read(name, lambda shard: shard.query(query)), plain_scored)
+
+    def retrieve(self, name: str, ids: list[Any], with_payload: Any, with_vectors: Any) -> list[Any]:
+        """Points as [id, payload, vectors]."""
+        records = self._read(name, lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors))
+        return _bounded(records, plain_point)
+
+    def scroll(self, name: str, page: Plain) -> list[Any]:
+        """[records, id where the next page begins]."""
+        request = edge.ScrollRequest(
+            offset=page["offset"],
+            limit=page["limit"],
+            filter=filter_of(page["filter"]),
+            with_payload=payload_selector(page["with_payload"]),
+            with_vector=page["with_vectors"],
+        )
+        records, following = self._read(name, lambda shard: shard.scroll(request))
+        return [_bounded(records, plain_point), None if following is None else plain_id(following)]
+
+    def count(self, name: str, count_filter: Any) -> int:
+        """The exact number of points that match a filter."""
+        request = edge.CountRequest(exact=True, filter=filter_of(count_filter))
+        return int(self._read(name, lambda shard: shard.count(request)))
+
+    def optimize(self, name: str) -> None:
+        """Merge, index and flush now."""
+        collection = self._collection(name, writing=True)
+        self._change(name, collection, lambda shard: (shard.optimize(), shard.flush()))
+        collection.written, collection.dirty = 0, False
+
+    def flush(self) -> None:
+        """Write what is only in the write-ahead log and in memory to the collections' files."""
+        for name, collection in self._open.items():
+            if collection.dirty and collection.broken is None:
+                self._flush(name, collection)
+
+    @property
+    def untidy(self) -> bool:
+        """Whether a collection is to be flushed or optimized."""
+        return any(one.broken is None and (one.dirty or one.written >= OPTIMIZE_AFTER) for one in self._open.values())
+
+    def tidy(self, *, optimizing: bool) -> None:
+        """One piece of housekeeping: a flush, which is short, or else an optimization, which may take half a minute.
+
+        A failure (a full disk) is logged once and retried after pauses that double from 10 s to 10 minutes.
+        """
+        due = [(name, one) for name, one in self._open.items() if one.broken is None and one.resume_s <= self._clock()]
+        for name, collection in due:
+            if collection.dirty:
+                return self._attempt(name, collection, self._flush)
+        for name, collection in due:
+            if optimizing and collection.written >= OPTIMIZE_AFTER:
+                return self._attempt(name, collection, lambda name, _: self.optimize(name))
+
+    def _flush(self, name: str, collection: _Collection) -> None:
+        self._change(name, collection, lambda shard: shard.flush())
+        collection.dirty = False
+
+    def _attempt(self, name: str, collection: _Collection, work: Callable[[str, _Collection], None]) -> None:
+        try:
+            work(name, collection)
+        except Exception as error:
+            if not collection.pause_s:
+                log.warning("collection %r in %s: housekeeping failed and is tried again later: %s", name, self.path, error)
+            collection.pause_s = min(max(collection.pause_s * 2, FIRST_PAUSE_S), MAX_PAUSE_S)
+            collection.resume_s = self._clock() + collection.pause_s
+        else:
+            collection.pause_s = collection.resume_s = 0.0
+
+    def tell(self, socket: str) -> None:
+        """Write into the lock file where the process that has the folder listens."""
+        self._lock.truncate(0)
+        self._lock.write(socket)
+        self._lock.flush()
+
+    def close(self) -> None:
+        """Flush all collections and unlock the folder."""
+        for collection in self._open.values():
+            _close(collection)
+        self._open.clear()
+        self._lock.close()
+
+    def _collection(self, name: str, *, writing: bool = False) -> _Collection:
+        name = self._layouts.behind(name)
+        collection = self._open.get(name)
+        if collection is None:
+            if not (self.path / name / LAYOUT).is_file():
+                raise FolderError(f"there is no collection {name!r} in {self.path}")
+            with _panics(f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its folder, or drop it"):
+                collection = _Collection(edge.EdgeShard.load(str(self.path / name / SHARD)))
+            self._open[name] = collection
+        if writing and collection.broken is not None:
+            raise FolderError(collection.broken)
+        return collection
+
+    def _read(self, name: str, call: Callable[[Any], T]) -> T:
+        shard = self._collection(name).shard
+        with _panics(f"the engine failed inside at a question to collection {name!r}"):
+            return call(shard)
+
+    def _write(self, name: str, count: int, call: Callable[[Any], object]) -> None:
+        collection = self._collection(name, writing=True)
+        self._check_room()
+        collection.dirty = True
+        self._change(name, collection, call)
+        collection.written += count
+
+    def _check_room(self) -> None:
+        """Raises FolderError if the disk is full: the engine would wait for room, or panic."""
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize
+        if free < MIN_FREE_BYTES:
+            raise FolderError(f"{self.path}: the disk is full: {free} bytes are free, wanted are {MIN_FREE_BYTES}")
+
+    def _change(self, name: str, collection: _Collection, call: Callable[[Any], object]) -> None:
+        """Changes the collection; a panic makes it read-only."""
+        try:
+            with _panics(""):
+                call(collection.shard)
+        except FolderError as error:
+            collection.broken = (
+                f"collection {name!r} in {self.path} can only be read: the engine failed inside at a write ({error}). Its "
+                "points can still be read and copied; to write again, drop it and fill it anew"
+            )
+            raise FolderError(collection.broken) from error
+
+
+def _bounded(points: Sequence[Any], plain: Callable[[Any], list[Any]]) -> list[Any]:
+    """The points, each encoded by itself. Raises FolderError as soon as they take more than MAX_ANSWER_BYTES."""
+    answer: list[Any] = []
+    size = 0
+    for place, point in enumerate(points, 1):
+        answer.append(encoded(plain(point)))
+        size += len(answer[-1])
+        if size > MAX_ANSWER_BYTES:
+            raise FolderError(
+                f"the answer's {len(points)} points are too large: {place} of them take {size} bytes, allowed are "
+                f"{MAX_ANSWER_BYTES}; ask for fewer at once (`limit`), or without vectors or payloads"
+            )
+    return answer
+
+
+def _close(collection: _Collection) -> None:
+    with contextlib.suppress(Exception, FolderError), _panics(""):
+        if collection.broken is None:
+            collection.shard.flush()
+        collection.shard.close()
+
+
+@contextlib.contextmanager
+def _panics(message: str) -> Iterator[None]:
+    """Turns the engine's panic, which is no `Exception`, into a FolderError; other errors are raised as they are."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise FolderError(f"{message}: {error}" if message else str(error)) from error

@@ -1,0 +1,212 @@
+"""How a collection keeps a model's outputs: widths, budgets, indexes, quantisation, where each lies.
+
+A plan is chosen when a collection is made, and read off the collection afterwards: whoever adds documents keeps to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+from qdrant_client import models
+
+from hybridtei.batch import Head
+from hybridtei.config import MultivectorDtype
+from hybridtei.errors import CollectionMismatch, InvalidInput
+from hybridtei.inference.tasks.pooling import MultivectorBudget
+from hybridtei.models.checkpoint.fingerprint import fingerprint, tokenizer_sha256
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema
+from hybridtei.retrieval.store.options import CollectionPlan, Quantization
+from hybridtei.retrieval.store.packed import DTYPE, WIDTH
+
+MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
+FINGERPRINT = "model_fingerprint"  # `model` of `checkpoint.fingerprint`; collections of older versions have none
+TOKENS = "multivector_tokens"  # key of a collection's metadata
+MODEL_KEYS = frozenset({MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH})  # of metadata that a model and a plan decide
+
+
+def budget_of_plan(plan: CollectionPlan) -> MultivectorBudget:
+    """How small documents' multi-vectors are made."""
+    return MultivectorBudget(max_tokens=plan.multivector_tokens or None, dtype=plan.multivector_dtype or "float")
+
+
+def with_budget(plan: CollectionPlan, tokens: int | None, dtype: MultivectorDtype | None) -> CollectionPlan:
+    """The plan with a budget of multi-vectors where it chose none."""
+    return structs.replace(
+        plan,
+        multivector_tokens=tokens if plan.multivector_tokens is None else plan.multivector_tokens,
+        multivector_dtype=dtype if plan.multivector_dtype is None else plan.multivector_dtype,
+    )
+
+
+# Chosen by conformance/quality/budgets.py: 64 vectors of bits keep 99 % of what all tokens in float32 reach, in 2 kB.
+SMALL_TOKENS = 64
+SMALL_DTYPE: MultivectorDtype = "binary"
+
+
+def settled(
+    chosen: CollectionPlan, existing: CollectionSchema | None, heads: frozenset[Head], name: str, *, width: int = 0
+) -> CollectionPlan:
+    """The plan of a new collection of these outputs, with defaults for what was not chosen, or that of an existing one.
+
+    `width`: of the model's multi-vectors; one, whole or cut, that does not fill bytes with bits is kept as int8.
+    Raises CollectionMismatch, field by field, where something else was chosen than the existing collection has.
+    """
+    if existing is None:
+        is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {Head.MULTIVECTOR}  # nothing else would find points
+        tokens = SMALL_TOKENS if chosen.multivector_tokens is None else chosen.multivector_tokens
+        small: MultivectorDtype = "int8" if (chosen.multivector_dim or width) % 8 else SMALL_DTYPE
+        dtype = chosen.multivector_dtype or ("float" if is_alone else small)
+        if is_alone and dtype != "float":
+            raise InvalidInput(f"`multivector_dtype` is {dtype}: as the only vectors, multi-vectors have to be float")
+        return structs.replace(chosen, multivector_tokens=tokens, multivector_dtype=dtype)
+    there = plan_of(existing)
+    lines = [
+        f"  {field}: there {getattr(there, field) or 'nothing'}, asked for {asked or 'nothing'}"
+        for field, asked in structs.asdict(chosen).items()
+        if asked is not None and asked is not False and (getattr(there, field) or None) != (asked or None)
+    ]
+    if lines:
+        title = (
+            f"collection {name!r} keeps the plan that it was made by; `hybridtei migrate {name}` changes multi-vectors and "
+            "widths, for the rest ingest into a new collection:"
+        )
+        raise CollectionMismatch("\n".join([title, *lines]))
+    return there
+
+
+MIN_REPLICAS = 2  # what a cluster needs to lose a node
+
+
+def spread(plan: CollectionPlan, nodes: int) -> CollectionPlan:
+    """The plan of a new collection on so many nodes: a shard for each, and two copies, where nothing else was chosen."""
+    if nodes < 2:
+        return plan
+    shards, replicas = plan.shards or nodes, plan.replicas or MIN_REPLICAS
+    return structs.replace(plan, shards=shards, replicas=replicas)
+
+
+def plan_of(schema: CollectionSchema) -> CollectionPlan:
+    """The plan that a collection was made by, as far as its schema tells."""
+    dense, multivector = schema.vectors.get(DENSE), schema.vectors.get(MULTIVECTOR)
+    sparse = schema.sparse.get(SPARSE)
+    any_dense = dense or multivector
+    return CollectionPlan(
+        dense_dim=None if dense is None else dense.size,
+        multivector_dim=schema.metadata.get(WIDTH) if multivector is None else multivector.size,
+        multivector_tokens=schema.metadata.get(TOKENS),
+        multivector_dtype=schema.metadata.get(DTYPE, "float"),
+        datatype="float16" if any_dense is not None and any_dense.datatype == models.Datatype.FLOAT16 else "float32",
+        quantization=None if dense is None else _kind_of(dense.quantization_config),
+        on_disk=bool(dense is not None and dense.on_disk) or bool(sparse is not None and sparse.index and sparse.index.on_disk),
+        on_disk_payload=bool(schema.on_disk_payload),
+        shards=schema.shard_number,
+        replicas=schema.replication_factor,
+    )
+
+
+def _kind_of(config: Any) -> Quantization | None:
+    return next((kind for kind, made in QUANTIZATIONS.items() if made == config), None)
+
+
+def schema_for(
+    spec: ModelSpec,
+    model_id: str,
+    plan: CollectionPlan | None = None,
+    *,
+    heads: frozenset[Head] | None = None,
+    sparse_idf: bool | None = None,
+    is_there: bool = False,
+    **options: Any,
+) -> CollectionSchema:
+    """The schema of a model's outputs: `dense`, `sparse` and `multivector`, as far as the model and `heads` have them.
+
+    Both dense kinds are compared by cosine: for unit vectors it is the dot product, and a vector that was cut and not
+    normalised again still ranks right; the price is that stores keep, and return, unit vectors. A multi-vector has no graph
+    and lies on disk, since it rescores candidates, unless it is the only vector. `sparse_idf`: by default as the sparse head
+    declares; a SPLADE head never profits. `options`: in place of a plan, its fields. `dense_dim`, `multivector_dim`: widths to
+    which vectors are cut. `multivector_tokens`, `multivector_dtype`: the budget of documents' multi-vectors, which the metadata
+    keep; other numbers than floats lie in the payload (`store.packed`). `datatype`: of the vectors that Qdrant keeps.
+    `quantization`, `on_disk`, `on_disk_payload`, `shards`, `replicas`: Qdrant's. `is_there`: a width above the model's is left
+    to `check_fits`, which names both. Raises InvalidInput if the model has none of the outputs, MissingArtifact without its
+    tokenizer.
+    """
+    plan = plan or CollectionPlan(**options)
+    outputs = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
+    if not outputs:
+        raise InvalidInput(f"{model_id}: makes none of the vectors that a collection holds: dense, sparse, multivector")
+    vectors: dict[str, models.VectorParams] = {}
+    sparse: dict[str, models.SparseVectorParams] = {}
+    metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}
+    stored, on_disk = models.Datatype.FLOAT16 if plan.datatype == "float16" else None, plan.on_disk or None
+    if Head.DENSE in outputs:
+        vectors[DENSE] = models.VectorParams(
+            size=_width(plan.dense_dim, spec.dense_width, "dense_dim", is_there=is_there),
+            distance=models.Distance.COSINE,
+            on_disk=on_disk,
+            quantization_config=_quantization(plan.quantization),
+            datatype=stored,
+        )
+    if Head.MULTIVECTOR in outputs and spec.multivector is not None:
+        width = _width(plan.multivector_dim, spec.multivector.dim, "multivector_dim", is_there=is_there)
+        if plan.multivector_tokens:
+            metadata[TOKENS] = plan.multivector_tokens
+        if plan.multivector_dtype in (None, "float"):
+            vectors[MULTIVECTOR] = models.VectorParams(
+                size=width,
+                distance=models.Distance.COSINE,
+                multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
+                hnsw_config=None if outputs == {Head.MULTIVECTOR} else NO_GRAPH,
+                on_disk=True,
+                datatype=stored,
+            )
+        else:
+            if plan.multivector_dtype == "binary" and width % 8:
+                raise InvalidInput(f"`multivector_dim` is {width}: binary vectors take a multiple of 8")
+            metadata |= {DTYPE: plan.multivector_dtype, WIDTH: width}
+    if Head.SPARSE in outputs and spec.sparse is not None:
+        idf = spec.sparse.idf and not spec.is_splade if sparse_idf is None else sparse_idf
+        sparse[SPARSE] = models.SparseVectorParams(
+            modifier=models.Modifier.IDF if idf else None,
+            index=None if on_disk is None and stored is None else models.SparseIndexParams(on_disk=on_disk, datatype=stored),
+        )
+    return CollectionSchema(vectors, sparse, metadata, plan.shards, plan.replicas, plan.on_disk_payload or None)
+
+
+def signed(schema: CollectionSchema, spec: ModelSpec) -> CollectionSchema:
+    """The schema with the model's fingerprint among its metadata. Reads the weights. Raises OSError."""
+    return replace(schema, metadata={**schema.metadata, FINGERPRINT: fingerprint(spec)["model"]})
+
+
+def _width(width: int | None, full: int, field: str, *, is_there: bool) -> int:
+    if width is None or (is_there and width > full):
+        return full
+    if not 1 <= width <= full:
+        raise InvalidInput(f"`{field}` is {width}, should be between 1 and the model's {full}")
+    return width
+
+
+NO_GRAPH = models.HnswConfigDiff(m=0, payload_m=0)  # m=0 alone would still link points whose payload is indexed
+# Compressed copies of vectors, kept in memory.
+QUANTIZATIONS: Mapping[Quantization, models.QuantizationConfig] = {
+    "scalar": models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)
+    ),
+    "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
+    "binary-2bit": models.BinaryQuantization(
+        binary=models.BinaryQuantizationConfig(always_ram=True, encoding=models.BinaryQuantizationEncoding.TWO_BITS)
+    ),
+    "product": models.ProductQuantization(
+        product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
+    ),
+    "turbo": models.TurboQuantization(turbo=models.TurboQuantQuantizationConfig(always_ram=True)),
+}
+
+
+def _quantization(kind: Quantization | None) -> models.QuantizationConfig | None:
+    if kind is not None and kind not in QUANTIZATIONS:
+        raise InvalidInput(f"`quantization` is {kind!r}, should be scalar, binary, binary-2bit, product or turbo")
+    return None if kind is None else QUANTIZATIONS[kind]

@@ -1,0 +1,322 @@
+"""Encoder outputs as points, and the rules of a point, checked before a store is called.
+
+Stores check different rules: a server takes NaN by gRPC, the embedded engine stores duplicate indices and loses a collection
+to a sparse vector of unequal lengths, and only a server refuses a multi-vector of a million floats. So all rules are checked
+here. Points hold numpy arrays where `PointStruct` declares lists, since turning a multi-vector into Python floats costs more
+than storing it; stores take both, and `as_lists` makes a point that pydantic can write as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from qdrant_client import models
+
+from hybridtei.batch import Ragged
+from hybridtei.errors import InvalidPoint
+from hybridtei.outputs import Embeddings, cut, unit
+from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId
+from hybridtei.retrieval.store.packed import PACKED, PackedFormat, packed_format, packed_text
+
+MAX_ID = 2**64 - 1
+MAX_INDEX = 2**32 - 1
+MAX_MULTIVECTOR_FLOATS = 1_048_576  # a server refuses as many; embedded stores do not, until the data moves to one
+MAX_PAYLOAD_DEPTH = 100  # JSON parsers on the other side stop at 128
+MAX_BATCH_BYTES = 8_000_000
+MAX_BATCH_POINTS = 256
+POINT_OVERHEAD = 64  # bytes of id and framing
+_NAMESPACE = uuid.UUID("6f1d2c64-0a55-5d0e-9a4e-3c1f5b7e2d90")
+_INTEGERS = (-(2**63), 2**63 - 1)
+
+
+def point_id(source: str, chunk: int) -> str:
+    """The id of a source's chunk, a UUID of both: a second upsert replaces the first."""
+    return str(uuid.uuid5(_NAMESPACE, f"{source}#{chunk}"))
+
+
+def to_points(
+    embeddings: Embeddings, ids: Sequence[PointId], payloads: Sequence[Mapping[str, Any]] | None = None
+) -> list[models.PointStruct]:
+    """One point a row, with a named vector for each column that is not None; empty sparse vectors are left out.
+
+    Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values; multi-vectors of other numbers go
+    into the payload, and InvalidPoint is raised where their key is there already. Raises ValueError if counts differ.
+    """
+    check_ids(ids)
+    payloads = payloads if payloads is not None else [{}] * len(ids)
+    rows = embeddings.multivector
+    if rows is not None and rows.values.dtype != np.float32:
+        for payload in payloads:
+            check_key_is_free(payload)
+        payloads = [{**payload, PACKED: packed_text(row)} for payload, row in zip(payloads, rows, strict=True)]
+        embeddings = replace(embeddings, multivector=None)
+    if not len(embeddings) == len(ids) == len(payloads):
+        raise ValueError(
+            f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be as many of each"
+        )
+    return [
+        models.PointStruct.model_construct(id=identity, vector=_vectors(embeddings, i), payload=dict(payload))
+        for i, (identity, payload) in enumerate(zip(ids, payloads, strict=True))
+    ]
+
+
+def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embeddings:
+    """Dense and multi-vectors cut to the collection's widths; floats of length 1 again."""
+    dense, multivector, packed = embeddings.dense, embeddings.multivector, packed_format(schema)
+    if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:
+        dense = unit(cut(dense, schema.vectors[DENSE].size))
+    if multivector is not None and multivector.values.dtype != np.float32:
+        multivector = multivector if packed is None else Ragged(packed.cut(multivector.values), multivector.offsets)
+    elif multivector is not None and (packed is not None or MULTIVECTOR in schema.vectors):
+        width = schema.vectors[MULTIVECTOR].size if packed is None else packed.width
+        if width < multivector.values.shape[1]:
+            multivector = Ragged(unit(cut(multivector.values, width)), multivector.offsets)
+    return replace(embeddings, dense=dense, multivector=multivector)
+
+
+def check_key_is_free(payload: Mapping[str, Any]) -> None:
+    """Raises InvalidPoint where a payload has the key of the multi-vector that would be put into it."""
+    if PACKED in payload:
+        raise InvalidPoint(f"`payload.{PACKED}` is where the collection keeps multi-vectors: rename this key")
+
+
+def _vectors(embeddings: Embeddings, i: int) -> dict[str, Any]:
+    vectors: dict[str, Any] = {}
+    if embeddings.dense is not None:
+        vectors[DENSE] = embeddings.dense[i]
+    if embeddings.sparse is not None:
+        indices, values = embeddings.sparse.row(i)
+        if len(indices):
+            vectors[SPARSE] = models.SparseVector.model_construct(indices=indices, values=values)
+    if embeddings.multivector is not None:
+        vectors[MULTIVECTOR] = embeddings.multivector.row(i)
+    return vectors
+
+
+def as_lists(point: models.PointStruct) -> models.PointStruct:
+    """The point with lists of Python numbers as vectors."""
+    vectors = point.vector
+    if isinstance(vectors, Mapping):
+        vectors = {name: _listed(vector) for name, vector in vectors.items()}
+    return models.PointStruct.model_construct(id=point.id, vector=vectors, payload=point.payload)
+
+
+def _listed(vector: Any) -> Any:
+    if isinstance(vector, models.SparseVector):
+        indices, values = np.asarray(vector.indices).tolist(), np.asarray(vector.values).tolist()
+        return models.SparseVector.model_construct(indices=indices, values=values)
+    return vector.tolist() if isinstance(vector, np.ndarray) else vector
+
+
+def check_points(points: Sequence[models.PointStruct], schema: CollectionSchema) -> list[models.PointStruct]:
+    """The points with array vectors and canonical ids, if every store takes all of them.
+
+    Empty sparse vectors are left out. Raises InvalidPoint, naming the first bad point, its field and the limit.
+    """
+    return [_checked(point, schema) for point in points]
+
+
+def _checked(point: models.PointStruct, schema: CollectionSchema) -> models.PointStruct:
+    identity = _identity(point.id)
+    where = f"point {identity}"
+    if not isinstance(point.vector, Mapping):
+        raise InvalidPoint(
+            f"{where}: `vector` should map names ({_names(schema)}) to vectors, not be one {type(point.vector).__name__}"
+        )
+    vectors: dict[str, Any] = {}
+    for name, vector in point.vector.items():
+        if name in schema.sparse:
+            sparse = _sparse(vector, f"{where}, vector `{name}`")
+            if len(sparse.indices):
+                vectors[name] = sparse
+        elif name in schema.vectors:
+            vectors[name] = _dense(vector, schema.vectors[name], f"{where}, vector `{name}`")
+        else:
+            raise InvalidPoint(f"{where}: the collection has no vector `{name}`; it has {_names(schema)}")
+    packed = packed_format(schema)
+    if packed is not None and point.payload and PACKED in point.payload:
+        _check_packed(point.payload[PACKED], packed, f"{where}: `payload.{PACKED}`")
+    return models.PointStruct.model_construct(id=identity, vector=vectors, payload=_payload(point.payload, where))
+
+
+def _names(schema: CollectionSchema) -> str:
+    return ", ".join(f"`{name}`" for name in (*schema.vectors, *schema.sparse)) or "none"
+
+
+def check_ids(ids: Sequence[Any]) -> None:
+    """Raises InvalidPoint for an id that is no integer, text or UUID."""
+    for value in ids:
+        if isinstance(value, bool) or not isinstance(value, int | str | uuid.UUID):
+            raise InvalidPoint(f"point {value!r}: `id` is {type(value).__name__}, should be an integer or a UUID")
+
+
+def _identity(value: Any) -> PointId:
+    check_ids([value])
+    if isinstance(value, int):
+        if not 0 <= value <= MAX_ID:
+            raise InvalidPoint(f"point {value}: `id` should be between 0 and {MAX_ID}")
+        return value
+    try:
+        return str(uuid.UUID(str(value)))
+    except ValueError as error:
+        message = f"point {value!r}: `id` is neither an integer nor a UUID; `point_id` makes one of any text"
+        raise InvalidPoint(message) from error
+
+
+def _dense(vector: Any, params: models.VectorParams, where: str) -> NDArray[np.float32]:
+    dimensions = 1 if params.multivector_config is None else 2
+    array = _floats(vector, where)
+    if array.ndim != dimensions:
+        kind = "a list of numbers" if dimensions == 1 else "a list of vectors, with one at least"
+        raise InvalidPoint(f"{where}: should be {kind}, has shape {list(array.shape)}")
+    if array.shape[-1] != params.size:
+        raise InvalidPoint(f"{where}: has {array.shape[-1]} dimensions, the collection {params.size}")
+    if dimensions == 2 and not len(array):
+        raise InvalidPoint(f"{where}: is empty, a multi-vector needs one row at least")
+    if dimensions == 2 and array.size >= MAX_MULTIVECTOR_FLOATS:
+        most = (MAX_MULTIVECTOR_FLOATS - 1) // params.size
+        raise InvalidPoint(
+            f"{where}: {len(array)} rows of {params.size} are {array.size} floats, allowed are {most} rows (fewer than "
+            f"{MAX_MULTIVECTOR_FLOATS} floats): cut the text into shorter chunks"
+        )
+    return array
+
+
+def _check_packed(text: Any, packed: PackedFormat, where: str) -> None:
+    """The bound of `_dense`, before anything is decoded."""
+    if not isinstance(text, str):
+        raise InvalidPoint(f"{where} is {type(text).__name__}, should be a multi-vector's bytes in base64: rename other values")
+    count = len(text) * 3 // 4 // packed.row_bytes
+    if count * packed.width >= MAX_MULTIVECTOR_FLOATS:
+        most = (MAX_MULTIVECTOR_FLOATS - 1) // packed.width
+        raise InvalidPoint(f"{where}: {count} rows of {packed.width} numbers, allowed are {most} rows")
+    try:
+        size = len(base64.b64decode(text, validate=True))
+    except ValueError as error:
+        raise InvalidPoint(f"{where} should be a multi-vector's bytes in base64, rename other values: {error}") from error
+    if size % packed.row_bytes:
+        raise InvalidPoint(f"{where} has {size} bytes, should be rows of {packed.row_bytes}")
+
+
+def _floats(values: Any, where: str) -> NDArray[np.float32]:
+    """The values as float32, all finite: a float64 beyond float32's range counts as infinite."""
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidPoint(f"{where}: should hold numbers, in rows of one width: {error}") from error
+    finite = np.isfinite(array)
+    if not finite.all():
+        at = np.argwhere(~np.atleast_1d(finite))[0].tolist()
+        raise InvalidPoint(f"{where}: number {at if len(at) > 1 else at[0]} is not finite in float32")
+    return array
+
+
+def _sparse(vector: Any, where: str) -> models.SparseVector:
+    if not isinstance(vector, models.SparseVector):
+        raise InvalidPoint(f"{where}: should be a SparseVector of `indices` and `values`, not {type(vector).__name__}")
+    values = _floats(vector.values, f"{where}, `values`")
+    indices = np.asarray(vector.indices)
+    if values.ndim != 1 or indices.ndim != 1 or len(indices) != len(values):
+        raise InvalidPoint(f"{where}: {indices.size} indices and {values.size} values: should be as many, in one row each")
+    if not len(indices):
+        return models.SparseVector.model_construct(indices=indices.astype(np.uint32), values=values)
+    if indices.dtype.kind not in "iu" or int(indices.min()) < 0 or int(indices.max()) > MAX_INDEX:
+        raise InvalidPoint(f"{where}: `indices` should be integers between 0 and {MAX_INDEX}")
+    unique, counts = np.unique(indices, return_counts=True)
+    if len(unique) != len(indices):
+        raise InvalidPoint(f"{where}: index {unique[counts > 1][0]} is there {counts.max()} times, should be once")
+    return models.SparseVector.model_construct(indices=indices.astype(np.uint32), values=values)
+
+
+def _payload(payload: Any, where: str) -> dict[str, Any]:
+    if payload is None:
+        return {}
+    if not isinstance(payload, Mapping):
+        raise InvalidPoint(f"{where}: `payload` is {type(payload).__name__}, should be an object")
+    plain: dict[str, Any] = _plain(payload, f"{where}: `payload", 0)
+    return plain
+
+
+def _plain(value: Any, path: str, depth: int) -> Any:
+    """The value in JSON's own types. Raises InvalidPoint if JSON or Qdrant's integers cannot hold it; messages close `path`'s
+    quotation."""
+    if depth > MAX_PAYLOAD_DEPTH:
+        raise InvalidPoint(f"{path[:200]}…` is nested deeper than {MAX_PAYLOAD_DEPTH} levels")
+    if isinstance(value, Mapping):
+        return {_key(key, path): _plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+    return _leaf(value, path)
+
+
+def _key(key: Any, path: str) -> str:
+    if not isinstance(key, str):
+        raise InvalidPoint(f"{path}` has the key {key!r}, keys are strings")
+    return _text(key, path)
+
+
+def _leaf(value: Any, path: str) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value, path)
+    if isinstance(value, int):
+        if not _INTEGERS[0] <= value <= _INTEGERS[1]:
+            raise InvalidPoint(f"{path}` is {value}, integers go from {_INTEGERS[0]} to {_INTEGERS[1]}")
+        return int(value)
+    if not isinstance(value, float):
+        raise InvalidPoint(f"{path}` is {type(value).__module__}.{type(value).__name__}, should be what JSON has")
+    if not math.isfinite(value):
+        raise InvalidPoint(f"{path}` is {value}, which JSON has no word for")
+    return float(value)
+
+
+def _text(text: str, path: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidPoint(f"{path}`: {error.reason} at character {error.start}: not valid Unicode") from error
+    return str(text)
+
+
+def size_of(point: models.PointStruct, *, bytes_per_number: int = 4) -> int:
+    """Approximate bytes of the point on the wire: 4 a number by gRPC, about 20 as JSON."""
+    vectors = point.vector.values() if isinstance(point.vector, Mapping) else (point.vector,)
+    numbers = sum(_numbers(vector) for vector in vectors)
+    return POINT_OVERHEAD + bytes_per_number * numbers + (len(msgspec.json.encode(point.payload)) if point.payload else 2)
+
+
+def _numbers(vector: Any) -> int:
+    if isinstance(vector, models.SparseVector):
+        return 2 * len(vector.values)
+    return int(np.size(vector))
+
+
+def batches(
+    points: Sequence[models.PointStruct],
+    max_bytes: int = MAX_BATCH_BYTES,
+    max_points: int = MAX_BATCH_POINTS,
+    *,
+    bytes_per_number: int = 4,
+) -> Iterator[list[models.PointStruct]]:
+    """The points in their order, in batches of at most `max_bytes` and `max_points`; a larger point is a batch alone."""
+    batch: list[models.PointStruct] = []
+    total = 0
+    for point in points:
+        size = size_of(point, bytes_per_number=bytes_per_number)
+        if batch and (total + size > max_bytes or len(batch) == max_points):
+            yield batch
+            batch, total = [], 0
+        batch.append(point)
+        total += size
+    if batch:
+        yield batch

@@ -1,0 +1,307 @@
+"""A Qdrant server or cluster, by gRPC where its address allows.
+
+Every call has a time limit and raises an error that says what to do; while the server is unavailable the call is retried,
+unless the store is not `patient`. Writes wait until they are applied: the server may refuse a write after it only acknowledged
+it. qdrant-client turns each number of a vector into a Python object on the way to gRPC; here a vector's bytes are copied into
+the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from qdrant_client import AsyncQdrantClient, grpc, models
+from qdrant_client.conversions.conversion import RestToGrpc
+
+from hybridtei.config import StoreConfig
+from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, Stored, selector
+from hybridtei.retrieval.store.collection import check_fits, check_names, create_arguments, schema_of
+from hybridtei.retrieval.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
+from hybridtei.retrieval.store.nodes import Nodes, address_of, client_of, urls_of
+from hybridtei.retrieval.store.points import as_lists, batches, check_ids, check_points
+from hybridtei.retrieval.store.query import Filter, Query
+from hybridtei.system.frames import nested
+
+T = TypeVar("T")
+JSON_BYTES_PER_NUMBER = 20
+TEXTS = ("text", "title")  # keys of payloads
+# With it `match: text` finds words, as the embedded engine does; without, parts of words.
+OF_WORDS = models.TextIndexParams(
+    type=models.TextIndexType.TEXT, tokenizer=models.TokenizerType.WORD, lowercase=True, phrase_matching=True, on_disk=True
+)
+PEERS_S = 5.0  # another port, which a firewall may drop
+
+
+class ServerStore:
+    """A client of each node for a process, used from one event loop; it connects at the first call.
+
+    `patient`: calls are retried for `qdrant_patience`; else they fail at once while the server is away.
+    """
+
+    kind = "server"
+
+    def __init__(self, config: StoreConfig, *, patient: bool = True) -> None:
+        assert config.qdrant_url is not None
+        self._url, self.place = config.qdrant_url, f"Qdrant at {config.qdrant_url}"
+        self._timeout_s, self._patience_s = config.qdrant_timeout, config.qdrant_patience
+        addresses = {url: address_of(url, config.qdrant_rest_port) for url in urls_of(config.qdrant_url)}
+        self._with_rest = {url for url, address in addresses.items() if address.port is not None}
+        protocols = {address.grpc_port is not None for address in addresses.values()}
+        if len(protocols) > 1:
+            raise StoreError(f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of REST")
+        self._grpc = protocols.pop()
+        self._nodes = Nodes([(url, client_of(url, address, config)) for url, address in addresses.items()], _check)
+        self._schemas: dict[str, CollectionSchema] = {}
+        self._availability = None if patient else Availability(lambda: self._once(lambda: _check(self._client)), self._url)
+
+    @property
+    def _client(self) -> AsyncQdrantClient:
+        """Of the node that is asked now; a call reads it at each try."""
+        return self._nodes.client
+
+    async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._nodes.call(call)
+        except CLIENT_ERRORS as error:
+            raise store_error(error, self._url) from error
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        if self._availability is not None:
+            return await self._availability.call(lambda: self._once(call))
+        return await retry_unavailable(lambda: self._once(call), self._patience_s)
+
+    async def collections(self) -> list[str]:
+        response = await self._call(lambda: self._client.get_collections())  # noqa: PLW0108 - reads the client at each try
+        return sorted(collection.name for collection in response.collections)
+
+    async def describe(self, name: str) -> CollectionSchema | None:
+        if not await self._call(lambda: self._client.collection_exists(name)):
+            self._schemas.pop(name, None)
+            return None
+        schema = schema_of(await self._call(lambda: self._client.get_collection(name)))
+        self._schemas[name] = schema
+        return schema
+
+    async def create(self, name: str, schema: CollectionSchema) -> None:
+        check_names(name, schema)
+        tries = 0
+
+        async def attempt() -> None:
+            nonlocal tries
+            tries += 1
+            await self._client.create_collection(name, timeout=self._whole_timeout, **create_arguments(schema))
+
+        try:
+            await self._call(attempt)
+        except HybridTeiError:
+            # a try whose answer was lost may have created it
+            if tries == 1 or not await self._exists(name, schema):
+                raise
+        self._schemas[name] = schema
+        for key in TEXTS:
+            await self._call(lambda key=key: self._client.create_payload_index(name, key, OF_WORDS, wait=False))  # type: ignore[misc]
+
+    async def _exists(self, name: str, schema: CollectionSchema) -> bool:
+        existing = await self.describe(name)
+        if existing is None:
+            return False
+        try:
+            check_fits(existing, schema, name)
+        except CollectionMismatch:
+            return False
+        return True
+
+    async def drop(self, name: str) -> None:
+        self._schemas.pop(name, None)
+        await self._call(lambda: self._client.delete_collection(name, timeout=self._whole_timeout))
+
+    async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
+        self._schemas.pop(name, None)
+        await self._call(lambda: self._client.update_collection(name, metadata=dict(metadata), timeout=self._whole_timeout))
+
+    async def aliases(self) -> dict[str, str]:
+        response = await self._call(lambda: self._client.get_aliases())  # noqa: PLW0108 - reads the client at each try
+        return {alias.alias_name: alias.collection_name for alias in response.aliases}
+
+    async def alias(self, name: str, collection: str) -> None:
+        self._schemas.pop(name, None)
+        if name in await self.collections():
+            await self.drop(name)
+        operations: list[Any] = [
+            models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=name)),
+            models.CreateAliasOperation(create_alias=models.CreateAlias(alias_name=name, collection_name=collection)),
+        ]
+        await self._call(lambda: self._client.update_collection_aliases(operations, timeout=self._whole_timeout))
+
+    async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
+        schema = self._schemas.get(name) or await self.describe(name)
+        if schema is None:
+            raise StoreError(f"Qdrant at {self._url}: there is no collection {name!r}")
+        arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points would block the event loop
+        for batch in batches(arrays, bytes_per_number=4 if self._grpc else JSON_BYTES_PER_NUMBER):
+            try:
+                await self._upsert_batch(name, batch)
+            except StoreError:
+                self._schemas.pop(name, None)  # another client may have dropped and created it anew
+                raise
+
+    async def _upsert_batch(self, name: str, batch: Sequence[models.PointStruct]) -> None:
+        if self._grpc:
+            message = await asyncio.to_thread(grpc_upsert, name, batch)
+
+            async def attempt() -> bool:
+                return is_applied(await self._client.grpc_points.Upsert(message, timeout=self._timeout_s))
+        else:
+            listed = await asyncio.to_thread(lambda: [as_lists(point) for point in batch])
+
+            async def attempt() -> bool:
+                result = await self._client.upsert(name, listed, wait=True)
+                return result.status == models.UpdateStatus.COMPLETED
+
+        async def applied() -> None:
+            if not await attempt():
+                raise TimeoutError  # acknowledged, and not applied in time
+
+        await self._call(applied)
+
+    async def query(self, name: str, query: Query) -> list[Stored]:
+        response = await self._call(lambda: self._client.query_points(name, **query_arguments(query)))
+        return [Stored.of(point) for point in response.points]
+
+    async def retrieve(
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
+    ) -> list[Stored]:
+        check_ids(ids)
+        payload, vectors = selector(with_payload), selector(with_vectors)
+        found = await self._call(lambda: self._client.retrieve(name, list(ids), with_payload=payload, with_vectors=vectors))
+        return [Stored.of(point) for point in found]
+
+    async def scroll(
+        self,
+        name: str,
+        *,
+        limit: int,
+        offset: PointId | None = None,
+        scroll_filter: Filter | None = None,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
+    ) -> tuple[list[Stored], PointId | None]:
+        page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": served_filter(scroll_filter)}
+        page |= {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
+        answer: Any = await self._call(lambda: self._client.scroll(name, **page))
+        records, following = answer
+        return [Stored.of(record) for record in records], following
+
+    async def count(self, name: str, count_filter: Filter | None = None) -> int:
+        response = await self._call(lambda: self._client.count(name, count_filter=served_filter(count_filter), exact=True))
+        return response.count
+
+    async def delete(self, name: str, ids: Sequence[PointId]) -> None:
+        check_ids(ids)
+        selector = models.PointIdsList(points=list(ids))
+        await self._call(lambda: self._client.delete(name, selector, wait=True))
+
+    async def optimize(self, name: str) -> None:
+        """Nothing: a server optimizes by itself."""
+
+    async def info(self, name: str) -> models.CollectionInfo:
+        """What the server says of a collection: its status, its configuration."""
+        return await self._call(lambda: self._client.get_collection(name))
+
+    async def set_indexing_threshold(self, name: str, threshold_kb: int) -> None:
+        """Vectors of segments above this size are indexed; 0: none."""
+        diff = models.OptimizersConfigDiff(indexing_threshold=threshold_kb)
+        timeout_s = self._whole_timeout
+        await self._call(lambda: self._client.update_collection(name, optimizers_config=diff, timeout=timeout_s))
+
+    async def peers(self) -> int:
+        """The number of nodes of the cluster, which only REST says; 1 of a server alone. Raises StoreError."""
+        if not self._with_rest:
+            raise StoreError(f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as `qdrant_rest_port`")
+        timeout_s = min(PEERS_S, self._timeout_s)
+        status = await self._nodes.first_answer(lambda client: client.cluster_status(), timeout_s, self._with_rest)
+        return len(getattr(status, "peers", ())) or 1
+
+    async def close(self) -> None:
+        await self._nodes.close()
+
+    @property
+    def _whole_timeout(self) -> int:
+        return math.ceil(self._timeout_s)
+
+
+async def _check(client: AsyncQdrantClient) -> object:
+    return await client.collection_exists("-")
+
+
+def query_arguments(query: Query) -> dict[str, Any]:
+    """The arguments of qdrant-client's `query_points`."""
+    vector, quantization = query.vector, None
+    if isinstance(vector, Mapping):
+        vector = models.SparseVector(**{name: np.asarray(part).tolist() for name, part in vector.items()})
+    if query.oversampling is not None:
+        quantization = models.QuantizationSearchParams(rescore=True, oversampling=query.oversampling)
+    is_plain = not query.exact and quantization is None
+    return {
+        "query": vector.tolist() if isinstance(vector, np.ndarray) else vector,
+        "using": query.using,
+        "limit": query.limit,
+        "query_filter": served_filter(query.filter),
+        "search_params": None if is_plain else models.SearchParams(exact=query.exact or None, quantization=quantization),
+        "with_payload": list(query.with_payload) or False,
+    }
+
+
+def served_filter(given: Filter | None) -> models.Filter | None:
+    """The filter as qdrant-client has it."""
+    return None if given is None else models.Filter.model_validate(msgspec.to_builtins(given))
+
+
+def grpc_upsert(collection: str, points: Sequence[models.PointStruct]) -> grpc.UpsertPoints:
+    """The request that upserts checked points, with `wait` set."""
+    return grpc.UpsertPoints(collection_name=collection, wait=True, points=[grpc_point(point) for point in points])
+
+
+def is_applied(answer: grpc.PointsOperationResponse) -> bool:
+    """Whether the server has applied an upsert, rather than only acknowledged it."""
+    return bool(answer.result.status == grpc.UpdateStatus.Completed)
+
+
+def grpc_point(point: models.PointStruct) -> grpc.PointStruct:
+    """The message of a checked point, whose vectors are arrays."""
+    assert isinstance(point.vector, Mapping)
+    vectors = {name: _vector(vector) for name, vector in point.vector.items()}
+    return grpc.PointStruct(
+        id=RestToGrpc.convert_extended_point_id(point.id),
+        vectors=grpc.Vectors(vectors=grpc.NamedVectors(vectors=vectors)),
+        payload=RestToGrpc.convert_payload(point.payload or {}),
+    )
+
+
+def _vector(vector: Any) -> grpc.Vector:
+    if isinstance(vector, models.SparseVector):
+        sparse = grpc.SparseVector.FromString(_packed(np.asarray(vector.values)))
+        sparse.indices.extend(np.asarray(vector.indices).tolist())
+        return grpc.Vector(sparse=sparse)
+    if vector.ndim == 1:
+        return grpc.Vector(dense=grpc.DenseVector.FromString(_packed(vector)))
+    rows = [grpc.DenseVector.FromString(_packed(row)) for row in vector]
+    return grpc.Vector(multi_dense=grpc.MultiDenseVector(vectors=rows))
+
+
+def _packed(array: NDArray[Any]) -> bytes:
+    body = np.ascontiguousarray(array, dtype="<f4").tobytes()
+    return nested(1, body)  # `data` of DenseVector, `values` of SparseVector

@@ -1,0 +1,247 @@
+"""A collection as one stream of JSON lines, for another machine or store: header, a line for each point, their number.
+
+    {"hybridtei":"0.2.0","collection":"docs","schema":{"vectors":{…},"sparse":{…},"metadata":{…}}}
+    {"id":7,"payload":{…},"vectors":{"dense":[0.25,…],"multivector":[[…],…],"sparse":{"indices":[3,…],"values":[1.5,…]}}}
+    {"points":1}
+
+Numbers are the shortest decimals that are read as the same float32, so vectors stay what they are, bit for bit. (Of float16
+too, from some thirty dimensions on: Qdrant makes unit vectors again of what it is given, which round to the same.) Points stand
+in the order of their ids, so that an export goes on behind the last one; a stream without the last line was cut off. Memory is
+bounded by pages and by the length of a line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+import numpy as np
+import orjson
+from msgspec import Struct
+from pydantic import ValidationError
+from qdrant_client import models
+
+from hybridtei import __version__
+from hybridtei.errors import InvalidInput, InvalidPoint, StoreUnavailable, UnknownCollection
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
+from hybridtei.retrieval.store.collection import OF_ONE_STORE, CollectionSchemas, check_fits, schema_from_dict, schema_to_dict
+from hybridtei.retrieval.store.points import check_points
+
+PAGE_POINTS = 64  # of one scroll: of the largest multi-vectors they take 256 MiB, which is what the embedded engine answers
+MAX_LINE_BYTES = 33_554_432  # Qdrant's bound of a request
+END = b'{"points":'  # the last line begins so
+T = TypeVar("T")
+Advance = Callable[[int], object]
+
+
+class Header(Struct, frozen=True):
+    """The first line."""
+
+    hybridtei: str
+    collection: str
+    schema: dict[str, Any]
+
+
+class Line(Struct, frozen=True, forbid_unknown_fields=True):
+    """A point."""
+
+    id: int | str
+    payload: dict[str, Any]
+    vectors: dict[str, Any]
+
+
+class Imported(Struct, frozen=True):
+    """What an import did. `points`: of the stream; `written`: those whose ids were not there."""
+
+    collection: str
+    created: bool
+    points: int
+    written: int
+
+
+async def exported(schemas: CollectionSchemas, name: str) -> AsyncIterator[bytes]:
+    """The whole stream, some lines at a time. Raises UnknownCollection, StoreError."""
+    schema, count = await schemas.of(name), 0
+    yield _header(name, schema)
+    async for lines in _pages(schemas, schema, None):
+        count += len(lines)
+        yield b"".join(lines)
+    yield _line({"points": count})
+
+
+async def export_to(schemas: CollectionSchemas, name: str, path: Path, advance: Advance) -> int:
+    """Write the stream to a file, or what a file that was cut off lacks; return the number of points in it.
+
+    Raises UnknownCollection, StoreError, OSError; InvalidInput for a file of something else, or one that is whole.
+    """
+    schema = await schemas.of(name)
+    with path.open("a+b") as file:
+        count, after = _resumed(file, path, _header(name, schema))
+        advance(count)
+        async for lines in _pages(schemas, schema, after):
+            file.writelines(lines)
+            count += len(lines)
+            advance(len(lines))
+        file.write(_line({"points": count}))
+    return count
+
+
+def _header(name: str, schema: CollectionSchema) -> bytes:
+    metadata = {key: value for key, value in schema.metadata.items() if key not in OF_ONE_STORE}
+    schema = replace(schema, metadata=metadata)
+    return _line({"hybridtei": __version__, "collection": name, "schema": schema_to_dict(schema)})
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+
+
+def _resumed(file: BinaryIO, path: Path, header: bytes) -> tuple[int, PointId | None]:
+    """Cut a file behind its last whole line, or begin it: how many points it has, and the id of the last."""
+    file.seek(0)
+    first = file.readline(len(header) + 1)
+    if first != header and header.startswith(first):
+        file.truncate(0)
+        file.write(header)
+        return 0, None
+    if first != header:
+        raise InvalidInput(f"{path} is no export of this collection as it is now: delete it, or name another file")
+    count, end, last = 0, len(header), b""
+    for line in file:
+        if line.endswith(b"\n"):
+            count, end, last = count + 1, end + len(line), line
+    file.truncate(end)
+    if last.startswith(END):
+        raise InvalidInput(f"{path} is a whole export, of {count - 1} points: delete it, or name another file")
+    return count, _read(last, Line, f"{path}, line {count + 1}").id if count else None
+
+
+async def _pages(schemas: CollectionSchemas, schema: CollectionSchema, after: PointId | None) -> AsyncIterator[list[bytes]]:
+    """The lines of the points behind `after`."""
+    name, offset = str(schema.stored_as), after
+    while True:
+        records, offset = await schemas.store.scroll(name, limit=PAGE_POINTS, offset=offset, with_vectors=True)
+        yield await asyncio.to_thread(lambda page: [_written(one) for one in page if one.id != after], records)
+        if offset is None:
+            return
+
+
+def _written(record: Stored) -> bytes:
+    if not isinstance(record.vector, Mapping):
+        raise InvalidInput(f"point {record.id} has a vector without a name: only named ones are exported")
+    vectors = {name: _plain(vector) for name, vector in sorted(record.vector.items())}
+    return _line({"id": record.id, "payload": record.payload, "vectors": vectors})
+
+
+def _plain(vector: Any) -> Any:
+    if isinstance(vector, models.SparseVector):
+        return {"indices": vector.indices, "values": np.asarray(vector.values, np.float32)}
+    return np.asarray(vector, np.float32)
+
+
+async def import_from(
+    schemas: CollectionSchemas,
+    chunks: AsyncIterator[bytes],
+    name: str | None = None,
+    *,
+    max_line_bytes: int = MAX_LINE_BYTES,
+    advance: Advance = lambda count: None,
+) -> Imported:
+    """Store the points of a stream in the collection of its header or in `name`, which is made if it is missing.
+
+    Points whose ids are there stay as they are, so an import that was stopped is run again.
+    Raises InvalidInput, naming line and field, CollectionMismatch, StoreError; points before a bad line may be stored.
+    """
+    schema: CollectionSchema | None = None
+    created, number, written, end = False, 1, 0, b""
+    async for lines in _whole_lines(chunks, max_line_bytes):
+        if schema is None:
+            header = _read(lines.pop(0), Header, "line 1")
+            name = name or header.collection
+            schema, created = await _collection(schemas, name, header)
+        if lines and lines[-1].startswith(END):
+            end = lines.pop()
+        written += await _store(schemas, str(name), schema, lines, number + 1)
+        number += len(lines)
+        advance(len(lines))
+    assert schema is not None
+    if end != END + b"%d}" % (number - 1):
+        raise InvalidInput(f'line {number + 1}: should be {{"points":{number - 1}}} as the last one: the export was cut off')
+    if written:
+        await schemas.store.optimize(str(schema.stored_as))
+    return Imported(str(name), created, number - 1, written)
+
+
+async def _whole_lines(chunks: AsyncIterator[bytes], most: int) -> AsyncIterator[list[bytes]]:
+    """The lines that end in each chunk, in one list at least. Raises InvalidInput beyond `most` bytes of a line."""
+    rest, number = bytearray(), 1
+    async for chunk in chunks:
+        ended, line_end, begun = chunk.rpartition(b"\n")
+        if line_end:
+            lines = (bytes(rest) + ended).split(b"\n")
+            number += len(lines)
+            yield lines
+            rest.clear()
+        rest += begun
+        if len(rest) > most:
+            raise InvalidInput(f"line {number}: has more than {most} bytes")
+    if rest or number == 1:
+        yield [bytes(rest)]
+
+
+async def _collection(schemas: CollectionSchemas, name: str, header: Header) -> tuple[CollectionSchema, bool]:
+    """The schema, and whether the collection was made. Raises CollectionMismatch for one of other vectors or another model."""
+    try:
+        wanted = schema_from_dict(header.schema)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInput(f"line 1: schema.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    try:
+        schema = await schemas.of(name, writing=True)
+    except UnknownCollection:
+        return await schemas.create(name, wanted)
+    check_fits(schema, wanted, name)
+    return schema, False
+
+
+async def _store(schemas: CollectionSchemas, name: str, schema: CollectionSchema, lines: Sequence[bytes], first: int) -> int:
+    """The number of points that were not there, and are now. `first`: the number of the first line."""
+    points = await asyncio.to_thread(lambda: [_point(line, schema, f"line {n}") for n, line in enumerate(lines, first)])
+    ids: list[Any] = [point.id for point in points]
+    found = await schemas.store.retrieve(str(schema.stored_as), ids, with_payload=False) if ids else []
+    there = {one.id for one in found}
+    new = [point for point in points if point.id not in there]
+    if new and not await schemas.upsert(name, schema, new):
+        raise StoreUnavailable(f"collection {name!r} changes its model: import again when it has")
+    return len(new)
+
+
+def _point(text: bytes, schema: CollectionSchema, where: str) -> models.PointStruct:
+    """The point of a line, checked. Raises InvalidInput."""
+    line = _read(text, Line, where)
+    vectors = {name: _vector(vector) for name, vector in line.vectors.items()}
+    try:
+        return check_points([models.PointStruct.model_construct(id=line.id, vector=vectors, payload=line.payload)], schema)[0]
+    except InvalidPoint as error:
+        raise InvalidInput(f"{where}: {error}") from error
+
+
+def _vector(plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    return models.SparseVector.model_construct(indices=plain.get("indices", ()), values=plain.get("values", ()))
+
+
+def _read(content: bytes, kind: type[T], where: str) -> T:
+    """The content of a line. Raises InvalidInput with its place."""
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        raise InvalidInput(f"{where}: {path.replace('`', ': ')}{message}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput(f"{where}: should be JSON: {error}") from None

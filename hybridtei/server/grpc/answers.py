@@ -1,0 +1,229 @@
+"""The methods of `tei.v1`: a message -> the request of the HTTP route; its answer -> a message's bytes.
+
+What differs from HTTP: a message holds one text; `truncate`, `add_special_tokens` and `skip_special_tokens` default to false,
+even where the server's own default is another; `normalize` defaults to true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from time import perf_counter_ns
+from typing import Any, Literal
+
+from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHead, WrongModel
+from hybridtei.inference.tasks.label import best_first
+from hybridtei.inference.tasks.rerank import RerankPairs, rerank_task
+from hybridtei.outputs import Load, Usage
+from hybridtei.server.api import embed, ops, tei
+from hybridtei.server.api.predict import predict
+from hybridtei.server.api.rerank import RerankRequest, rerank
+from hybridtei.server.context import CHUNK_DOCUMENTS, Context, Reply
+from hybridtei.server.grpc import messages
+from hybridtei.server.grpc.messages import float_rows, floats
+from hybridtei.server.registry import ANY, CLASSIFY, EMBED, EMBED_SPARSE, RANK, Able
+from hybridtei.system.frames import nested
+from hybridtei.system.tracing import handler
+
+ROWS, METADATA = 1, 2  # field numbers of every answer that costs a forward pass
+STREAM_PAYLOADS = 16  # max bodies of --payload-limit bytes in the texts of one stream
+TOKEN_FIELDS = ("id", "text", "special", "start", "stop")
+MODEL_TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}
+
+
+def _request(kind: Any, message: Any, **given: Any) -> Any:
+    """The HTTP route's request. A field that the client left out has the message's default, an optional one the route's."""
+    given = {field.name: value for field, value in message.ListFields()} | given
+    return kind(**given | {"truncate": message.truncate, "truncation_direction": _side(message)})
+
+
+def _side(message: Any) -> Literal["left", "right"]:
+    return "left" if message.truncation_direction == messages.LEFT else "right"  # an unknown one is the default
+
+
+def _answer(answer: Any, usage: Usage | None) -> Reply:
+    """A message, or its bytes, followed by its `metadata`."""
+    assert usage is not None
+    body = answer if isinstance(answer, bytes) else answer.SerializeToString()
+    times = usage.timings
+    metadata = messages.Metadata(
+        compute_chars=usage.load.characters,
+        compute_tokens=usage.tokens,
+        total_time_ns=perf_counter_ns() - usage.began_ns,
+        tokenization_time_ns=times.tokenization_ns,
+        queue_time_ns=times.queue_ns,
+        inference_time_ns=times.inference_ns,
+    )
+    return Reply(body + nested(METADATA, metadata.SerializeToString()), usage)
+
+
+async def _embed(context: Context, message: Any) -> Reply:
+    reply = await embed.embed(context, _request(tei.EmbedRequest, message, inputs=message.inputs))
+    return _answer(floats(ROWS, reply.answer[0]), reply.usage)
+
+
+async def _embed_all(context: Context, message: Any) -> Reply:
+    reply = await embed.embed_all(context, _request(tei.EmbedAllRequest, message, inputs=message.inputs))
+    return _answer(float_rows(ROWS, 1, reply.answer[0]), reply.usage)
+
+
+async def _embed_sparse(context: Context, message: Any) -> Reply:
+    request = _request(tei.EmbedSparseRequest, message, inputs=message.inputs)
+    reply = await embed.embed_sparse(context, request, lambda answer, _: answer.sparse)
+    pairs = zip(*(array.tolist() for array in reply.answer.row(0)), strict=True)
+    return _answer(messages.EmbedSparseResponse(sparse_embeddings=[{"index": i, "value": v} for i, v in pairs]), reply.usage)
+
+
+async def _predict(context: Context, message: Any) -> Reply:
+    """`Predict`, and `PredictPair` of one text or two."""
+    inputs = message.inputs if isinstance(message.inputs, str) else [*message.inputs]
+    if not isinstance(inputs, str) and len(inputs) not in (1, 2):
+        with context.counting_failures():
+            raise RequestRefused(f"`inputs` must have a single or two elements. Given: {len(inputs)}")
+    reply = await predict(context, _request(tei.PredictRequest, message, inputs=inputs))
+    return _answer(messages.PredictResponse(predictions=reply.answer), reply.usage)
+
+
+@handler("tokenize")
+async def _tokenize(context: Context, message: Any) -> Reply:
+    prompt_name = message.prompt_name if message.HasField("prompt_name") else None
+
+    def work() -> bytes:
+        read = context.service.reader.tokens
+        found = read(message.inputs, add_special_tokens=message.add_special_tokens, prompt_name=prompt_name)
+        tokens = [{name: getattr(token, name) for name in TOKEN_FIELDS} for token in found]
+        return bytes(messages.EncodeResponse(tokens=tokens).SerializeToString())
+
+    with context.counting_failures():
+        return Reply(await context.service.aside(work))
+
+
+@handler("decode")
+async def _decode(context: Context, message: Any) -> Reply:
+    with context.counting_failures():
+        if not message.ids:
+            raise EmptyInput("`input_ids` cannot be empty")
+        context.service.reader.check_ids(message.ids, "ids")
+        work = partial(context.service.tokenizer.decode, [*message.ids], skip_special_tokens=message.skip_special_tokens)
+        text = await context.service.aside(work)
+    return Reply(messages.DecodeResponse(text=text).SerializeToString())
+
+
+async def _info(context: Context, _: Any) -> Reply:
+    """The fields of `/info` that the message has."""
+    facts = ops.facts(context)
+    names = [field.name for field in messages.InfoResponse.DESCRIPTOR.fields if field.name != "model_type"]
+    known = {name: facts[name] for name in names if facts[name] is not None}
+    model_type = MODEL_TYPES[next(iter(facts["model_type"]))]
+    return Reply(messages.InfoResponse(model_type=model_type, **known).SerializeToString())
+
+
+async def _rerank(context: Context, message: Any) -> Reply:
+    """Waits for permits."""
+    with context.counting_failures():
+        if not message.texts:
+            raise NoInputs("`texts` cannot be empty")
+        _check_ranker(context)
+    async with context.service.admission.held(len(message.texts)):
+        reply = await rerank(context, _request(RerankRequest, message, query=message.query, texts=[*message.texts]))
+    return _answer(messages.RerankResponse(ranks=reply.answer), reply.usage)
+
+
+@handler("rerank")
+async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Reply:
+    """`RerankStream`: one answer when the client has sent its last text, the scores of all, the best first.
+
+    Each text is ranked by the query beside it; texts in a row with the same query go through the engine together. Waits for
+    permits: for one before it reads, and then for those of its texts.
+    """
+    with context.counting_failures():
+        _check_ranker(context)
+    admission = context.service.admission
+    async with admission.gathering:
+        with context.counting_failures():
+            async with admission.held(1):  # no longer: streams that hold one and wait for many would block each other
+                given = await _read_all(context, requests)
+        task = RerankPairs(
+            [
+                rerank_task(
+                    context.service.model.spec,
+                    query,
+                    [message.text for message in group],
+                    truncate=truncate,
+                    direction=side,
+                    raw_scores=given[0].raw_scores,
+                )
+                for (query, truncate, side), group in groupby(given, lambda one: (one.query, one.truncate, _side(one)))
+            ]
+        )
+        load = Load(len(given), sum(len(one.query) + len(one.text) for one in given), is_batch=True)
+        bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
+        async with admission.held(load.inputs):
+            scored, usage = await context.run(task, load, bounds, scope="predict", checks_size=False)
+    texts = [message.text if given[0].return_text else None for message in given]
+    ranks = [{"index": i, "text": texts[i], "score": scored.scores[i]} for i in best_first(scored.scores).tolist()]
+    return _answer(messages.RerankResponse(ranks=ranks), usage)
+
+
+def _check_ranker(context: Context) -> None:
+    """Raises WrongModel if the model cannot rank."""
+    spec = context.service.model.spec
+    try:
+        rerank_task(spec, "", []).check(spec)
+    except UnsupportedHead as error:
+        raise WrongModel("model is not a classifier model" if spec.kind == "embedding" else str(error)) from None
+
+
+async def _read_all(context: Context, requests: AsyncIterator[Any]) -> list[Any]:
+    """All messages of a stream. Raises NoInputs; RequestRefused above `max_rerank_documents` texts or the limit of bytes."""
+    max_texts, max_bytes = context.server.max_rerank_documents, STREAM_PAYLOADS * context.server.payload_limit
+    given: list[Any] = []
+    size = 0
+    async for message in requests:
+        given.append(message)
+        size += message.ByteSize()
+        if len(given) > max_texts:
+            raise RequestRefused(f"a stream of more than {max_texts} texts (max-rerank-documents)")
+        if size > max_bytes:
+            raise RequestRefused(f"a stream of more than {max_bytes} bytes ({STREAM_PAYLOADS} times payload-limit)")
+    if not given:
+        raise NoInputs("`texts` cannot be empty")
+    return given
+
+
+def _vectors_of_tokens(context: Context, message: Any) -> int:
+    """A float32 vector a token; a text has about as many tokens as bytes at most."""
+    spec = context.service.model.spec
+    return min(int(message.ByteSize()), spec.max_input_length) * spec.hidden_size * 4
+
+
+def _times(factor: int) -> Callable[[Context, Any], int]:
+    return lambda _, message: factor * int(message.ByteSize())
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a call is answered, and by which of several models. `permits`: each message of its stream waits for one. `estimate`:
+    about how many bytes the answer to a message has; 0 if it does not grow with it. `most`: messages of a stream at once."""
+
+    answer: Callable[[Context, Any], Coroutine[Any, Any, Reply]]
+    capability: Sequence[Able] = ANY
+    permits: bool = True
+    estimate: Callable[[Context, Any], int] = lambda *_: 0
+    most: int = 1024
+
+
+METHODS: Mapping[str, Method] = {
+    "Info": Method(_info),
+    "Embed": Method(_embed, EMBED),
+    "EmbedSparse": Method(_embed_sparse, EMBED_SPARSE),
+    "EmbedAll": Method(_embed_all, EMBED, estimate=_vectors_of_tokens),
+    "Predict": Method(_predict, CLASSIFY),
+    "PredictPair": Method(_predict, CLASSIFY),
+    "Rerank": Method(_rerank, RANK, estimate=_times(1)),
+    "RerankStream": Method(_rerank_stream, RANK),
+    "Tokenize": Method(_tokenize, permits=False, estimate=_times(20), most=1),
+    "Decode": Method(_decode, permits=False, estimate=_times(8), most=1),
+}

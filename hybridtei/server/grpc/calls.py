@@ -1,0 +1,308 @@
+"""A call from its headers to its end: the key, how many are open and for how long, the servicer of `tei.v1`, the status.
+
+gRPC's own bound, `maximum_concurrent_rpcs`, also counts calls without a key; and its handlers wait for the message of a unary
+call without a limit, so all are served as streams, whose messages are read here. A client that reads nothing is bounded by
+flow control, by `Unsent` and by the age of its connection: a status would wait behind the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from inspect import isasyncgenfunction
+from math import inf
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from hybridtei.errors import Ended, HybridTeiError, NoKey, WrongModel
+from hybridtei.server.context import Context, headers_of
+from hybridtei.server.grpc import messages
+from hybridtei.server.grpc.answers import METHODS, Method
+from hybridtei.server.http.connection import SMALL_BYTES, Unsent
+from hybridtei.server.http.security import Keyring
+from hybridtei.server.registry import Models
+from hybridtei.server.routing import row_of
+from hybridtei.system.tracing import Recorder, arrived
+
+MAX_CALLS, MAX_KEYLESS_CALLS = 2048, 256  # open at once: of `tei.v1`; of health and reflection, which need no key
+IDLE_SECONDS = 600.0  # between two messages of a stream; all the time of a call that needs no key
+MAX_UNSENT_BYTES = 16_000_000  # of one stream's finished answers that wait for the client, or for an earlier answer
+DRAIN_SECONDS = 1.0  # for which a stopping server waits for a client
+DETAIL_CHARACTERS = 600  # of an error: clients take some 8 kB of trailers, where one character may be 12 bytes
+
+STATUS = grpc.StatusCode
+CODES: Mapping[str, grpc.StatusCode] = {
+    **dict.fromkeys(("Validation", "Empty"), STATUS.INVALID_ARGUMENT),
+    **dict.fromkeys(("Backend", "Tokenizer"), STATUS.FAILED_PRECONDITION),
+    **dict.fromkeys(("Unhealthy", "Store"), STATUS.UNAVAILABLE),
+    **{"Overloaded": STATUS.RESOURCE_EXHAUSTED, "NotFound": STATUS.NOT_FOUND},
+    **{"Unauthorized": STATUS.UNAUTHENTICATED, "Forbidden": STATUS.PERMISSION_DENIED},
+}
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class OpenCalls:
+    """The open calls of some services, and those of them that wait for their clients, the longest wait first."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._open, self._draining = most, 0, False
+        self._waits: dict[asyncio.Timeout, None] = {}
+
+    def enter(self) -> None:
+        """Count the running task as a call until it is done. At the bound, end the call that has waited longest for its client;
+        raise Ended if none waits."""
+        if self._open >= self._most:
+            longest = next((wait for wait in self._waits if not wait.expired()), None)
+            if longest is None:
+                raise Ended(STATUS.RESOURCE_EXHAUSTED, f"{self._most} calls are open already")
+            longest.reschedule(0)
+            del self._waits[longest]
+        self._open += 1
+        asyncio.current_task().add_done_callback(self._leave)  # type: ignore[union-attr]
+
+    def _leave(self, _: Any) -> None:
+        self._open -= 1
+
+    async def within(self, seconds: float, awaitable: Awaitable[T]) -> T:
+        """Wait for a client. Raises Ended after `seconds`, or earlier if another call needs the place or the server stops."""
+        seconds = min(seconds, DRAIN_SECONDS) if self._draining else seconds
+        try:
+            async with asyncio.timeout(None if seconds == inf else seconds) as wait:
+                self._waits[wait] = None
+                return await awaitable
+        except TimeoutError:
+            late = STATUS.DEADLINE_EXCEEDED, "the client took too long over its next message"
+            crowded = STATUS.RESOURCE_EXHAUSTED, f"more than {self._most} calls are open, and this one waited longest"
+            stops = STATUS.UNAVAILABLE, "the server stops"
+            raise Ended(*(stops if self._draining else late if wait in self._waits else crowded)) from None
+        finally:
+            self._waits.pop(wait, None)
+
+    def drain(self) -> None:
+        """Let calls wait for their clients no longer than DRAIN_SECONDS."""
+        self._draining = True
+        soon = asyncio.get_running_loop().time() + DRAIN_SECONDS
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(min(wait.when() or inf, soon))
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses a call without a key before it counts; bounds the open calls of `tei.v1` and, apart, those that need no key."""
+
+    def __init__(self, keys: Keyring, message_seconds: float) -> None:
+        self._keys = keys
+        self._message_seconds = message_seconds
+        self._keyed, self._keyless = OpenCalls(MAX_CALLS), OpenCalls(MAX_KEYLESS_CALLS)
+        self._handlers: dict[str, Any] = {}  # by the full names of methods
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Called by gRPC in the call's own task, once its headers are there; None: there is no such method."""
+        method, has_key = details.method, details.method.startswith(f"/{messages.PACKAGE}.")
+        calls = self._keyed if has_key else self._keyless
+        if method not in self._handlers:
+            if (found := await continuation(details)) is None:
+                return None
+            self._handlers[method] = _bounded(found, calls, self._message_seconds, inf if has_key else IDLE_SECONDS)
+        try:
+            if has_key:
+                self._authenticate(method, details.invocation_metadata)
+            calls.enter()
+        except HybridTeiError as error:
+            return grpc.stream_unary_rpc_method_handler(partial(_abort, error))
+        return self._handlers[method]
+
+    def _authenticate(self, method: str, metadata: Any) -> None:
+        """Raises NoKey, RoleNeeded. Any key may ask for Info."""
+        header = dict(metadata or ()).get("authorization", "").encode("utf-8", "replace")
+        try:
+            self._keys.check(header, None if method.endswith("/Info") else "infer")
+        except NoKey:
+            raise NoKey("No valid auth token") from None
+
+    def drain(self) -> None:
+        """See `OpenCalls.drain`."""
+        self._keyed.drain()
+        self._keyless.drain()
+
+
+def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: float) -> Any:
+    """The handler that was found, with its messages read within their time, and its errors told as statuses."""
+    behaviour = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
+
+    async def read(call: Any) -> AsyncIterator[Any]:
+        seconds = message_seconds
+        while (message := await calls.within(seconds, call.read())) is not grpc.aio.EOF:
+            seconds = IDLE_SECONDS if found.response_streaming else message_seconds
+            yield message
+
+    async def answer(call: Any) -> Any:
+        given = read(call) if found.request_streaming else await calls.within(message_seconds, call.read())
+        if given is grpc.aio.EOF:
+            raise Ended(STATUS.INTERNAL, "the call ended without a message")
+        if not isasyncgenfunction(behaviour):
+            return await behaviour(given, call)
+        async for reply in behaviour(given, call):
+            await call.write(reply)
+
+    async def serve(_: Any, call: Any) -> Any:
+        try:
+            return await (answer(call) if age_seconds == inf else calls.within(age_seconds, answer(call)))
+        except grpc.aio.BaseError:  # gRPC's own: aborted already, or the client is gone
+            raise
+        except Exception as error:
+            await _abort(error, None, call)
+
+    make = grpc.stream_stream_rpc_method_handler if found.response_streaming else grpc.stream_unary_rpc_method_handler
+    return make(serve, found.request_deserializer, found.response_serializer)
+
+
+async def _abort(error: Exception, _: Any, call: Any) -> None:
+    code, details = status_of(error)
+    if isinstance(error, HybridTeiError | DecodeError):
+        log.error("%.1000s", details)
+    else:
+        log.critical("unforeseen error in a gRPC call", exc_info=error)
+    await call.abort(code, details if len(details) <= DETAIL_CHARACTERS else f"{details[:DETAIL_CHARACTERS]}…")
+
+
+def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """Return (code, details) of an error: HTTP's message; INTERNAL for bytes that are no message, as gRPC has it."""
+    if isinstance(error, Ended):
+        return error.code, str(error)
+    if isinstance(error, HybridTeiError):
+        row = row_of(error)
+        return CODES[row.error_type], ("" if isinstance(error, WrongModel) else row.prefix) + str(error)
+    return STATUS.INTERNAL, str(error) if isinstance(error, DecodeError) else f"internal error: {type(error).__name__}"
+
+
+class Held:
+    """The bytes of one call's answers that wait for its client, among those of all calls; none once the call has ended."""
+
+    def __init__(self, unsent: Unsent, call: Any) -> None:
+        self._unsent, self.bytes = unsent, 0
+        call.add_done_callback(lambda _: self.add(-self.bytes))
+
+    def add(self, size: int) -> None:
+        """Add `size` bytes, which may be negative."""
+        self.bytes += size
+        self._unsent.add(size)
+
+    async def reserve(self, size: int) -> int:
+        """Add a large answer before it is begun, once there is room; return the bytes added. Raises AnswersUnsent."""
+        self._unsent.check()
+        reserved = 0 if size <= SMALL_BYTES else await self._unsent.room(size)
+        self.bytes += reserved
+        return reserved
+
+
+class Servicer:
+    """All methods of `tei.v1`: model, permit, answer, metadata."""
+
+    def __init__(self, models: Models, unsent: Unsent, recorder: Recorder | None) -> None:
+        self._models, self._unsent, self._recorder = models, unsent, recorder
+        at_once = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")  # TEI's
+        self._most = max(int(at_once), 1) if at_once.isdecimal() else inf
+
+    def handlers(self) -> Iterator[grpc.GenericRpcHandler]:
+        """Yield a handler for each service of `tei.proto`."""
+        for service in messages.services():
+            methods = {method.name: self._handler(method) for method in service.methods}
+            yield grpc.method_handlers_generic_handler(service.full_name, methods)
+
+    def _handler(self, described: Any) -> Any:
+        method = METHODS.get(described.name) or METHODS[described.name.removesuffix("Stream")]
+        decode = messages.message(described.input_type.name).FromString
+        if described.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(partial(self._stream, method), decode)
+        if described.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(partial(self._unary, method), decode)
+        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method), decode)
+
+    def _begin(self, method: Method, call: Any) -> tuple[Context, Held]:
+        """The context of the model that answers. Raises UnknownModel."""
+        metadata = dict(call.invocation_metadata() or ())
+        arrived(self._recorder, ((name.encode(), value.encode()) for name, value in metadata.items() if isinstance(value, str)))
+        return self._models.choose(None, metadata.get("model"), method.capability), Held(self._unsent, call)
+
+    async def _unary(self, method: Method, given: Any, call: Any) -> bytes:
+        """The answer, which counts as unsent until it is sent, after the values of HTTP's `x-…` headers as metadata."""
+        context, held = self._begin(method, call)
+        reserved = await held.reserve(method.estimate(context, given))
+        reply = await method.answer(context, given)
+        body = bytes(reply.answer)
+        held.add(len(body) - reserved)
+        if reply.usage is not None:
+            await call.send_initial_metadata([(name.decode(), value.decode()) for name, value in headers_of(reply.usage)])
+        return body
+
+    async def _stream(self, method: Method, requests: AsyncIterator[Any], call: Any) -> None:
+        context, held = self._begin(method, call)
+        admission = context.service.admission if method.permits else context.service.beside
+
+        async def answer(message: Any, reserved: int) -> bytes:
+            with admission.carrying(1):
+                body = bytes((await method.answer(context, message)).answer)
+            held.add(len(body) - reserved)
+            return body
+
+        async def begin(message: Any) -> asyncio.Task[bytes]:
+            reserved = await held.reserve(method.estimate(context, message))
+            permits = await admission.wait(1)
+            task = asyncio.ensure_future(answer(message, reserved))
+            task.add_done_callback(lambda _: admission.give_back(permits))  # also if it is cancelled before it begins
+            return task
+
+        async def send(body: bytes) -> None:
+            await call.write(body)
+            held.add(-len(body))
+
+        def is_full(count: int) -> bool:
+            return count >= min(method.most, self._most) or held.bytes >= MAX_UNSENT_BYTES or self._unsent.is_full
+
+        await in_order(requests, begin, send, is_full)
+
+
+async def in_order(
+    requests: AsyncIterator[Any],
+    begin: Callable[[Any], Awaitable[asyncio.Task[T]]],
+    send: Callable[[T], Awaitable[object]],
+    is_full: Callable[[int], bool],
+) -> None:
+    """Send the answer of each request in their order. `is_full`: of how many are begun and not sent; then none is begun. Raises
+    what the first request by place raises. No task outlives it."""
+    begun: deque[asyncio.Task[T]] = deque()
+    changed = asyncio.Event()  # for the one side that waits: the reader for room, the sender for a task
+
+    async def read() -> None:
+        async for request in requests:
+            while begun and is_full(len(begun)):
+                changed.clear()
+                await changed.wait()
+            begun.append(await begin(request))
+            changed.set()
+
+    reader = asyncio.ensure_future(read())
+    reader.add_done_callback(lambda _: changed.set())
+    try:
+        while begun or not reader.done():
+            if begun:
+                await send(await begun[0])
+                begun.popleft()
+                changed.set()
+            else:
+                changed.clear()
+                await changed.wait()
+        await reader
+    finally:
+        for task in (reader, *begun):
+            task.cancel()
+        await asyncio.gather(reader, *begun, return_exceptions=True)

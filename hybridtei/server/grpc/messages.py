@@ -1,0 +1,56 @@
+"""The messages and services of `tei.proto`, from `tei.binpb`: protoc's FileDescriptorSet of that file.
+
+    python -m grpc_tools.protoc -I hybridtei/server/grpc --descriptor_set_out=hybridtei/server/grpc/tei.binpb tei.proto
+
+No generated code: it refuses to load beside another release of protobuf's runtime than it was made for. The pool is our own, so
+a client's generated `tei.v1` may live in the same process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from hybridtei.outputs import Floats
+from hybridtei.system.frames import nested
+
+PACKAGE, FILE = "tei.v1", "tei.proto"
+POOL = descriptor_pool.DescriptorPool()
+for _file in descriptor_pb2.FileDescriptorSet.FromString(files(__package__).joinpath("tei.binpb").read_bytes()).file:
+    POOL.AddSerializedFile(_file.SerializeToString())
+
+
+def message(name: str) -> Any:
+    """Return the class of a message."""
+    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+def services() -> Iterator[Any]:
+    """Yield the descriptors of all services, in the order of the file."""
+    return iter(POOL.FindFileByName(FILE).services_by_name.values())
+
+
+EncodeResponse, DecodeResponse, EmbedSparseResponse = map(message, ("EncodeResponse", "DecodeResponse", "EmbedSparseResponse"))
+PredictResponse, RerankResponse = message("PredictResponse"), message("RerankResponse")
+InfoResponse, Metadata = message("InfoResponse"), message("Metadata")
+LEFT = 1  # TRUNCATION_DIRECTION_LEFT
+
+
+def floats(field: int, row: Floats) -> bytes:
+    """Encode float32[d] as `repeated float`, packed."""
+    return nested(field, row.astype("<f4", copy=False).tobytes())
+
+
+def float_rows(field: int, inner: int, rows: Floats) -> bytes:
+    """Encode float32[t, d] as a repeated message with `repeated float` as its field `inner`. All begin with the same bytes."""
+    count, width = rows.shape
+    body = floats(inner, np.zeros(width, dtype=np.float32))
+    head = np.frombuffer(nested(field, body), dtype=np.uint8)[: -4 * width or None]
+    whole = np.empty((count, len(head) + 4 * width), dtype=np.uint8)
+    whole[:, : len(head)] = head
+    whole[:, len(head) :] = np.ascontiguousarray(rows, dtype="<f4").view(np.uint8)
+    return whole.tobytes()

@@ -1,0 +1,124 @@
+"""Eight bits: close enough or refused with figures, blind to neighbours, made once for these weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from hybridtei.errors import LoadError
+from hybridtei.inference.backends.fidelity import Fidelity, Guard, compare
+from hybridtei.inference.backends.graph import int8
+from hybridtei.inference.backends.graph.int8 import int8_family_graph, int8_graph, make_int8
+from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.graph.weights import graph_tensors
+from hybridtei.inference.backends.graph.writer import Graph, integer_product_graph
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.weights import Weights
+from tests import tiny, tolerances
+from tests.inference.backends.outputs import columns_of, run, sixty_four
+from tests.sampled import sampled
+from tests.tiny import change
+
+Copied = Callable[[Path], Path]
+LOOSE = Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.8, mean=0.93)  # random weights lose more
+
+
+# Tables, and what DeBERTa multiplies one of them by, once.
+NO_MATRIX = re.compile(r"(embeddings|embed_tokens|shared|relative_attention_bias|pos_key_proj|pos_query_proj)\.weight$")
+
+INT8_FAMILIES = (*tiny.QUICK, "deberta-v2", "t5", "gemma3_text", "gte")  # each other form of a layer's products
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def parts(folder: Path) -> tuple[ModelSpec, Weights]:
+    return read_spec(folder, pooling="mean"), Weights.open(folder)
+
+
+@pytest.mark.parametrize("model_type", sampled(INT8_FAMILIES, tiny.QUICK))
+def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits(tmp_path: Path, model_type: str) -> None:
+    """Every family in int8: `python -m conformance.families`."""
+    spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
+    graph = family_graph(spec)
+    made, fidelity = make_int8(spec, weights, LOOSE)
+    assert fidelity.passes(LOOSE)
+    backend = OnnxBackend(spec, made, weights)
+    assert backend.dtype == "int8"
+    assert compare(OnnxBackend(spec, graph, weights), backend) == fidelity
+    matrices = {name for name, shape in graph.weights.items() if len(shape) == 2 and not NO_MATRIX.search(name)}
+    assert set(made.held) == matrices
+    assert set(made.weights) == set(graph.weights) - matrices
+    model = onnx.load_from_string(made.body)
+    eight = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
+    assert sorted(tuple(tensor.dims)[::-1] for tensor in eight) == sorted(graph.weights[name] for name in made.held)
+    assert not [node for node in model.graph.node if set(node.input) & set(made.held)]
+
+
+def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
+    """Only what float32 sums in another order may round otherwise; one scale for a batch would show at once."""
+    spec, weights = read_spec(hybrid), Weights.open(hybrid)
+    tensors = graph_tensors(family_graph(spec), weights)
+    backend = OnnxBackend(spec, int8_family_graph(spec, tensors, int8.max_weight()), weights)
+    texts = sixty_four(spec.vocab_size)
+    together = run(backend, texts)
+    for place, text in enumerate(texts):
+        alone, beside = columns_of(run(backend, [text]), 0)["dense"], columns_of(together, place)["dense"]
+        assert alone @ beside / np.linalg.norm(alone) / np.linalg.norm(beside) > 0.9999
+
+
+def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> None:
+    spec, weights = parts(bert)
+    with pytest.raises(LoadError, match=rf"{bert}: int8 is too far.*0\.\d+ at worst, 0\.\d+ on average.*0\.99999 at worst"):
+        make_int8(spec, weights, Guard(worst=0.99999))
+
+
+def test_nan_does_not_pass() -> None:
+    assert not Fidelity(float("nan"), 1.0, 1.0).passes(Guard())
+    assert not Fidelity(1.0, float("nan"), 1.0).passes(Guard())
+
+
+def test_a_graph_is_made_once_for_the_weights_it_is_made_of(
+    bert: Path, copied: Copied, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[Guard]()
+    make = int8.make_int8
+
+    def counted(spec: ModelSpec, weights: Weights, guard: Guard) -> tuple[Graph, Fidelity]:
+        made.append(guard)
+        return make(spec, weights, LOOSE)
+
+    monkeypatch.setattr(int8, "make_int8", counted)
+    first = int8_graph(*parts(bert))
+    assert int8_graph(*parts(bert)) == first
+    assert len(made) == len(list(cache.iterdir())) == 1
+    other = change(copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()})
+    assert int8_graph(*parts(other)) != first
+    assert len(made) == len(list(cache.iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(
+    bert: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8, "Guard", lambda: LOOSE)
+    cache.write_text("a file")
+    assert int8_graph(*parts(bert)).held
+    assert "cannot be kept" in caplog.text
+
+
+def test_products_of_the_largest_weights_are_exact_here() -> None:
+    """Where pairs of products saturate at 16 bits, weights of 127 would give a sum that is too small."""
+    session = ort.InferenceSession(integer_product_graph(), providers=["CPUExecutionProvider"])
+    rows, matrix = np.full((4, 64), 255, np.uint8), np.full((64, 64), int8.max_weight(), np.int8)
+    (product,) = session.run(None, {"rows": rows, "matrix": matrix})
+    assert np.array_equal(product, rows.astype(np.int32) @ matrix.astype(np.int32))

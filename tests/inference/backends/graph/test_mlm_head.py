@@ -1,0 +1,117 @@
+"""SPLADE on the host against torch; heads that are incomplete or another model's are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hybridtei.batch import Head, pack
+from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
+from hybridtei.inference.backends import heads
+from hybridtei.inference.backends.graph import mlm_head
+from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats
+from tests import tiny, tolerances
+from tests.inference.backends.outputs import random_encodings
+from tests.tiny import change
+
+Copied = Callable[[Path], Path]
+BIAS = "cls.predictions.bias"
+DECODER = "cls.predictions.decoder.weight"
+
+
+def spec_of(folder: Path) -> ModelSpec:
+    return read_spec(folder, pooling="splade")
+
+
+def onnx(folder: Path) -> OnnxBackend:
+    spec = spec_of(folder)
+    return OnnxBackend(spec, family_graph(spec), Weights.open(folder))
+
+
+def rows(backend: OnnxBackend | TorchBackend, *, use_all_cores: bool = False) -> Floats:
+    spec = backend.spec
+    outputs = backend.forward(
+        pack(random_encodings(spec), frozenset({Head.SPARSE}), spec.positions), use_all_cores=use_all_cores
+    )
+    assert outputs.splade is not None
+    assert outputs.token_weights is None
+    return outputs.splade.to_dense()
+
+
+def agree(folder: Path) -> None:
+    found, expected = rows(onnx(folder)), rows(TorchBackend(spec_of(folder)))
+    assert 0.05 < (expected > 0).mean() < 0.95
+    np.testing.assert_allclose(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("xlm-roberta", {}),
+        ("bert", {"hidden_act": "relu", "layer_norm_eps": 0.1}),
+        ("modernbert", {"classifier_bias": True, "decoder_bias": False, "classifier_activation": "relu"}),
+    ],
+)
+def test_families_agree_with_torch(tmp_path: Path, model_type: str, settings: dict[str, Any]) -> None:
+    """Torch's are held to transformers, family by family."""
+    agree(tiny.write_family(tmp_path, model_type, task="ForMaskedLM", seed=3, **settings))
+
+
+@pytest.mark.parametrize("size", [1, 50])
+def test_slices_change_nothing(splade: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(heads, "SLICE_TOKENS", size)
+    agree(splade)
+
+
+def test_a_pass_over_all_cores_changes_nothing(splade: Path) -> None:
+    backend = onnx(splade)
+    np.testing.assert_allclose(rows(backend, use_all_cores=True), rows(backend), atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(splade: Path, copied: Copied) -> None:
+    own = 0.6 * torch.randn(99, tiny.HIDDEN, generator=torch.Generator().manual_seed(7))
+    folder = change(copied(splade), lambda tensors: {**tensors, DECODER: own})
+    agree(folder)
+
+
+def test_names_of_old_checkpoints_are_understood(splade: Path, copied: Copied) -> None:
+    def old(name: str) -> str:
+        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+    agree(change(copied(splade), lambda tensors: {old(name): tensor for name, tensor in tensors.items()}))
+
+
+@pytest.mark.parametrize("name", [BIAS, "cls.predictions.transform.dense.weight", "cls.predictions.transform.LayerNorm.weight"])
+def test_a_head_that_lacks_a_tensor_is_refused_by_name(splade: Path, copied: Copied, name: str) -> None:
+    folder = change(copied(splade), lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name})
+    with pytest.raises(WeightMismatch, match=rf"{folder}.*lack `{name}`"):
+        onnx(folder)
+
+
+def test_a_misshapen_head_is_refused_with_both_shapes(splade: Path, copied: Copied) -> None:
+    folder = change(copied(splade), lambda tensors: {**tensors, BIAS: torch.zeros(5)})
+    with pytest.raises(WeightMismatch, match=rf"`{BIAS}` has shape \[5\], the model needs \[99\]"):
+        onnx(folder)
+
+
+def test_an_untied_decoder_that_is_missing_is_refused(splade: Path, copied: Copied) -> None:
+    folder = copied(splade)
+    tiny.edit_json(folder / "config.json", tie_word_embeddings=False)
+    with pytest.raises(WeightMismatch, match=DECODER):
+        onnx(folder)
+
+
+def test_a_family_whose_head_is_not_known_is_refused(splade: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlm_head, "FAMILIES", {})
+    with pytest.raises(UnsupportedArchitecture, match=f"{splade}.*: the masked-language-model head of bert"):
+        onnx(splade)

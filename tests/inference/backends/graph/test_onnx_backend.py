@@ -1,0 +1,135 @@
+"""ONNX Runtime: heads against torch, threads of a pass, graphs that do not fit, memory of a large pass. Laws of all backends:
+tests/inference/backends/test_laws.py."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridtei.batch import Encoding, Head, pack
+from hybridtei.errors import LoadError, WeightMismatch
+from hybridtei.inference.backends.graph import packed_file
+from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.graph.writer import Graph
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.models.checkpoint.modules import POOLINGS
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.system import memory
+from hybridtei.system.machine import LaneKind
+from tests import tiny
+from tests.inference.backends.outputs import columns_of, random_encodings, run, same, sixty_four
+from tests.sampled import paired
+
+ACTIVATIONS = ["linear.Identity", "activation.Tanh", "activation.ReLU", "activation.GELU", "activation.SiLU"]
+
+
+def onnx(spec: ModelSpec, threads: int = 1) -> OnnxBackend:
+    """By a graph that was made from other weights of the same shape."""
+    return OnnxBackend(spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), threads=threads)
+
+
+def agree(spec: ModelSpec) -> None:
+    """Torch and ONNX Runtime, every output of a model."""
+    texts = random_encodings(spec)
+    same(run(onnx(spec), texts), run(TorchBackend(spec), texts), len(texts))
+
+
+def test_poolings_side_by_side_and_dense_layers_agree(tmp_path: Path) -> None:
+    widths = (len(POOLINGS) * tiny.HIDDEN, 16, 8, 8, 8, 5)
+    dense = [(*sizes, f"torch.nn.modules.{name}") for sizes, name in zip(pairwise(widths), ACTIVATIONS, strict=True)]
+    spec = read_spec(tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling=[*POOLINGS], dense=dense))
+    assert len(spec.dense_modules) == len(ACTIVATIONS)
+    agree(spec)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "activation"),
+    paired([["hidden"], ["embedding"], ["hidden", "embedding"], ["embedding", "hidden"]], [None, "gelu", "tanh"]),
+)
+def test_our_lexical_heads_agree(tmp_path: Path, inputs: list[str], activation: str | None) -> None:
+    folder = tiny.write_bert(tmp_path)
+    width = tiny.HIDDEN * len(inputs) if activation is None else 8  # the linear head has the last layer only
+    tiny.write_own_heads(folder, inputs=inputs, width=width, sparse={"inputs": inputs, "activation": activation})
+    agree(read_spec(folder))
+
+
+def test_threads_of_one_pass_change_nothing(hybrid: Path) -> None:
+    spec = read_spec(hybrid)
+    team, texts = onnx(spec, threads=2), sixty_four(spec.vocab_size)
+    assert team.lanes == (LaneKind.BULK,)
+    same(run(team, texts), run(onnx(spec), texts), len(texts))
+
+
+@pytest.mark.parametrize("family", [*tiny.FAMILIES])
+def test_a_text_alone_is_computed_as_among_others(tmp_path: Path, family: str) -> None:
+    spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
+    agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder)))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "qwen3"])
+def test_a_text_alone_reads_the_weights_of_the_packed_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, pooling: str
+) -> None:
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+    spec = replace(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"), pooling=(pooling,))
+    agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder), cache_gb=1))
+
+
+def agree_alone(backend: OnnxBackend) -> None:
+    """The graph of one text and that of any batch give the same bits."""
+    assert backend._alone is not None
+    for text in random_encodings(backend.spec):
+        for heads in (frozenset({Head.DENSE}), backend.spec.heads):
+            found, expected = (columns_of(run(backend, [text], heads, use_all_cores=wide), 0) for wide in (True, False))
+            assert found.keys() == expected.keys()
+            for name, values in expected.items():
+                np.testing.assert_array_equal(found[name], values)
+
+
+def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
+    with pytest.raises(WeightMismatch, match=str(bert)):
+        OnnxBackend(read_spec(bert), tiny.graph_of("modernbert"), Weights.open(bert))
+
+
+@pytest.mark.parametrize("content", [b"", b"no protobuf"])
+def test_a_graph_that_onnxruntime_does_not_take_is_a_load_error(bert: Path, content: bytes) -> None:
+    with pytest.raises(LoadError, match=f"{bert}: ONNX Runtime does not take the graph"):
+        OnnxBackend(read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert))
+
+
+def test_word_embeddings_that_could_be_two_tables_are_an_error(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, graph = read_spec(hybrid), tiny.graph_of("bert")
+    shape = (spec.vocab_size, spec.hidden_size)
+    backend = OnnxBackend.__init__
+    assert [found for found in graph.weights.values() if found == shape] == [shape]
+    monkeypatch.setattr("hybridtei.inference.backends.graph.onnx_backend.open_sessions", lambda *_, **__: [NoSession])
+    with pytest.raises(LoadError, match=f"{hybrid}: 2 tensors could be"):
+        backend(object.__new__(OnnxBackend), spec, Graph(b"", {**graph.weights, "twin": shape}), Weights.open(hybrid))
+
+
+class NoSession:
+    """Takes no inputs."""
+
+    inputs = frozenset[str]()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_large_pass_took_is_freed(tmp_path: Path) -> None:
+    spec = read_spec(tiny.write_bert(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=1))
+    backend = OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    memory.trim()
+    before = memory.resident()
+    texts = [Encoding(np.full(100, 5 + place)) for place in range(60)]
+    backend.forward(pack(texts, frozenset({Head.DENSE}), spec.positions))
+    assert memory.resident() - before > 20_000_000
+    memory.trim()
+    assert memory.resident() - before < 10_000_000

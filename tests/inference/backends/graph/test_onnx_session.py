@@ -1,0 +1,104 @@
+"""Sessions: numbers, threads and their processors, refusals."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridtei.errors import LoadError
+from hybridtei.inference.backends.graph.onnx_session import Session, open_sessions
+from hybridtei.inference.backends.graph.writer import Graph, product_graph
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats
+from hybridtei.system.machine import own_processors
+
+DRAW = np.random.default_rng(0)
+MATRIX = DRAW.normal(size=(70, 33)).astype(np.float32)
+ROWS = DRAW.normal(size=(9, 33)).astype(np.float32)
+GRAPH = Graph(product_graph("rows", "matrix", "product"), {"matrix": MATRIX.shape})
+WEIGHTS = Weights(Path("/folder"), {})
+
+
+def opened(*threads: int) -> list[Session]:
+    return open_sessions(GRAPH, {"matrix": MATRIX}, WEIGHTS, threads)
+
+
+def test_every_session_computes_the_product() -> None:
+    for session in opened(1, 2, 1):
+        assert session.inputs == {"rows"}
+        np.testing.assert_allclose(session.run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
+        assert session.run("product", {"rows": ROWS[:0]}).shape == (0, 70)
+
+
+@pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
+def test_threads_of_a_session_over_all_cores_have_a_processor_each() -> None:
+    before = set(os.listdir("/proc/self/task"))
+    sessions = opened(1, len(own_processors()))
+    new = set(os.listdir("/proc/self/task")) - before
+    expected, end = [{one} for one in own_processors()[1:]], time.monotonic() + 60
+    while sorted(map(os.sched_getaffinity, map(int, new)), key=min) != expected:  # each moves once it has started
+        assert time.monotonic() < end
+    np.testing.assert_allclose(sessions[1].run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
+def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run() -> None:
+    everywhere, during = os.sched_getaffinity(0), list[set[int]]()
+
+    class Watched(dict[str, Floats]):
+        def values(self) -> Any:
+            during.append(os.sched_getaffinity(0))
+            return super().values()
+
+        def keys(self) -> Any:
+            during.append(os.sched_getaffinity(0))
+            return super().keys()
+
+        def __iter__(self) -> Any:  # so that `dict` asks for the keys
+            return super().__iter__()
+
+    one, every = opened(1, len(own_processors()))
+    one.run("product", Watched(rows=ROWS))
+    assert set(map(frozenset, during)) == {frozenset(everywhere)}
+    during.clear()
+    every.run("product", Watched(rows=ROWS))
+    assert set(map(frozenset, during)) == {frozenset(own_processors()[:1])}
+    assert os.sched_getaffinity(0) == everywhere
+    with pytest.raises(Exception, match="rows"):
+        every.run("product", {})
+    assert os.sched_getaffinity(0) == everywhere
+
+
+def test_threads_call_one_session_at_once() -> None:
+    (session,) = opened(1)
+    feeds = [{"rows": DRAW.normal(size=(count, 33)).astype(np.float32)} for count in range(1, 40)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda feed: session.run("product", feed), feeds))
+    for feed, product in zip(feeds, found, strict=True):
+        np.testing.assert_allclose(product, feed["rows"] @ MATRIX.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("feed", "why"),
+    [
+        ({}, "rows"),
+        ({"rows": ROWS[:, :5]}, "imension"),
+        ({"other": ROWS}, "other"),
+        ({"rows": ROWS.astype(np.int64)}, "int64"),
+    ],
+)
+def test_what_the_graph_does_not_take_is_an_error_in_the_librarys_words(feed: dict[str, Floats], why: str) -> None:
+    (session,) = opened(1)
+    with pytest.raises(Exception, match=why):
+        session.run("product", feed)
+
+
+def test_a_tensor_that_is_missing_is_a_load_error() -> None:
+    with pytest.raises(LoadError, match="/folder: ONNX Runtime does not take the graph"):
+        open_sessions(GRAPH, {}, WEIGHTS, [1])

@@ -1,0 +1,331 @@
+"""Packed weights: the same numbers wherever they are kept, and whatever becomes of the file: cut short, stale, half written, on
+a full disk, in a strangers' folder, removed while it is served."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+from conformance.families.shapes.serving import Server, serving
+from hybridtei import cli
+from hybridtei.batch import Head, pack
+from hybridtei.errors import LoadError
+from hybridtei.inference.backends.graph import packed_file as module
+from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.graph.packed_file import GRAPH, PART, TENSORS, packed_files, packed_folder, prune
+from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats
+from tests import tiny
+from tests.inference.backends.outputs import random_encodings
+from tests.vocabulary import WORDS
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files are kept where folders can be locked")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, where tiny models are packed too."""
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "LEAST_BYTES", 0)
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in bfloat16."""
+    folder = tiny.write_family(tmp_path_factory.mktemp("halved"), "qwen3", hidden_size=128, intermediate_size=512)
+    return tiny.change(folder, lambda tensors: {name: one.to(torch.bfloat16) for name, one in tensors.items()})
+
+
+@pytest.fixture(scope="module")
+def widened(halved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same numbers in float32, which nothing has to widen."""
+    folder = shutil.copytree(halved, tmp_path_factory.mktemp("widened") / "copy")
+    return tiny.change(folder, lambda tensors: {name: one.float() for name, one in tensors.items()})
+
+
+@pytest.fixture(scope="module")
+def expected(widened: Path) -> Floats:
+    """By sessions that pack for themselves."""
+    return states(widened)
+
+
+def backend_of(folder: Path, cache_gb: float = 1) -> OnnxBackend:
+    spec = read_spec(folder, pooling="mean")
+    return OnnxBackend(spec, family_graph(spec), Weights.open(folder), cache_gb=cache_gb)
+
+
+def states_by(backend: OnnxBackend) -> Floats:
+    batch = pack(random_encodings(backend.spec), frozenset({Head.TOKENS}), backend.spec.positions)
+    found = [backend.forward(batch, use_all_cores=wide).tokens for wide in (False, True)]
+    return np.stack([one.values for one in found if one is not None])
+
+
+def states(folder: Path, cache_gb: float = 1) -> Floats:
+    return states_by(backend_of(folder, cache_gb))
+
+
+def kept() -> Path:
+    """The one file that is kept."""
+    (one,) = packed_files()
+    return one.path
+
+
+@pytest.mark.parametrize("cache_gb", [0, 1])
+@pytest.mark.parametrize("name", ["halved", "widened"])
+def test_states_are_those_of_sessions_that_pack_for_themselves(
+    request: pytest.FixtureRequest, expected: Floats, name: str, cache_gb: float
+) -> None:
+    folder: Path = request.getfixturevalue(name)
+    for _ in range(2):
+        np.testing.assert_array_equal(states(folder, cache_gb), expected)
+    assert len(packed_files()) == cache_gb
+    assert not [*packed_folder().rglob(module.WIDENED)]
+
+
+@pytest.mark.parametrize("family", ["mpnet", "deberta-v2"])
+def test_matrices_behind_a_table_of_odd_size_are_aligned(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tables of distances are int64[n]; a pass over the mapped matrices behind one ended the process."""
+    folder = tiny.write_family(tmp_path, family)
+    mapped = states(folder)
+    assert kept().is_dir()
+    monkeypatch.setattr(module, "LEAST_BYTES", 10**9)
+    np.testing.assert_array_equal(mapped, states(folder))
+
+
+def test_small_models_are_kept_nowhere(widened: Path, expected: Floats, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_BYTES", 10**9)
+    np.testing.assert_array_equal(states(widened), expected)
+    assert not cache.exists()
+
+
+def test_a_file_is_opened_again_and_its_use_noted(widened: Path) -> None:
+    states(widened)
+    written = kept() / TENSORS
+    before = written.stat().st_mtime_ns
+    os.utime(kept(), (1, 1))
+    states(widened)
+    assert written.stat().st_mtime_ns == before
+    assert packed_files()[0].used > 1
+
+
+def cut(path: Path) -> None:
+    os.truncate(path / TENSORS, (path / TENSORS).stat().st_size - 4096)
+
+
+def longer(path: Path) -> None:
+    with (path / TENSORS).open("ab") as file:
+        file.write(b"\0")
+
+
+def other_graph(path: Path) -> None:
+    (path / GRAPH).write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [cut, longer, other_graph, lambda path: (path / GRAPH).unlink(), shutil.rmtree])
+def test_a_file_that_is_not_whole_is_written_again(widened: Path, expected: Floats, spoil: Callable[[Path], None]) -> None:
+    states(widened)
+    spoil(kept())
+    np.testing.assert_array_equal(states(widened), expected)
+    np.testing.assert_array_equal(states(widened), expected)
+    assert module._is_whole(kept())
+
+
+def test_weights_that_changed_at_equal_size_and_time_have_another_file(widened: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(widened, tmp_path / "model")
+    before, file = states(folder), folder / "model.safetensors"
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    tiny.change(folder, lambda tensors: {name: one * 2 for name, one in tensors.items()})
+    os.utime(file, ns=times)
+    assert not np.array_equal(states(folder), before)
+    assert len(packed_files()) == 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"), [(ort, "__version__", "1.99.0"), (module, "_processor", lambda: "another")]
+)
+def test_another_release_or_processor_has_another_file(
+    widened: Path, expected: Floats, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, value: object
+) -> None:
+    states(widened)
+    monkeypatch.setattr(owner, name, value)
+    np.testing.assert_array_equal(states(widened), expected)
+    assert len(packed_files()) == 2
+
+
+def test_weights_that_are_not_numbers_are_refused(widened: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(widened, tmp_path / "model")
+    tiny.change(folder, lambda tensors: {name: one * float("nan") for name, one in tensors.items()})
+    with pytest.raises(LoadError, match="NaN or infinity"):
+        states(folder)
+    assert not packed_files()
+
+
+def read_only(cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+
+
+def open_to_others(cache: Path) -> None:
+    (cache / "packed").mkdir(parents=True)
+    (cache / "packed").chmod(0o777)
+
+
+def elsewhere(cache: Path) -> None:
+    (cache / "real").mkdir(parents=True, mode=0o700)
+    (cache / "packed").symlink_to(cache / "real")
+
+
+@pytest.mark.parametrize("spoil", [read_only, open_to_others, elsewhere])
+def test_a_folder_that_is_not_ours_is_not_used(
+    widened: Path, expected: Floats, cache: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+) -> None:
+    spoil(cache)
+    np.testing.assert_array_equal(states(widened), expected)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "packed weights cannot be kept" in line
+    assert not [*cache.rglob(TENSORS)]
+
+
+def test_a_bound_that_is_too_small_is_told_and_kept_to(
+    widened: Path, expected: Floats, caplog: pytest.LogCaptureFixture
+) -> None:
+    np.testing.assert_array_equal(states(widened, 1e-6), expected)
+    assert "--packed-cache-gb" in caplog.text
+    assert not packed_files()
+
+
+@pytest.fixture
+def full() -> Iterator[None]:
+    """No file may be longer than 500 kB, which ends writing as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, old)
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("name", ["halved", "widened"])
+def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(
+    request: pytest.FixtureRequest, expected: Floats, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    np.testing.assert_array_equal(states(request.getfixturevalue(name)), expected)
+    assert not packed_files()
+    assert len([record for record in caplog.records if "packed weights" in record.getMessage()]) == 2  # here, and in memory
+
+
+def test_a_cache_folder_that_is_deleted_while_it_is_served(widened: Path, expected: Floats, cache: Path) -> None:
+    backend = backend_of(widened)
+    shutil.rmtree(cache)
+    np.testing.assert_array_equal(states_by(backend), expected)
+    np.testing.assert_array_equal(states(widened), expected)
+    assert module._is_whole(kept())
+
+
+def test_several_that_start_at_once_write_one_file(widened: Path, expected: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, write = [], module._written
+    monkeypatch.setattr(module, "_written", lambda *given: times.append(1) or write(*given))
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(states, [widened] * 4):
+            np.testing.assert_array_equal(found, expected)
+    assert len(times) == len(packed_files()) == 1
+
+
+OPEN = """
+import sys
+from pathlib import Path
+from hybridtei.inference.backends.graph import packed_file
+from tests.inference.backends.graph.test_packed_file import backend_of
+packed_file.LEAST_BYTES = 0
+print("begins", flush=True)
+backend_of(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(halved: Path, expected: Floats) -> None:
+    """50 times; what one leaves is in nobody's way."""
+    for number in range(50):
+        with subprocess.Popen([sys.executable, "-c", OPEN, halved], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(number * 0.005)
+            process.kill()
+        if number % 10 == 9:
+            np.testing.assert_array_equal(states(halved), expected)
+            assert [each.path.suffix for each in packed_files()] == [""]
+            shutil.rmtree(kept())
+
+
+def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes() -> None:
+    def made(name: str, size: int, days: float) -> Path:
+        path = packed_folder() / name
+        path.mkdir()
+        (path / TENSORS).write_bytes(b"\0" * size)
+        os.utime(path, (time.time() - days * 86400,) * 2)
+        return path
+
+    old, beyond, third, last = made("old", 1, 31), made("beyond", 60, 3), made("third", 40, 2), made("last", 50, 1)
+    left = made("left" + PART, 1, 0)
+    with ThreadPoolExecutor(1) as thread:
+        with module._writing(packed_folder()):  # by another start
+            pruned = thread.submit(prune, 100)
+            assert len(packed_files()) == 5
+        assert {each.path for each in pruned.result()} == {old, beyond, left}
+    assert {each.path for each in packed_files()} == {third, last}
+
+
+@pytest.mark.slow
+def test_servers_that_start_at_once_write_one_file_and_need_it_no_more_once_they_serve(tmp_path: Path, cache: Path) -> None:
+    folder = tiny.write_family(tmp_path / "model", "bert", hidden_size=512, intermediate_size=2048, num_hidden_layers=3)
+    cache.mkdir()
+
+    def server(name: str, *flags: str) -> AbstractContextManager[Server]:
+        return serving(folder, cache, ["--pooling", "mean", *flags], tmp_path / name)
+
+    def asked(one: Server) -> object:
+        return one.post("/embed", {"inputs": [" ".join(WORDS[:n]) for n in (1, 5, 20)]})
+
+    with server("alone", "--packed-cache-gb", "0") as one:
+        expected = asked(one)
+    assert not (cache / "packed").exists()
+    with ExitStack() as running, ThreadPoolExecutor(2) as threads:
+        both = [*threads.map(lambda name: running.enter_context(server(name)), ("first", "second"))]
+        assert kept().is_dir()
+        assert ["written in" in (tmp_path / name).read_text() for name in ("first", "second")].count(True) == 1
+        shutil.rmtree(cache)
+        assert [asked(one) for one in both] == [expected] * 2
+
+
+def test_the_command_packs_lists_and_prunes(widened: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pack", str(widened), "--pooling", "mean"]) == 0
+    told = capsys.readouterr().out
+    assert str(kept()) in told
+    assert cli.main(["pack", "--list"]) == 0
+    assert capsys.readouterr().out == told
+    assert cli.main(["pack", "--prune"]) == 0
+    assert packed_files()
+    assert cli.main(["pack", "--prune", "--packed-cache-gb", "0"]) == 0
+    assert not packed_files()
+
+
+def test_the_command_says_where_nothing_is_kept(widened: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pack", str(widened), "--pooling", "mean", "--packed-cache-gb", "0"]) == 1
+    assert "no weights are kept" in capsys.readouterr().err

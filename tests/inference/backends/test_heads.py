@@ -1,0 +1,193 @@
+"""The functions that numpy and torch each have for heads, against one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special
+
+from hybridtei.batch import Encoding, Head, offsets_of, pack
+from hybridtei.inference.backends import heads, numpy_functions
+from hybridtei.inference.backends.graph.host import HostHeads
+from hybridtei.inference.backends.heads import Segments
+from hybridtei.inference.backends.numpy_functions import NUMPY
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.inference.backends.torch.functions import TORCH
+from hybridtei.inference.backends.torch.load import placed
+from hybridtei.models.checkpoint import layers, modules
+from hybridtei.models.checkpoint.classifiers import CodeLayers, LinearLayer, NormLayer
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny, tolerances
+from tests.sampled import paired
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=8)
+SIZES = (1, 5, 40, 2, 17)
+EXTREMES = [0.0, -0.0, 1e-8, -1e-8, 20.0, -20.0, 88.0, -88.0, 90.0, -90.0, 1e4, -1e4, 1e30, -1e30]
+
+
+def rows(lengths: Sequence[int], width: int = tiny.HIDDEN, seed: int = 0) -> tuple[np.ndarray, Segments]:
+    draw, offsets = np.random.default_rng(seed), offsets_of(list(lengths))
+    return draw.normal(size=(sum(lengths), width)).astype(np.float32), Segments(offsets, offsets)
+
+
+def in_torch(value: Any) -> Any:
+    if isinstance(value, Segments):
+        return Segments(value.cu_seqlens, torch.from_numpy(value.offsets))
+    return placed(value, torch.float32, torch.device("cpu"))
+
+
+def agree(formula: Callable[..., Any], *values: Any) -> np.ndarray:
+    """What a formula gives in numpy, and in torch as nearly."""
+    ours, theirs = formula(NUMPY, *values), formula(TORCH, *map(in_torch, values))
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=0)
+    return np.asarray(ours)
+
+
+def layer(outputs: int, inputs: int, activation: str = "identity", *, bias: bool = True, seed: int = 0) -> LinearLayer:
+    draw = np.random.default_rng(seed)
+    weight = draw.normal(scale=0.3, size=(outputs, inputs)).astype(np.float32)
+    return LinearLayer(weight, draw.normal(size=outputs).astype(np.float32) if bias else None, activation)
+
+
+# --- one for each name -------------------------------------------------------------------------------------------------
+
+
+def test_every_activation_has_a_twin_in_both() -> None:
+    assert set(NUMPY.activations) == set(TORCH.activations) == set(layers.ACTIVATIONS)
+
+
+UNITS = {"erf": 0.6, "sigmoid": 4}  # in the last place of float32, from the value in float64
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_functions_of_scipy_are_as_exact_here(name: str) -> None:
+    x = np.float32([*np.linspace(-87, 87, 20_001), *np.linspace(-5, 5, 20_001), *np.logspace(-37, 2, 2001), *EXTREMES])
+    expected = {"erf": special.erf, "sigmoid": special.expit}[name](x.astype(np.float64))
+    ours = getattr(numpy_functions, name)(x)
+    assert ours.dtype == np.float32
+    units = np.abs(ours - expected) / np.spacing(np.maximum(np.abs(expected), 2.0**-126).astype(np.float32))
+    assert units.max() <= UNITS[name]
+    assert np.isnan(getattr(numpy_functions, name)(np.float32([np.nan]))).all()
+
+
+def test_every_pooling_has_a_formula() -> None:
+    assert set(heads.POOLINGS) == set(modules.POOLINGS)
+
+
+@pytest.mark.parametrize("name", layers.ACTIVATIONS)
+@given(values=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30))
+def test_activations_agree(name: str, values: list[float]) -> None:
+    x = np.array(values, dtype=np.float32)
+    ours, theirs = NUMPY.activations[name](x), TORCH.activations[name](torch.from_numpy(x))
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", layers.ACTIVATIONS)
+def test_activations_agree_and_warn_of_nothing_at_extremes(name: str) -> None:
+    x = np.array(EXTREMES, dtype=np.float32)
+    theirs = TORCH.activations[name](torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(NUMPY.activations[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", modules.POOLINGS)
+@given(lengths=LENGTHS, seed=st.integers(0, 9))
+def test_poolings_agree(mode: str, lengths: list[int], seed: int) -> None:
+    agree(heads.pooled, *rows(lengths, 5, seed), (mode,))
+
+
+@pytest.mark.parametrize("mode", modules.POOLINGS)
+def test_long_texts_are_pooled_as_well(mode: str) -> None:
+    hidden, at = rows([3000, 1, 8192], 4)
+    ours = heads.pooled(NUMPY, hidden + 1, at, [mode])
+    exact = heads.POOLINGS[mode](replace(NUMPY, float32=lambda x: x), (hidden + 1).astype(np.float64), at)
+    np.testing.assert_allclose(ours, exact, rtol=tolerances.WEIGHTS["float32"], atol=0)
+
+
+# --- heads -------------------------------------------------------------------------------------------------------------
+
+
+@given(values=st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30))
+def test_rounding_agrees(values: list[float]) -> None:
+    """To one where a tangent is half a step from two numbers, and the libraries' last digits differ."""
+    x = np.array(values, dtype=np.float32)
+    ours, theirs = heads.rounded(NUMPY, x), heads.rounded(TORCH, torch.from_numpy(x)).numpy()
+    assert ours.dtype == theirs.dtype == np.float32
+    exact = 127 * np.tanh(x.astype(np.float64))
+    for one in (ours, theirs):
+        assert np.abs(one - exact).max() <= 0.5 + 1e-4
+        np.testing.assert_array_equal(one, np.round(one))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1, 50])
+def test_layer_norm_agrees(scale: float) -> None:
+    words = rows(SIZES)[0] * np.float32(scale) + np.float32(3 * scale)
+    plain = agree(lambda f, x: f.layer_norm(x, None, None, 1e-5), words)
+    scaled = agree(lambda f, x: f.layer_norm(x, 2 + 0 * x[0], 1 + 0 * x[0], 1e-5), words)
+    np.testing.assert_allclose(scaled, 2 * plain + 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [None, *layers.ACTIVATIONS])
+def test_lexical_agrees(activation: str | None) -> None:
+    inputs, _ = rows(SIZES)
+    first, last = layer(8, tiny.HIDDEN, activation or "identity"), layer(1, 8 if activation else tiny.HIDDEN, seed=1)
+    ours = agree(heads.lexical, inputs, None, ("hidden",), (first, last) if activation else (last,))
+    assert (ours >= 0).all()
+    assert (ours > 0).any()
+
+
+@pytest.mark.parametrize("eps", [None, 1e-5])
+def test_codes_agree(eps: float | None) -> None:
+    latents = layer(30, tiny.HIDDEN)
+    found = agree(heads.code, rows(SIZES)[0], CodeLayers(latents.weight, latents.bias, 4, eps))
+    assert ((found > 0).sum(1) <= 4).all()
+    assert (found > 0).any()
+
+
+def test_no_head_writes_into_its_input() -> None:
+    hidden, at = rows(SIZES)
+    before = hidden.copy()
+    for mode in modules.POOLINGS:
+        heads.dense(NUMPY, hidden, at, [mode], [layer(3, tiny.HIDDEN, "relu")])
+    for name in layers.ACTIVATIONS:
+        NUMPY.activations[name](hidden)
+    ones = np.ones(tiny.HIDDEN, dtype=np.float32)
+    heads.through(NUMPY, hidden, [NormLayer(ones, ones, 1e-5)])
+    np.testing.assert_array_equal(hidden, before)
+
+
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "distilbert": {},
+    "deberta-v2": {},
+    "modernbert": {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
+    "eurobert": {"classifier_pooling": "late"},
+    "qwen3": {},
+}
+
+
+@pytest.mark.parametrize(("model_type", "task"), paired([*CLASSIFIERS], ["SequenceClassification", "TokenClassification"]))
+def test_classifiers_agree(tmp_path: Path, model_type: str, task: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
+    spec = read_spec(folder)
+    head = Head.TAGS if spec.kind == "tagger" else Head.SCORES
+    texts = [Encoding(np.random.default_rng(size).integers(5, 60, size)) for size in (3, 40, 1, 17)]
+    batch = pack(texts, frozenset({head, Head.TOKENS}), spec.positions)
+    theirs = TorchBackend(spec).forward(batch)
+    assert theirs.tokens is not None
+    ours = HostHeads(spec).outputs(batch, theirs.tokens.values)
+    if head is Head.SCORES:
+        np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-5, rtol=0)
+    else:
+        assert ours.tags is not None
+        assert theirs.tags is not None
+        np.testing.assert_allclose(ours.tags.values, theirs.tags.values, atol=1e-5, rtol=0)

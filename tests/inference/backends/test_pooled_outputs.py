@@ -1,0 +1,75 @@
+"""What some checkpoints do to pooled vectors beyond Dense modules: Perplexity's rounding, Qwen3's own projection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from conformance.families.oracle import reference, texts_of
+from hybridtei.batch import Head, pack
+from hybridtei.errors import WeightMismatch
+from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats
+from tests import published, tiny, tolerances
+
+WIDTH = 12
+
+
+def vectors(engine: str, spec: ModelSpec) -> Floats:
+    """Dense vectors of the common texts, in one batch."""
+    backend = TorchBackend(spec) if engine == "torch" else OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    outputs = backend.forward(pack(texts_of(spec), frozenset({Head.DENSE}), spec.positions))
+    assert outputs.dense is not None
+    return outputs.dense
+
+
+def means(folder: Path, spec: ModelSpec) -> Floats:
+    texts = texts_of(spec)
+    rows = np.split(reference(folder, texts), np.cumsum([len(text) for text in texts])[:-1])
+    return np.stack([one.mean(0) for one in rows])
+
+
+@pytest.mark.parametrize("engine", ["ort", "torch"])
+def test_perplexitys_vectors_are_whole_numbers(tmp_path: Path, engine: str) -> None:
+    folder = tiny.write_family(tmp_path, "qwen3", is_causal=False)
+    exact = 127 * np.tanh(means(folder, read_spec(folder, pooling="mean")))
+    spec = read_spec(published.as_pplx(folder))
+    assert (spec.is_rounded, spec.pooling) == (True, ("mean",))
+    ours = vectors(engine, spec)
+    np.testing.assert_array_equal(ours, np.round(ours))
+    assert np.abs(ours - exact).max() <= 0.5 + 1e-3  # the nearest whole number
+    assert np.ptp(ours) > 100
+
+
+def test_the_module_says_so_too(tmp_path: Path) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling="mean")
+    assert not read_spec(folder).is_rounded
+    modules = [("sentence_transformers.models.Transformer", ""), ("sentence_transformers.models.Pooling", "1_Pooling")]
+    listed = [*modules, ("st_quantize.FlexibleQuantizer", "2_FlexibleQuantizer")]
+    tiny.write_json(folder / "modules.json", [{"type": name, "path": path} for name, path in listed])
+    assert read_spec(folder).is_rounded
+
+
+@pytest.mark.parametrize("engine", ["ort", "torch"])
+def test_qwen3s_projection_follows_the_pooling(tmp_path: Path, engine: str) -> None:
+    folder = tiny.write_family(tmp_path, "qwen3")
+    plain = read_spec(folder, pooling="mean")
+    expected = means(folder, plain)
+    matrix = np.random.default_rng(1).standard_normal((WIDTH, tiny.HIDDEN), np.float32)
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), "linear.weight": matrix}, file, metadata={"format": "pt"})
+    assert read_spec(folder, pooling="mean").dense_width == tiny.HIDDEN  # without `num_labels` as in TEI
+    tiny.edit_json(folder / "config.json", num_labels=WIDTH)
+    spec = read_spec(folder, pooling="mean")
+    assert spec.dense_width == WIDTH
+    np.testing.assert_allclose(vectors(engine, spec), expected @ matrix.T, atol=20 * tolerances.HIDDEN["float32"])
+    tiny.edit_json(folder / "config.json", num_labels=WIDTH + 1)
+    with pytest.raises(WeightMismatch, match=r"`linear.weight` has shape \[12, 32\], the model needs \[13, 32\]"):
+        vectors(engine, read_spec(folder, pooling="mean"))

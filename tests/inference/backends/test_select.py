@@ -1,0 +1,112 @@
+"""Which backend runs a model: what was asked for, what can, in the order that is usually the best; and always a reason."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hybridtei.config import ModelConfig
+from hybridtei.errors import LoadError
+from hybridtei.inference.backends import select as backend_choice
+from hybridtei.inference.backends.base import Replicas
+from hybridtei.inference.backends.select import choices, open_backend, why_not
+from hybridtei.models.checkpoint.spec import read_spec
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_processor_decides_who_is_first_in_int8(bert: Path, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "_installed", lambda _: True)
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+    monkeypatch.setattr(backend_choice, "_sums_exactly", lambda: exact)
+    spec = read_spec(bert)
+    assert [choice.name for choice in choices(ModelConfig(model_id=str(bert)), spec)] == ["ort", "openvino", "torch"]
+    found = choices(ModelConfig(model_id=str(bert), dtype="int8"), spec)
+    assert [choice.name for choice in found] == (["openvino", "ort"] if exact else ["ort", "openvino"])
+
+
+def test_the_only_one_says_so_and_others_that_tune_measures(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+    spec = read_spec(bert)
+    assert "`hybridtei tune` measures all" in choices(ModelConfig(model_id=str(bert)), spec)[0].why
+    monkeypatch.setattr(backend_choice, "_installed", lambda package: package not in ("openvino", "torch"))
+    (only,) = choices(ModelConfig(model_id=str(bert)), spec)
+    assert (only.name, only.why) == ("ort", "the only one that can")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "why"),
+    [
+        ("ort", "bfloat16", "float32 and int8 only, not bfloat16"),
+        ("openvino", "float16", "float32 and bfloat16 and int8 only, not float16"),
+        ("torch", "int8", "only, not int8"),
+    ],
+)
+def test_a_precision_that_a_backend_lacks_is_named(bert: Path, name: str, dtype: str, why: str) -> None:
+    assert why in (why_not(name, dtype, read_spec(bert)) or "")
+
+
+@pytest.mark.parametrize(("name", "installed"), [("openvino", "openvino"), ("torch", "'.[torch]'")])
+def test_a_missing_package_is_named_with_the_command(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, name: str, installed: str
+) -> None:
+    monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
+    assert f"pip install {installed}" in (why_not(name, None, read_spec(bert)) or "")
+
+
+def test_nothing_that_can_run_it_is_an_error_with_every_reason(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
+    spec = replace(read_spec(bert), model_type="opt")
+    with pytest.raises(LoadError, match=r"nothing here can run it in float32: ort: .*no family `opt`.*\.\[torch\]"):
+        choices(ModelConfig(model_id=str(bert)), spec)
+
+
+def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert: Path) -> None:
+    with pytest.raises(LoadError, match=r"fp8 needs a GPU of compute capability 9\.0 or later, not cpu"):
+        open_backend(ModelConfig(model_id=str(bert), dtype="fp8"), read_spec(bert))
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_float16_wants_a_gpu(bert: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+    with pytest.raises(LoadError, match="float16 is for GPUs, and there is no NVIDIA device here"):
+        choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))  # type: ignore[arg-type]
+
+
+def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, spec = ModelConfig(model_id=str(bert)), read_spec(bert)
+    caplog.set_level(logging.INFO, "hybridtei")
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+    open_backend(config, spec).close()
+    monkeypatch.setattr(backend_choice, "NVIDIA", bert)  # there is a device, and this torch cannot use it
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for built in (None, "13.0"):
+        monkeypatch.setattr(torch.version, "cuda", built)
+        assert open_backend(config, spec).name != "torch"
+    assert [record.getMessage() for record in caplog.records if "GPU" in record.msg] == [
+        "no GPU is used: there is no NVIDIA device here (/nowhere)",
+        "no GPU is used: torch is built for CPUs only",
+        "no GPU is used: torch, built for CUDA 13.0, finds none: is the driver older?",
+    ]
+    assert [record.levelname for record in caplog.records if "GPU" in record.msg] == ["INFO", "WARNING", "WARNING"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    (only,) = choices(config, spec)
+    assert (only.name, only.dtype, only.why) == ("torch", "float16", "torch finds a CUDA device")
+
+
+def test_a_gpu_that_is_named_and_not_there_is_an_error(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
+    with pytest.raises(LoadError, match="`cuda-devices` is '0', and there is no NVIDIA device here"):
+        open_backend(ModelConfig(model_id=str(bert), backend="torch", cuda_devices="0"), read_spec(bert))
+
+
+def test_several_devices_are_a_replica_each(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "_devices", lambda _: ["cpu", "cpu"])
+    backend = open_backend(ModelConfig(model_id=str(bert), backend="torch"), read_spec(bert))
+    assert isinstance(backend, Replicas)
+    assert [replica.backend.name for replica in backend.replicas] == ["torch", "torch"]

@@ -1,0 +1,123 @@
+"""`hybridtei tune`: the curve of tokens a second against the size of a pass, and the flags it names."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.batch import PackedBatch
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.inference.backends.tuning import FIRST_TOKENS, FLAT, PASSES, Point, enough, measure, tune
+from hybridtei.inference.load import find_model, load_model
+from hybridtei.system.machine import LaneKind, both_lanes
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+
+curves = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=10).map(
+    lambda rates: [Point(FIRST_TOKENS * 2**i, rate) for i, rate in enumerate(rates)]
+)
+
+
+class Hardware:
+    """A clock that the passes move on: a fixed cost, and one for each token beyond what fits the fixed cost."""
+
+    def __init__(self, saturated_at: int) -> None:
+        self.now = 0.0
+        self.saturated_at = saturated_at
+
+    def __call__(self, batch: PackedBatch) -> None:
+        self.now += max(len(batch.input_ids), self.saturated_at) * 0.001
+
+    def clock(self) -> float:
+        return self.now
+
+
+@given(curves)
+def test_enough_is_the_smallest_size_that_is_about_as_fast_as_any(points: list[Point]) -> None:
+    chosen = next(point for point in points if point.tokens == enough(points))
+    best = max(point.tokens_per_s for point in points)
+    assert chosen.tokens_per_s >= FLAT * best
+    assert all(point.tokens_per_s < FLAT * best for point in points if point.tokens < chosen.tokens)
+
+
+@pytest.mark.parametrize("saturated_at", [64, 256, 2048])
+def test_the_size_that_saturates_the_hardware_is_found(saturated_at: int) -> None:
+    hardware = Hardware(saturated_at)
+    backend = FakeBackend(small.model_spec(), gate=hardware)
+    assert enough(list(measure(backend, 4096, clock=hardware.clock))) == saturated_at
+
+
+def test_sizes_are_powers_of_two_up_to_the_cap() -> None:
+    hardware = Hardware(100_000)
+    backend = FakeBackend(small.model_spec(), gate=hardware)
+    assert [point.tokens for point in measure(backend, 256, clock=hardware.clock)] == [64, 128, 256]
+    assert len(list(measure(backend, 3, clock=hardware.clock))) == 1
+
+
+def test_the_fastest_pass_of_a_size_counts() -> None:
+    now, seconds = 0.0, iter([3, 1, 2, 0.5, 4])
+
+    def gate(batch: PackedBatch) -> None:
+        nonlocal now
+        now += next(seconds)
+
+    (point,) = measure(FakeBackend(small.model_spec(), gate=gate), 64, clock=lambda: now)
+    assert point.tokens_per_s == pytest.approx(64 / 0.5)
+    assert not [*seconds]
+    assert PASSES == 5
+
+
+def test_a_lane_is_measured_and_counts_as_often_as_there_are_lanes_for_long_texts() -> None:
+    entered, threads, hardware = list[int](), set[int](), Hardware(1)
+
+    def gate(batch: PackedBatch) -> None:
+        hardware(batch)
+        threads.add(threading.get_ident())
+
+    backend = FakeBackend(small.model_spec(), gate=gate)
+    backend.enter_lane = lambda kind: entered.append(threading.get_ident())  # type: ignore[method-assign]
+    for backend.lanes, rate in ((both_lanes(1), 1000), ((LaneKind.BULK,), 1000), (both_lanes(3), 3000)):
+        assert [point.tokens_per_s for point in measure(backend, 256, clock=hardware.clock)] == pytest.approx([rate] * 3)
+    assert threads == {*entered}
+    assert threading.get_ident() not in threads
+
+
+def test_a_table_and_the_flags_are_printed_and_nothing_is_kept(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    config, engine = ModelConfig(model_id=str(bert), dtype="float32"), EngineConfig(max_batch_tokens=128)
+    lines = [*tune(config, find_model(config), engine)]
+    titles = [line.split()[0] for line in lines if line.endswith(":") and "one lane times" in line]
+    assert titles == ["ort", "openvino", "torch"]
+    assert sum("tokens a pass" in line for line in lines) == 2 * len(titles)
+    assert sum("a pass of the server takes up to 128" in line for line in lines) == len(titles)
+    flags = lines[-len(titles) :]
+    assert {" ".join(line.split()[:4]) for line in flags} == {f"--backend {name} --dtype float32" for name in titles}
+    rates = [float(line.split()[4]) for line in flags]
+    assert all(one >= other for one, other in pairwise(rates))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_cannot_run_says_why_and_names_no_flags(bert: Path) -> None:
+    config = ModelConfig(model_id=str(bert), backend="torch", dtype="int8")
+    assert [*tune(config, find_model(config), EngineConfig())] == []
+    config = ModelConfig(model_id=str(bert), dtype="fp8")
+    (line,) = tune(config, find_model(config), EngineConfig())
+    assert line.startswith("torch fp8: no, ")
+
+
+def test_a_start_measures_nothing_and_keeps_nothing(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its passes are those of the self-test."""
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    loaded = load_model(ModelConfig(model_id=str(bert), backend="ort"), EngineConfig())
+    assert loaded.backend.forwards == 2
+    assert loaded.budget_tokens == loaded.backend.busy_tokens
+    assert not (tmp_path / "cache").exists()
+    few = load_model(ModelConfig(model_id=str(bert), backend="ort"), EngineConfig(max_batch_tokens=64, auto_truncate=True))
+    assert few.budget_tokens == 64

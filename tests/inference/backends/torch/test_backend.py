@@ -1,0 +1,94 @@
+"""The torch backend: the formulas of heads on transformers' own states, and what a pass does on the host before it is launched.
+Laws of all backends are in tests/inference/backends/test_laws.py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+from hybridtei.batch import Encoding
+from hybridtei.inference.backends.torch import backend as backend_module
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny, tolerances
+from tests.inference.backends.outputs import columns_of, run, sixty_four
+
+
+def equal(backend: TorchBackend, encodings: list[Encoding], formulas: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+    """`formulas`: what should come out of (ids, the states that transformers computes of each text alone)."""
+    model = AutoModel.from_pretrained(backend.spec.folder, attn_implementation="eager").eval()
+    outputs = run(backend, encodings)
+    for i, encoding in enumerate(encodings):
+        ids, found = torch.tensor(encoding.input_ids), columns_of(outputs, i)
+        with torch.inference_mode():
+            expected = formulas(ids, model(input_ids=ids[None]).last_hidden_state[0])
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=0, err_msg=name)
+
+
+def test_m3_heads_equal_the_formulas(tmp_path: Path) -> None:
+    backend = TorchBackend(read_spec(tiny.write_m3(tmp_path, suffix=".safetensors")))
+    sparse, colbert = (load_file(tmp_path / f"{name}_linear.safetensors") for name in ("sparse", "colbert"))
+
+    def formulas(_: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        first, many = (
+            torch.nn.functional.linear(hidden, head["weight"].float(), head["bias"].float()) for head in (sparse, colbert)
+        )
+        return {"dense": hidden[0], "token_weights": torch.relu(first).squeeze(1), "multivector": many[1:], "tokens": hidden}
+
+    equal(backend, sixty_four(backend.spec.vocab_size)[:12], formulas)
+
+
+def test_our_own_heads_equal_the_formulas(hybrid: Path, tmp_path: Path) -> None:
+    backend, tensors = TorchBackend(read_spec(hybrid)), tiny.write_own_heads(tmp_path)  # the same seed, so the same weights
+    table = AutoModel.from_pretrained(hybrid).get_input_embeddings()
+    functional = torch.nn.functional
+
+    def formulas(ids: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        joined = torch.cat([hidden, functional.layer_norm(table(ids), (tiny.HIDDEN,))], 1)
+        inner = functional.gelu(functional.linear(joined, tensors["sparse.hidden.weight"], tensors["sparse.hidden.bias"]))
+        weights = torch.relu(functional.linear(inner, tensors["sparse.out.weight"], tensors["sparse.out.bias"]))
+        ordinary = ~torch.isin(ids, torch.tensor([0, 1, 2, 3]))
+        many = hidden[ordinary] @ tensors["multivector.weight"].T
+        return {"dense": hidden.mean(0), "token_weights": weights.squeeze(1), "multivector": many}
+
+    equal(backend, sixty_four(backend.spec.vocab_size)[:8], formulas)
+
+
+def test_every_output_is_float32_whatever_the_precision(hybrid: Path) -> None:
+    columns = columns_of(run(TorchBackend(read_spec(hybrid), dtype="bfloat16"), sixty_four(90)[:3]), 1)
+    assert set(columns) == {"dense", "token_weights", "multivector", "tokens"}
+    assert {values.dtype for values in columns.values()} == {np.dtype(np.float32)}
+
+
+def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a GPU's passes are launched one at a time: its lock stands here in place of a CPU's, which has none."""
+    backend, turn, seen = TorchBackend(read_spec(hybrid)), threading.Lock(), list[tuple[str, bool]]()
+    backend._launching = turn
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            seen.append((name, turn.locked()))
+            return function(*arguments)
+
+        return noted
+
+    for name in ("to_device", "kept_rows", "computed_once", "outputs_of", "compute"):
+        monkeypatch.setattr(backend_module, name, noting(name, getattr(backend_module, name)))
+    backend.shares_prefixes = True
+    run(backend, sixty_four(backend.spec.vocab_size)[:5])
+    assert seen == [
+        ("kept_rows", False),
+        ("computed_once", False),
+        ("to_device", False),
+        ("compute", True),
+        ("outputs_of", False),
+    ]

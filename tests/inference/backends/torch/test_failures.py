@@ -1,0 +1,175 @@
+"""A GPU that fails, played by the trunk: memory that runs out, a kernel that breaks, a device that is gone. What is around it
+is real: the backend, the engine, its lanes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.config import EngineConfig
+from hybridtei.errors import BackendError, PartlyFailed, Unhealthy
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.inference.backends.torch.compiling import compile_trunk
+from hybridtei.inference.backends.torch.memory import is_out_of_memory
+from hybridtei.inference.engine.service import EngineService
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.system.machine import LaneKind
+from tests import tolerances
+from tests.inference.engine import small
+
+HANG = 60
+DENSE = frozenset({Head.DENSE})
+
+
+class Failing:
+    """A trunk with room for `tokens`; it raises `error` where that was set. Everything else is the real one's."""
+
+    def __init__(self, trunk: Any, tokens: int = 10**9) -> None:
+        self._trunk = trunk
+        self.tokens = tokens
+        self.error: Exception | None = None
+        self.held: list[weakref.ref[torch.Tensor]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trunk, name)
+
+    def __call__(self, batch: PackedBatch, *others: Any) -> torch.Tensor:
+        if self.error is not None:
+            raise self.error
+        hidden: torch.Tensor = self._trunk(batch, *others)
+        if len(batch.input_ids) > self.tokens:
+            self.held.append(weakref.ref(hidden))
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {len(batch.input_ids)} MiB.\nMore of it")
+        return hidden
+
+
+@pytest.fixture
+def backend(hybrid: Path) -> TorchBackend:
+    backend = TorchBackend(read_spec(hybrid))
+    backend._trunk = Failing(backend._trunk)
+    return backend
+
+
+def batch(backend: TorchBackend, lengths: list[int], heads: frozenset[Head] | None = None) -> PackedBatch:
+    draw = np.random.default_rng(0)
+    encodings = [Encoding(draw.integers(5, backend.spec.vocab_size, n)) for n in lengths]
+    return pack(encodings, heads or backend.spec.heads, backend.spec.positions)
+
+
+def test_short_memory_costs_passes_and_no_answer(backend: TorchBackend) -> None:
+    lengths = [9, 30, 4, 17, 22, 6]
+    expected = backend.forward(batch(backend, lengths))
+    backend._trunk.tokens = 40
+    found = backend.forward(batch(backend, lengths))
+    for column in ("dense", "token_weights", "multivector", "tokens"):
+        ours, theirs = getattr(found, column), getattr(expected, column)
+        ours, theirs = (x if isinstance(x, np.ndarray) else x.values for x in (ours, theirs))
+        np.testing.assert_allclose(ours, theirs, atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend: TorchBackend) -> None:
+    backend._trunk.tokens = 40
+    alive: list[int] = []
+    backend.make_room = lambda: alive.append(sum(held() is not None for held in backend._trunk.held))  # type: ignore[method-assign]
+    gc.disable()  # nothing may wait for the collector
+    try:
+        backend.forward(batch(backend, [30, 30, 30]))
+    finally:
+        gc.enable()
+    assert alive
+    assert not any(alive)
+
+
+def test_a_sequence_that_does_not_fit_is_named_with_its_length(backend: TorchBackend) -> None:
+    backend._trunk.tokens = 40
+    with pytest.raises(PartlyFailed, match="a sequence of 70 tokens does not fit into memory: CUDA out of memory") as caught:
+        backend.forward(batch(backend, [10, 70, 20]))
+    assert caught.value.rows == [0, 2]
+    assert "More of it" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
+    ],
+)
+def test_which_errors_are_for_want_of_memory(error: Exception, short: bool) -> None:
+    assert is_out_of_memory(error) is short
+
+
+def ids(backend: TorchBackend, length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(5, backend.spec.vocab_size, length).tolist()
+
+
+async def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(
+    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = EngineService(small.model(backend.spec), backend, EngineConfig(tokenization_workers=1), budget_tokens=400)
+    await service.start()
+    await service.run(Embed([ids(backend, 9, 0)], DENSE))
+    monkeypatch.setattr(backend, "answers", lambda: False)
+    backend._trunk.error = RuntimeError("CUDA error: device-side assert triggered")
+    with pytest.raises(BackendError, match="the engine stopped: cpu answers no more; a restart is needed"):
+        await service.run(Embed([ids(backend, 9, 1)], DENSE))
+    with pytest.raises(Unhealthy):
+        await service.check_health()
+    await service.stop()
+    assert "a lane died" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid: Path) -> None:
+    backend = TorchBackend(read_spec(hybrid), dtype="float16", device="cuda")
+    assert (backend.lanes, backend.ahead) == ((LaneKind.BULK,), 1)
+    most = backend.max_tokens(100_000, 64, 0.5)
+    assert backend.forward(batch(backend, [64] * (most // 64))).dense is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid: Path) -> None:
+    spec = read_spec(hybrid)
+    backend, roomy = (TorchBackend(spec, dtype="float16", device="cuda") for _ in range(2))
+    compile_trunk(backend)
+    asked = batch(backend, [64] * 4096)
+    expected, before = roomy.forward(asked), backend.forwards
+    roomy.close()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + (16 << 20)) / total)
+    try:
+        found = backend.forward(asked)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert backend.forwards > before + 1
+    assert found.dense is not None
+    np.testing.assert_allclose(found.dense, expected.dense, atol=tolerances.WEIGHTS["float16"], rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_gpu_computes_what_the_cpu_does(hybrid: Path, dtype: str) -> None:
+    spec = read_spec(hybrid)
+    exact, there = TorchBackend(spec), TorchBackend(spec, dtype=dtype, device="cuda")
+    asked = batch(exact, [9, 30, 4, 17, 22, 6] * 3)
+    ours, theirs = there.forward(asked), exact.forward(asked)
+    assert ours.dense is not None
+    np.testing.assert_allclose(ours.dense, theirs.dense, atol=tolerances.WEIGHTS[dtype], rtol=0)
+    assert ours.tokens is not None
+    assert theirs.tokens is not None
+    np.testing.assert_allclose(ours.tokens.values, theirs.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0)

@@ -1,0 +1,64 @@
+"""Segments of rows in torch: each way to collapse a sequence equals the same done on each sequence by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.batch import offsets_of
+from hybridtei.inference.backends.heads import POOLINGS, Segments
+from hybridtei.inference.backends.torch.functions import TORCH, reduce_at_once, reduced_at_once, segment_max, segment_sum
+
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
+
+
+def segments(lengths: list[int]) -> Segments:
+    offsets = offsets_of(lengths)
+    return Segments(offsets, torch.as_tensor(offsets))
+
+
+def rows(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, Segments]:
+    return torch.randn(sum(lengths), 5, generator=torch.Generator().manual_seed(seed)), segments(lengths)
+
+
+@given(LENGTHS)
+def test_each_way_to_collapse_equals_a_loop_over_sequences(lengths: list[int]) -> None:
+    x, at = rows(lengths)
+    parts = torch.split(x, lengths)
+    assert torch.equal(POOLINGS["cls"](TORCH, x, at), torch.stack([part[0] for part in parts]))
+    assert torch.equal(POOLINGS["lasttoken"](TORCH, x, at), torch.stack([part[-1] for part in parts]))
+    assert torch.equal(segment_max(x, at), torch.stack([part.max(0).values for part in parts]))
+    torch.testing.assert_close(POOLINGS["mean"](TORCH, x, at), torch.stack([part.mean(0) for part in parts]))
+    torch.testing.assert_close(segment_sum(x, at), torch.stack([part.sum(0) for part in parts]))
+
+
+@given(LENGTHS)
+def test_starts_are_repeated_for_each_token(lengths: list[int]) -> None:
+    at = segments(lengths)
+    places = torch.arange(sum(lengths)) - TORCH.repeated(at.offsets[:-1], at)
+    assert places.tolist() == [place for length in lengths for place in range(length)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_added_up_in_single_precision(dtype: torch.dtype) -> None:
+    x = torch.full((3000, 2), 1.0, dtype=dtype)  # neither 16-bit kind can count to 3000 by ones
+    mean = POOLINGS["mean"](TORCH, x, segments([3000]))
+    assert mean.dtype == torch.float32
+    assert torch.equal(mean, torch.ones(1, 2))
+
+
+@given(LENGTHS)
+def test_one_reduction_over_all_sequences_equals_one_for_each(lengths: list[int]) -> None:
+    """What a GPU does for many sequences, done here."""
+    x, at = rows(lengths)
+    torch.testing.assert_close(reduced_at_once(x, at, "sum"), segment_sum(x, at))
+    assert torch.equal(reduced_at_once(x, at, "max"), segment_max(x, at))
+
+
+def test_sequences_are_reduced_one_by_one_where_one_is_long_for_their_number() -> None:
+    assert reduce_at_once(8, 128)
+    assert not reduce_at_once(8, 129)
+    assert not reduce_at_once(9, 8192)
+    assert reduce_at_once(600, 8192)

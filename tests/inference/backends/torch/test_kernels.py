@@ -1,0 +1,140 @@
+"""Both ways to use torch's attention, against the textbook's formula and against each other; and our way to call
+`varlen_attn`, against the textbook: through what torch documents here, through itself on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.inference.backends.torch import attention
+from hybridtei.inference.backends.torch.kernels import (
+    MASK_ENTRIES,
+    PADDING_ALLOWED,
+    UNBOUNDED,
+    Kernel,
+    like_lengths,
+    padded_groups,
+    per_sequence,
+    varlen,
+    window_of,
+)
+from tests import tolerances
+from tests.inference.backends.torch import libraries, textbook
+from tests.sampled import paired
+
+BOTH = pytest.mark.parametrize("kernel", [per_sequence, padded_groups])
+LISTS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
+
+
+@BOTH
+@pytest.mark.parametrize(("window", "key_heads", "causal"), paired([None, 1, 5, 100], [4, 2, 1], [False, True]))
+def test_packed_attention_equals_the_textbook(kernel: Kernel, causal: bool, window: int | None, key_heads: int) -> None:
+    equals_the_textbook(kernel, window=window, key_heads=key_heads, causal=causal)
+
+
+@BOTH
+def test_tokens_that_nobody_sees(kernel: Kernel) -> None:
+    equals_the_textbook(kernel, seen=SEEN)
+
+
+SEEN = [max(1, length - 2) for length in textbook.LENGTHS]
+
+
+def equals_the_textbook(
+    kernel: Kernel, *, window: int | None = None, key_heads: int = 4, causal: bool = False, seen: list[int] | None = None
+) -> None:
+    q, k, v = textbook.drawn(textbook.LENGTHS, key_heads)
+    found = kernel(q, k, v, textbook.sequences(textbook.LENGTHS, seen), scale=0.7, window=window, causal=causal)
+    expected = textbook.attention(q, k, v, textbook.LENGTHS, window=window, causal=causal, seen=seen)
+    torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+@given(LISTS, st.sampled_from([None, 1, 7]), st.booleans(), st.sampled_from([4, 2]))
+def test_groups_compute_what_each_sequence_does(lengths: list[int], window: int | None, causal: bool, key_heads: int) -> None:
+    q, k, v = textbook.drawn(lengths, key_heads)
+    alone, grouped = (
+        kernel(q, k, v, textbook.sequences(lengths), scale=0.7, window=window, causal=causal)
+        for kernel in (per_sequence, padded_groups)
+    )
+    torch.testing.assert_close(alone, grouped, atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+def test_layers_share_what_was_made_of_the_lengths() -> None:
+    q, k, v = textbook.drawn(textbook.LENGTHS)
+    lengths = textbook.sequences(textbook.LENGTHS)
+    first = padded_groups(q, k, v, lengths, scale=0.7, window=5, causal=False)
+    groups, made = lengths.groups, dict(lengths.masks)
+    again = padded_groups(q, k, v, lengths, scale=0.7, window=5, causal=False)
+    assert lengths.groups is groups
+    assert made
+    assert all(lengths.masks[key] is value for key, value in made.items())
+    assert torch.equal(first, again)
+
+
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=200))
+def test_like_lengths_keep_the_budget_of_padding_and_lose_none(lengths: list[int]) -> None:
+    groups = like_lengths(lengths)
+    assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
+    for group in groups:
+        longest, useful = max(lengths[place] for place in group), sum(lengths[place] for place in group)
+        assert longest * len(group) <= PADDING_ALLOWED * useful
+        assert len(group) == 1 or len(group) * longest**2 <= MASK_ENTRIES
+
+
+def test_equal_lengths_are_one_call() -> None:
+    assert like_lengths([7] * 50) == [list(range(50))]
+    assert len(like_lengths([5, 500, 5, 500])) == 2
+
+
+DOCUMENTED = {
+    "varlen_attn": varlen(libraries.varlen_attn),
+    "varlen_attn of 2.11": varlen(libraries.varlen_attn_of_2_11),
+}
+EACH = pytest.mark.parametrize("kernel", DOCUMENTED.values(), ids=DOCUMENTED)
+ON_GPU = attention.OPENERS
+
+
+@EACH
+@pytest.mark.parametrize(("window", "key_heads", "causal"), paired([None, 1, 5, 100], [4, 2, 1], [False, True]))
+def test_each_release_is_asked_for_the_textbook(kernel: Kernel, causal: bool, window: int | None, key_heads: int) -> None:
+    equals_the_textbook(kernel, window=window, key_heads=key_heads, causal=causal)
+
+
+@EACH
+@pytest.mark.parametrize("window", [None, 5])
+def test_each_release_leaves_out_tokens_that_nobody_sees(kernel: Kernel, window: int | None) -> None:
+    equals_the_textbook(kernel, window=window, seen=SEEN)
+
+
+@given(st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.integers(1, 50))
+def test_a_window_is_told_as_keys_before_and_after(window: int | None, causal: bool, longest: int) -> None:
+    before, after = window_of(window, causal, longest)
+    for i in range(longest):
+        for j in range(longest):
+            ours = (window is None or abs(i - j) < window) and (not causal or j <= i)
+            theirs = (before == UNBOUNDED or j >= i - before) and (after == UNBOUNDED or j <= i + after)
+            assert ours == theirs
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("open_kernel", ON_GPU.values(), ids=ON_GPU)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("key_heads", "width"), [(4, 64), (2, 128), (1, 64)])
+def test_every_kernel_of_this_card_agrees(
+    open_kernel: Callable[[], Kernel], dtype: str, causal: bool, window: int | None, key_heads: int, width: int
+) -> None:
+    kernel = open_kernel()
+    exact = textbook.drawn(textbook.LENGTHS, key_heads, width)
+    q, k, v = (x.to("cuda", getattr(torch, dtype)) for x in exact)
+    lengths = textbook.sequences(textbook.LENGTHS, device="cuda")
+    found = kernel(q, k, v, lengths, scale=0.1, window=window, causal=causal).float().cpu()
+    q, k, v = (x.float().cpu() for x in (q, k, v))
+    expected = per_sequence(q, k, v, textbook.sequences(textbook.LENGTHS), scale=0.1, window=window, causal=causal)
+    torch.testing.assert_close(found, expected, atol=attention.TOLERANCE[getattr(torch, dtype)], rtol=0)

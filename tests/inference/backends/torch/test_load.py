@@ -1,0 +1,32 @@
+"""Layers of heads as tensors, each in its precision. What files hold and what is refused: checkpoint/test_layers.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from hybridtei.inference.backends.torch.load import load
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny
+
+
+def test_what_reads_tokens_comes_in_the_trunks_precision_and_the_rest_exactly(tmp_path: Path) -> None:
+    folder = tiny.write_m3(tmp_path)
+    tiny.write_modules(folder, pooling=["mean"], dense=[(tiny.HIDDEN, 4, "torch.nn.modules.activation.Tanh")])
+    _, heads = load(read_spec(folder), dtype=torch.bfloat16, device=torch.device("cpu"), trust_remote_code=False)
+    layers = {"exact": heads.dense, "half": [*heads.lexical, *heads.multivector]}
+    found = {name: {one.weight.dtype for one in some} | {one.bias.dtype for one in some} for name, some in layers.items()}
+    assert found == {"exact": {torch.float32}, "half": {torch.bfloat16}}
+
+
+def test_our_own_file_holds_both_heads(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path)
+    written = tiny.write_own_heads(folder)
+    _, heads = load(read_spec(folder), dtype=torch.float32, device=torch.device("cpu"), trust_remote_code=False)
+    hidden, out = heads.lexical
+    assert torch.equal(hidden.weight, written["sparse.hidden.weight"].float())
+    assert torch.equal(out.bias, written["sparse.out.bias"].float())
+    (projection,) = heads.multivector
+    assert torch.equal(projection.weight, written["multivector.weight"].float())
+    assert projection.bias is None

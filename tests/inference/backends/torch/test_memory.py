@@ -1,0 +1,183 @@
+"""A large pass that fits: found with few tries, never beyond what is allowed, never a guess untried. A pass that is too
+large: computed in parts, and only what cannot fit fails. What travels between host and device arrives as it left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.batch import Encoding, PackedBatch, pack
+from hybridtei.errors import BackendError, LoadError, PartlyFailed
+from hybridtei.inference.backends.torch.memory import (
+    TooLarge,
+    max_tokens,
+    of_its_own,
+    split_on_oom,
+    start_copy,
+    to_device,
+    worst_batches,
+)
+from hybridtei.outputs import HeadOutputs
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+
+
+class Card:
+    """Passes cost `fixed + per_token * tokens` bytes; beyond `room` they fail."""
+
+    def __init__(self, fixed: int, per_token: int, room: int) -> None:
+        self.fixed, self.per_token, self.room = fixed, per_token, room
+        self.tried: list[int] = []
+
+    def peak(self, tokens: int) -> int | None:
+        self.tried.append(tokens)
+        cost = self.fixed + self.per_token * tokens
+        return cost if cost <= self.room else None
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**5), st.integers(1, 8192), st.integers(1, 10**5), st.integers(1, 10**10))
+def test_what_is_found_fits_and_was_tried(fixed: int, per_token: int, longest: int, limit: int, allowed: int) -> None:
+    limit = max(limit, longest)
+    card = Card(fixed, per_token, 2 * allowed)
+    if fixed + per_token * longest > allowed:
+        with pytest.raises(LoadError, match=f"an input of {longest} tokens does not fit"):
+            max_tokens(card.peak, limit=limit, longest=longest, allowed=allowed)
+        assert card.tried[-1] == longest
+        return
+    found = max_tokens(card.peak, limit=limit, longest=longest, allowed=allowed)
+    assert longest <= found <= limit
+    assert found == card.tried[-1]
+    assert fixed + per_token * found <= allowed
+    best = min(limit, (allowed - fixed) // per_token)
+    assert found >= 0.7 * best - 1
+    assert len(card.tried) <= 42
+
+
+def test_where_everything_fits_one_pass_is_enough() -> None:
+    card = Card(10**6, 10**4, 10**12)
+    assert max_tokens(card.peak, limit=16384, longest=512, allowed=10**12) == 16384
+    assert card.tried == [16384]
+
+
+def test_the_worst_passes_hold_the_longest_and_the_most() -> None:
+    spec = small.model_spec()
+    long, many = worst_batches(spec, 100, 64)
+    assert long.lengths.tolist() == [64, 36]
+    assert many.lengths.tolist() == [8] * 12 + [4]
+    assert long.heads == many.heads == spec.heads
+    (only,) = worst_batches(spec, 8, 5000)
+    assert only.lengths.tolist() == [8]
+
+
+SPEC = small.model_spec()
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
+
+
+def batch(lengths: list[int]) -> PackedBatch:
+    draw = np.random.default_rng(0)
+    return pack([Encoding(draw.integers(0, 50, n)) for n in lengths], SPEC.heads, SPEC.positions)
+
+
+class Memory:
+    """Room for so many tokens a pass; notes what it was asked for, and that room was made after each refusal."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.asked: list[int] = []
+        self.refused = self.made_room = 0
+        self._backend = FakeBackend(SPEC)
+
+    def run(self, asked: PackedBatch) -> HeadOutputs:
+        assert self.made_room == self.refused
+        self.asked.append(len(asked.input_ids))
+        if len(asked.input_ids) > self.tokens:
+            self.refused += 1
+            raise TooLarge("no room")
+        return self._backend.forward(asked)
+
+    def make_room(self) -> None:
+        self.made_room += 1
+
+
+@given(LENGTHS)
+def test_in_parts_as_at_once(lengths: list[int]) -> None:
+    whole, memory = batch(lengths), Memory(40)
+    expected, found = FakeBackend(SPEC).forward(whole), split_on_oom(memory.run, whole, memory.make_room)
+    np.testing.assert_array_equal(found.dense, expected.dense)
+    assert found.tokens is not None
+    assert expected.tokens is not None
+    np.testing.assert_array_equal(found.tokens.values, expected.tokens.values)
+    np.testing.assert_array_equal(found.tokens.offsets, expected.tokens.offsets)
+    assert sum(asked for asked in memory.asked if asked <= 40) == sum(lengths)  # each token is computed once
+
+
+@given(LENGTHS, st.integers(0, 39))
+def test_only_what_does_not_fit_by_itself_fails(lengths: list[int], room: int) -> None:
+    whole, memory = batch(lengths), Memory(room)
+    fitting = [i for i, length in enumerate(lengths) if length <= room]
+    if len(fitting) == len(lengths):
+        assert len(split_on_oom(memory.run, whole, memory.make_room).dense) == len(lengths)
+        return
+    with pytest.raises(BackendError, match="does not fit into memory: no room") as caught:
+        split_on_oom(memory.run, whole, memory.make_room)
+    if not fitting:
+        assert not isinstance(caught.value, PartlyFailed)
+        return
+    assert isinstance(caught.value, PartlyFailed)
+    assert caught.value.rows == fitting
+    np.testing.assert_array_equal(caught.value.outputs.dense, FakeBackend(SPEC).forward(whole).take(fitting).dense)
+
+
+def test_another_fault_is_not_tried_again() -> None:
+    calls = 0
+
+    def broken(_: PackedBatch) -> HeadOutputs:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("a kernel failed")
+
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        split_on_oom(broken, batch([3, 4]), lambda: None)
+    assert calls == 1
+
+
+CPU = torch.device("cpu")
+
+
+def test_half_precision_leaves_as_single() -> None:
+    found = start_copy({"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.arange(3)}, CPU)()
+    assert found["a"].dtype == np.float32
+    assert found["b"].dtype == np.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_what_arrived_becomes_single_precision_without_a_change_and_of_its_own(dtype: torch.dtype) -> None:
+    arrived = (1000 * torch.randn(50, generator=torch.Generator().manual_seed(0))).to(dtype)
+    found = of_its_own(arrived)
+    assert found.dtype == (np.int64 if dtype == torch.int64 else np.float32)
+    assert torch.equal(torch.as_tensor(found).to(dtype), arrived)
+    arrived.zero_()
+    assert found.any()
+
+
+def test_on_a_cpu_nothing_is_copied() -> None:
+    ids = np.arange(5)
+    assert np.shares_memory(to_device({"ids": ids}, CPU)["ids"].numpy(), ids)
+    states = torch.randn(4)
+    assert np.shares_memory(start_copy({"states": states}, CPU)()["states"], states.numpy())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_there_and_back_on_a_gpu() -> None:
+    device = torch.device("cuda")
+    arrays = {"ids": np.arange(7), "offsets": np.array([0, 3, 7])}
+    there = to_device(arrays, device)
+    half = {**there, "half": torch.full((2, 2), 0.5, dtype=torch.float16, device=device)}
+    found = start_copy(half, device)()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+    np.testing.assert_array_equal(found["half"], np.full((2, 2), 0.5, dtype=np.float32))

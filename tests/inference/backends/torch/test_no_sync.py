@@ -1,0 +1,225 @@
+"""Launching a pass waits for nothing: every family and head under torch's fake tensors. To ask the device for a number, or for
+a shape that follows from one, raises there; here a copy from or to pageable memory does, too, which would wait just as well.
+So does a copy from pinned memory that was not made before the launch.
+
+The fake device is "cuda" where torch is built for it. Other builds have no guard of CUDA devices, which indexing asks for: it
+is "meta" with them, which our code treats alike, since what it asks of a device is whether it is the CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.inference.backends import heads
+from hybridtei.inference.backends.heads import kept_rows
+from hybridtei.inference.backends.torch import backend as backend_module
+from hybridtei.inference.backends.torch import kernels, memory
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.inference.backends.torch.fp8 import to_eight_bits
+from hybridtei.inference.backends.torch.functions import TORCH, entries_of
+from hybridtei.inference.backends.torch.kernels import Kernel, padded_groups, torch_varlen
+from hybridtei.models.checkpoint.classifiers import CodeLayers
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from tests import jina, published, tiny
+from tests.sampled import paired
+
+DEVICE = torch.device("cuda" if torch.backends.cuda.is_built() else "meta")
+FEW, MANY = (7, 1, 60), (3, 17, 5, 1, 9, 2, 30) * 10  # collapsed one by one, and at once
+KERNELS: Mapping[str, Callable[[], Kernel]] = {"varlen": torch_varlen, "padded groups": lambda: padded_groups}
+
+
+class CopyWaits(RuntimeError):
+    """An operation has tensors of two devices."""
+
+
+class NoCopies(TorchDispatchMode):
+    """Raises CopyWaits for whatever moves numbers between the host and the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        flat = tree_flatten((args, kwargs, out))[0]
+        kinds = {one.device.type for one in flat if isinstance(one, Tensor) and one.dim()}
+        if len(kinds) > 1:
+            raise CopyWaits(f"{func} moves numbers between {' and '.join(sorted(kinds))}")
+        return out
+
+
+@contextmanager
+def device_of_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+    """Within, tensors are fake and no copy is allowed but that of `to_device`, which is pinned."""
+
+    def to_device(arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+        assert device.type == DEVICE.type
+        return {name: torch.empty(len(array), dtype=torch.int64, device=DEVICE) for name, array in arrays.items()}
+
+    replace_copies(monkeypatch, to_device)
+    with FakeTensorMode() as mode, NoCopies(), torch.inference_mode():
+        yield mode
+
+
+def replace_copies(monkeypatch: pytest.MonkeyPatch, copy: Callable[..., dict[str, Tensor]]) -> None:
+    for module in (backend_module, memory, kernels):
+        monkeypatch.setattr(module, "to_device", copy)
+
+
+def copy_while_launching(*_: Any) -> dict[str, Tensor]:
+    raise CopyWaits("a buffer of the host is filled while the launches of other batches wait")
+
+
+def there(value: Any, mode: FakeTensorMode) -> Any:
+    """The same, its tensors fake ones on the device: of modules, of dataclasses, of functions that close over some."""
+    if isinstance(value, Tensor):
+        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
+        return nn.Parameter(fake, requires_grad=False) if isinstance(value, nn.Parameter) else fake
+    if isinstance(value, nn.Module):
+        return _moved(value, mode)
+    if isinstance(value, list | tuple):
+        return type(value)(there(one, mode) for one in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {one.name: there(getattr(value, one.name), mode) for one in dataclasses.fields(value)}
+        return dataclasses.replace(value, **changed)
+    if isinstance(value, types.FunctionType) and value.__closure__:
+        cells = tuple(types.CellType(there(cell.cell_contents, mode)) for cell in value.__closure__)
+        return types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    return value
+
+
+def _moved(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    for part in module.modules():
+        for kept in (part._parameters, part._buffers):
+            for name, tensor in kept.items():
+                kept[name] = None if tensor is None else there(tensor, mode)
+    return module
+
+
+def ready(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> TorchBackend:
+    """A model as it is loaded for a GPU, on the CPU."""
+    return TorchBackend(spec)
+
+
+def launched(
+    backend: TorchBackend, batch: PackedBatch, monkeypatch: pytest.MonkeyPatch, kernel: Kernel | None = None
+) -> dict[str, Tensor]:
+    """What a pass gives on the device of fakes."""
+    kept, _ = kept_rows(batch, backend.spec)
+    with device_of_fakes(monkeypatch) as mode:
+        trunk: Any = backend.trunk
+        backend.device = trunk._device = DEVICE
+        trunk.model, backend._heads = there(trunk.model, mode), there(backend._heads, mode)
+        if kernel is not None and not any(form.has_bias for form in trunk.forms):
+            trunk.kernel = kernel
+        staged = backend.stage(batch, kept)
+        replace_copies(monkeypatch, copy_while_launching)
+        return backend.launch(staged)
+
+
+def batch_of(spec: ModelSpec, lengths: tuple[int, ...], unseen: int = 0) -> PackedBatch:
+    """All heads of the model, of texts of these lengths."""
+    draw = np.random.default_rng(0)
+    texts = [
+        Encoding(draw.integers(0, spec.vocab_size, length + unseen), unseen=unseen, adapter=0 if spec.adapters is None else 1)
+        for length in lengths
+    ]
+    return pack(texts, spec.heads, spec.positions)
+
+
+def write_hybrid(folder: Path) -> Path:
+    tiny.write_own_heads(tiny.write_bert(folder))
+    return folder
+
+
+def write_poolings(folder: Path) -> Path:
+    width = len(heads.POOLINGS) * tiny.HIDDEN
+    return tiny.write_modules(
+        tiny.write_family(folder, "bert"), pooling=[*heads.POOLINGS], dense=[(width, 8, "torch.nn.modules.activation.Tanh")]
+    )
+
+
+Case = tuple[Callable[[Path], Path], str | None]
+CASES: dict[str, Case] = {
+    **{name: (partial(tiny.write_family, model_type=name), "mean") for name in tiny.FAMILIES},
+    "jina_bert": (published.write_jina, "mean"),
+    "jina_bert, code": (partial(published.write_jina, code=True), "mean"),
+    "adapters": (jina.write, None),
+    "experts": (published.write_nomic, "mean"),
+    "BGE-M3": (tiny.write_m3, None),
+    "our heads": (write_hybrid, None),
+    "every pooling": (write_poolings, None),
+    "SPLADE": (partial(tiny.write_family, model_type="bert", task="ForMaskedLM"), "splade"),
+    "SPLADE, modernbert": (partial(tiny.write_family, model_type="modernbert", task="ForMaskedLM"), "splade"),
+    "classifier": (partial(tiny.write_classifier, model_type="bert", labels=3), None),
+    "tagger": (partial(tiny.write_classifier, model_type="bert", labels=3, task="TokenClassification"), None),
+}
+
+
+@pytest.mark.parametrize(("case", "kernel"), paired([*CASES], [*KERNELS]))
+def test_a_launch_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kernel: str) -> None:
+    (write, pooling), lengths = CASES[case], MANY if kernel == "varlen" else FEW
+    spec = read_spec(write(tmp_path), pooling=pooling)
+    batch = batch_of(spec, lengths)
+    found = launched(ready(spec, monkeypatch), batch, monkeypatch, KERNELS[kernel]())
+    assert {tensor.device.type for tensor in found.values()} == {DEVICE.type}
+    assert found["tokens" if Head.TOKENS in spec.heads else next(iter(found))].shape[0] in (len(batch), len(batch.input_ids))
+    assert len(found) == len(spec.heads)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nor_does_one_of_tokens_that_none_attends_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    spec = read_spec(tiny.write_m3(tmp_path))
+    assert len(launched(ready(spec, monkeypatch), batch_of(spec, FEW, unseen=3), monkeypatch, KERNELS[kernel]())) == 4
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nor_does_one_that_computes_a_prefix_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    spec = read_spec(tiny.write_family(tmp_path, "qwen3"), pooling="lasttoken")
+    texts = [Encoding(np.append(np.arange(5, 25), last)) for last in range(30, 40)]
+    batch = pack(texts, spec.heads, spec.positions, prefix=20)
+    backend = ready(spec, monkeypatch)
+    assert backend.shares_prefixes
+    assert launched(backend, batch, monkeypatch, KERNELS[kernel]())["dense"].shape == (10, tiny.HIDDEN)
+
+
+def test_nor_does_one_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = read_spec(tiny.write_m3(tmp_path))
+    backend = ready(spec, monkeypatch)
+    assert to_eight_bits(backend.trunk.model)
+    assert len(launched(backend, batch_of(spec, MANY), monkeypatch, torch_varlen())) == 4
+
+
+def test_nor_does_a_sparse_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    with device_of_fakes(monkeypatch) as mode:
+        weights = there(CodeLayers(torch.ones(9, 4), torch.ones(9), 3, 1e-5), mode)
+        assert heads.code(TORCH, torch.empty(5, 4, device=DEVICE), weights).shape == (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("wait", "error"),
+    [
+        (lambda x: x.sum().item(), DataDependentOutputException),
+        (lambda x: bool((x > 0).any()), DataDependentOutputException),
+        (lambda x: x[x[:, 0] > 0], DynamicOutputShapeException),
+        (entries_of, DynamicOutputShapeException),
+        (lambda x: x.cpu(), CopyWaits),
+        (lambda x: torch.as_tensor(np.arange(3), device=x.device), CopyWaits),
+    ],
+)
+def test_what_waits_is_seen(monkeypatch: pytest.MonkeyPatch, wait: Callable[[Tensor], object], error: type[Exception]) -> None:
+    with device_of_fakes(monkeypatch):
+        rows = torch.empty(4, 3, device=DEVICE)
+        with pytest.raises(error):
+            wait(rows)

@@ -1,0 +1,39 @@
+"""Families by torch: products in eight bits, and biases that are made a part at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridtei.inference.backends.torch import kernels
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.inference.backends.torch.fp8 import quantised, to_eight_bits
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny
+from tests.inference.backends.outputs import random_encodings
+from tests.inference.backends.torch.test_trunk import hidden_of
+
+EQUAL = 2e-6  # another order of sums
+
+
+def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path: Path) -> None:
+    backend = TorchBackend(read_spec(tiny.write_family(tmp_path, "bert"), pooling="mean"))
+    encodings = random_encodings(backend.spec)
+    exact = hidden_of(backend, encodings)
+    model = backend.trunk.model
+    assert to_eight_bits(model) == 2 * 6  # of two layers: query, key, value and output; two of the MLP
+    assert sum(node.target is quantised for node in model.graph.nodes) == 2 * 4
+    for ours, theirs in zip(hidden_of(backend, encodings), exact, strict=True):
+        assert 0 < np.abs(ours - theirs).max() < 1
+
+
+@pytest.mark.parametrize("model_type", ["deberta-v2", "mpnet"])
+def test_a_bias_of_some_queries_at_a_time_is_the_same(tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
+    encodings = random_encodings(backend.spec)
+    whole = hidden_of(backend, encodings)
+    monkeypatch.setattr(kernels, "BIAS_ENTRIES", 1000)
+    for ours, theirs in zip(hidden_of(backend, encodings), whole, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=EQUAL * np.abs(theirs).max(), rtol=EQUAL)

@@ -1,0 +1,101 @@
+"""SPLADE against sentence-transformers' SparseEncoder, and against the formula on transformers' own logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sentence_transformers import SparseEncoder
+from transformers import AutoModelForMaskedLM
+
+from hybridtei.batch import Encoding, Head, offsets_of, pack
+from hybridtei.encoder import Encoder
+from hybridtei.errors import UnsupportedArchitecture
+from hybridtei.inference.backends import heads
+from hybridtei.inference.backends.heads import Segments, strongest
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.inference.backends.torch.functions import TORCH
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny, tolerances, vocabulary
+
+# roberta's and camembert's heads are that of xlm-roberta
+KNOWN = ["bert", "distilbert", "xlm-roberta", "modernbert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3", "deberta-v2"]
+
+
+def weights_of(folder: Path, encodings: list[Encoding]) -> np.ndarray:
+    backend = TorchBackend(read_spec(folder, pooling="splade"))
+    outputs = backend.forward(pack(encodings, frozenset({Head.SPARSE}), backend.spec.positions))
+    assert outputs.splade is not None
+    return outputs.splade.to_dense()
+
+
+def encodings_below(vocab_size: int) -> list[Encoding]:
+    draw = np.random.default_rng(0)
+    return [Encoding(draw.integers(0, vocab_size, length)) for length in (5, 1, 120, 2, 33)]
+
+
+def expected_weights(model: Any, encodings: list[Encoding]) -> np.ndarray:
+    """The formula, on the logits of each text alone."""
+    with torch.inference_mode():
+        logits = [model(input_ids=torch.tensor(encoding.input_ids)[None]).logits[0] for encoding in encodings]
+    return torch.stack([torch.log1p(torch.relu(part)).max(0).values for part in logits]).numpy()
+
+
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("bert", {"hidden_act": "relu", "layer_norm_eps": 0.1}),
+    ("bert", {"tie_word_embeddings": False}),
+    ("modernbert", {"classifier_bias": True, "norm_bias": True}),
+    ("modernbert", {"decoder_bias": False, "classifier_activation": "relu"}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "settings"), [*((name, {}) for name in KNOWN), *SETTINGS])
+def test_weights_equal_the_formula_on_the_logits_of_each_text_alone(
+    tmp_path: Path, model_type: str, settings: dict[str, Any]
+) -> None:
+    folder = tiny.write_family(tmp_path, model_type, task="ForMaskedLM", **settings)
+    model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
+    encodings = encodings_below(model.config.vocab_size)
+    expected = expected_weights(model, encodings)
+    assert 0.05 < (expected > 0).mean() < 0.95
+    np.testing.assert_allclose(weights_of(folder, encodings), expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+def test_a_head_that_nobody_described_is_refused(tmp_path: Path) -> None:
+    spec = read_spec(tiny.write_family(tmp_path, "eurobert", task="ForMaskedLM"), pooling="splade")
+    with pytest.raises(UnsupportedArchitecture, match="masked-language-model head of eurobert"):
+        TorchBackend(spec)
+
+
+def test_a_saved_sparse_encoder_needs_no_flag(tmp_path: Path, splade: Path) -> None:
+    """Its modules.json says what it is."""
+    theirs = SparseEncoder(str(splade), device="cpu")
+    theirs.save_pretrained(str(tmp_path))
+    texts = vocabulary.texts(6, seed=1)
+    ours = Encoder.load(str(tmp_path)).encode(texts, outputs=["sparse"]).sparse
+    assert ours is not None
+    expected = theirs.encode(texts, convert_to_sparse_tensor=False).numpy()
+    np.testing.assert_allclose(ours.to_dense(), expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 20))
+def test_slices_of_any_size_give_the_same(lengths: list[int], slice_tokens: int) -> None:
+    hidden, offsets = torch.randn(sum(lengths), 6, generator=torch.Generator().manual_seed(0)), offsets_of(lengths)
+    whole = torch.stack([part.max(0).values for part in torch.split(hidden, lengths)])
+    sizes: list[int] = []
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(rows))
+        return rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "SLICE_TOKENS", slice_tokens)
+        sliced = strongest(TORCH, hidden, Segments(offsets, torch.as_tensor(offsets)), product)
+    assert torch.equal(sliced, whole)
+    assert max(sizes) <= slice_tokens
+    assert sum(sizes) == sum(lengths)

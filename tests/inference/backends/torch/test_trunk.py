@@ -1,0 +1,164 @@
+"""Trunks of torch: padding ids that count as no position, weights that are left over, and rotary embeddings that follow the
+length: no text depends on those beside it, before it, or in another thread. Families: tests/models/families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+from conformance.families.oracle import reference
+from hybridtei.batch import Encoding, Head
+from hybridtei.errors import WeightMismatch
+from hybridtei.inference.backends.torch.backend import TorchBackend
+from hybridtei.inference.backends.torch.trunk import forget_lengths
+from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.checkpoint.weights import left_over
+from tests import tiny, tolerances
+from tests.inference.backends.outputs import near as close
+from tests.inference.backends.outputs import random_encodings, run
+
+
+def hidden_of(backend: TorchBackend, encodings: list[Encoding]) -> list[np.ndarray]:
+    tokens = run(backend, encodings, frozenset({Head.TOKENS})).tokens
+    assert tokens is not None
+    return list(tokens)
+
+
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "roberta", "camembert", "mpnet"])
+def test_a_padding_id_inside_a_text_does_not_count_as_a_position(tmp_path: Path, model_type: str) -> None:
+    """The configuration's, or where it names none, transformers' own."""
+    folder = tiny.write_family(tmp_path, model_type)
+    padding = read_spec(folder, pooling="mean").config["pad_token_id"]
+    encodings = [Encoding(np.array(ids)) for ids in ([0, padding, 9, 10, padding, padding, 11, 2], [0, 9, 2], [padding, 9])]
+    for told in (padding, ...):
+        tiny.edit_json(folder / "config.json", pad_token_id=told)
+        backend = TorchBackend(read_spec(folder, pooling="mean"))
+        close(np.concatenate(hidden_of(backend, encodings)), reference(folder, encodings))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "modernbert"])
+def test_half_precision_stays_near_single_precision(tmp_path: Path, model_type: str) -> None:
+    spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
+    exact, rough = (hidden_of(TorchBackend(spec, dtype=dtype), random_encodings(spec)) for dtype in ("float32", "bfloat16"))
+    for one, other in zip(exact, rough, strict=True):
+        np.testing.assert_allclose(one, other, atol=tolerances.HIDDEN["bfloat16"], rtol=0)
+
+
+def test_an_old_checkpoint_in_a_pickle_loads_the_same(tmp_path: Path) -> None:
+    spec = read_spec(tiny.write_bert(tmp_path))
+    encodings = random_encodings(spec)
+    before = hidden_of(TorchBackend(spec), encodings)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    for one, other in zip(before, hidden_of(TorchBackend(spec), encodings), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "changes", "left"),
+    [
+        ("bert", "Model", {"num_hidden_layers": 1}, r"encoder\.layer\.1\."),
+        ("qwen3", "ForCausalLM", {"num_hidden_layers": 1, "layer_types": None}, r"layers\.1\."),
+        ("distilbert", "ForMaskedLM", {"n_layers": 1}, r"transformer\.layer\.1\."),
+    ],
+)
+def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(
+    tmp_path: Path, model_type: str, task: str, changes: dict[str, Any], left: str
+) -> None:
+    folder = tiny.write_family(tmp_path, model_type, task=task)
+    TorchBackend(read_spec(folder, pooling="mean"))  # whatever else the task's head brings along may stay unused
+    tiny.edit_json(folder / "config.json", **changes)
+    with pytest.raises(WeightMismatch, match=rf"{folder}.*{left}"):
+        TorchBackend(read_spec(folder, pooling="mean"))
+
+
+@pytest.mark.parametrize(
+    ("name", "may"),
+    [
+        ("embeddings.position_ids", True),
+        ("encoder.layer.0.rotary_emb.inv_freq", True),
+        ("cls.seq_relationship.weight", True),
+        ("pooler.dense.weight", True),
+        ("embeddings.segment_embeddings.weight", False),
+        ("encoder.layer.0.attention.self.distance_embedding.weight", False),
+        ("encoder.layer.1.attention.self.query.lora_A.weight", False),
+    ],
+)
+def test_buffers_and_heads_may_be_left_over_a_table_or_an_adapter_may_not(name: str, may: bool) -> None:
+    assert left_over([name]) == ([] if may else [name])
+
+
+ORIGINAL = 32  # positions the model was trained with at first: longer texts take other frequencies
+LENGTHS_AROUND = (7, 200, ORIGINAL, ORIGINAL + 1, 60, 3)
+HALF = tiny.HIDDEN // 4 // 2
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * HALF,
+    "long_factor": [1.0 + 3 * i for i in range(HALF)],
+    "original_max_position_embeddings": ORIGINAL,
+    "factor": 8.0,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "longrope": ("qwen2", {"rope_parameters": LONG, "max_position_embeddings": 256}),
+    "dynamic": ("qwen2", {"rope_parameters": DYNAMIC, "max_position_embeddings": ORIGINAL}),
+    "longrope of one kind of layer": (
+        "modernbert",
+        {"rope_parameters": {"full_attention": LONG, "sliding_attention": PLAIN}, "max_position_embeddings": 256},
+    ),
+    "dynamic, encoder": ("nomic_bert", {"rope_parameters": DYNAMIC, "max_position_embeddings": ORIGINAL}),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model_type, settings = MODELS[request.param]
+    return tiny.write_family(tmp_path_factory.mktemp("rope"), model_type, **settings)
+
+
+def around(backend: TorchBackend) -> list[Encoding]:
+    """Without token types, which transformers takes for zeros."""
+    return [Encoding(text.input_ids) for text in random_encodings(backend.spec, LENGTHS_AROUND)]
+
+
+@pytest.fixture
+def backend(folder: Path) -> TorchBackend:
+    """Families refuse such embeddings, so transformers' own modules run them."""
+    return TorchBackend(read_spec(folder, pooling="mean"))
+
+
+def test_a_text_alone_equals_it_beside_a_long_one(folder: Path, backend: TorchBackend) -> None:
+    texts = around(backend)
+    together = hidden_of(backend, texts)
+    for text, row in zip(texts, together, strict=True):
+        fresh = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        with torch.inference_mode():
+            close(row, fresh(input_ids=torch.tensor(text.input_ids)[None], use_cache=False).last_hidden_state[0].numpy())
+        close(row, hidden_of(backend, [text])[0])
+    for row, again in zip(together[::-1], hidden_of(backend, texts[::-1]), strict=True):
+        close(row, again)
+
+
+def test_threads_do_not_see_each_others_lengths(backend: TorchBackend) -> None:
+    texts = around(backend)
+    alone = [hidden_of(backend, [text])[0] for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda place: hidden_of(backend, [texts[place % len(texts)]])[0], range(60)))
+    for place, row in enumerate(found):
+        close(row, alone[place % len(texts)])
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_other_models_go_together(tmp_path: Path, model_type: str) -> None:
+    model = AutoModel.from_pretrained(tiny.write_family(tmp_path, model_type))
+    assert not forget_lengths(model)

@@ -1,0 +1,102 @@
+"""A small real model without weights: a WordPiece tokenizer built in code, and the fake backend's arithmetic."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from hybridtei.batch import Positions
+from hybridtei.config import EngineConfig
+from hybridtei.inference.engine.service import EngineService
+from hybridtei.inference.tasks.base import Model
+from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
+from hybridtei.models.checkpoint.layers import query_table
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.text.reader import TextReader
+from hybridtei.models.text.tokenizer import Prompts, Tokenizer
+from hybridtei.system.metrics import Registry
+from tests.fake_backend import FakeBackend
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+WORDS = [
+    *("the", "a", "hybrid", "search", "engine", "finds", "text", "by", "words", "and", "meaning", "poison"),
+    *("one", "two", "three", "four", "five", "six", "seven"),
+]
+CONTROL = "\x01"  # the normaliser removes it, so its id decodes to nothing that becomes a token
+LETTERS = [*string.ascii_lowercase, *string.digits, *".,:;!?-_'"]
+PIECES = [*SPECIALS, *dict.fromkeys([*WORDS, *LETTERS]), *(f"##{letter}" for letter in LETTERS), CONTROL]
+IDS = {piece: number for number, piece in enumerate(PIECES)}
+HIDDEN, DIM, LONGEST = 16, 8, 64
+PROMPTS = {"query": "query: ", "passage": "passage: "}
+
+
+def tokenizer() -> Tokenizer:
+    raw = RawTokenizer(models.WordPiece(IDS, unk_token="[UNK]"))
+    raw.normalizer = normalizers.BertNormalizer()
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    raw.decoder = decoders.WordPiece()
+    raw.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    raw.add_special_tokens(SPECIALS)
+    return Tokenizer(raw, has_token_types=True)
+
+
+def model_spec(**changes: Any) -> ModelSpec:
+    """A model with every kind of output."""
+    facts: dict[str, Any] = {
+        "folder": Path("small"),
+        "model_type": "bert",
+        "architectures": ("BertModel",),
+        "hidden_size": HIDDEN,
+        "vocab_size": len(PIECES),
+        "max_input_length": LONGEST,
+        "positions": Positions(),
+        "pooling": ("mean",),
+        "sparse": SparseHead("linear"),
+        "multivector": MultivectorHead(Path("small"), DIM),
+        "prompts": PROMPTS,
+        "removed_ids": frozenset(range(len(SPECIALS))),
+        "has_token_types": True,
+    }
+    return ModelSpec(**{**facts, **changes})
+
+
+def dense_only() -> ModelSpec:
+    return model_spec(sparse=None, multivector=None, prompts=None)
+
+
+def splade() -> ModelSpec:
+    return model_spec(sparse=SparseHead("splade"), multivector=None, pooling=())
+
+
+def model(spec: ModelSpec | None = None, *, default_prompt: str | None = None) -> Model:
+    spec = spec or model_spec()
+    prompts = Prompts(spec.prompts, default_prompt, () if spec.adapters is None else spec.adapters.names)
+    reader = TextReader(tokenizer(), prompts, spec.max_input_length, spec.vocab_size)
+    return Model(spec, reader, query_table(spec))
+
+
+def service(
+    spec: ModelSpec | None = None,
+    config: Mapping[str, Any] | None = None,
+    *,
+    budget_tokens: int = 256,
+    registry: Registry | None = None,
+    default_prompt: str | None = None,
+    **backend: Any,
+) -> EngineService:
+    """An engine over the fake backend; keywords beyond are the backend's."""
+    spec = spec or model_spec()
+    return EngineService(
+        model(spec, default_prompt=default_prompt),
+        FakeBackend(spec, **backend),
+        EngineConfig(**{"tokenization_workers": 2, **(config or {})}),
+        budget_tokens=budget_tokens,
+        registry=registry,
+    )

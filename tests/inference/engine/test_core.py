@@ -1,0 +1,360 @@
+"""Laws of the queue: everything comes back once and in order, to whom it belongs; nobody waits for ever."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.batch import Encoding, Head, Padding, Positions
+from hybridtei.errors import BackendError
+from hybridtei.inference.engine.core import LOOK_AHEAD, EngineCore
+from hybridtei.inference.engine.scheduler import PATIENCE_NS, ResultCache
+from hybridtei.outputs import HeadOutputs
+from hybridtei.system.machine import LaneKind
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+
+DENSE, TOKENS = frozenset({Head.DENSE}), frozenset({Head.TOKENS})
+SPEC = small.model_spec()
+PAIRS = itertools.cycle(itertools.product(range(SPEC.vocab_size), repeat=2))
+requests = st.lists(st.lists(st.integers(1, 30), max_size=12), max_size=12)
+
+
+def core(max_tokens: int = 64, **settings) -> EngineCore:
+    return EngineCore(max_tokens=max_tokens, positions=Positions(), **settings)
+
+
+def encoding(length: int, first: int = 0) -> Encoding:
+    return Encoding(np.arange(first, first + length, dtype=np.int64) % SPEC.vocab_size)
+
+
+def different(count: int, length: int) -> list[Encoding]:
+    """So many encodings of one length, no two alike."""
+    return [Encoding(np.array([*pair, *range(length - 2)], dtype=np.int64)) for pair in itertools.islice(PAIRS, count)]
+
+
+def drain(queue: EngineCore, backend: FakeBackend) -> list:
+    done = []
+    while (batch := queue.take()) is not None:
+        done += queue.give(batch, backend.forward(batch.packed))
+    return done
+
+
+@given(st.sampled_from([*Padding]), requests, st.integers(1, 100), st.none() | st.integers(1, 6))
+def test_every_sequence_comes_back_once_and_in_its_place(padding, lengths, budget, most):
+    queue, backend = core(budget, max_sequences=most, padding=padding), FakeBackend(SPEC)
+    encodings = [[encoding(n, 7 * i + j) for j, n in enumerate(request)] for i, request in enumerate(lengths)]
+    tickets = [queue.add(request, DENSE | TOKENS) for request in encodings]
+    done = drain(queue, backend)
+    assert len(queue) == 0
+    assert len(set(done)) == len(done)
+    assert {ticket for ticket in tickets if ticket.encodings} == set(done)
+    for ticket in tickets:
+        if ticket.encodings:
+            assert ticket.outputs().tokens is not None
+            assert_alone_is_the_same(ticket.encodings, ticket.outputs())
+
+
+def assert_alone_is_the_same(encodings, outputs: HeadOutputs) -> None:
+    assert len(outputs.dense) == len(encodings)
+    for place, one in enumerate(encodings):
+        queue = core()
+        ticket = queue.add([one], DENSE | TOKENS)
+        drain(queue, FakeBackend(SPEC))
+        assert np.array_equal(outputs.dense[place], ticket.outputs().dense[0])
+        if outputs.tokens is not None:
+            assert np.array_equal(outputs.tokens.row(place), ticket.outputs().tokens.row(0))
+
+
+@pytest.mark.parametrize("padding", [*Padding])
+def test_a_query_does_not_wait_for_a_thousand_texts_before_it(padding):
+    queue = core(512, padding=padding)
+    queue.add(different(1000, 50), DENSE)
+    query = queue.add([encoding(5)], DENSE)
+    batches = [queue.take(), queue.take()]
+    assert any(ticket is query for batch in batches for ticket, _ in batch.callers)
+
+
+def test_two_bulk_requests_share():
+    queue = core(100)
+    one = queue.add(different(100, 10), DENSE)
+    two = queue.add(different(100, 10), DENSE)
+    callers = [ticket for _ in range(10) for ticket, _ in queue.take().callers]
+    assert abs(callers.count(one) - callers.count(two)) <= 10
+
+
+@given(st.lists(st.tuples(st.integers(2, 20), st.booleans()), max_size=40))
+def test_the_cancelled_never_cost_a_pass(requests):
+    queue, backend = core(40), FakeBackend(SPEC)
+    tickets = [queue.add(different(2, length), DENSE) for length, _ in requests]
+    for ticket, (_, cancelled) in zip(tickets, requests, strict=True):
+        ticket.cancelled = cancelled
+    wanted = sum(2 * length for length, cancelled in requests if not cancelled)
+    ran = 0
+    while (batch := queue.take()) is not None:
+        ran += len(batch.packed.input_ids)
+        assert not any(ticket.cancelled for ticket, _ in batch.callers)
+        queue.give(batch, backend.forward(batch.packed))
+    assert ran == wanted
+    assert len(queue) == 0
+
+
+def test_more_cancelled_than_one_look_ahead():
+    queue = core()
+    queue.add(different(2 * LOOK_AHEAD + 3, 2), DENSE).cancelled = True
+    last = queue.add([encoding(40)], DENSE)
+    assert [ticket for ticket, _ in queue.take().callers] == [last]
+    assert queue.take() is None
+    assert len(queue) == 0
+
+
+def test_a_failed_batch_fails_its_riders_only():
+    queue, backend = core(10), FakeBackend(SPEC)
+    failing = queue.add(different(7, 5), DENSE)  # of whom the next pass would have more
+    other = queue.add([encoding(10)], DENSE)
+    batch = queue.take()
+    assert {ticket for ticket, _ in batch.callers} == {failing}
+    assert queue.fail(batch, BackendError("no")) == [failing]
+    assert drain(queue, backend) == [other]
+    assert other.outputs().dense.shape == (1, small.HIDDEN)
+    with pytest.raises(BackendError, match="no"):
+        failing.outputs()
+
+
+def test_fail_all_empties_the_queue():
+    queue = core()
+    tickets = [queue.add(different(2, 3), DENSE) for _ in range(3)]
+    assert queue.fail_all(BackendError("no")) == tickets
+    assert queue.take() is None
+    assert all(ticket.done for ticket in tickets)
+
+
+def test_the_heads_of_a_batch_are_the_union_of_its_riders():
+    queue = core()
+    for heads in (DENSE, frozenset({Head.SPARSE}), DENSE | {Head.MULTIVECTOR}):
+        queue.add([encoding(3)], heads)
+    batch = queue.take()
+    assert batch.packed.heads == {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
+    assert queue.take() is None
+
+
+def test_times_are_means_over_sequences():
+    queue, backend = core(10), FakeBackend(SPEC)
+    ticket = queue.add(different(2, 10), DENSE, now_ns=100)
+    for taken, given_back in ((110, 115), (130, 145)):
+        batch = queue.take(taken)
+        queue.give(batch, backend.forward(batch.packed), given_back)
+    assert (ticket.timings().queue_ns, ticket.timings().inference_ns) == (20, 10)
+
+
+def test_what_waits_already_is_computed_once():
+    queue, backend = core(), FakeBackend(SPEC)
+    one = queue.add([encoding(5), encoding(7), encoding(5)], DENSE)
+    other = queue.add([encoding(7)], TOKENS)
+    batch = queue.take()
+    assert batch.packed.lengths.tolist() == [5, 7]
+    assert queue.shared == 2
+    done = queue.give(batch, backend.forward(batch.packed))
+    assert done == [one, other]
+    assert_alone_is_the_same(one.encodings, one.outputs())
+    assert other.outputs().dense is None
+    assert other.outputs().tokens.lengths.tolist() == [7]
+    assert len(queue) == 0
+
+
+def test_what_runs_already_is_computed_again():
+    queue = core()
+    queue.add([encoding(5)], DENSE)
+    running = queue.take()
+    queue.add([encoding(5)], DENSE)
+    assert queue.shared == 0
+    assert len(queue.take().packed) == len(running.packed) == 1
+
+
+def test_a_shared_text_runs_while_anybody_waits_for_it():
+    queue = core()
+    first = queue.add([encoding(5)], DENSE)
+    second = queue.add([encoding(5)], DENSE)
+    first.cancelled = True
+    assert second in [ticket for ticket, _ in queue.take().callers]
+    third, fourth = queue.add([encoding(6)], DENSE), queue.add([encoding(6)], DENSE)
+    third.cancelled = fourth.cancelled = True
+    assert queue.take() is None
+    fifth = queue.add([encoding(6)], DENSE)  # not one with those that were dropped
+    assert [ticket for ticket, _ in queue.take().callers] == [fifth]
+
+
+BOTH = (LaneKind.EXPRESS, LaneKind.EXPRESS, LaneKind.BULK, LaneKind.BULK)
+
+
+def test_short_requests_go_to_express_lanes_and_the_rest_to_bulk():
+    queue = core(lanes=BOTH)
+    bulk = queue.add(different(30, 20), DENSE)
+    query = queue.add([encoding(5)], DENSE)
+    assert [ticket for ticket, _ in queue.take(kind=LaneKind.EXPRESS).callers] == [query]
+    assert queue.take(kind=LaneKind.EXPRESS) is None
+    assert {ticket for ticket, _ in queue.take(kind=LaneKind.BULK).callers} == {bulk}
+
+
+@pytest.mark.parametrize("lengths", [[300], [300, 10], [20, 20, 20], [150, 90, 40]])
+def test_a_request_that_is_alone_has_all_cores_unless_lanes_divide_it(lengths):
+    queue = core(512, lanes=BOTH)
+    queue.add([encoding(length, place) for place, length in enumerate(lengths)], DENSE)
+    batch = queue.take(kind=LaneKind.BULK)
+    assert batch.use_all_cores
+    assert len(batch.packed) == len(lengths)
+
+
+def test_a_request_that_lanes_divide_evenly_is_divided():
+    queue = core(512, lanes=BOTH)
+    queue.add(different(8, 40), DENSE)
+    batches = [queue.take(kind=LaneKind.BULK) for _ in range(2)]
+    assert [(len(batch.packed), batch.use_all_cores) for batch in batches] == [(4, False), (4, False)]
+
+
+def test_beside_work_of_another_model_a_pass_has_one_core():
+    queue = core(512, lanes=BOTH)
+    queue.add([encoding(300)], DENSE)
+    assert not queue.take(kind=LaneKind.BULK, device_idle=False).use_all_cores
+
+
+def test_a_text_that_is_alone_has_all_cores_until_another_comes():
+    queue, backend = core(lanes=BOTH), FakeBackend(SPEC)
+    queue.add([encoding(5)], DENSE)
+    first = queue.take(kind=LaneKind.EXPRESS)
+    queue.add([encoding(6)], DENSE)
+    second = queue.take(kind=LaneKind.EXPRESS)  # while the first runs
+    assert (first.use_all_cores, second.use_all_cores) == (True, False)
+    queue.give(first, backend.forward(first.packed))
+    queue.fail(second, BackendError("no"))
+    queue.add([encoding(7)], DENSE)
+    third = queue.take(kind=LaneKind.EXPRESS)
+    assert third.use_all_cores
+    queue.give(third, backend.forward(third.packed))
+    queue.add(different(3, 30), DENSE)
+    queue.take(kind=LaneKind.BULK)
+    queue.add([encoding(8)], DENSE)
+    assert not queue.take(kind=LaneKind.EXPRESS).use_all_cores  # beside bulk work, one thread of higher priority does more
+
+
+def test_two_lanes_share_what_waits():
+    queue = core(512, lanes=BOTH, padding=Padding.ALL)
+    for first, count in ((0, 40), (40, 30)):
+        for encoding_ in different(first + count, 10)[first:]:
+            queue.add([encoding_], DENSE)
+        if not first:
+            sizes = [len(queue.take(kind=LaneKind.EXPRESS).packed) for _ in range(2)]
+            assert sizes == [20, 20]  # a burst, in equal parts
+    sizes = [len(queue.take(kind=LaneKind.EXPRESS).packed) for _ in range(2)]
+    assert sizes == [15, 12]  # half of what waits each time, but no less than keeps a core busy
+
+
+def test_bulk_behind_endless_queries_is_served_by_an_express_lane_at_last():
+    queue = core(64, lanes=BOTH)
+    bulk = queue.add(different(20, 30), DENSE, now_ns=0)
+    kinds = []
+    for now in range(0, 5 * PATIENCE_NS, PATIENCE_NS // 4):
+        queue.add([encoding(5, now // 1000)], DENSE, now_ns=now)
+        kinds.append(queue.take(now, LaneKind.EXPRESS).kind)
+    assert kinds.count(LaneKind.BULK) == 3  # once each time it had none for so long
+    assert not bulk.done
+
+
+def test_bulk_that_is_served_takes_no_express_lane():
+    queue = core(64, lanes=BOTH)
+    queue.add(different(100, 30), DENSE, now_ns=0)
+    for now in range(0, 5 * PATIENCE_NS, PATIENCE_NS // 4):
+        queue.take(now, LaneKind.BULK)
+        assert queue.take(now, LaneKind.EXPRESS) is None
+
+
+def test_what_was_computed_is_remembered():
+    cache = ResultCache(1_000_000)
+    queue, backend = core(cache=cache), FakeBackend(SPEC)
+    first = queue.add([encoding(5), encoding(7)], DENSE)
+    drain(queue, backend)
+    again = queue.add([encoding(7), encoding(9), encoding(5)], DENSE)
+    assert len(queue) == 1
+    drain(queue, backend)
+    assert np.array_equal(again.outputs().dense[[2, 0]], first.outputs().dense)
+    known = queue.add([encoding(9)], DENSE)
+    assert known.done
+    assert np.array_equal(known.outputs().dense[0], again.outputs().dense[1])
+    assert queue.add([encoding(9)], TOKENS).done is False
+    assert (cache.hits, cache.misses) == (3, 4)
+
+
+def test_what_starves_behind_its_bound_keeps_no_express_lane_from_what_it_waits_for():
+    queue = core(lanes=(LaneKind.EXPRESS, LaneKind.BULK))
+    short = queue.add(different(1, 5), DENSE)
+    long = queue.add(different(2, 30), DENSE)  # more than may overtake the short one
+    late = PATIENCE_NS + 1
+    assert queue.take(late, LaneKind.BULK) is None
+    assert [request for request, _ in queue.take(late, LaneKind.EXPRESS).callers] == [short]
+    assert {request for request, _ in queue.take(late, LaneKind.EXPRESS).callers} == {long}
+
+
+def sharing_prefix(count: int, prefix: int, own: int, first: int = 0) -> list[Encoding]:
+    """So many encodings whose first tokens are the same, and no two of which are alike."""
+    begin = np.full(prefix, first, dtype=np.int64)
+    return [replace(one, input_ids=np.concatenate([begin, one.input_ids]), shared=prefix) for one in different(count, own)]
+
+
+def test_what_shares_a_prefix_goes_together_and_counts_without_it():
+    queue = core(50, shared_tokens=10_000)
+    queue.add(sharing_prefix(8, 100, 5), DENSE)
+    batch = queue.take()
+    assert (len(batch.packed), batch.packed.prefix) == (8, 100)
+    assert queue.take() is None
+
+
+@pytest.mark.parametrize("padding", [*Padding])
+def test_what_has_another_prefix_or_none_waits_for_its_turn(padding):
+    queue = core(400, shared_tokens=10_000, padding=padding)
+    requests = [
+        queue.add(one, DENSE) for one in (sharing_prefix(3, 20, 5), sharing_prefix(3, 20, 5, first=1), different(3, 25))
+    ]
+    batches = [queue.take() for _ in requests]
+    assert queue.take() is None
+    for batch in batches:
+        assert len(batch.packed) == 3
+        assert len({request for request, _ in batch.callers}) == 1
+        prefix = batch.packed.prefix
+        assert prefix == (0 if batch.callers[0][0] is requests[2] else 20)
+        starts = batch.packed.cu_seqlens[:-1]
+        assert len({batch.packed.input_ids[start : start + prefix].tobytes() for start in starts}) == 1
+
+
+def test_no_pass_is_left_for_less_than_the_prefix():
+    queue = core(50, shared_tokens=10_000)
+    queue.add(sharing_prefix(32, 100, 5), DENSE)
+    assert [len(queue.take().packed) for _ in range(2)] == [10, 22]
+
+
+def test_what_attention_reads_again_is_bounded():
+    queue = core(50, shared_tokens=4 * 105)
+    queue.add(sharing_prefix(8, 100, 5), DENSE)
+    assert [len(queue.take().packed) for _ in range(2)] == [4, 4]
+
+
+def test_a_backend_that_computes_no_prefix_once_gets_none():
+    queue = core(50)
+    queue.add(sharing_prefix(8, 100, 5), DENSE)
+    batch = queue.take()
+    assert (len(batch.packed), batch.packed.prefix) == (1, 0)
+
+
+@given(requests, st.integers(1, 100))
+def test_sequences_that_share_come_back_in_their_place(lengths, budget):
+    queue, backend = core(budget, shared_tokens=64), FakeBackend(SPEC)
+    encodings = [[replace(encoding(n + 3, i), shared=3) for n in request] for i, request in enumerate(lengths)]
+    tickets = [queue.add(request, DENSE | TOKENS) for request in encodings]
+    drain(queue, backend)
+    for ticket in tickets:
+        if ticket.encodings:
+            assert_alone_is_the_same(ticket.encodings, ticket.outputs())

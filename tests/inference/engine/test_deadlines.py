@@ -1,0 +1,135 @@
+"""A bound of time that many share: who is late is told so, who is in time is not, and who leaves has left."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hybridtei.errors import TimedOut
+from hybridtei.inference.engine.admission import Deadlines
+from tests.inference.engine.clock import Clock
+
+SOON, HANG = 0.01, 120  # a bound; seconds after which a test that should end at once has hung
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def at_once(value: int) -> int:
+    await asyncio.sleep(0)
+    return value
+
+
+async def until_late(deadlines: Deadlines, clock: Clock) -> None:
+    """Begins something, and returns once it was found late."""
+    late = asyncio.create_task(deadlines.within(never()))
+    await asyncio.sleep(0)
+    clock.now += SOON
+    with pytest.raises(TimedOut):
+        await late
+
+
+async def test_who_is_late_is_told_so_and_others_go_on():
+    clock = Clock()
+    deadlines = Deadlines(SOON, clock=clock)
+    late = [asyncio.create_task(deadlines.within(never())) for _ in range(5)]
+    assert [await deadlines.within(at_once(i)) for i in range(5)] == [*range(5)]
+    clock.now += SOON
+    for each in late:
+        with pytest.raises(TimedOut, match=r"within 0\.01 seconds \(request-timeout\)"):
+            await each
+        assert not each.cancelled()
+    await until_late(deadlines, clock)
+    assert await deadlines.within(at_once(1)) == 1
+
+
+async def test_looks_before_the_bound_find_nobody_late():
+    clock, looks = Clock(), 0
+    looked = asyncio.Event()
+
+    def counting() -> float:
+        nonlocal looks
+        looks += 1
+        if looks > 3:  # the first was the beginning
+            looked.set()
+        return clock.now
+
+    deadlines = Deadlines(SOON, clock=counting)
+    waiting = asyncio.create_task(deadlines.within(never()))
+    await looked.wait()
+    assert not waiting.done()
+    clock.now = SOON
+    with pytest.raises(TimedOut):
+        await waiting
+
+
+async def test_the_real_clock_is_the_default():
+    with pytest.raises(TimedOut):
+        await Deadlines(SOON).within(never())
+
+
+async def test_what_goes_on_after_its_bound_is_not_cancelled_again():
+    clock = Clock()
+    deadlines = Deadlines(SOON, clock=clock)
+
+    async def patient() -> str:
+        with pytest.raises(TimedOut):
+            await deadlines.within(never())
+        await until_late(deadlines, clock)  # another look
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        return "went on"
+
+    going = asyncio.create_task(patient())
+    await asyncio.sleep(0)
+    clock.now += SOON
+    assert await going == "went on"
+
+
+async def test_who_is_cancelled_is_cancelled_also_when_late():
+    clock = Clock()
+    deadlines = Deadlines(SOON, clock=clock)
+    leaving = asyncio.create_task(deadlines.within(never()))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+
+    async def slow_to_end() -> None:
+        try:
+            await never()
+        except asyncio.CancelledError:
+            entered.set()
+            await never()
+
+    entered = asyncio.Event()
+    both = asyncio.create_task(deadlines.within(slow_to_end()))
+    await asyncio.sleep(0)
+    clock.now += SOON
+    await entered.wait()
+    both.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await both
+
+
+async def test_what_the_work_raises_is_what_is_raised():
+    async def fails() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await Deadlines(HANG).within(fails())
+    assert await Deadlines(0).within(at_once(3)) == 3
+
+
+async def test_once_closed_nobody_is_late():
+    clock = Clock()
+    deadlines = Deadlines(SOON, clock=clock)
+    left = asyncio.create_task(deadlines.within(never()))
+    await asyncio.sleep(0)
+    deadlines.close()
+    await until_late(Deadlines(SOON, clock=clock), clock)  # its timer comes after the other's would have
+    assert not left.done()
+    left.cancel()

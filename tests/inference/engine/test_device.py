@@ -1,0 +1,140 @@
+"""Several models on one device: shared fairly by tokens, and none harmed by another's coming, going or failing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.errors import BackendError, Unhealthy
+from hybridtei.inference.engine import core as core_module
+from hybridtei.inference.engine.core import EngineCore
+from hybridtei.inference.engine.device import Device
+from hybridtei.inference.engine.engine import Engine
+from hybridtei.system.machine import LaneKind
+from hybridtei.system.metrics import Registry
+from tests.fake_backend import FakeBackend, Held
+from tests.inference.engine import small
+
+HANG = 120
+DENSE = frozenset({Head.DENSE})
+SPEC = small.model_spec()
+
+
+def encodings(count: int, length: int, first: int = 0) -> list[Encoding]:
+    return [Encoding(np.array([(first + i) % 70, (first + i) // 70, *range(length - 2)], dtype=np.int64)) for i in range(count)]
+
+
+def new_engine(device: Device, **backend: Any) -> Engine:
+    core = EngineCore(max_tokens=40, positions=Positions())
+    return Engine(core, FakeBackend(SPEC, **backend), device, Registry())
+
+
+async def test_models_share_a_device_by_tokens():
+    order: list[str] = []
+    gate = Held()
+    device = Device([LaneKind.BULK])
+    first = new_engine(device, gate=lambda batch: order.extend(["first"] * len(batch.input_ids)))
+    second = new_engine(device, gate=lambda batch: order.extend(["second"] * len(batch.input_ids)))
+    holder = new_engine(device, gate=gate)
+    for one in (first, second, holder):
+        await one.start()
+    device.start()
+    held = asyncio.create_task(holder.run(encodings(1, 10), DENSE, 0))
+    await gate.someone_waits()
+    long = asyncio.create_task(first.run(encodings(60, 20), DENSE, 0))
+    short = asyncio.create_task(second.run(encodings(20, 20), DENSE, 0))
+    while first.metrics.queued.value() < 60 or second.metrics.queued.value() < 20:
+        await asyncio.sleep(0.001)
+    gate.open()
+    await asyncio.gather(held, long, short)
+    half = order[: order.index("second") + 800]  # while both had work
+    assert abs(half.count("first") - half.count("second")) <= 80
+    for one in (first, second, holder):
+        await one.stop()
+    device.stop()
+
+
+async def test_an_idle_model_saves_nothing_up():
+    order: list[str] = []
+    device = Device([LaneKind.BULK])
+    busy, late = (
+        new_engine(device, gate=lambda batch, name=name: order.append(name))  # type: ignore[misc]
+        for name in ("busy", "late")
+    )
+    await busy.start()
+    await late.start()
+    device.start()
+    await busy.run(encodings(200, 20), DENSE, 0)
+    order.clear()
+    with device.lock:  # both wait before any lane looks
+        pass
+    both = asyncio.gather(late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0))
+    await both
+    assert "busy" in order[:25]  # it does not wait for 200 texts of the other
+    for one in (busy, late):
+        await one.stop()
+    device.stop()
+
+
+async def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
+    gate = Held()
+    device = Device([LaneKind.BULK, LaneKind.BULK])
+    leaving, staying = new_engine(device, gate=gate), new_engine(device)
+    await leaving.start()
+    await staying.start()
+    device.start()
+    running = asyncio.create_task(leaving.run(encodings(1, 10), DENSE, 0))
+    await gate.someone_waits()
+    going = asyncio.create_task(leaving.stop())
+    await asyncio.sleep(0)
+    assert len((await staying.run(encodings(3, 10), DENSE, 0)).outputs().dense) == 3
+    assert not going.done()
+    with pytest.raises(Unhealthy):
+        await leaving.run(encodings(1, 5), DENSE, 0)
+    gate.open()
+    await going
+    assert len((await running).outputs().dense) == 1
+    newcomer = new_engine(device)
+    await newcomer.start()
+    assert len((await newcomer.run(encodings(2, 10), DENSE, 0)).outputs().dense) == 2
+    for one in (staying, newcomer):
+        await one.stop()
+    device.stop()
+    assert not device.alive
+
+
+async def test_a_failing_model_leaves_the_others_healthy():
+    device = Device([LaneKind.BULK])
+    bad, good = new_engine(device, fail_on=1), new_engine(device)
+    await bad.start()
+    await good.start()
+    device.start()
+    with pytest.raises(BackendError):
+        await bad.run([Encoding(np.array([1]))], DENSE, 0)
+    assert len((await good.run([Encoding(np.array([1]))], DENSE, 0)).outputs().dense) == 1
+    await good.check_health()
+    await bad.check_health()  # a probe decides, and this one passes
+    for one in (bad, good):
+        await one.stop()
+    device.stop()
+
+
+async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
+    device, held = Device([LaneKind.BULK]), list[bool]()
+
+    def seen(*arguments: Any) -> PackedBatch:
+        held.append(device.lock.locked())
+        return pack(*arguments)
+
+    monkeypatch.setattr(core_module, "pack", seen)
+    one = new_engine(device)
+    await one.start()
+    device.start()
+    await one.run(encodings(3, 10), DENSE, 0)
+    await one.stop()
+    await asyncio.to_thread(device.stop)
+    assert held == [False]

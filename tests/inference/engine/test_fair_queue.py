@@ -1,0 +1,181 @@
+"""The queue by itself: callers who leave while somebody looks, and the bound on what comes later. See also `test_core`."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.batch import Encoding, Head, Padding, Positions
+from hybridtei.inference.engine.core import Batch, EngineCore
+from hybridtei.inference.engine.fairness import OVERTAKEN, FairQueue
+from hybridtei.inference.engine.scheduler import PATIENCE_NS, EngineRequest
+from hybridtei.outputs import HeadOutputs
+from hybridtei.system.machine import LaneKind, both_lanes
+
+LANES = [both_lanes(2), (LaneKind.BULK,)]
+
+
+@dataclass(eq=False)
+class Leaving:
+    """A caller who leaves, from another thread, once it has been asked `looks` times whether it still waits."""
+
+    looks: Iterator[int]
+    heads: frozenset[Head] = frozenset({Head.DENSE})
+    added_ns: int = 0
+    done: bool = field(default=False)
+
+    @property
+    def cancelled(self) -> bool:
+        return next(self.looks, None) is None
+
+
+def text(*ids: int) -> Encoding:
+    return Encoding(np.array(ids, dtype=np.int64))
+
+
+@pytest.mark.parametrize("looks", range(6))
+def test_who_leaves_while_the_queue_is_looked_through_is_in_it_or_out_of_it(looks: int) -> None:
+    queue = FairQueue()
+    encodings = [text(1, 2), text(3), text(4, 5, 6)]
+    for place, caller in enumerate([Leaving(iter(range(0))), Leaving(iter(range(looks))), Leaving(iter(range(100)))]):
+        queue.add(caller, [place], encodings)
+    for _ in range(3):
+        head = queue.head(10)
+        assert len(head) == len(queue)
+        assert queue.tokens == sum(map(len, head))
+    queue.remove(head)
+    assert (len(queue), queue.tokens) == (0, 0)
+    assert queue.head(10) == []
+    again = Leaving(iter(range(100)))
+    queue.add(again, [0, 1, 2], encodings)  # none of them waits there already
+    assert (len(queue), queue.shared) == (3, 0)
+
+
+@dataclass(eq=False)
+class Staying:
+    """A caller who waits as long as it takes."""
+
+    heads: frozenset[Head] = frozenset({Head.DENSE})
+    added_ns: int = 0
+    cancelled: bool = False
+    done: bool = False
+
+
+def turns(queue: FairQueue) -> list[int]:
+    """First ids of all that waits, in the order in which they ride."""
+    return [int(waiting.encoding.input_ids[0]) for waiting in queue.head(len(queue))]
+
+
+def test_a_text_that_waits_for_another_takes_the_earlier_turn_of_the_two() -> None:
+    queue, bulk, query = FairQueue(), Staying(), Staying()
+    queue.add(bulk, range(30), [text(number, 0) for number in range(30)])
+    queue.add(query, [0, 1], [text(29, 0), text(28, 0)])
+    assert turns(queue) == [0, 29, 1, 28, *range(2, 28)]
+    assert (len(queue), queue.tokens, queue.shared) == (30, 60, 2)
+    first = queue.head(2)[1]
+    assert [caller for caller, _ in first.callers] == [bulk, query]
+    queue.add(Staying(), [0], [text(0, 0)])  # whose turn is early enough stays where it is
+    assert turns(queue) == [0, 29, 1, 28, *range(2, 28)]
+    queue.remove(queue.head(30))
+    assert (len(queue), queue.tokens) == (0, 0)
+
+
+@dataclass
+class Witness:
+    """What the bound says of one request, counted from what was seen alone: arrivals, batches and callers who left."""
+
+    tokens: int
+    left: int
+    overtaken: int = 0
+
+
+ARRIVAL = st.tuples(st.just("arrival"), st.lists(st.sampled_from([2, 5, 30, 60, 120]), min_size=1, max_size=3))
+TAKE = st.tuples(st.just("take"), st.sampled_from([*LaneKind]))
+LEAVE = st.tuples(st.just("leave"), st.integers(0, 40))
+
+
+@given(
+    st.lists(ARRIVAL | TAKE | LEAVE, max_size=60),
+    st.sampled_from([*Padding]),
+    st.integers(1, 300),
+    st.sampled_from(LANES),
+    st.sampled_from([0, PATIENCE_NS + 1]),
+)
+def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events, padding, budget, lanes, step_ns):
+    core = EngineCore(max_tokens=budget, positions=Positions(), padding=padding, lanes=lanes)
+    first = itertools.count()
+    open_requests: dict[EngineRequest, Witness] = {}  # in order of arrival
+    for turn, (event, value) in enumerate([*events, *[("take", kind) for kind in lanes] * 400]):
+        if event == "arrival":
+            encodings = [text(next(first), *range(length - 1)) for length in value]
+            open_requests[core.add(encodings, frozenset({Head.DENSE}), turn * step_ns)] = Witness(sum(value), len(value))
+        elif event == "leave" and open_requests:
+            leaving = [*open_requests][value % len(open_requests)]
+            leaving.cancelled = True
+            del open_requests[leaving]
+        elif event == "take" and value in lanes and (batch := core.take(turn * step_ns, value)) is not None:
+            taken = Counter(request for request, _ in batch.callers)
+            tokens = Counter[EngineRequest]()
+            for (request, _), length in zip(batch.callers, batch.packed.lengths.tolist(), strict=True):
+                tokens[request] += length
+            for request, number in taken.items():
+                open_requests[request].left -= number
+            order = [*open_requests]
+            for place, request in enumerate(order):
+                witness = open_requests[request]
+                witness.overtaken += sum(tokens[later] for later in order[place + 1 :])
+                assert not witness.left or witness.overtaken <= OVERTAKEN * witness.tokens
+            for request in [request for request in order if not open_requests[request].left]:
+                del open_requests[request]
+    assert not open_requests  # lanes of both kinds that go on asking serve everybody
+
+
+@pytest.mark.parametrize("padding", [Padding.NONE, Padding.ATTENTION])
+def test_queries_that_have_waited_enough_share_a_pass(padding):
+    core = EngineCore(max_tokens=128, positions=Positions(), padding=padding, lanes=both_lanes(2))
+    first, sizes, requests = itertools.count(), [], 0
+    for _ in range(200):  # 32 callers, of whom each asks again once it is answered
+        for _ in range(32 - requests):
+            core.add([text(next(first), *range(5 + 7 * (next(first) % 4)))], frozenset({Head.DENSE}))
+        requests = 32
+        batch = core.take(0, LaneKind.EXPRESS)
+        requests -= len(batch.packed)
+        core.settle(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
+        sizes.append(len(batch.packed.input_ids))
+    assert np.mean(sizes) >= 64
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
+    draw, first = random.Random(seed), itertools.count()
+    core = EngineCore(max_tokens=1024, positions=Positions(), padding=Padding.ATTENTION, lanes=both_lanes(2))
+
+    def add(lengths: list[int]) -> EngineRequest:
+        return core.add([text(next(first), *[1] * (length - 1)) for length in lengths], frozenset({Head.DENSE}))
+
+    def bulk() -> EngineRequest:
+        return add([draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250) for _ in range(32)])
+
+    def end(batch: Batch) -> None:
+        core.settle(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
+
+    requests, running = [bulk() for _ in range(4)], deque[Batch]()
+    for query in range(400):
+        if query % 10 == 0:  # a bulk lane is done
+            if len(running) == 2:
+                end(running.popleft())
+            requests = [bulk() if request.done else request for request in requests]
+            while len(running) < 2 and (batch := core.take(0, LaneKind.BULK)) is not None:
+                running.append(batch)
+        add([draw.randint(5, 30)])
+        batch = core.take(0, LaneKind.EXPRESS)
+        assert batch is not None  # bulk work did not take all that may overtake the bulk request that came first
+        end(batch)

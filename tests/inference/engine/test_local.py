@@ -1,0 +1,90 @@
+"""Every sequence gets its outputs, however many threads compute them; what fails, fails all at once."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import BackendError
+from hybridtei.inference.engine.core import EngineCore
+from hybridtei.inference.engine.engine import run_all
+from hybridtei.inference.engine.scheduler import EngineRequest
+from hybridtei.outputs import HeadOutputs
+from hybridtei.system.machine import LaneKind
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+
+HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
+
+
+def queued(backend: FakeBackend, count: int, callers: int, max_tokens: int = 64) -> tuple[EngineCore, EngineRequest]:
+    core = EngineCore(
+        max_tokens=max_tokens, positions=backend.spec.positions, padding=Padding.ALL, lanes=(LaneKind.BULK,) * callers
+    )
+    draw = np.random.default_rng(count)
+    encodings = [Encoding(draw.integers(5, 20, size=draw.integers(1, 30))) for _ in range(count)]
+    return core, core.add(encodings, HEADS)
+
+
+@pytest.mark.parametrize("callers", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_outputs_do_not_depend_on_how_many_compute(callers: int, count: int) -> None:
+    backend = FakeBackend(small.model_spec())
+    alone, expected = queued(backend, count, 1)
+    run_all(alone, backend, 1, lambda done: None)
+    core, request = queued(backend, count, callers)
+    done: list[int] = []
+    run_all(core, backend, callers, done.append)
+    ours, theirs = request.outputs(), expected.outputs()
+    assert ours.dense is not None
+    assert theirs.dense is not None
+    np.testing.assert_array_equal(ours.dense, theirs.dense)
+    assert len(core) == core.running == 0
+    assert 0 < sum(done) <= count  # equal ones are computed once
+
+
+def test_several_compute_at_once() -> None:
+    met = threading.Barrier(2, timeout=120)
+
+    class Meeting(FakeBackend):
+        def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+            if self.forwards == 0:
+                met.wait()  # for the other one's first pass
+            return super().forward(batch)
+
+    backend = Meeting(small.model_spec())
+    core, request = queued(backend, 100, 2)
+    run_all(core, backend, 2, lambda done: None)
+    assert request.done
+
+
+def test_a_failure_ends_all_and_is_raised() -> None:
+    class Failing(FakeBackend):
+        def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+            if self.forwards > 3:
+                raise BackendError("no memory")
+            return super().forward(batch)
+
+    backend = Failing(small.model_spec())
+    core, request = queued(backend, 200, 2)
+    with pytest.raises(BackendError, match="no memory"):
+        run_all(core, backend, 2, lambda done: None)
+    assert request.error is not None
+    assert len(core) == core.running == 0
+
+
+def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two_things() -> None:
+    met = threading.Barrier(2, timeout=120)
+    backend = FakeBackend(small.model_spec(), gate=lambda batch: met.wait())
+    backend.fills_cores, backend.ahead = True, 1  # type: ignore[attr-defined]
+    encoder = Encoder(small.model(), backend, 8, EngineConfig())
+    texts = ["one", "two", "three", "four", "five six", "seven", "one two three"]
+    found = encoder.encode(texts).dense
+    assert backend.forwards == 4  # in pairs
+    expected = Encoder(small.model(), FakeBackend(small.model_spec()), 8, EngineConfig()).encode(texts).dense
+    np.testing.assert_array_equal(found, expected)

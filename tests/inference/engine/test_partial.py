@@ -1,0 +1,118 @@
+"""A backend that can compute only some of a batch, and one that takes batches ahead of its lanes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
+from hybridtei.errors import BackendError
+from hybridtei.inference.backends.torch.memory import TooLarge, split_on_oom
+from hybridtei.inference.engine.core import EngineCore
+from hybridtei.inference.engine.device import Device
+from hybridtei.inference.engine.engine import Engine
+from hybridtei.outputs import HeadOutputs
+from hybridtei.system.machine import LaneKind
+from hybridtei.system.metrics import Registry
+from tests.fake_backend import FakeBackend, Held
+from tests.inference.engine import small
+
+HANG = 120
+DENSE = frozenset({Head.DENSE})
+SPEC = small.model_spec()
+
+
+class Narrow(FakeBackend):
+    """Has room for 20 tokens a pass."""
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        if self.gate is not None:
+            self.gate(batch)
+        return split_on_oom(self._room, batch, lambda: None)
+
+    def _room(self, batch: PackedBatch) -> HeadOutputs:
+        if len(batch.input_ids) > 20:
+            raise TooLarge("20 tokens is all there is")
+        return FakeBackend(SPEC).forward(batch)
+
+
+class Ahead(FakeBackend):
+    ahead = 1
+
+
+def encoding(length: int, first: int = 0) -> Encoding:
+    return Encoding(np.array([first, *range(length - 1)], dtype=np.int64))
+
+
+def new_engine(device: Device, backend: FakeBackend, max_tokens: int = 1000) -> Engine:
+    return Engine(EngineCore(max_tokens=max_tokens, positions=Positions()), backend, device, Registry())
+
+
+async def test_only_the_requests_that_do_not_fit_fail():
+    gate = Held()
+    device = Device([LaneKind.BULK])
+    rides = new_engine(device, Narrow(SPEC, gate=gate))
+    await rides.start()
+    device.start()
+    first = asyncio.create_task(rides.run([encoding(2)], DENSE, 0))
+    await gate.someone_waits()
+    small_ones = [asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
+    large = asyncio.create_task(rides.run([encoding(5, 7), encoding(30, 7)], DENSE, 0))
+    while rides.metrics.queued.value() < 8:
+        await asyncio.sleep(0.001)
+    gate.open()
+    await first
+    for i, one in enumerate(small_ones, start=1):
+        outputs = (await one).outputs()
+        expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))  # as if nobody else had been there
+        np.testing.assert_array_equal(outputs.dense, expected.dense)
+    with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
+        await large
+    await rides.check_health()
+    assert len((await rides.run([encoding(12, 9)], DENSE, 0)).outputs().dense) == 1
+    await rides.stop()
+    device.stop()
+
+
+def packed(encodings: list[Encoding]) -> PackedBatch:
+    return pack(encodings, DENSE, Positions())
+
+
+@pytest.mark.parametrize("joins_first", [True, False])
+async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first: bool):
+    gate = Held()
+    device = Device([LaneKind.BULK])
+    rides = new_engine(device, Ahead(SPEC, gate=gate), max_tokens=10)
+    if not joins_first:
+        device.start()
+    await rides.start()
+    device.start()
+    asked = [asyncio.create_task(rides.run([encoding(8, i)], DENSE, 0)) for i in range(3)]
+    await gate.someone_waits()
+    await gate.someone_waits()
+    while rides.metrics.queued.value() != 1:
+        await asyncio.sleep(0.001)
+    assert not gate.entered.acquire(blocking=False)
+    gate.open()
+    await asyncio.gather(*asked)
+    await rides.stop()
+    device.stop()
+    assert not device.alive
+
+
+async def test_all_that_waits_goes_into_one_batch_though_two_may_be_under_way():
+    """Lanes share out what waits; what is taken ahead does not halve the batches."""
+    sizes: list[int] = []
+    device = Device([LaneKind.BULK])
+    rides = new_engine(device, Ahead(SPEC, gate=lambda batch: sizes.append(len(batch.input_ids))))
+    await rides.start()
+    ride = asyncio.create_task(rides.run([encoding(50, i) for i in range(10)], DENSE, 0))
+    while rides.metrics.queued.value() < 10:
+        await asyncio.sleep(0.001)
+    device.start()
+    await ride
+    assert sizes == [500]
+    await rides.stop()
+    device.stop()

@@ -1,0 +1,357 @@
+"""The engine under asyncio, with the fake backend as seam: whom a failure hits, what a cancelled caller costs, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding
+from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy
+from hybridtei.inference.engine.service import EngineService
+from hybridtei.inference.tasks.base import Model
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.outputs import Embeddings
+from hybridtei.system.machine import LaneKind
+from hybridtei.system.metrics import Registry
+from tests.fake_backend import FakeBackend, Held
+from tests.inference.engine import small
+from tests.sampled import paired
+
+HANG = 120  # seconds after which a test that should end at once has hung
+ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
+
+
+PAIRS = itertools.cycle(itertools.permutations(small.LETTERS[:36], 2))
+
+
+class Switch:
+    """Raises what it is told to, or nothing."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+    def __call__(self, _: PackedBatch) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@asynccontextmanager
+async def running(service: EngineService) -> AsyncIterator[EngineService]:
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+def embed(*texts: str | list[int], heads: frozenset[Head] = frozenset({Head.DENSE}), **settings) -> Embed:
+    return Embed(list(texts), heads, **settings)
+
+
+def different(count: int) -> list[str]:
+    """Texts of four tokens each, no two alike: identical ones would wait as one."""
+    return [f"{first} {second}" for first, second in itertools.islice(PAIRS, count)]
+
+
+async def answer(service: EngineService, task: Embed) -> Embeddings:
+    return (await service.run(task)).answer
+
+
+def queued(service: EngineService) -> float:
+    return service.engine.metrics.queued.value()
+
+
+async def test_an_answer_with_lengths_and_times():
+    async with running(small.service()) as service:
+        answered = await service.run(embed("a hybrid search", "one", heads=ALL))
+        assert answered.lengths == [5, 3]
+        assert answered.answer.dense.shape == (2, small.HIDDEN)
+        assert answered.answer.multivector.lengths.tolist() == [4, 2]
+        assert min(answered.timings.tokenization_ns, answered.timings.queue_ns, answered.timings.inference_ns) > 0
+        assert service.admission.free == service.config.max_concurrent_requests
+
+
+async def test_one_request_of_many_batches_wakes_every_lane():
+    gate = Held()
+    async with running(small.service(lanes=3, gate=gate, budget_tokens=8)) as service:
+        asking = asyncio.create_task(answer(service, embed(*different(12))))
+        for _ in range(3):  # three passes stand at the gate at once: nobody sleeps while there is work
+            await gate.someone_waits()
+        gate.open()
+        assert len(await asking) == 12
+
+
+@pytest.mark.parametrize(("padding", "lanes"), paired([*Padding], [1, 3]))
+async def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padding):
+    seen: list[PackedBatch] = []
+    registry = Registry()
+    async with running(small.service(lanes=lanes, padding=padding, gate=seen.append, registry=registry)) as service:
+        texts = [" ".join([*small.WORDS[: 1 + i % 15], *text.split()]) for i, text in enumerate(different(100))]
+        answers = await asyncio.gather(*(answer(service, embed(text, heads=ALL)) for text in texts))
+        assert service.backend.forwards == len(seen) == service.engine.metrics.forwards.value()
+        assert sum(len(batch) for batch in seen) == 100
+        assert f"te_batch_next_size_count {len(seen)}" in registry.text().splitlines()
+        assert len(seen) < 100
+        for text, one in zip(texts, answers, strict=True):
+            alone = await answer(service, embed(text, heads=ALL))
+            np.testing.assert_allclose(one.dense, alone.dense, atol=1e-6)
+            np.testing.assert_array_equal(one.sparse.to_dense(), alone.sparse.to_dense())
+            np.testing.assert_allclose(one.multivector.values, alone.multivector.values, atol=1e-6)
+
+
+BOTH = (LaneKind.EXPRESS, LaneKind.BULK)
+LONG = " ".join(["a"] * 50)
+
+
+async def test_bulk_lanes_give_way_and_express_lanes_do_not():
+    seen: dict[int, int] = {}
+
+    def note(batch: PackedBatch) -> None:
+        seen[len(batch.input_ids)] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    async with running(small.service(lanes=BOTH, gate=note, config={"bulk_niceness": own + 4})) as service:
+        await answer(service, embed("one"))
+        await answer(service, embed(LONG))
+    assert seen == {3: own, 52: own + 4}
+
+
+async def test_where_priorities_are_refused_work_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr("hybridtei.inference.engine.device.lower_priority", lambda _: False)
+    async with running(small.service(lanes=BOTH)) as service:
+        assert len((await answer(service, embed(LONG))).dense) == 1
+    assert "refuses a lower priority" in caplog.text
+
+
+async def test_a_cache_answers_what_was_asked_before():
+    registry = Registry()
+    async with running(small.service(config={"embedding_cache_mb": 1}, registry=registry)) as service:
+        first = await answer(service, embed("one", "two", heads=ALL))
+        again = await answer(service, embed("two", heads=ALL))
+        mixed = await answer(service, embed("three", "one"))
+        assert service.backend.forwards == 2
+    assert np.array_equal(first.dense[1], again.dense[0])
+    assert np.array_equal(first.multivector.row(1), again.multivector.row(0))
+    assert np.array_equal(first.dense[0], mixed.dense[1])
+    lines = registry.text().splitlines()
+    assert {"hybridtei_cache_hits_total 2", "hybridtei_cache_misses_total 3"} <= set(lines)
+
+
+async def test_no_batch_exceeds_its_budget_or_count():
+    seen: list[PackedBatch] = []
+    service = small.service(budget_tokens=40, config={"max_batch_requests": 4}, gate=seen.append)
+    async with running(service):
+        await asyncio.gather(*(answer(service, embed(*different(4))) for _ in range(20)))
+    assert max(len(batch.input_ids) for batch in seen) <= 40
+    assert max(len(batch) for batch in seen) == 4
+
+
+@pytest.mark.parametrize("error", [MemoryError(), BackendError("plain")])
+async def test_whatever_a_backend_raises_is_a_backend_error_and_the_next_request_works(error):
+    switch = Switch(error)
+    async with running(small.service(gate=switch)) as service:
+        with pytest.raises(BackendError, match=str(error) or type(error).__name__):
+            await answer(service, embed("one"))
+        switch.error = None
+        assert len((await answer(service, embed("one"))).dense) == 1
+
+
+async def test_health_flips_and_comes_back_by_a_one_token_probe():
+    switch = Switch()
+    async with running(small.service(gate=switch)) as service:
+        await service.check_health()
+        assert service.backend.forwards == 0  # healthy until shown otherwise: no probe
+        switch.error = RuntimeError("gone")
+        with pytest.raises(BackendError):
+            await answer(service, embed("one"))
+        for _ in range(2):
+            with pytest.raises(Unhealthy, match=r"^unhealthy$"):
+                await service.check_health()
+        assert service.backend.forwards == 3
+        switch.error = None
+        await service.check_health()
+        assert service.backend.forwards == 4
+        switch.error = RuntimeError("once more")
+        with pytest.raises(BackendError):
+            await answer(service, embed("one"))
+        switch.error = None
+        await answer(service, embed("one"))  # a good pass is as good as a probe
+        await service.check_health()
+        assert service.backend.forwards == 6
+
+
+async def test_a_cancelled_caller_frees_its_permits_and_costs_no_pass():
+    gate = Held()
+    registry = Registry()
+    async with running(small.service(gate=gate, config={"max_concurrent_requests": 50}, registry=registry)) as service:
+        held = asyncio.create_task(answer(service, embed("one")))
+        await gate.someone_waits()
+        gone = [asyncio.create_task(answer(service, embed(*different(2)))) for _ in range(20)]
+        while queued(service) < 40:
+            await asyncio.sleep(0.001)
+        assert service.admission.free == 9
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        assert service.admission.free == 49
+        gate.open()
+        await held
+        while queued(service):
+            await asyncio.sleep(0.001)
+        assert service.backend.forwards == 1
+        assert service.engine.metrics.dropped.value() == 20
+        assert len((await answer(service, embed("four"))).dense) == 1
+        assert "te_queue_size 0" in registry.text().splitlines()
+
+
+async def test_a_caller_cancelled_while_its_pass_runs_harms_nobody():
+    gate = Held()
+    async with running(small.service(gate=gate)) as service:
+        going = asyncio.create_task(answer(service, embed("one")))
+        await gate.someone_waits()
+        staying = asyncio.create_task(answer(service, embed("two")))
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
+        gate.open()
+        assert len((await staying).dense) == 1
+        assert service.admission.free == service.config.max_concurrent_requests
+
+
+async def test_a_full_house_says_so_at_once_and_runs_nothing():
+    gate = Held()
+    async with running(small.service(gate=gate, config={"max_concurrent_requests": 3})) as service:
+        held = asyncio.create_task(answer(service, embed("one", "two")))
+        await gate.someone_waits()
+        with pytest.raises(Overloaded):
+            await answer(service, embed("three", "four"))
+        with pytest.raises(Overloaded):
+            await answer(service, embed(*["x"] * 4))
+        assert queued(service) == 0
+        gate.open()
+        await held
+        assert len((await answer(service, embed(*["x"] * 3))).dense) == 3
+        with pytest.raises(Overloaded):  # more than there are permits at all
+            await answer(service, embed(*["x"] * 4))
+        assert service.backend.forwards == 2
+
+
+REFUSED = [
+    (embed(""), EmptyInput),
+    (embed([]), EmptyInput),
+    (embed("one", dimensions=0), InvalidInput),
+    (embed("a " * 100, truncate=False), InvalidInput),
+    (embed("one", prompt_name="nobody"), InvalidInput),
+    (embed([len(small.PIECES)]), InvalidInput),
+]
+
+
+async def test_what_is_refused_gives_its_permits_back():
+    async with running(small.service()) as service:
+        for task, error in REFUSED:
+            with pytest.raises(error):
+                await answer(service, task)
+            assert service.admission.free == service.config.max_concurrent_requests
+        assert service.backend.forwards == 0
+
+
+async def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
+    before = set(threading.enumerate())
+    gate = Held()
+    service = small.service(gate=gate)
+    with pytest.raises(Unhealthy):
+        await service.check_health()
+    await service.start()
+    running_one = asyncio.create_task(answer(service, embed("one")))
+    await gate.someone_waits()
+    waiting = [asyncio.create_task(answer(service, embed(*different(1)))) for _ in range(5)]
+    while queued(service) < 5:
+        await asyncio.sleep(0.001)
+    stopping = asyncio.create_task(service.stop())
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, Unhealthy) for result in results)
+    gate.open()
+    await stopping
+    assert len((await running_one).dense) == 1
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith(("express", "bulk"))]
+    with pytest.raises(Unhealthy):
+        await service.check_health()
+    with pytest.raises(Unhealthy):
+        await answer(service, embed("late"))
+    assert service.admission.free == service.config.max_concurrent_requests
+
+
+class Slow(Embed):
+    """Tokenises only when told to."""
+
+    __slots__ = ("go",)
+
+    def prepare(self, model: Model) -> list[Encoding]:
+        assert self.go.wait(HANG)
+        return super().prepare(model)
+
+
+async def test_stop_refuses_what_is_still_being_tokenised():
+    service = small.service(config={"tokenization_workers": 1})
+    await service.start()
+    go, tasks = threading.Event(), []
+    for _ in range(3):  # one holds the only worker, two wait for it
+        task = Slow(["one"], frozenset({Head.DENSE}))
+        object.__setattr__(task, "go", go)
+        tasks.append(asyncio.create_task(answer(service, task)))
+    await asyncio.sleep(0)
+    await service.stop()
+    go.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, Unhealthy) for result in results)
+    assert service.admission.free == service.config.max_concurrent_requests
+
+
+class LaneDeath(BaseException):
+    """What no pass should ever raise."""
+
+
+async def test_a_lane_that_dies_fails_every_waiter_and_health_says_so():
+    gate = Held()
+
+    def die(batch: PackedBatch) -> None:
+        gate(batch)
+        raise LaneDeath("boom")
+
+    async with running(small.service(gate=die)) as service:
+        running_one = asyncio.create_task(answer(service, embed("one")))
+        await gate.someone_waits()
+        waiting = [asyncio.create_task(answer(service, embed(*different(1)))) for _ in range(5)]
+        while queued(service) < 5:
+            await asyncio.sleep(0.001)
+        gate.open()
+        results = await asyncio.gather(running_one, *waiting, return_exceptions=True)
+        assert all(isinstance(result, BackendError) and "boom" in str(result) for result in results)
+        with pytest.raises(Unhealthy):
+            await service.check_health()
+        with pytest.raises(Unhealthy):
+            await answer(service, embed("late"))
+        assert service.admission.free == service.config.max_concurrent_requests
+
+
+class Homeless(FakeBackend):
+    """Its lanes cannot even begin."""
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        raise OSError("no device")
+
+
+async def test_a_lane_that_cannot_begin_is_unhealthy():
+    service = small.service()
+    service = EngineService(service.model, Homeless(service.model.spec, lanes=2), service.config, budget_tokens=64)
+    async with running(service):
+        with pytest.raises((BackendError, Unhealthy)):
+            await answer(service, embed("one"))
+        with pytest.raises(Unhealthy):
+            await service.check_health()

@@ -1,0 +1,96 @@
+"""A prompt's name chooses the adapter of its inputs: from the checkpoint to the vectors, cached or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridtei import Encoder
+from hybridtei.batch import Head
+from hybridtei.config import EngineConfig
+from hybridtei.errors import InvalidInput
+from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.engine.service import EngineService
+from hybridtei.inference.load import text_model
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats
+from tests import jina, tiny
+
+TEXT = "baka bulo"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jina.write(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def encoder(checkpoint: Path) -> Encoder:
+    return Encoder.load(str(checkpoint), backend="ort", dtype="float32")
+
+
+def dense(encoder: Encoder, prompt_name: str | None = None, **options: object) -> Floats:
+    found = encoder.encode([TEXT], prompt_name=prompt_name, **options).dense  # type: ignore[arg-type]
+    assert found is not None
+    return found[0]
+
+
+def test_a_name_chooses_prompt_and_adapter(encoder: Encoder, checkpoint: Path, tmp_path: Path) -> None:
+    for number, name in enumerate((None, *jina.ADAPTERS)):
+        native = Encoder.load(str(tiny.write_modules(jina.merged(checkpoint, tmp_path / str(number), number))), backend="ort")
+        text = jina.QUERY + TEXT if name == "retrieval.query" else TEXT
+        expected = native.encode([text]).dense
+        np.testing.assert_allclose(dense(encoder, name), expected[0], rtol=0, atol=3e-6)
+        native.close()
+
+
+def test_the_type_of_inputs_chooses_too(encoder: Encoder) -> None:
+    np.testing.assert_array_equal(dense(encoder, input_type="query"), dense(encoder, "retrieval.query"))
+    np.testing.assert_array_equal(dense(encoder, input_type="document"), dense(encoder, "retrieval.passage"))
+    np.testing.assert_array_equal(dense(encoder, "separation", input_type="document"), dense(encoder, "separation"))
+
+
+def test_a_default_prompt_chooses_too(encoder: Encoder, checkpoint: Path) -> None:
+    started = Encoder.load(str(checkpoint), backend="ort", dtype="float32", default_prompt_name="classification")
+    np.testing.assert_array_equal(dense(started), dense(encoder, "classification"))
+    np.testing.assert_array_equal(dense(started, "separation"), dense(encoder, "separation"))
+
+
+def test_an_unknown_name_is_refused_with_those_there_are(encoder: Encoder) -> None:
+    with pytest.raises(InvalidInput, match=r"Available prompts: .*text-matching"):
+        dense(encoder, "clustering")
+
+
+def test_results_of_several_adapters_are_not_mixed(checkpoint: Path) -> None:
+    """One text under each adapter at once, then again from the cache."""
+    spec = read_spec(checkpoint)
+    backend = OnnxBackend(spec, family_graph(spec), Weights.open(checkpoint))
+    config = EngineConfig(embedding_cache_mb=1)
+    service = EngineService(text_model(spec, config), backend, config, budget_tokens=64)
+    names = [None, *jina.ADAPTERS]
+
+    async def ask() -> Sequence[Floats]:
+        tasks = [Embed([TEXT], frozenset({Head.DENSE}), prompt_name=name) for name in names]
+        answers = await asyncio.gather(*(service.run(task) for task in tasks))
+        return [answered.answer.dense[0] for answered in answers if answered.answer.dense is not None]
+
+    async def both() -> tuple[Sequence[Floats], Sequence[Floats], int]:
+        await service.start()
+        try:
+            first, passes = await ask(), backend.forwards
+            return first, await ask(), backend.forwards - passes
+        finally:
+            await service.stop()
+
+    first, second, passes = asyncio.run(both())
+    assert passes == 0
+    for place, vector in enumerate(first):
+        np.testing.assert_array_equal(second[place], vector)
+        assert all(np.abs(vector - other).max() > 1e-3 for other in first[:place])

@@ -1,0 +1,76 @@
+"""Tokens one by one: special ones where they are wanted, raw scores, places; what is asked once is what is asked twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hybridtei.batch import Ragged, offsets_of, pack
+from hybridtei.errors import NotANumber, UnsupportedHead
+from hybridtei.inference.tasks.label import Tag, Tagged
+from hybridtei.models.checkpoint.classifiers import ClassifierHead, LinearStep
+from hybridtei.outputs import HeadOutputs
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+
+LABELS = ("O", "B-X", "I-X")
+SPEC = small.model_spec(classifier=ClassifierHead("none", (LinearStep("classifier"),), "bert.", LABELS))
+MODEL = small.model(SPEC, default_prompt="query: ")
+TEXT = "Hybrid search, é by Meaning"
+
+
+def answer(task: Tag) -> list[Tagged]:
+    encodings = task.prepare(MODEL)
+    return task.finish(MODEL, encodings, FakeBackend(SPEC).forward(pack(encodings, task.heads, SPEC.positions)))
+
+
+def test_special_tokens_are_left_out_unless_asked_for():
+    (plain,), (whole,) = answer(Tag([TEXT])), answer(Tag([TEXT], include_special_tokens=True))
+    assert [token.text for token in plain.tokens][:3] == ["Hybrid", "search", ","]
+    assert [token.special for token in whole.tokens] == [True, *(False for _ in plain.tokens), True]
+    assert [(token.text, token.start, token.end) for token in whole.tokens if token.special] == [
+        ("[CLS]", 0, 0),
+        ("[SEP]", 0, 0),
+    ]
+    assert all(TEXT[token.start : token.end] == token.text for token in plain.tokens)
+    assert len(plain.tokens) == len(plain.spans)
+
+
+def test_raw_scores_are_logits_and_the_others_probabilities():
+    (raw,), (scores,) = answer(Tag([TEXT], raw_scores=True)), answer(Tag([TEXT]))
+    for one, other in zip(raw.tokens, scores.tokens, strict=True):
+        powers = np.exp(one.scores)
+        np.testing.assert_allclose(other.scores, powers / powers.sum(), atol=1e-6)
+
+
+def test_merged_spans_are_named_without_prefix_and_never_o():
+    (tagged,) = answer(Tag([TEXT * 3], "simple"))
+    assert {span.label for span in tagged.spans} <= {"X"}
+    assert not tagged.tokens
+    assert all(span.token_id == 0 for span in tagged.spans)
+
+
+def test_asking_twice_gives_the_same_and_neighbours_change_nothing():
+    task = Tag([TEXT, "one two", TEXT], "average")
+    assert answer(task) == answer(task)
+    assert answer(task)[1] == answer(Tag(["one two"], "average"))[0]
+
+
+def test_a_text_that_is_only_special_tokens_has_no_span():
+    spec = small.model_spec(classifier=SPEC.classifier)
+    model = small.model(spec)
+    encodings = Tag(["\u200b"], "max").prepare(model)
+    outputs = FakeBackend(spec).forward(pack(encodings, Tag([]).heads, spec.positions))
+    assert Tag(["\u200b"], "max").finish(model, encodings, outputs)[0].spans == []
+
+
+def test_no_number_is_an_error():
+    encodings = Tag([TEXT]).prepare(MODEL)
+    values = np.full((len(encodings[0]), 3), np.nan, np.float32)
+    with pytest.raises(NotANumber):
+        Tag([TEXT]).finish(MODEL, encodings, HeadOutputs(tags=Ragged(values, offsets_of([len(values)]))))
+
+
+def test_another_kind_of_model_says_so():
+    with pytest.raises(UnsupportedHead, match=r"^Model is not a token classification model$"):
+        Tag([TEXT]).check(small.model_spec())

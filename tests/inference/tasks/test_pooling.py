@@ -1,0 +1,146 @@
+"""Documents' multi-vectors, merged and quantised: laws, and sentence-transformers' pooling as the oracle."""
+
+from __future__ import annotations
+
+import string
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
+
+from hybridtei.batch import Head, Ragged
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.errors import InvalidInput, NotANumber
+from hybridtei.inference.load import find_model, text_model
+from hybridtei.inference.tasks import pooling
+from hybridtei.inference.tasks.base import Model
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.inference.tasks.pooling import (
+    MultivectorBudget,
+    as_budget,
+    budgeted,
+    clusters,
+    merge,
+    pooled,
+    unpacked,
+    without_marks,
+)
+from hybridtei.inference.tasks.rerank import maxsim
+from hybridtei.models.checkpoint.late import TokenPooling
+from hybridtei.outputs import HeadOutputs, unit
+
+
+def rows_of(count: int, seed: int = 0, width: int = 16) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 70), st.integers(0, 9))
+def test_no_more_rows_than_the_budget_and_nothing_is_lost(count: int, most: int, seed: int) -> None:
+    rows = rows_of(count, seed)
+    merged = merge(rows, most)
+    assert len(merged) == min(count, most)
+    np.testing.assert_allclose(merged.sum(axis=0), rows.sum(axis=0), atol=1e-3)
+
+
+def test_long_documents_are_merged_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooling, "MAX_MERGED_AT_ONCE", 16)
+    seen: list[int] = []
+    monkeypatch.setattr(pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1])
+    for most in (4, 15, 40, 99):
+        rows = rows_of(100)
+        merged = merge(rows, most)
+        assert 0 < len(merged) <= most
+        np.testing.assert_allclose(merged.sum(axis=0), rows.sum(axis=0), atol=1e-3)
+    assert max(seen) <= 16
+
+
+def test_words_alone_are_merged_where_there_are_any() -> None:
+    is_mark = np.array([1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 1, 1], dtype=bool)
+    rows = Ragged(rows_of(12), np.array([0, 5, 5, 7, 9, 12]))
+    left = without_marks(rows, is_mark, 2)
+    assert left.lengths.tolist() == [3, 0, 2, 2, 3], "short rows stay whole, and those of marks alone"
+    np.testing.assert_array_equal(left.values, rows.values[[1, 2, 4, 5, 6, 7, 8, 9, 10, 11]])
+    np.testing.assert_array_equal(without_marks(rows, is_mark, 5).values, rows.values)
+
+
+@pytest.mark.parametrize("budget", [MultivectorBudget(max_tokens=4), MultivectorBudget(dtype="int8")])
+def test_numbers_that_are_not_finite_are_said(budget: MultivectorBudget) -> None:
+    rows = rows_of(20)
+    rows[12, 1] = np.nan
+    with pytest.raises(NotANumber, match="text 1 "):
+        budgeted(Ragged(rows, np.array([0, 10, 20])), budget)
+
+
+def test_a_bit_for_each_sign() -> None:
+    rows = unit(rows_of(7, width=12))
+    bits = budgeted(Ragged(rows, np.array([0, 7])), MultivectorBudget(dtype="binary"))
+    assert bits.values.dtype == np.uint8
+    assert bits.values.shape == (7, 2)
+    signs = unpacked(bits.values, 12)
+    np.testing.assert_array_equal(np.sign(signs), np.where(rows > 0, 1, -1))
+    np.testing.assert_allclose(np.linalg.norm(signs, axis=1), 1, atol=1e-6)
+    assert maxsim(signs[:1], Ragged(signs, np.array([0, 7])), mean=False) == pytest.approx(1)
+
+
+def test_whole_numbers_keep_directions_and_zero_rows() -> None:
+    rows = np.concatenate([rows_of(5), np.zeros((1, 16), np.float32)])
+    whole = budgeted(Ragged(rows, np.array([0, 6])), MultivectorBudget(dtype="int8")).values
+    assert whole.dtype == np.int8
+    np.testing.assert_allclose(unit(whole.astype(np.float32)), unit(rows), atol=0.01)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.floats(1, 6), st.integers(0, 4), st.booleans())
+def test_declared_pooling_is_that_of_sentence_transformers(count: int, factor: float, protected: int, normalize: bool) -> None:
+    rows = unit(rows_of(count, count))
+    theirs = HierarchicalTokenPooling(factor, num_protected_tokens=protected, normalize_embeddings=normalize)
+    wanted = theirs.pool([torch.from_numpy(rows)])[0].numpy()
+    found = pooled(Ragged(rows, np.array([0, count])), TokenPooling(factor, protected, normalize)).values
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1])
+    rows, block = unit(rows_of(2_049)), TokenPooling(4.0, 0, normalize=True)
+    found = pooled(Ragged(rows, np.array([0, 2_049])), TokenPooling(4.0, 1, normalize=True)).values
+    assert max(seen) <= pooling.MAX_MERGED_AT_ONCE
+    blocks = [pooled(Ragged(part, np.array([0, 512])), block).values for part in np.split(rows[1:], 4)]
+    np.testing.assert_array_equal(found, np.concatenate([unit(rows[:1]), *blocks]))
+
+
+def test_a_budget_by_its_fields() -> None:
+    assert as_budget({"max_tokens": 3, "dtype": "binary"}) == MultivectorBudget(max_tokens=3, dtype="binary")
+    for wrong in ({"max_tokens": 0}, {"dtype": "float16"}, {"tokens": 1}):
+        with pytest.raises(InvalidInput, match="multivector"):
+            as_budget(wrong)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return text_model(find_model(ModelConfig()), EngineConfig())
+
+
+def merged_of(model: Model, texts: list[str], rows: Ragged, most: int) -> Ragged:
+    """What `Embed` makes of raw multi-vectors, one row for each token but the first."""
+    task = Embed(texts, frozenset({Head.MULTIVECTOR}), multivector=MultivectorBudget(max_tokens=most))
+    found = task.finish(model, task.prepare(model), HeadOutputs(multivector=rows)).multivector
+    assert found is not None
+    return found
+
+
+def test_words_are_merged_and_what_is_between_them_is_left_out(model: Model) -> None:
+    texts = ["Wings, plates; flow (thin) and layers: heat, lift, drag!", "one, two.", "?!.,;:()[]{}"]
+    found = [model.reader.tokens(text, add_special_tokens=True, prompt_name=None) for text in texts]
+    pieces = [[token.text for token in tokens][1:] for tokens in found]
+    rows = Ragged.from_rows([rows_of(len(each), seed) for seed, each in enumerate(pieces)])
+    found = merged_of(model, texts, rows, 5)
+    words = [place for place, piece in enumerate(pieces[0]) if piece not in string.punctuation and piece != "[SEP]"]
+    assert 5 < len(words) < len(pieces[0])
+    np.testing.assert_array_equal(found.row(0), unit(merge(rows.row(0)[words], 5)))
+    np.testing.assert_array_equal(found.row(1), unit(rows.row(1)))  # it has no more tokens than vectors that it may have
+    np.testing.assert_array_equal(found.row(2), unit(merge(rows.row(2), 5)))  # of nothing else

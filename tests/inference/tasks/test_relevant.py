@@ -1,0 +1,90 @@
+"""Spans that made a document's rank: whose matches they are, and where they stand in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+
+from hybridtei.encoder import Encoder
+from hybridtei.inference.tasks.relevant import RelevantSpan, SpanOptions, relevant_spans
+from tests.server.live import commanded
+
+SENTENCES = (
+    "Öl prices rose again in March. ",
+    "Bees dance in the hive to show the others where flowers are.\n",
+    "The museum opens at nine.",
+)
+TEXT = "".join(SENTENCES)
+QUERY = "how do bees tell each other where the flowers are"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with commanded("--auto-truncate") as started:
+        yield started
+
+
+def ranked(url: str, documents: list[str], **options: object) -> list[dict[str, object]]:
+    body = {"query": QUERY, "documents": documents, "relevant_spans": {"mode": "enabled", **options}}
+    answer = httpx.post(f"{url}/v2/rerank", json=body)
+    assert answer.status_code == 200, answer.text
+    results: list[dict[str, object]] = answer.json()["results"]
+    return results
+
+
+def test_the_best_span_is_the_sentence_that_answers(url: str) -> None:
+    (item,) = ranked(url, [TEXT])
+    spans = item["relevant_spans"]
+    assert isinstance(spans, list)
+    best = spans[0]
+    assert TEXT[best["start"] : best["end"]] == SENTENCES[1].strip()
+    assert [span["score"] for span in spans] == sorted((span["score"] for span in spans), reverse=True)
+    assert all(0.1 <= span["score"] <= 1 for span in spans)
+    (one,) = ranked(url, [TEXT], max_spans=1)
+    assert one["relevant_spans"] == [best]
+    (none,) = ranked(url, [TEXT], threshold=1)
+    assert "relevant_spans" not in none
+
+
+def test_what_is_not_asked_for_stays_as_it_is(url: str) -> None:
+    plain = httpx.post(f"{url}/v2/rerank", json={"query": QUERY, "documents": [TEXT, "Bees."]}).json()["results"]
+    off = {"query": QUERY, "documents": [TEXT, "Bees."], "relevant_spans": {"mode": "disabled"}}
+    assert httpx.post(f"{url}/v2/rerank", json=off).json()["results"] == plain
+    assert [item.keys() for item in plain] == [{"index", "relevance_score"}] * 2
+    spanned = ranked(url, [TEXT, "Bees."])
+    assert [(item["index"], item["relevance_score"]) for item in spanned] == [tuple(item.values()) for item in plain]
+    for wrong in ({"mode": "on"}, {"mode": "enabled", "threshold": 2}, {"mode": "enabled", "max_spans": 33}):
+        assert httpx.post(f"{url}/v2/rerank", json={**off, "relevant_spans": wrong}).status_code == 422
+
+
+def test_coheres_own_client_reads_them(url: str) -> None:
+    cohere = pytest.importorskip("cohere", reason="Cohere's client is not installed")
+    client = cohere.ClientV2(api_key="-", base_url=url, max_retries=0)
+    asked = cohere.types.RerankRelevantSpans(mode="enabled", threshold=0.2)
+    (item,) = client.rerank(model="-", query=QUERY, documents=[TEXT], relevant_spans=asked).results
+    best = item.relevant_spans[0]
+    assert TEXT[best.start : best.end] == SENTENCES[1].strip()
+
+
+@pytest.mark.parametrize("name", ["m3", "hybrid"])
+def test_all_gains_together_are_maxsim(name: str, request: pytest.FixtureRequest) -> None:
+    """Without a threshold, of texts of words alone, the shares of the spans sum to what the document's tokens give."""
+    encoder = Encoder.load(str(request.getfixturevalue(name)))
+    model = encoder._model
+    texts = ["baka beke bolo. dumi duna! boti", "kaba " * 300, "buka"]
+    query = encoder.encode(["bolo duna"], ["multivector"], input_type="query")
+    documents = encoder.encode(texts, ["multivector"], input_type="document", truncate=True)
+    assert query.multivector is not None
+    assert documents.multivector is not None
+    encodings = model.reader.read(texts, truncate=True)
+    found = relevant_spans(model, query, texts, encodings, documents, options=SpanOptions(threshold=0))
+    assert any(found)
+    for text, spans, row in zip(texts, found, range(3), strict=True):
+        alike = query.multivector.row(0) @ documents.multivector.row(row).T
+        assert sum(span.score for span in spans) <= np.maximum(alike.max(axis=1), 0).mean() + 1e-5
+        assert all(0 <= span.start < span.end <= len(text) for span in spans)
+    assert all(isinstance(span, RelevantSpan) for span in found[0])
+    encoder.close()

@@ -1,0 +1,138 @@
+"""The same laws on every backend and precision that runs here: one oracle, one tolerance a precision, one set of refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hybridtei.config import EngineConfig, ModelConfig
+from hybridtei.encoder import Encoder
+from hybridtei.inference.backends.select import DTYPES, why_not
+from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.outputs import Embeddings
+from tests import tolerances, vocabulary
+from tests.inference.backends.graph.test_int8 import LOOSE
+
+EVERYTHING = ("dense", "sparse", "multivector", "tokens")
+COMBINATIONS = [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes if dtype != "fp8"]
+TEXTS = vocabulary.texts(64)
+BAD: dict[str, tuple[Any, dict[str, Any]]] = {
+    "empty": ([""], {}),
+    "no ids": ([[]], {}),
+    "an id outside the vocabulary": ([[10**6]], {}),
+    "an id that is none": ([[2**40]], {}),
+    "a negative id": ([[-1]], {}),
+    "a number": ([3], {}),
+    "none": ([None], {}),
+    "too long": (["baka " * 500], {"truncate": False}),
+    "far too long": (["baka " * 20_000], {"truncate": False}),
+    "a lone surrogate": (["\ud800"], {}),
+    "no output": (["baka"], {"outputs": ()}),
+    "an unknown output": (["baka"], {"outputs": ("colour",)}),
+    "no dimensions": (["baka"], {"dimensions": 0}),
+    "too many dimensions": (["baka"], {"dimensions": 10**6}),
+    "an unknown prompt": (["baka"], {"prompt_name": "nobody"}),
+    "one bad among good": (["baka", "", "bulo"], {}),
+}
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of graphs that other modules' tests do not see, and a guard that random weights pass."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybridtei.inference.backends.graph.int8.Guard", lambda: LOOSE)
+        patch.setenv("HYBRIDTEI_CACHE", str(tmp_path_factory.mktemp("graphs")))
+        yield
+
+
+@pytest.fixture(scope="module", params=["hybrid", "m3"])
+def folder(request: pytest.FixtureRequest, graphs: None) -> Path:
+    """A checkpoint with every kind of output."""
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Embeddings:
+    """torch, float32, each text by itself: what test_encoder.py holds against sentence-transformers."""
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
+    return Embeddings.concat([encoder.encode([text], EVERYTHING) for text in TEXTS])
+
+
+@pytest.fixture(scope="module", params=COMBINATIONS, ids="-".join)
+def encoder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Encoder]:
+    name, dtype = request.param
+    if name == "openvino" and find_spec("openvino") is None:
+        pytest.skip("openvino is not installed")
+    if (name, dtype) == ("openvino", "bfloat16") and not has_bfloat16():
+        pytest.skip("this processor has no bfloat16")
+    if dtype == "float16" and not torch.cuda.is_available():
+        pytest.skip("float16 is for GPUs")
+    assert why_not(name, dtype, read_spec(folder)) is None
+    loaded = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name, dtype=dtype))
+    assert (loaded.backend_name, loaded.dtype) == (name, dtype)
+    yield loaded
+    loaded.close()
+
+
+def has_bfloat16() -> bool:
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def assert_close(one: Embeddings, other: Embeddings, dtype: str) -> None:
+    assert one.dense is not None
+    assert one.sparse is not None
+    assert one.multivector is not None
+    assert one.tokens is not None
+    assert other.dense is not None
+    assert other.sparse is not None
+    assert other.multivector is not None
+    assert other.tokens is not None
+    np.testing.assert_allclose(one.dense, other.dense, atol=tolerances.UNIT[dtype], rtol=0)
+    np.testing.assert_allclose(one.multivector.values, other.multivector.values, atol=tolerances.MULTIVECTOR[dtype], rtol=0)
+    np.testing.assert_allclose(one.tokens.values, other.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0)
+    np.testing.assert_allclose(one.sparse.to_dense(), other.sparse.to_dense(), atol=tolerances.WEIGHTS[dtype], rtol=0)
+
+
+def test_every_output_is_the_references(encoder: Encoder, reference: Embeddings) -> None:
+    assert_close(encoder.encode(TEXTS, EVERYTHING), reference, encoder.dtype)
+
+
+def test_a_text_keeps_its_vectors_in_any_company(encoder: Encoder) -> None:
+    together = encoder.encode(TEXTS, EVERYTHING)
+    order = np.random.default_rng(0).permutation(len(TEXTS))
+    shuffled = encoder.encode([TEXTS[i] for i in order], EVERYTHING)
+    assert_close(together.take(order), shuffled, encoder.dtype)
+    for i in (0, 17, 63):
+        assert_close(encoder.encode([TEXTS[i]], EVERYTHING), together.take([i]), encoder.dtype)
+
+
+@pytest.fixture(scope="module")
+def refusals(folder: Path) -> dict[str, tuple[type[BaseException], str]]:
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"), engine=EngineConfig())
+    return {name: refusal_of(encoder, name) for name in BAD}
+
+
+def refusal_of(encoder: Encoder, name: str) -> tuple[type[BaseException], str]:
+    texts, options = BAD[name]
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (which one is what is compared)
+        encoder.encode(texts, **options)
+    return caught.type, str(caught.value)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_alike_and_harms_nothing(
+    encoder: Encoder, refusals: dict[str, tuple[type[BaseException], str]], name: str
+) -> None:
+    before = encoder.forwards
+    assert refusal_of(encoder, name) == refusals[name]
+    assert encoder.forwards == before  # before any work is done
+    assert len(encoder.encode(["baka"])) == 1

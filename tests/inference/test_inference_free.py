@@ -1,0 +1,176 @@
+"""SPLADE whose queries are looked up in a table, against sentence-transformers' SparseEncoder; and its second logarithm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SparseEncoder
+from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+
+from hybridtei.encoder import Encoder
+from hybridtei.errors import (
+    EmptyInput,
+    InvalidInput,
+    LoadError,
+    UnsupportedArchitecture,
+    UnsupportedHead,
+    WeightMismatch,
+)
+from hybridtei.models.checkpoint.layers import query_table
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny, tolerances, vocabulary
+
+QUERIES = ["baka", "baka bulo baka mo", "xyz baka", *vocabulary.texts(6, seed=2), "bulo baka " * 200]
+DOCUMENTS = vocabulary.texts(16, seed=3)
+TOLERANCE = tolerances.WEIGHTS["float32"]
+
+
+def routed(folder: Path, model_type: str = "bert", *, activation: str = "relu") -> Path:
+    """As sentence-transformers 6 saves a table for queries and a model for documents."""
+    base = tiny.write_family(folder / "base", model_type, task="ForMaskedLM")
+    documents = Transformer(str(base), transformer_task="fill-mask", module_output_name="token_embeddings")
+    weights = torch.rand(len(documents.tokenizer), generator=torch.Generator().manual_seed(4))
+    weights[7:20] = 0
+    queries = SparseStaticEmbedding(tokenizer=documents.tokenizer, weight=weights)
+    pooling = SpladePooling("max", activation_function=activation)  # type: ignore[arg-type]
+    router = Router.for_query_document(query_modules=[queries], document_modules=[documents, pooling])
+    SparseEncoder(modules=[router], device="cpu").save(str(folder / "saved"))
+    return folder / "saved"
+
+
+def sparse(encoder: Encoder, texts: list[str], kind: Any = None) -> np.ndarray:
+    found = encoder.encode(texts, ("sparse",), input_type=kind).sparse
+    assert found is not None
+    return found.to_dense()
+
+
+def close(one: np.ndarray, other: np.ndarray) -> None:
+    np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("model_type", ["bert", "distilbert"])
+def test_both_sides_are_those_of_sentence_transformers(tmp_path: Path, model_type: str, activation: str) -> None:
+    folder = routed(tmp_path, model_type, activation=activation)
+    ours, theirs = Encoder.load(str(folder)), SparseEncoder(str(folder), device="cpu")
+    close(sparse(ours, QUERIES, "query"), theirs.encode_query(QUERIES).to_dense().numpy())
+    documents = theirs.encode_document(DOCUMENTS).to_dense().numpy()
+    documents[:, sorted(ours.spec.removed_ids)] = 0  # no query ever asks for them
+    close(sparse(ours, DOCUMENTS, "document"), documents)
+    close(sparse(ours, DOCUMENTS), documents)
+
+
+def test_queries_need_no_pass(tmp_path: Path) -> None:
+    encoder = Encoder.load(str(routed(tmp_path)))
+    before = encoder.forwards
+    sparse(encoder, QUERIES * 300, "query")
+    assert encoder.forwards == before
+    sparse(encoder, DOCUMENTS)
+    assert encoder.forwards > before
+    with pytest.raises(EmptyInput):
+        sparse(encoder, ["baka", ""], "query")
+
+
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+def test_a_splade_without_a_table_and_its_logarithms(tmp_path: Path, activation: str) -> None:
+    base = tiny.write_family(tmp_path / "base", "bert", task="ForMaskedLM")
+    transformer = Transformer(str(base), transformer_task="fill-mask", module_output_name="token_embeddings")
+    theirs = SparseEncoder(modules=[transformer, SpladePooling("max", activation_function=activation)], device="cpu")  # type: ignore[arg-type]
+    theirs.save(str(tmp_path / "saved"))
+    ours = Encoder.load(str(tmp_path / "saved"))
+    for kind in ("query", "document", None):
+        close(sparse(ours, DOCUMENTS, kind), theirs.encode(DOCUMENTS).to_dense().numpy())
+
+
+@pytest.mark.parametrize(("name", "logarithms"), [("model", 1), ("opensearch-neural-sparse-encoding-doc-v3-distill", 2)])
+def test_idf_beside_the_model(tmp_path: Path, name: str, logarithms: int) -> None:
+    folder = tiny.write_family(tmp_path / name, "bert", task="ForMaskedLM")
+    tiny.write_json(folder / "idf.json", {"baka": 2.5, "bulo": 1, "no such word": 9, "##a": 0.5})
+    encoder = Encoder.load(str(folder))
+    assert encoder.spec.sparse is not None
+    assert encoder.spec.sparse.double_log is (logarithms == 2)
+    words = encoder._model.reader.tokenizer
+    (row,) = sparse(encoder, ["baka baka bulo lobe"], "query")
+    weights = {word: row[words.id_of(word)] for word in ("baka", "bulo", "##a")}
+    assert weights == {"baka": 2.5, "bulo": 1, "##a": 0}
+    assert np.count_nonzero(row) == 2
+    plain = Encoder.load(str(tiny.write_family(tmp_path / "plain", "bert", task="ForMaskedLM")))
+    del plain
+    assert read_spec(folder, pooling="cls").kind == "embedding"
+
+
+def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path)
+    tiny.write_own_heads(folder)
+    encoder = Encoder.load(str(folder))
+    outputs = ("dense", "sparse")
+    before = encoder.forwards
+    looked_up = encoder.encode(QUERIES, ("sparse",), query_encoder="table").sparse
+    assert encoder.forwards == before
+    assert looked_up is not None
+    words = encoder._model.reader.tokenizer
+    for row, text in enumerate(QUERIES):
+        ids = {token.id for token in words.tokens(text, add_special_tokens=False)} - encoder.spec.removed_ids
+        indices, values = looked_up.row(row)
+        assert set(indices.tolist()) <= ids
+        assert (values == 1).all()
+    both, model = (encoder.encode(QUERIES, outputs, query_encoder=kind) for kind in ("table", "model"))  # type: ignore[arg-type]
+    assert np.array_equal(both.sparse.to_dense(), looked_up.to_dense())
+    close(both.dense, model.dense)
+    with pytest.raises(InvalidInput, match="sparse vectors of queries and nothing else"):
+        encoder.encode(QUERIES, ("sparse",), input_type="document", query_encoder="table")
+
+
+def test_a_model_without_a_table_says_so(tmp_path: Path) -> None:
+    splade = Encoder.load(str(tiny.write_family(tmp_path / "splade", "bert", task="ForMaskedLM")), pooling="splade")
+    with pytest.raises(UnsupportedHead, match="no table"):
+        splade.encode(QUERIES, ("sparse",), query_encoder="table")
+
+
+def test_an_embedding_model_with_such_a_file_embeds(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path, pooling=None)
+    tiny.write_json(folder / "idf.json", {"baka": 2.5})
+    assert not read_spec(folder).is_splade
+
+
+@pytest.mark.parametrize(
+    ("structure", "error"),
+    [
+        ({"query": ["query_0_SparseStaticEmbedding"]}, UnsupportedArchitecture),
+        ({"query": ["document_1_SpladePooling"], "document": ["query_0_SparseStaticEmbedding"]}, UnsupportedArchitecture),
+        ("none", UnsupportedArchitecture),
+    ],
+)
+def test_other_routes_are_refused(tmp_path: Path, structure: Any, error: type[Exception]) -> None:
+    folder = routed(tmp_path)
+    tiny.edit_json(folder / "router_config.json", structure=structure)
+    with pytest.raises(error, match=r"router_config\.json"):
+        read_spec(folder)
+
+
+def test_a_table_that_is_none(tmp_path: Path) -> None:
+    folder = routed(tmp_path)
+    spec = read_spec(folder)
+    place = folder / "query_0_SparseStaticEmbedding"
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.rand(1000)}, place / "model.safetensors")
+    with pytest.raises(WeightMismatch, match="weighs 1000 ids"):
+        query_table(spec)
+    save_file({"weights": torch.rand(99)}, place / "model.safetensors")
+    with pytest.raises(LoadError, match="called `weight`"):
+        query_table(spec)
+    (folder / "query_0_SparseStaticEmbedding" / "config.json").write_text(json.dumps({"path": "idf.json"}))
+    tiny.write_json(folder / "idf.json", {"baka": "much"})
+    with pytest.raises(LoadError, match="should be a number"):
+        query_table(spec)
+    tiny.write_json(folder / "idf.json", {"baka": 2})
+    table = query_table(spec)
+    assert table is not None
+    assert table.sum() == 2

@@ -1,0 +1,20 @@
+"""What a folder that is refused is refused with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridtei.errors import LoadError
+from hybridtei.models.checkpoint.spec import read_spec
+
+
+def raised(kind: type[LoadError], folder: Path, name: str, **options: Any) -> str:
+    """The message of the error, which must be of just this class and name the file."""
+    with pytest.raises(LoadError) as caught:
+        read_spec(folder, **options)
+    assert type(caught.value) is kind
+    assert str(folder / name) in str(caught.value)
+    return str(caught.value)

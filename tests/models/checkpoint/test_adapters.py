@@ -1,0 +1,149 @@
+"""What a checkpoint says of its adapters, and their tensors as linear maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.inference.backends.graph.weights import graph_tensors
+from hybridtei.models.checkpoint.hub_layouts import translate
+from hybridtei.models.checkpoint.sizes import Adapters
+from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.checkpoint.weights import Weights
+from tests import jina, tiny
+
+COUNT = len(jina.ADAPTERS)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return jina.write(tmp_path)
+
+
+def test_the_configuration_becomes_that_of_the_native_class(checkpoint: Path) -> None:
+    spec = read_spec(checkpoint)
+    assert (spec.model_type, spec.positions.offset, spec.pooling) == ("jina_embeddings_v3", 0, ("mean",))
+    assert spec.config["rope_theta"] == 20_000
+    prompts = {name: jina.QUERY if name == "retrieval.query" else "" for name in jina.ADAPTERS}
+    assert spec.adapters == Adapters(jina.ADAPTERS, jina.RANK, jina.ALPHA / jina.RANK, prompts)
+    assert spec.prompts == prompts
+
+
+def test_the_makers_default_of_the_base_is_not_the_native_one() -> None:
+    written = {"model_type": "xlm-roberta-flash", "position_embedding_type": "rotary"}
+    assert translate(written, Path("x")) == {"model_type": "jina_embeddings_v3", "rope_theta": 10_000.0, "pooling": None}
+
+
+def test_absolute_positions_are_left_to_the_family() -> None:
+    written = {"model_type": "xlm-roberta", "position_embedding_type": "absolute", "rotary_emb_base": 3.0}
+    assert translate(written, Path("x")) == written
+
+
+def test_prompts_of_sentence_transformers_go_first(checkpoint: Path) -> None:
+    tiny.write_modules(checkpoint, prompts={"retrieval.query": "find: ", "more": "x"})
+    prompts = read_spec(checkpoint).prompts
+    assert prompts == {**dict.fromkeys(jina.ADAPTERS, ""), "retrieval.query": "find: ", "more": "x"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "why"),
+    [
+        ({"lora_adaptations": "a"}, LoadError, "`lora_adaptations` is 'a', should list names"),
+        ({"lora_adaptations": []}, LoadError, "should list names"),
+        ({"lora_adaptations": ["a", "a"]}, LoadError, "names an adapter twice"),
+        ({"rotary_emb_base": "x"}, LoadError, "`rotary_emb_base` is 'x', should be a positive number"),
+        ({"lora_rank": 0}, LoadError, "`lora_rank`"),
+        ({"lora_rank": 1000}, LoadError, "`lora_rank` is 1000, and 5 adapters of it are more than 4096 ranks"),
+        ({"lora_alpha": -1}, LoadError, "`lora_alpha` is -1, should be a positive number"),
+        ({"lora_alpha": float("inf")}, LoadError, "`lora_alpha` is inf, should be a positive number"),
+        ({"task_instructions": {"separation": 1}}, LoadError, "`task_instructions` should map names to texts"),
+        ({"load_trained_adapters": False}, UnsupportedArchitecture, "`load_trained_adapters` is False"),
+    ],
+    ids=str,
+)
+def test_settings_that_mean_nothing_are_refused(
+    checkpoint: Path, changes: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    tiny.edit_json(checkpoint / "config.json", **changes)
+    with pytest.raises(error, match=f"{checkpoint}/config.json: .*{why}"):
+        read_spec(checkpoint)
+
+
+def test_what_the_makers_own_code_pools_and_cuts(checkpoint: Path) -> None:
+    """`emb_pooler` where no file of sentence-transformers says more; the whole width is no cut."""
+    tiny.edit_json(checkpoint / "config.json", emb_pooler="mean", truncate_dim=tiny.HIDDEN)
+    for name in ("modules.json", "1_Pooling/config.json"):
+        (checkpoint / name).unlink()
+    spec = read_spec(checkpoint)
+    assert spec.pooling == ("mean",)
+    family_graph(spec)
+
+
+@pytest.mark.parametrize("key", ["truncate_dim", "rotary_emb_fraction"])
+def test_settings_that_could_matter_are_refused(checkpoint: Path, key: str) -> None:
+    tiny.edit_json(checkpoint / "config.json", **{key: 8})
+    with pytest.raises(UnsupportedArchitecture, match=f"`{key}` is 8"):
+        family_graph(read_spec(checkpoint))
+
+
+@pytest.mark.parametrize(("dtype", "suffix"), [(torch.float32, ".safetensors"), (torch.bfloat16, ".bin")])
+def test_factors_of_all_adapters_lie_side_by_side(checkpoint: Path, dtype: torch.dtype, suffix: str) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(checkpoint / "model.safetensors").items()}
+    if suffix == ".bin":
+        (checkpoint / "model.safetensors").unlink()
+        torch.save({name: _backwards(tensor) for name, tensor in tensors.items()}, checkpoint / "pytorch_model.bin")
+    else:
+        tiny.change(checkpoint, lambda _: tensors)
+    weights = Weights.open(checkpoint)
+    for name in ("embeddings.word_embeddings", "encoder.layers.1.mixer.Wqkv"):
+        a, b = (tensors[f"roberta.{name}.parametrizations.weight.0.lora_{letter}"].float().numpy() for letter in "AB")
+        is_table = "embeddings" in name
+        beside = np.concatenate(a, axis=1 if is_table else 0)
+        after = np.concatenate([one.T for one in b] if is_table else b, axis=1)
+        np.testing.assert_array_equal(weights.float32(f"roberta.{name}.lora_A.weight"), beside)
+        np.testing.assert_array_equal(weights.float32(f"roberta.{name}.lora_B.weight"), after)
+        assert after.shape[1] == COUNT * jina.RANK
+
+
+def _backwards(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, kept column after column."""
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def test_what_is_side_by_side_already_is_not_copied(checkpoint: Path) -> None:
+    weights = Weights.open(checkpoint)
+    assert not weights.float32("roberta.encoder.layers.0.mlp.fc1.lora_A.weight").flags.owndata
+    assert not weights.float32("roberta.encoder.layers.0.mlp.fc1.weight").flags.owndata
+
+
+FC1 = "roberta.encoder.layers.0.mlp.fc1"
+
+
+def test_a_lone_factor_is_refused_by_name(checkpoint: Path) -> None:
+    name = f"{FC1}.parametrizations.weight.0.lora_B"
+    tiny.change(checkpoint, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name})
+    with pytest.raises(LoadError, match=f"model.safetensors: `{FC1}.parametrizations.weight.original` lacks `{name}`"):
+        Weights.open(checkpoint)
+
+
+def test_factors_that_do_not_fit_are_refused_by_name(checkpoint: Path) -> None:
+    name = f"{FC1}.parametrizations.weight.0.lora_B"
+    tiny.change(checkpoint, lambda tensors: {**tensors, name: tensors[name][:, 1:].contiguous()})
+    with pytest.raises(LoadError, match=f"`{name}` have shapes .* which fit no weights of shape"):
+        Weights.open(checkpoint)
+
+
+def test_adapters_that_the_configuration_does_not_name_are_refused(checkpoint: Path) -> None:
+    tiny.edit_json(checkpoint / "config.json", lora_adaptations=None)
+    with pytest.raises(WeightMismatch, match=r"the weights hold what config.json does not"):
+        graph_tensors(family_graph(read_spec(checkpoint)), Weights.open(checkpoint))
+    tiny.edit_json(checkpoint / "config.json", lora_adaptations=["one", "two"])
+    with pytest.raises(WeightMismatch, match=r"lora_A.weight` has shape"):
+        graph_tensors(family_graph(read_spec(checkpoint)), Weights.open(checkpoint))

@@ -1,0 +1,177 @@
+"""The embedded model's folder, put together in the cache: upstream's tensors bit for bit, or an error that names the place."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from hybridtei.errors import LoadError, MissingArtifact
+from hybridtei.models.checkpoint import files
+from hybridtei.models.checkpoint.files import INSTALL, WEIGHTS, assembled_model, embedded_model
+from tests.models.checkpoint.upstream import SHA256, upstream_folder
+
+NOT_THERE = {"embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight"}  # a buffer, and what nothing here uses
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache for the whole module; what a test damages in it, it mends."""
+    folder = tmp_path_factory.mktemp("cache")
+    yield folder
+    shutil.rmtree(folder)  # pytest keeps folders of three runs, and this one is large
+
+
+@pytest.fixture
+def cache(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(shared))
+    return shared
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def parts(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.part"))
+
+
+# --- what it holds -----------------------------------------------------------------------------------------------------
+
+
+def test_every_tensor_is_upstreams_bit_for_bit(cache: Path) -> None:
+    folder, upstream = assembled_model(), upstream_folder()
+    assert embedded_model() == (folder, files.EMBEDDED_HEADS)
+    assert files.sha256_of(upstream / WEIGHTS) == SHA256
+    ours, theirs = load_file(folder / WEIGHTS), load_file(upstream / WEIGHTS)
+    assert theirs.keys() - ours.keys() == NOT_THERE
+    for name, tensor in ours.items():
+        assert (tensor.dtype, tensor.shape) == (theirs[name].dtype, theirs[name].shape), name
+        assert tensor.tobytes() == theirs[name].tobytes(), name
+    assert parts(cache) == []
+
+
+def test_the_files_beside_it_are_upstreams(cache: Path) -> None:
+    folder, upstream = assembled_model(), upstream_folder()
+    for name in files._configuration():
+        assert (folder / name).read_bytes() == (upstream / name).read_bytes(), name
+    ours, theirs = (json.loads((each / "tokenizer.json").read_text()) for each in (folder, upstream))
+    assert ours["truncation"].pop("direction") == "Right"  # what a tokenizer does that does not say
+    assert ours == theirs
+
+
+# --- later starts ------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = assembled_model()
+    monkeypatch.setenv("HYBRIDTEI_EMBEDDED_MODEL", str(made.parent))
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "volume"))
+    assert assembled_model() == made
+    assert not list((tmp_path / "volume").glob("all-MiniLM*"))
+
+
+def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")}
+    for known in cache.glob("sha256-*"):
+        known.unlink()
+    hashed: list[str] = []
+    sha256_of = files.sha256_of
+    monkeypatch.setattr(files, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
+    monkeypatch.setattr(files, "SOURCE_PACKAGE", "hybridtei_no_such_package")
+    assert {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")} == written
+    assert hashed == ["tokenizer.json", WEIGHTS]
+    assembled_model()
+    assert len(hashed) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"), [(WEIGHTS, "changed"), ("tokenizer.json", "changed"), ("1_Pooling/config.json", "missing")]
+)
+def test_what_is_not_as_it_was_written_is_written_again(cache: Path, name: str, damage: str) -> None:
+    file = assembled_model() / name
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    assert (assembled_model() / name).read_bytes() == content
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
+    code = "from hybridtei.models.checkpoint.files import assembled_model; assembled_model()"
+    starting = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(3)]
+    assert [process.wait() for process in starting] == [0] * 3
+    assert files._is_whole(assembled_model())
+    assert parts(empty) == []
+    shutil.rmtree(empty)
+
+
+# --- what cannot be ----------------------------------------------------------------------------------------------------
+
+
+def test_without_the_package_it_is_named(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "SOURCE_PACKAGE", "hybridtei_no_such_package")
+    with pytest.raises(MissingArtifact, match=INSTALL):
+        assembled_model()
+
+
+@pytest.mark.parametrize("name", [files.DATA, files.TOKENIZER])
+def test_a_package_with_something_else_in_it_is_refused(
+    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    source = files._source()
+    other = tmp_path / "other"
+    (other / "onnx").mkdir(parents=True)
+    for each in (files.DATA, files.TOKENIZER):
+        (other / each).symlink_to(source / each)
+    (other / name).unlink()
+    (other / name).write_bytes(b"something else")
+    monkeypatch.setattr(files, "_source", lambda: other)
+    with pytest.raises(LoadError, match=f"{other / name}: sha256 .*{files.SOURCE_SHA256[name]}"):
+        assembled_model()
+    (other / name).unlink()
+    with pytest.raises(MissingArtifact, match=str(other / name)):
+        assembled_model()
+
+
+def test_an_index_that_leads_elsewhere_is_refused(empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = json.loads(files.INDEX.read_text())
+    index["embeddings.LayerNorm.bias"][0] += 4
+    (tmp_path / "tensors.json").write_text(json.dumps(index))
+    monkeypatch.setattr(files, "INDEX", tmp_path / "tensors.json")
+    with pytest.raises(LoadError, match=rf"{empty}.*model\.safetensors: comes out with sha256"):
+        assembled_model()
+    assert not list(empty.rglob(WEIGHTS + "*"))
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(LoadError, match=rf"{tmp_path}/file/cache/all-MiniLM.*HYBRIDTEI_CACHE"):
+        assembled_model()
+
+
+def test_a_cache_that_is_full_is_named_and_left_clean(empty: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, before[1]))  # stands in for a full disk
+    try:
+        with pytest.raises(LoadError, match=rf"{empty}.*HYBRIDTEI_CACHE"):
+            assembled_model()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert parts(empty) == []
+    assert not list(empty.rglob(WEIGHTS))

@@ -1,0 +1,72 @@
+"""What changes a fingerprint, and where it is shown."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hybridtei.models.checkpoint.files import embedded_model
+from hybridtei.models.checkpoint.fingerprint import fingerprint
+from hybridtei.models.checkpoint.layers import with_tanh_gelu
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny
+from tests.server.live import commanded
+
+
+def test_each_part_follows_from_what_it_names(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path)
+    spec = read_spec(folder)
+    first = fingerprint(spec, dtype="float32")
+    assert fingerprint(read_spec(folder), dtype="float32") == first
+
+    def changed(**others: str | None) -> set[str]:
+        now = {**fingerprint(read_spec(folder), dtype="float32"), **others}
+        return {name for name in first if now[name] != first[name]}
+
+    assert changed(**fingerprint(spec, dtype="int8")) == {"id", "dtype"}
+    assert changed(**fingerprint(with_tanh_gelu(spec), dtype="float32")) == {"id", "model", "activation"}
+    assert changed(**fingerprint(read_spec(folder, pooling="cls"), dtype="float32")) == {"id", "model", "pooling"}
+    assert changed(**fingerprint(spec, dtype="float32", default_prompt="query: ")) == {"id"}
+    tiny.change(folder, lambda tensors: {name: tensor + 1 for name, tensor in tensors.items()})
+    assert changed() == {"id", "model", "weights"}
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    assert changed() == {"id", "model", "weights", "tokenizer"}
+
+
+def test_a_server_shows_it_in_info_a_header_and_ollamas_digest(tmp_path: Path) -> None:
+    folder = tiny.write_bert(tmp_path)
+    with commanded("--model-id", str(folder)) as url, httpx.Client(base_url=url) as client:
+        until = time.monotonic() + 30
+        while (shown := client.get("/info").json()["hybridtei"]["fingerprint"]) is None:
+            assert time.monotonic() < until
+        own = client.post("/embed_hybrid", json={"inputs": "bake", "outputs": ["dense"]})
+        assert own.headers["x-hybridtei-fingerprint"] == shown["id"]
+        assert "x-hybridtei-fingerprint" not in client.post("/embed", json={"inputs": "bake"}).headers
+        assert client.get("/api/tags").json()["models"][0]["digest"] == shown["id"]
+    assert shown == fingerprint(read_spec(folder), dtype=shown["dtype"])
+
+
+def test_a_folder_that_is_gone_has_none(tmp_path: Path) -> None:
+    spec = read_spec(tiny.write_bert(tmp_path))
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    assert fingerprint(spec)["weights"] is None
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "nothing")
+    with pytest.raises(OSError, match=r"No such file"):
+        fingerprint(spec)
+
+
+def test_where_the_folders_lie_does_not_count(tmp_path: Path) -> None:
+    """The embedded model's weights are in the cache folder, its heads in the package: either path may sort first."""
+    folder, heads = embedded_model()
+    model = shutil.copytree(folder, tmp_path / "m")
+    found = {fingerprint(read_spec(folder, heads_file=heads))["id"]}
+    for name in ("a", "z"):
+        (tmp_path / name).mkdir()
+        found.add(fingerprint(read_spec(model, heads_file=Path(shutil.copy(heads, tmp_path / name))))["id"])
+    assert len(found) == 1

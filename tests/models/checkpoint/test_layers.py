@@ -1,0 +1,187 @@
+"""Layers of heads as arrays: the right tensor in the right place, each of the declared shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
+from hybridtei.models.checkpoint.heads import HEADS_FILE, MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
+from hybridtei.models.checkpoint.layers import (
+    ACTIVATIONS,
+    LinearLayer,
+    activation_name,
+    dense_layer,
+    lexical_layers,
+    multivector_layer,
+)
+from hybridtei.models.checkpoint.modules import DenseModule
+from tests import tiny
+from tests.sampled import paired
+
+OWN = SparseHead("mlp", None, ("hidden", "embedding"), "gelu", own=True)
+
+
+def holds(layer: LinearLayer, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "identity") -> None:
+    np.testing.assert_array_equal(layer.weight, weight.float().numpy())
+    assert (layer.bias is None) == (bias is None)
+    if bias is not None:
+        np.testing.assert_array_equal(layer.bias, bias.float().numpy())
+    assert layer.activation == activation
+
+
+# --- activations -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        *((name, name) for name in ACTIVATIONS),
+        ("torch.nn.modules.activation.Tanh", "tanh"),
+        ("torch.nn.modules.activation.SiLU", "silu"),
+        ("torch.nn.modules.linear.Identity", "identity"),
+        ("torch.nn.ReLU", "relu"),
+        ("GELU", "gelu"),
+        ("transformers.activations.GELUActivation", "gelu"),
+        ("transformers.activations.NewGELUActivation", "gelu_pytorch_tanh"),
+    ],
+)
+def test_an_activation_is_found_by_its_last_word(name: str, plain: str) -> None:
+    assert activation_name(name, "file") == plain
+
+
+@pytest.mark.parametrize("name", ["torch.nn.Softsign", "os.tanh", "torch.tanh", "xtorch.nn.Tanh", "tanh.", "", "."])
+def test_other_activations_are_refused_with_the_file(name: str) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=r"here/config\.json"):
+        activation_name(name, Path("here/config.json"))
+
+
+# --- Dense modules -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_dense_layer_in_either_format(tmp_path: Path, suffix: str, bias: bool) -> None:
+    tensors = {"linear.weight": torch.randn(3, 4), "linear.bias": torch.randn(3)}
+    file = tmp_path / suffix
+    save_file(tensors, file) if file.suffix == ".safetensors" else torch.save(tensors, file)
+    layer = dense_layer(DenseModule(tmp_path, 4, 3, bias, "torch.nn.modules.activation.Tanh"))
+    holds(layer, tensors["linear.weight"], tensors["linear.bias"] if bias else None, "tanh")
+
+
+def test_safetensors_go_before_a_pickle(tmp_path: Path) -> None:
+    tiny.write_dense(tmp_path, 4, 3)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"junk")
+    assert dense_layer(DenseModule(tmp_path, 4, 3, True, "tanh")).weight.shape == (3, 4)
+
+
+def test_a_dense_layer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingArtifact, match=r"model\.safetensors"):
+        dense_layer(DenseModule(tmp_path, 4, 3, True, "tanh"))
+    tiny.write_dense(tmp_path, 4, 3)
+    with pytest.raises(WeightMismatch, match=rf"{tmp_path}.*\[3, 4\].*\[3, 5\]"):
+        dense_layer(DenseModule(tmp_path, 5, 3, True, "tanh"))
+    with pytest.raises(UnsupportedArchitecture, match=rf"{tmp_path}/config\.json.*Softsign"):
+        dense_layer(DenseModule(tmp_path, 4, 3, True, "torch.nn.Softsign"))
+
+
+def test_a_bias_that_is_declared_must_be_there(tmp_path: Path) -> None:
+    save_file({"linear.weight": torch.ones(3, 4)}, tmp_path / "model.safetensors")
+    assert dense_layer(DenseModule(tmp_path, 4, 3, False, "tanh")).bias is None
+    with pytest.raises(LoadError, match=r"`linear\.bias`.*linear\.weight"):
+        dense_layer(DenseModule(tmp_path, 4, 3, True, "tanh"))
+
+
+# --- heads -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stored", "suffix"), paired([torch.float16, torch.bfloat16, torch.float32, torch.float64], [".pt", ".safetensors"])
+)
+def test_m3s_files_hold_one_layer_each(tmp_path: Path, suffix: str, stored: torch.dtype) -> None:
+    for seed, (name, width) in enumerate((("sparse_linear", 1), ("colbert_linear", 24))):
+        tiny.write_linear(tmp_path / f"{name}{suffix}", width, dtype=stored, seed=seed)
+    sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
+    assert sparse is not None
+    assert many is not None
+    assert (sparse.kind, sparse.file) == ("linear", tmp_path / f"sparse_linear{suffix}")
+    assert (many.dim, many.drop) == (24, "first")
+    (out,) = lexical_layers(sparse, tiny.HIDDEN)
+    projection = multivector_layer(many, tiny.HIDDEN)
+    assert out.bias is not None
+    assert projection.bias is not None
+    assert (out.weight.shape, out.bias.shape, out.activation) == ((1, tiny.HIDDEN), (1,), "identity")
+    assert (projection.weight.shape, projection.bias.shape) == ((24, tiny.HIDDEN), (24,))
+    assert {array.dtype for array in (out.weight, out.bias, projection.weight, projection.bias)} == {np.dtype(np.float32)}
+
+
+def test_our_perceptron_is_two_layers_in_order(tmp_path: Path) -> None:
+    written = tiny.write_own_heads(tmp_path)
+    sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
+    assert sparse is not None
+    assert many is not None
+    assert (sparse.kind, sparse.inputs, sparse.activation, sparse.idf) == ("mlp", ("hidden", "embedding"), "gelu", True)
+    assert (many.dim, many.drop) == (12, "specials")
+    hidden, out = lexical_layers(sparse, tiny.HIDDEN)
+    holds(hidden, written["sparse.hidden.weight"], written["sparse.hidden.bias"], "gelu")
+    holds(out, written["sparse.out.weight"], written["sparse.out.bias"])
+    holds(multivector_layer(many, tiny.HIDDEN), written["multivector.weight"], None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"sparse.hidden.weight": (8, tiny.HIDDEN)}, "sparse.hidden.weight"),
+        ({"sparse.hidden.bias": (7,)}, "sparse.hidden.weight"),  # the width is read off the bias
+        ({"sparse.hidden.bias": (8, 1)}, "sparse.hidden.bias"),
+        ({"sparse.out.weight": (2, 8)}, "sparse.out.weight"),
+        ({"sparse.out.weight": (1, 9)}, "sparse.out.weight"),
+        ({"sparse.out.bias": ()}, "sparse.out.bias"),
+        ({"sparse.out.bias": (2,)}, "sparse.out.bias"),
+    ],
+)
+def test_a_tensor_of_another_shape_is_named_with_its_file(
+    tmp_path: Path, changes: dict[str, tuple[int, ...]], name: str
+) -> None:
+    tensors = tiny.write_own_heads(tmp_path) | {key: torch.ones(shape) for key, shape in changes.items()}
+    file = tmp_path / HEADS_FILE
+    save_file(tensors, file)
+    with pytest.raises(WeightMismatch, match=f"{file}: `{name}`"):
+        lexical_layers(SparseHead("mlp", file, OWN.inputs, OWN.activation, own=True), tiny.HIDDEN)
+
+
+@pytest.mark.parametrize("lost", ["sparse.hidden.weight", "sparse.hidden.bias", "sparse.out.weight", "sparse.out.bias"])
+def test_a_tensor_missing_from_our_file_is_named(tmp_path: Path, lost: str) -> None:
+    tensors, file = tiny.write_own_heads(tmp_path), tmp_path / HEADS_FILE
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file)
+    with pytest.raises(LoadError, match=rf"{file}.*{lost}"):
+        lexical_layers(SparseHead("mlp", file, OWN.inputs, OWN.activation, own=True), tiny.HIDDEN)
+
+
+def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
+    tiny.write_own_heads(tmp_path, dim=12)
+    with pytest.raises(WeightMismatch, match=r"multivector\.weight"):
+        multivector_layer(MultivectorHead(tmp_path / HEADS_FILE, 13, own=True), tiny.HIDDEN)
+
+
+def test_our_own_file_may_have_the_name_of_m3s(tmp_path: Path) -> None:
+    written = tiny.write_own_heads(tmp_path)
+    for stem, find in (("sparse_linear", find_sparse_head), ("colbert_linear", find_multivector_head)):
+        file = next(tmp_path.glob("*.safetensors")).rename(tmp_path / f"{stem}.safetensors")
+        found = find(tmp_path / "elsewhere", tiny.HIDDEN, file)
+        if isinstance(found, SparseHead):
+            holds(lexical_layers(found, tiny.HIDDEN)[1], written["sparse.out.weight"], written["sparse.out.bias"])
+        else:
+            assert found is not None
+            holds(multivector_layer(found, tiny.HIDDEN), written["multivector.weight"], None)
+
+
+def test_an_activation_of_our_file_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    tiny.write_own_heads(tmp_path)
+    head = SparseHead("mlp", tmp_path / HEADS_FILE, OWN.inputs, "softsign", own=True)
+    with pytest.raises(UnsupportedArchitecture, match=f"{HEADS_FILE}.*softsign"):
+        lexical_layers(head, tiny.HIDDEN)

@@ -1,0 +1,261 @@
+"""Chains of sentence-transformers modules, in every dialect; and each way they can be wrong, by class and file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridtei.batch import Head
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
+from hybridtei.models.checkpoint.modules import LEGACY_FLAGS, POOLINGS
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny
+from tests.models.checkpoint.refused import raised
+from tests.sampled import paired
+
+Copied = Callable[[Path], Path]
+
+
+def with_pooling(tmp_path: Path, settings: dict[str, Any]) -> Path:
+    folder = tiny.write_bert(tmp_path, pooling="mean")
+    tiny.write_json(folder / "1_Pooling" / "config.json", settings)
+    return folder
+
+
+def in_its_own_folder(folder: Path, kind: str = "Transformer") -> Path:
+    """The same checkpoint as sentence-transformers wrote it at first: the transformer in `0_Transformer`."""
+    (folder / "0_Transformer").mkdir()
+    for file in [file for file in folder.iterdir() if file.is_file() and file.name != "modules.json"]:
+        file.rename(folder / "0_Transformer" / file.name)
+    tiny.write_json(folder / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 50})
+    chain = {kind: "0_Transformer", "Pooling": "1_Pooling"}
+    tiny.write_json(folder / "modules.json", [{"type": f"x.{name}", "path": path} for name, path in chain.items()])
+    return folder
+
+
+# --- pooling -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+@pytest.mark.parametrize("layout", ["old", "new"])
+def test_every_pooling_is_read_in_both_layouts(tmp_path: Path, mode: str, layout: str) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.write_modules(folder, pooling=mode, layout=layout)  # type: ignore[arg-type]
+    assert read_spec(folder).pooling == (mode,)
+
+
+def test_old_flags_join_in_their_own_order_new_words_in_theirs(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.write_modules(folder, pooling=["mean", "max", "cls"], layout="old")
+    assert read_spec(folder).pooling == ("cls", "max", "mean")
+    tiny.write_modules(folder, pooling=["mean", "max", "cls"], layout="new")
+    assert read_spec(folder).pooling == ("mean", "max", "cls")
+    assert read_spec(folder).dense_width == 3 * tiny.HIDDEN
+
+
+def test_the_flags_word_wins_over_the_file(bert: Path) -> None:
+    assert read_spec(bert, pooling="cls").pooling == ("cls",)
+    assert read_spec(bert, pooling="last-token").pooling == ("lasttoken",)
+    assert "'median'" in raised(UnsupportedArchitecture, bert, "", pooling="median")
+    assert "MaskedLM" in raised(UnsupportedArchitecture, bert, "", pooling="splade")
+
+
+def test_a_bert_without_pooling_takes_the_first_token_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_spec(tiny.write_bert(tmp_path, pooling=None)).pooling == ("cls",)
+    (warning,) = caplog.messages
+    assert str(tmp_path / "1_Pooling" / "config.json") in warning
+    assert "cls" in warning
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "mpnet", "gemma3_text"])
+def test_another_family_without_pooling_is_refused(tmp_path: Path, model_type: str) -> None:
+    message = raised(MissingArtifact, tiny.write_family(tmp_path, model_type), "1_Pooling/config.json")
+    assert "--pooling mean" in message
+    assert "last-token" in message
+    assert "hybridtei_rerank.json" not in message
+
+
+def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "qwen3", task="ForCausalLM")
+    assert "hybridtei_rerank.json" in raised(MissingArtifact, folder, "1_Pooling/config.json")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"pooling_mode": "attention"}, UnsupportedArchitecture),
+        ({"pooling_mode": ["mean", "attention"]}, UnsupportedArchitecture),
+        ({"pooling_mode": 5}, UnsupportedArchitecture),
+        ({"pooling_mode": ["mean", None]}, UnsupportedArchitecture),
+        ({"pooling_mode": {"mean": True}}, UnsupportedArchitecture),
+        (dict.fromkeys(LEGACY_FLAGS, False), LoadError),
+        ({"word_embedding_dimension": tiny.HIDDEN}, LoadError),
+        ({}, LoadError),
+        ({"pooling_mode": []}, LoadError),
+    ],
+)
+def test_a_pooling_we_do_not_know_is_refused(tmp_path: Path, settings: dict[str, Any], kind: type[LoadError]) -> None:
+    raised(kind, with_pooling(tmp_path, settings), "1_Pooling/config.json")
+
+
+# --- SPLADE ------------------------------------------------------------------------------------------------------------
+
+
+def test_splade_is_asked_for_or_declared_never_guessed(splade: Path) -> None:
+    assert not read_spec(splade, pooling="cls").is_splade
+    assert not read_spec(splade).is_splade
+    spec = read_spec(splade, pooling="splade")
+    assert spec.is_splade
+    assert spec.heads == {Head.SPARSE}
+    assert spec.dense_width == spec.vocab_size
+    assert spec.pooling == ()
+
+
+@pytest.mark.parametrize("settings", [{"pooling_strategy": "sum"}, {"activation_function": "gelu"}])
+def test_a_splade_of_another_formula_is_refused(splade: Path, copied: Copied, settings: dict[str, str]) -> None:
+    folder = copied(splade)
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.SpladePooling", "path": "1_SpladePooling"}]
+    tiny.write_json(folder / "modules.json", modules)
+    tiny.write_json(folder / "1_SpladePooling" / "config.json", {})
+    assert read_spec(folder).is_splade
+    tiny.write_json(folder / "1_SpladePooling" / "config.json", settings)
+    raised(UnsupportedArchitecture, folder, "1_SpladePooling")
+
+
+# --- modules -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_dense_module_can_be_replaced_two_cannot(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.write_dense(folder / "other", tiny.HIDDEN, 5)
+    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
+    assert read_spec(folder, dense_path="other").dense_width == 5
+    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh"), (12, 13, "torch.nn.Tanh")])
+    assert read_spec(folder, dense_path="other").dense_width == 13
+
+
+@pytest.mark.parametrize(
+    ("pooling", "dense", "numbers", "at"),
+    [
+        ("mean", [(48, 12)], (48, tiny.HIDDEN), "2_Dense"),
+        (["mean", "max"], [(tiny.HIDDEN, 12)], (tiny.HIDDEN, 2 * tiny.HIDDEN), "2_Dense"),
+        ("mean", [(tiny.HIDDEN, 12), (tiny.HIDDEN, 5)], (tiny.HIDDEN, 12), "3_Dense"),
+    ],
+)
+def test_a_dense_module_is_as_wide_as_what_comes_before_it(
+    tmp_path: Path, pooling: Any, dense: list[tuple[int, int]], numbers: tuple[int, int], at: str
+) -> None:
+    layers = [(wide, narrow, "torch.nn.Tanh") for wide, narrow in dense]
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling=pooling, dense=layers)
+    message = raised(WeightMismatch, folder, f"{at}/config.json")
+    assert all(f" {number}" in message for number in numbers)
+
+
+SIZE: list[Any] = [..., "32", "x", 0, -5, 1.5, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        *(({key: value}, LoadError, key) for key, value in paired(["in_features", "out_features"], SIZE)),
+        ({"use_residual": True}, UnsupportedArchitecture, ""),
+        (None, MissingArtifact, ""),
+    ],
+)
+def test_a_dense_module_that_is_not_served_is_refused_by_its_file(
+    tmp_path: Path, changes: dict[str, Any] | None, kind: type[LoadError], words: str
+) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, tiny.HIDDEN, "torch.nn.Tanh")])
+    if changes is None:
+        (folder / "2_Dense" / "config.json").unlink()
+    else:
+        tiny.edit_json(folder / "2_Dense" / "config.json", **changes)
+    assert words in raised(kind, folder, "2_Dense/config.json")
+
+
+@pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
+def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path: Path, key: str) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
+    for name in (None, "sentence_embedding"):
+        tiny.edit_json(folder / "2_Dense" / "config.json", **{key: name})
+        assert read_spec(folder).dense_width == 12
+    tiny.edit_json(folder / "2_Dense" / "config.json", **{key: "token_embeddings"})
+    assert "token_embeddings" in raised(UnsupportedArchitecture, folder, "2_Dense/config.json")
+
+
+@pytest.mark.parametrize("name", ["Router", "StaticEmbedding", "LSTM", "WordWeights", "LayerNorm"])
+def test_a_module_we_do_not_run_is_refused_by_name(bert: Path, copied: Copied, name: str) -> None:
+    folder = copied(bert)
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": f"sentence_transformers.models.{name}", "path": "1_X"}]
+    tiny.write_json(folder / "modules.json", modules)
+    assert name in raised(UnsupportedArchitecture, folder, "modules.json")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        {},
+        {"type": "x.Transformer"},
+        [{"type": "x.Transformer"}],
+        [{"type": "x.Transformer", "path": None}],
+        [{"type": 5, "path": ""}],
+        ["Transformer"],
+        3,
+        "Transformer",
+    ],
+)
+def test_modules_of_another_shape_are_refused(bert: Path, copied: Copied, modules: Any) -> None:
+    folder = copied(bert)
+    tiny.write_json(folder / "modules.json", modules)
+    raised(LoadError, folder, "modules.json")
+
+
+def test_an_empty_list_of_modules_is_as_good_as_none(bert: Path, copied: Copied) -> None:
+    folder = copied(bert)
+    tiny.write_json(folder / "modules.json", [])
+    assert read_spec(folder).pooling == ("mean",)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("Transformer", "Dense", "Pooling"),
+        ("Dense", "Transformer", "Pooling"),
+        ("Transformer", "Dense"),
+        ("Transformer", "Dense", "SpladePooling"),
+        ("Transformer", "Pooling", "Normalize", "Dense"),
+        ("Pooling", "Transformer"),
+        ("Transformer", "Transformer", "Pooling"),
+        ("Transformer", "Pooling", "Pooling"),
+    ],
+)
+def test_an_order_that_is_not_run_is_refused(bert: Path, copied: Copied, order: tuple[str, ...]) -> None:
+    folder = copied(bert)
+    tiny.write_json(folder / "modules.json", [{"type": f"x.{name}", "path": ""} for name in order])
+    assert "order" in raised(UnsupportedArchitecture, folder, "modules.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    paired(["../elsewhere", "1_Pooling/../../x", "/etc"], ["Pooling", "Dense", "SpladePooling", "Transformer"]),
+)
+def test_a_module_path_does_not_lead_out_of_the_folder(splade: Path, copied: Copied, name: str, path: str) -> None:
+    folder = copied(splade)
+    chain = {"Transformer": "", "Pooling": "1_Pooling", name: path}
+    if name == "SpladePooling":
+        del chain["Pooling"]
+    tiny.write_json(folder / "modules.json", [{"type": f"x.{word}", "path": where} for word, where in chain.items()])
+    assert path in raised(LoadError, folder, "", pooling="mean" if name == "Dense" else None)
+
+
+@pytest.mark.parametrize("kind", ["Transformer", "MLMTransformer"])
+def test_the_transformer_may_lie_in_a_folder_of_its_own(bert: Path, copied: Copied, kind: str) -> None:
+    folder = in_its_own_folder(copied(bert), kind)
+    spec = read_spec(folder)
+    assert spec.folder == folder / "0_Transformer"
+    assert (spec.pooling, spec.max_input_length) == (("mean",), 50)
+    (folder / "0_Transformer" / "config.json").unlink()
+    raised(MissingArtifact, folder, "0_Transformer/config.json")

@@ -1,0 +1,199 @@
+"""Settings of sentence-transformers' own files that change vectors: served as it serves them, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from tests.test_inference_free import routed
+
+from hybridtei.encoder import Encoder
+from hybridtei.errors import InvalidDimensions, LoadError, MissingArtifact, UnsupportedArchitecture
+from hybridtei.models.checkpoint.fingerprint import fingerprint
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny, tolerances, vocabulary
+from tests.models.checkpoint.refused import raised
+
+Copied = Callable[[Path], Path]
+TEXTS = vocabulary.texts(12, seed=5)
+MODEL, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
+
+
+def close(ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]) -> None:
+    np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=0)
+
+
+def dense_of(folder: Path, **options: Any) -> np.ndarray:
+    dense = Encoder.load(str(folder), **options).encode(TEXTS, normalize=False).dense
+    assert dense is not None
+    return dense
+
+
+def with_settings(folder: Path, **settings: Any) -> Path:
+    tiny.write_json(folder / TRANSFORMER, {"max_seq_length": vocabulary.LONGEST, "do_lower_case": False, **settings})
+    return folder
+
+
+@pytest.mark.parametrize("size", [7, 1000])
+def test_dense_vectors_are_cut_as_the_checkpoint_says(bert: Path, copied: Copied, size: int) -> None:
+    folder = copied(bert)
+    tiny.write_json(folder / MODEL, {"truncate_dim": size})
+    theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
+    width = min(size, tiny.HIDDEN)
+    assert ours.spec.dense_width == width
+    close(dense_of(folder), theirs.encode(TEXTS))
+    dense = ours.encode(TEXTS).dense
+    assert dense is not None
+    close(dense, theirs.encode(TEXTS, normalize_embeddings=True), 3 * tolerances.UNIT["float32"])
+    cut = ours.encode(TEXTS, normalize=False, dimensions=3).dense
+    assert cut is not None
+    close(cut, theirs.encode(TEXTS, truncate_dim=3))
+    with pytest.raises(InvalidDimensions):
+        ours.encode(TEXTS, dimensions=width + 1)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, True, "8"])
+@pytest.mark.parametrize("key", ["truncate_dim", "max_active_dims"])
+def test_a_size_that_is_none_is_refused(bert: Path, splade: Path, copied: Copied, key: str, size: Any) -> None:
+    folder = copied(bert if key == "truncate_dim" else splade)
+    tiny.write_json(folder / MODEL, {key: size})
+    options = {} if key == "truncate_dim" else {"pooling": "splade"}
+    assert key in raised(LoadError, folder, MODEL, **options)
+
+
+@pytest.mark.parametrize("most", [1, 9, 10_000])
+def test_sparse_vectors_keep_as_many_weights_as_the_checkpoint_says(splade: Path, tmp_path: Path, most: int) -> None:
+    SparseEncoder(str(splade), device="cpu", max_active_dims=most).save_pretrained(str(tmp_path))
+    theirs = SparseEncoder(str(tmp_path), device="cpu").encode(TEXTS, convert_to_sparse_tensor=False).numpy()
+    ours = Encoder.load(str(tmp_path)).encode(TEXTS, ("sparse",)).sparse
+    assert ours is not None
+    close(ours.to_dense(), theirs)
+    assert np.diff(ours.indptr).max() <= most
+
+
+def test_looked_up_queries_keep_as_many_too(tmp_path: Path) -> None:
+    folder = routed(tmp_path)
+    tiny.edit_json(folder / MODEL, max_active_dims=3)
+    theirs = SparseEncoder(str(folder), device="cpu").encode_query(TEXTS, convert_to_sparse_tensor=False).numpy()
+    ours = Encoder.load(str(folder)).encode(TEXTS, ("sparse",), input_type="query").sparse
+    assert ours is not None
+    close(ours.to_dense(), theirs)
+
+
+@pytest.mark.parametrize("part", ["text", "common"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "qwen3"])
+def test_texts_without_special_tokens(tmp_path: Path, model_type: str, part: str) -> None:
+    folder = tiny.write_modules(tiny.write_family(tmp_path, model_type), pooling="mean")
+    plain = dense_of(folder)
+    with_settings(folder, processing_kwargs={part: {"add_special_tokens": False, "padding": "longest", "truncation": True}})
+    close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
+    assert model_type == "qwen3" or np.abs(dense_of(folder) - plain).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"processing_kwargs": {"text": {"max_length": 9}}}, "text.max_length is 9"),
+        ({"processing_kwargs": {"common": {"truncation": False}}}, "common.truncation is False"),
+        ({"processing_kwargs": {"text": {"return_token_type_ids": False}}}, "text.return_token_type_ids"),
+        ({"modality_config": {"text": {"method": "encode", "method_output_name": "last_hidden_state"}}}, "`encode`"),
+        ({"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}}, "pooler_output"),
+        ({"modality_config": {"text": {"method": "forward", "method_output_name": ["hidden_states", 1]}}}, "hidden_states"),
+        ({"modality_config": {"message": {"method": "forward", "method_output_name": "logits"}}}, "logits"),
+    ],
+)
+def test_a_setting_that_is_not_served_is_named(bert: Path, copied: Copied, settings: dict[str, Any], words: str) -> None:
+    assert words in raised(UnsupportedArchitecture, with_settings(copied(bert), **settings), TRANSFORMER)
+
+
+@pytest.mark.parametrize("settings", [{"processing_kwargs": 5}, {"processing_kwargs": {"text": []}}, {"modality_config": [1]}])
+def test_a_setting_of_another_shape_is_refused(bert: Path, copied: Copied, settings: dict[str, Any]) -> None:
+    raised(LoadError, with_settings(copied(bert), **settings), TRANSFORMER)
+
+
+def test_a_prompt_without_end_is_refused(bert: Path, copied: Copied) -> None:
+    """It goes before each text of a request."""
+    folder = copied(bert)
+    tiny.write_json(folder / MODEL, {"prompts": {"query": "x" * 20_000}})
+    assert "at most 16384 characters" in raised(LoadError, folder, MODEL)
+
+
+@pytest.mark.parametrize("output", ["last_hidden_state", ["hidden_states", -1]])
+def test_the_last_states_are_served_by_either_name(bert: Path, copied: Copied, output: Any) -> None:
+    modality = {"text": {"method": "forward", "method_output_name": output}}
+    folder = with_settings(copied(bert), modality_config=modality, module_output_name="token_embeddings")
+    close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
+
+
+def test_a_default_prompt_of_a_model_that_scores_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny.write_classifier(tmp_path, "bert")
+    for prompt, lines in (("", 0), ("lolo mo ", 1)):
+        tiny.write_json(folder / MODEL, {"prompts": {"web": prompt}, "default_prompt_name": "web"})
+        assert read_spec(folder).default_prompt_name is None
+        assert len([line for line in caplog.messages if "'web'" in line]) == lines
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "is_new"),
+    [
+        (MODEL, {"prompts": {"passage": "p: "}}, True),
+        (MODEL, {"prompts": {"s2p": "s: "}, "default_prompt_name": "s2p"}, True),
+        (MODEL, {"prompts": {"document": "d: ", "passage": "p: "}}, False),
+        (TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, True),
+    ],
+)
+def test_what_is_newly_used_is_in_the_fingerprint(
+    bert: Path, copied: Copied, name: str, settings: dict[str, Any], is_new: bool
+) -> None:
+    folder = copied(bert)
+    tiny.write_json(folder / name, settings)
+    assert ("reading" in fingerprint(read_spec(folder))) is is_new
+
+
+def test_numbers_of_weights_are_in_the_fingerprint(splade: Path, copied: Copied) -> None:
+    folder, found = copied(splade), []
+    for settings in ({}, {"max_active_dims": 9}):
+        tiny.write_json(folder / MODEL, settings)
+        found.append(fingerprint(read_spec(folder, pooling="splade"))["pooling"])
+    assert found == ["splade", "splade of 9"]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("Transformer", "Dropout", "Pooling", "Dropout"),
+        ("Transformer", "Pooling", "Normalize", "Normalize"),
+        ("Transformer", "Pooling", "Normalize", "Dropout", "Normalize"),
+    ],
+)
+def test_modules_without_an_effect_are_served(bert: Path, copied: Copied, order: tuple[str, ...]) -> None:
+    folder = copied(bert)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    places = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"type": f"x.{name}", "path": places.get(name, f"{i}_{name}")} for i, name in enumerate(order)]
+    tiny.write_json(folder / "modules.json", modules)
+    close(dense_of(folder), expected)
+
+
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
+def test_an_embedder_in_modules_may_bear_the_name_of_a_classifier(bert: Path, copied: Copied, task: str) -> None:
+    folder = copied(bert)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    tiny.edit_json(folder / "config.json", architectures=[f"BertFor{task}"])
+    close(dense_of(folder), expected)
+
+
+def test_a_folder_that_modules_do_not_list_is_not_read(bert: Path, copied: Copied) -> None:
+    folder = copied(bert)
+    tiny.write_dense(folder / "2_Dense", tiny.HIDDEN, 12)
+    assert read_spec(folder).dense_width == tiny.HIDDEN
+    tiny.write_json(folder / "modules.json", [{"type": "x.Transformer", "path": ""}])
+    assert (folder / "1_Pooling" / "config.json").exists()
+    assert "--pooling" in raised(MissingArtifact, folder, "modules.json")
+    assert read_spec(folder, pooling="max").pooling == ("max",)

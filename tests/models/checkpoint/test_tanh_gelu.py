@@ -1,0 +1,87 @@
+"""TEI's GELU on request: as if the checkpoint had asked for the tanh form itself."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridtei import Encoder
+from hybridtei.config import ModelConfig
+from hybridtei.inference.load import find_model
+from tests import tiny, tolerances
+
+TEXTS = ["the boundary layer on a flat plate", "a query", "wing " * 20]
+BACKENDS = ["ort", "openvino", "torch"]
+
+
+def encoder(folder: Path, **settings: object) -> Encoder:
+    return Encoder.load(config=ModelConfig(model_id=str(folder), **settings))
+
+
+def twin(folder: Path, key: str) -> Path:
+    """The same checkpoint, whose configuration asks for the tanh form."""
+    other = folder.with_name(f"{folder.name}-tanh")
+    shutil.copytree(folder, other)
+    tiny.edit_json(other / "config.json", **{key: "gelu_pytorch_tanh"})
+    return other
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a shape whose graph ships."""
+    return tiny.write_bert(tmp_path_factory.mktemp("gelu") / "small", **tiny.SHIPPED, hidden_act="gelu")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> np.ndarray:
+    return encoder(twin(folder, "hidden_act"), backend="torch").encode(TEXTS, normalize=False).dense
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_computes_what_a_checkpoint_of_that_form_gives(folder, expected, backend):
+    exact, ours = (
+        encoder(folder, backend=backend, gelu=gelu).encode(TEXTS, normalize=False).dense for gelu in ("checkpoint", "tanh")
+    )
+    assert np.abs(exact - expected).max() > 1e-4  # ten tolerances: or this would show nothing
+    np.testing.assert_allclose(ours, expected, atol=tolerances.HIDDEN["float32"], rtol=0)
+
+
+def test_the_head_of_a_splade_model_follows(tmp_path):
+    folder = tiny.write_family(tmp_path / "splade", "distilbert", task="ForMaskedLM")
+    expected = encoder(twin(folder, "activation"), pooling="splade", backend="torch").encode(TEXTS, ["sparse"]).sparse
+    ours = encoder(folder, pooling="splade", backend="torch", gelu="tanh").encode(TEXTS, ["sparse"]).sparse
+    np.testing.assert_allclose(ours.to_dense(), expected.to_dense(), atol=tolerances.WEIGHTS["float32"], rtol=0)
+
+
+def test_the_head_of_a_classifier_follows(tmp_path):
+    folder = tiny.write_classifier(tmp_path / "ranker", "modernbert", labels=1)
+    other = twin(folder, "hidden_activation")
+    tiny.edit_json(other / "config.json", classifier_activation="gelu_pytorch_tanh")
+    expected = encoder(other, backend="torch").rerank("a query", TEXTS, raw_scores=True)
+    ours = encoder(folder, backend="torch", gelu="tanh").rerank("a query", TEXTS, raw_scores=True)
+    np.testing.assert_allclose([r.score for r in ours], [r.score for r in expected], atol=1e-5, rtol=0)
+
+
+def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
+    from hybridtei.errors import LoadError
+    from hybridtei.inference.backends.graph.onnx_export import export_model
+
+    folder = tiny.write_bert(tmp_path / "m")
+    out = tmp_path / "exported"
+    export_model(find_model(ModelConfig(model_id=str(folder))), out, "float32")
+    with pytest.raises(LoadError, match="--gelu tanh needs the checkpoint's weights"):
+        encoder(out, backend="ort", gelu="tanh")
+
+
+def test_an_export_can_follow(tmp_path):
+    from hybridtei.inference.backends.graph.onnx_export import export_model
+
+    folder = tiny.write_bert(tmp_path / "m")
+    for gelu in ("tanh", "checkpoint"):
+        export_model(find_model(ModelConfig(model_id=str(folder), gelu=gelu)), tmp_path / gelu, "float32")
+        ours = encoder(tmp_path / gelu, backend="ort").encode(TEXTS).dense
+        expected = encoder(folder, backend="torch", gelu=gelu).encode(TEXTS).dense
+        np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)

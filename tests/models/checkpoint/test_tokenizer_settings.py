@@ -1,0 +1,186 @@
+"""Texts are read as transformers reads them: settings of tokenizer_config.json come before tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from transformers import AutoTokenizer
+
+from hybridtei.config import EngineConfig
+from hybridtei.errors import LoadError
+from hybridtei.inference.load import text_reader
+from hybridtei.models.checkpoint.fingerprint import fingerprint
+from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.text.reader import TextReader
+from tests import tiny, vocabulary
+from tests.sampled import paired
+
+TEXTS = [
+    "baka bake",
+    "BAKA Bake",
+    "bákè",
+    " baka",
+    "東baka京",
+    "ba</s>ka [SEP] <mask>",
+    " ".join(["baka"] * 60 + ["dura"] * 90),
+]
+# Changes of (tokenizer_config.json, tokenizer.json) of a WordPiece model.
+WORDPIECE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "cased files, class that lowers": ({}, {"lowercase": False}),
+    "told not to lower": ({"do_lower_case": False}, {"lowercase": True}),
+    "accents stay": ({"strip_accents": False}, {}),
+    "accents go": ({"strip_accents": True, "do_lower_case": False}, {"lowercase": False, "strip_accents": False}),
+    "Chinese is not split": ({"tokenize_chinese_chars": False}, {}),
+    "special tokens are text": ({"split_special_tokens": True}, {}),
+    "cut on the left": ({"truncation_side": "left"}, {}),
+}
+
+
+def reader(folder: Path) -> TextReader:
+    return text_reader(read_spec(folder, pooling="mean"), EngineConfig())
+
+
+def ids(folder: Path, texts: list[str] = TEXTS) -> list[list[int]]:
+    return [one.input_ids.tolist() for one in reader(folder).read(texts, truncate=True, allow_empty=True)]
+
+
+def theirs(folder: Path) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [tokenizer(text, truncation=True, max_length=vocabulary.LONGEST).input_ids for text in TEXTS]
+
+
+def edited(folder: Path, written: dict[str, Any], normalizer: dict[str, Any]) -> Path:
+    tiny.edit_json(folder / "tokenizer_config.json", **written)
+    file = folder / "tokenizer.json"
+    described = json.loads(file.read_text())
+    if normalizer:
+        described["normalizer"].update(normalizer)
+    file.write_text(json.dumps(described))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [*paired([*WORDPIECE], ["BertTokenizer", None]), *paired([*WORDPIECE], ["PreTrainedTokenizerFast", "BertTokenizerFast"])],
+)
+def test_a_wordpiece_model_reads_as_transformers_does(tmp_path: Path, change: str, name: str | None) -> None:
+    written, normalizer = WORDPIECE[change]
+    folder = edited(
+        tiny.write_family(tmp_path, "bert"), {**written, "tokenizer_class": ... if name is None else name}, normalizer
+    )
+    assert ids(folder) == theirs(folder)
+
+
+@pytest.mark.parametrize(("written", "there"), [(True, False), (False, True), (..., True)])
+def test_a_byte_level_model_has_a_space_before_texts_as_told(tmp_path: Path, written: Any, there: bool) -> None:
+    folder = tiny.write_family(tmp_path, "roberta")
+    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="RobertaTokenizer", add_prefix_space=written)
+    described = json.loads((folder / "tokenizer.json").read_text())
+    described["pre_tokenizer"]["add_prefix_space"] = there
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    assert ids(folder) == theirs(folder)
+
+
+def test_truncation_of_tokenizer_json_on_the_left_is_followed(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.enable_truncation(vocabulary.LONGEST, direction="left")
+    raw.save(str(folder / "tokenizer.json"))
+    assert ids(folder) == theirs(folder)
+    asked = reader(folder).read(TEXTS[-1:], truncate=True, direction="right")
+    assert asked[0].input_ids.tolist() != theirs(folder)[-1]
+
+
+# Ids of "baka", of the pair ("baka", "bake") and of "" by transformers 4.57.6, of any template in tokenizer.json. Version 5
+# drops the two keys, and with them the end that e5-mistral's vectors are pooled from.
+RECORDED: list[tuple[dict[str, bool], list[list[int]]]] = [
+    ({"add_eos_token": True}, [[0, 277, 2], [0, 277, 2, 0, 278, 2], [0, 2]]),
+    ({"add_bos_token": False}, [[277], [277, 278], []]),
+    ({"add_bos_token": False, "add_eos_token": True}, [[277, 2], [277, 2, 278, 2], [2]]),
+    ({"add_bos_token": True, "add_eos_token": True}, [[0, 277, 2], [0, 277, 2, 0, 278, 2], [0, 2]]),
+]
+WRITTEN = [[0, 277, 2], [0, 277, 2, 2, 278, 2], [0, 2]]  # of tokenizer.json: no key, or a class that does not read them
+
+
+@pytest.mark.parametrize(
+    ("keys", "recorded", "name"),
+    [
+        (*one, name)
+        for one, name in zip(RECORDED, ["LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizerFast"] * 2, strict=False)
+    ],
+)
+def test_begin_and_end_follow_the_publishers_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, keys: dict[str, bool], recorded: list[list[int]]
+) -> None:
+    folder = tiny.write_family(tmp_path, "roberta")
+    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class=name, **keys)
+    with caplog.at_level("INFO"):
+        tokenizer = reader(folder).tokenizer
+    assert [raw.ids for raw in tokenizer.encode(["baka", ("baka", "bake"), ""])] == recorded
+    assert ("add_eos_token" in caplog.text) == (recorded[2] != WRITTEN[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"), [("LlamaTokenizer", {}), ("PreTrainedTokenizerFast", {"add_bos_token": False, "add_eos_token": False})]
+)
+def test_without_the_keys_or_the_class_the_template_of_the_file_counts(
+    tmp_path: Path, name: str, keys: dict[str, bool]
+) -> None:
+    folder = tiny.write_family(tmp_path, "roberta")
+    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class=name, **keys)
+    assert [raw.ids for raw in reader(folder).tokenizer.encode(["baka", ("baka", "bake"), ""])] == WRITTEN
+
+
+def test_a_token_that_the_vocabulary_lacks_is_named(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "roberta")
+    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer", add_eos_token=True, eos_token="<none>")
+    with pytest.raises(LoadError, match="cannot add the token '<none>'"):
+        reader(folder)
+
+
+@pytest.mark.parametrize("token", ["$A", "$", "a b", "b:1"])
+def test_a_token_that_a_template_would_read_otherwise_is_refused(tmp_path: Path, token: str) -> None:
+    folder = tiny.write_family(tmp_path, "roberta")
+    described = json.loads((folder / "tokenizer.json").read_text())
+    described["added_tokens"].append({**described["added_tokens"][0], "id": 600, "content": token})
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer", add_eos_token=True, eos_token=token)
+    with pytest.raises(LoadError, match="cannot add the token"):
+        reader(folder)
+
+
+@pytest.mark.parametrize("name", ["modeling_qwen.Qwen2Model", "Alibaba-NLP/gte-Qwen2-1.5B-instruct--modeling_qwen.Qwen2Model"])
+def test_gte_qwen2_ends_each_text(tmp_path: Path, name: str) -> None:
+    folder = tiny.write_family(tmp_path, "qwen2")
+    tiny.edit_json(folder / "config.json", auto_map={"AutoModel": name})
+    end = RawTokenizer.from_file(str(folder / "tokenizer.json")).token_to_id("<|endoftext|>")
+    assert [one[-1] for one in ids(folder, ["baka", "bake dura", ""])] == [end] * 3
+    assert len(ids(folder, [""])[0]) == 1
+    assert ids(folder)[-1][-1] == end  # a cut text too
+    tiny.edit_json(folder / "config.json", auto_map=...)
+    assert ids(folder, ["baka"])[0][-1] != end
+
+
+def test_only_models_that_are_read_otherwise_than_before_have_another_fingerprint(tmp_path: Path) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+
+    def reading() -> str | None:
+        return fingerprint(read_spec(folder, pooling="mean")).get("reading")
+
+    assert reading() is None
+    tiny.write_json(folder / "sentence_bert_config.json", {"max_seq_length": 100})
+    assert reading() is None
+    found = []
+    for change in ({"model_max_length": 64}, {"do_lower_case": False}, {"truncation_side": "left"}):
+        tiny.edit_json(folder / "tokenizer_config.json", **change)
+        found.append(reading())
+    prompts = {"prompts": {"query": "q: "}, "default_prompt_name": "query"}
+    tiny.write_json(folder / "config_sentence_transformers.json", prompts)
+    found.append(reading())
+    assert None not in found
+    assert len({*found}) == len(found)

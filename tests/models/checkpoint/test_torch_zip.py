@@ -1,0 +1,210 @@
+"""What torch saved reads as torch reads it; nothing of its pickle runs, and what is no state dict is refused by name."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hybridtei.errors import LoadError
+from hybridtei.models.checkpoint import torch_zip
+from hybridtei.models.checkpoint.weights import Weights, read_arrays
+from tests import tiny
+
+BASE = torch.arange(60, dtype=torch.float32).reshape(5, 12) / 7
+STATE: dict[str, torch.Tensor] = {
+    "plain": BASE,
+    "view": BASE[1:3],
+    "columns": BASE[:, 2:5],
+    "transposed": BASE.T,
+    "number": torch.tensor(2.5),
+    "empty": torch.zeros(0, 4),
+    "half": BASE.half(),
+    "brain": BASE.bfloat16(),
+    "double": BASE.double(),
+    "parameter": torch.nn.Parameter(BASE * 2),
+}
+
+
+def saved(path: Path, state: Any, **settings: Any) -> Path:
+    torch.save(state, path, **settings)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "protocol"), [(dict, 2), (OrderedDict, 4)])
+def test_every_tensor_is_torchs(tmp_path: Path, kind: type, protocol: int) -> None:
+    path = saved(tmp_path / "pytorch_model.bin", kind(STATE), pickle_protocol=protocol)
+    weights = Weights.open(tmp_path)
+    assert weights.names() == set(STATE)
+    for name, tensor in STATE.items():
+        expected = tensor.detach().float().numpy()
+        assert weights.shape(name) == expected.shape
+        np.testing.assert_array_equal(weights.float32(name), expected)
+        np.testing.assert_array_equal(read_arrays(path)[name], expected)
+
+
+def test_a_models_state_dict_with_its_versions_and_integers(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    saved(tmp_path / "pytorch_model.bin", module.state_dict())
+    weights = Weights.open(tmp_path)
+    np.testing.assert_array_equal(weights.float32("0.weight"), module[0].weight.detach().numpy())
+    assert "1.num_batches_tracked" in weights.names()
+    with pytest.raises(LoadError, match=r"`1\.num_batches_tracked` is I64"):
+        weights.float32("1.num_batches_tracked")
+
+
+def test_float32_is_a_view_of_the_file(tmp_path: Path) -> None:
+    saved(tmp_path / "pytorch_model.bin", {"plain": BASE})
+    assert not Weights.open(tmp_path).float32("plain").flags.owndata
+
+
+def test_shards_are_read_together(tmp_path: Path) -> None:
+    names = {"a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}
+    for number, (name, file) in enumerate(names.items()):
+        saved(tmp_path / file, {name: BASE + number})
+    tiny.write_json(tmp_path / "pytorch_model.bin.index.json", {"weight_map": names})
+    weights = Weights.open(tmp_path)
+    for number, name in enumerate(names):
+        np.testing.assert_array_equal(weights.float32(name), BASE.numpy() + number)
+
+
+class _Runs:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("state", ["runs", "module", "number", "nested"])
+def test_what_is_no_state_dict_is_refused_and_nothing_runs(tmp_path: Path, state: str) -> None:
+    made = tmp_path / "made"
+    states: dict[str, Any] = {
+        "runs": {"a": _Runs(made)},
+        "module": torch.nn.Linear(2, 2),
+        "number": {"a": 3},
+        "nested": {"state_dict": {"a": BASE}},
+    }
+    saved(tmp_path / "pytorch_model.bin", states[state])
+    with pytest.raises(LoadError, match=str(tmp_path / "pytorch_model.bin")):
+        Weights.open(tmp_path)
+    assert not made.exists()
+
+
+def test_a_bare_pickle_is_refused_by_what_it_is(tmp_path: Path) -> None:
+    saved(tmp_path / "pytorch_model.bin", {"a": BASE}, _use_new_zipfile_serialization=False)
+    with pytest.raises(LoadError, match=r"was saved by torch before 1\.6.*as safetensors"):
+        Weights.open(tmp_path)
+
+
+def rewritten(path: Path, description: bytes, compress: int = zipfile.ZIP_STORED, member: str = "data.pkl") -> None:
+    """Replace the description of a saved file, or another member, or compress it."""
+    with zipfile.ZipFile(path) as archive:
+        contents = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w", compress) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, description if description and name.endswith(member) else content)
+
+
+def test_compressed_storages_are_refused(tmp_path: Path) -> None:
+    rewritten(saved(tmp_path / "pytorch_model.bin", {"a": BASE}), b"", zipfile.ZIP_DEFLATED)
+    with pytest.raises(LoadError, match="storage `0` is missing, compressed, or shorter than 240 bytes"):
+        Weights.open(tmp_path)
+
+
+def described(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, count: int = 60) -> bytes:
+    """A description as torch writes it, with these numbers."""
+
+    class Tensor:
+        def __reduce__(self) -> Any:
+            return torch._utils._rebuild_tensor_v2, (Storage(), offset, shape, strides, False, OrderedDict())
+
+    class Storage:
+        pass
+
+    class Pickler(pickle._Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            return ("storage", torch.FloatStorage, "0", "cpu", count) if isinstance(value, Storage) else None
+
+    import io
+
+    target = io.BytesIO()
+    Pickler(target, protocol=2).dump({"a": Tensor()})
+    return target.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset", "count"),
+    [
+        ((61,), (1,), 0, 60),
+        ((5, 12), (12, 2), 0, 60),
+        ((5,), (1,), 56, 60),
+        ((5,), (-1,), 10, 60),
+        ((-5,), (1,), 0, 60),
+        ((5,), (1,), -1, 60),
+        ((5,), (1,), 0, 61),
+        ((2**40, 2**40), (0, 1), 0, 60),
+        ((2**40,), (0,), 0, 60),
+    ],
+)
+def test_a_tensor_beyond_its_storage_is_refused(
+    tmp_path: Path, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, count: int
+) -> None:
+    path = saved(tmp_path / "pytorch_model.bin", {"a": BASE})
+    rewritten(path, described((5, 12), (12, 1)))
+    np.testing.assert_array_equal(Weights.open(tmp_path).float32("a"), BASE.numpy())
+    rewritten(path, described(shape, strides, offset, count))
+    with pytest.raises(LoadError, match=str(path)):
+        Weights.open(tmp_path)
+
+
+TEXT_A, NESTED, STORED = b"X\x01\0\0\0a", b")" + b"q\0h\0h\0\x86" * 12, b"\x80\x02}"
+
+
+def test_a_byte_order_is_no_bomb(tmp_path: Path) -> None:
+    rewritten(saved(tmp_path / "pytorch_model.bin", {"a": BASE}), bytes(10**6), zipfile.ZIP_DEFLATED, "byteorder")
+    with pytest.raises(LoadError, match="its `byteorder` takes 1000000 bytes"):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (STORED + NESTED + b"K\x01s.", "names something by a tuple"),  # its hash would take 2^12 steps
+        (STORED + b"(" + NESTED + b"K\x01u.", "names something by a tuple"),
+        (STORED + TEXT_A + NESTED + b"\x93.", "names something by a tuple"),
+        (STORED + b"r\xff\xff\xff\x7f" + b".", "keeps a value at place 2147483647, after 3 opcodes"),
+        (described((1,) * 65, (1,) * 65), "a tensor of 65 dimensions and 65 strides"),
+        (STORED + b")" * 1001, "more than 1000 opcodes"),
+    ],
+)
+def test_a_description_is_bounded_by_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, description: bytes, message: str
+) -> None:
+    monkeypatch.setattr(torch_zip, "MAX_OPCODES", 1000)
+    path = saved(tmp_path / "pytorch_model.bin", {"a": BASE})
+    rewritten(path, description)
+    with pytest.raises(LoadError, match=message):
+        Weights.open(tmp_path)
+
+
+def test_a_damaged_file_is_refused_or_unharmed(tmp_path: Path) -> None:
+    path = saved(tmp_path / "pytorch_model.bin", {"a": BASE, "b": BASE[1:, 3:]})
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 13):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with suppress(LoadError):
+            weights = Weights.open(tmp_path)
+            assert all(weights.float32(name).nbytes < 10**6 for name in weights.names())
+    for left in range(0, len(whole), 41):
+        path.write_bytes(whole[:left])
+        with pytest.raises(LoadError, match=str(path)):
+            Weights.open(tmp_path)

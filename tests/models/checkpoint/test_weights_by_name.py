@@ -1,0 +1,209 @@
+"""Tensors by name, without torch: prefixes, shards, half precision, and files that are not what they should be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hybridtei.errors import LoadError, MissingArtifact
+from hybridtei.models.checkpoint.weights import Weights
+from tests import tiny
+
+INDEX = "model.safetensors.index.json"
+
+
+def write(folder: Path, *names: str, file: str = "model.safetensors", shape: tuple[int, ...] = (2, 3)) -> Path:
+    """A file of tensors, each filled with its own number."""
+    save_file({name: torch.full(shape, float(number)) for number, name in enumerate(names)}, folder / file)
+    return folder
+
+
+def shards(folder: Path) -> Path:
+    write(folder, "a.weight", file="model-00001-of-00002.safetensors")
+    write(folder, "x", "b.weight", file="model-00002-of-00002.safetensors")
+    placed = {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
+    tiny.write_json(folder / INDEX, {"metadata": {"total_size": 72}, "weight_map": placed})
+    return folder
+
+
+# --- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "found"),
+    [
+        (["encoder.weight"], "encoder.weight", "encoder.weight"),
+        (["bert.encoder.weight"], "encoder.weight", "bert.encoder.weight"),
+        (["model.bert.encoder.weight"], "encoder.weight", "model.bert.encoder.weight"),
+        (["encoder.weight"], "bert.encoder.weight", "encoder.weight"),
+        (["encoder.weight", "bert.encoder.weight"], "encoder.weight", "encoder.weight"),
+        (["a.b.encoder.weight", "bert.encoder.weight"], "encoder.weight", "a.b.encoder.weight"),
+        (["model.norm.weight", "model.layers.0.norm.weight"], "norm.weight", "model.norm.weight"),
+        (["weight", "encoder.weight"], "bert.encoder.weight", "encoder.weight"),
+        (["myencoder.weight"], "encoder.weight", None),
+        (["encoder.weight"], "myencoder.weight", None),
+        (["encoder.weight"], "encoder.bias", None),
+        (["encoder.weight.scale"], "encoder.weight", None),
+    ],
+)
+def test_a_name_is_found_with_and_without_a_prefix(tmp_path: Path, held: list[str], asked: str, found: str | None) -> None:
+    assert Weights.open(write(tmp_path, *held)).find(asked) == found
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_are_widened_to_single_precision(tmp_path: Path, stored: torch.dtype) -> None:
+    values = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).to(stored)
+    save_file({"a": values}, tmp_path / "model.safetensors")
+    found = Weights.open(tmp_path).float32("a")
+    assert found.dtype == np.float32
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(found, values.float().numpy())
+
+
+# --- views of the file -------------------------------------------------------------------------------------------------
+
+
+def test_single_precision_is_a_view_of_the_file_that_nobody_can_write(tmp_path: Path) -> None:
+    found = Weights.open(write(tmp_path, "a")).float32("a")
+    assert not found.flags.owndata
+    assert not found.flags.writeable
+    assert found.flags.aligned
+
+
+def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
+    values = torch.randn(300, 700, generator=torch.Generator().manual_seed(0))
+    save_file({"a": values, "half": values.half()}, tmp_path / "model.safetensors")
+    weights = Weights.open(tmp_path)
+    before, half = weights.float32("a"), weights.float32("half")
+    for _ in range(2):
+        weights.release()
+        np.testing.assert_array_equal(before, values.numpy())
+        np.testing.assert_array_equal(half, values.half().float().numpy())
+        np.testing.assert_array_equal(weights.float32("a"), values.numpy())
+
+
+def test_arrays_outlive_the_weights_and_the_file(tmp_path: Path) -> None:
+    found = Weights.open(write(tmp_path, "a", "b")).float32("b")
+    (tmp_path / "model.safetensors").unlink()
+    np.testing.assert_array_equal(found, np.full((2, 3), 1, dtype=np.float32))
+
+
+def raw(folder: Path, header: Any, content: bytes) -> Path:
+    """A file with just this header, of whatever length."""
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content)
+    return folder
+
+
+@pytest.mark.parametrize("padding", range(4))
+def test_a_header_of_any_length_will_do(tmp_path: Path, padding: int) -> None:
+    values = np.arange(6, dtype=np.float32)
+    entry = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    header = {"__metadata__": {"pad": "x" * padding}, "a": entry}
+    found = Weights.open(raw(tmp_path, header, values.tobytes())).float32("a")
+    assert found.flags.aligned
+    np.testing.assert_array_equal(found, values.reshape(2, 3))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])
+def test_a_number_and_a_tensor_of_nothing_have_their_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    save_file({"a": torch.empty(shape), "b": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert Weights.open(tmp_path).float32("a").shape == shape
+    save_file({"a": torch.empty(shape)}, tmp_path / "model.safetensors")
+    assert Weights.open(tmp_path).float32("a").shape == shape
+
+
+@pytest.mark.parametrize("dtype", ["I64", "I8", "F8_E4M3", "BOOL"])
+def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(tmp_path: Path, dtype: str) -> None:
+    size = 8 if dtype == "I64" else 1
+    weights = Weights.open(
+        raw(tmp_path, {"ids": {"dtype": dtype, "shape": [4], "data_offsets": [0, 4 * size]}}, b"\0" * 4 * size)
+    )
+    assert weights.shape("ids") == (4,)
+    with pytest.raises(LoadError, match=rf"{tmp_path}/model\.safetensors: `ids` is {dtype}"):
+        weights.float32("ids")
+
+
+# --- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
+    weights = Weights.open(shards(tmp_path))
+    assert weights.shape("b.weight") == (2, 3)
+    assert [weights.find(name) for name in ("a.weight", "b.weight", "c.weight")] == ["a.weight", "b.weight", None]
+    assert weights.float32("a.weight")[0, 0] == 0
+    assert weights.float32("b.weight")[0, 0] == 1
+
+
+def test_a_whole_file_goes_before_an_index(tmp_path: Path) -> None:
+    assert Weights.open(write(shards(tmp_path), "c.weight")).find("a.weight") is None
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
+def test_a_shard_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
+    (shards(tmp_path) / name).unlink()
+    with pytest.raises(MissingArtifact, match=f"{tmp_path}/{name}"):
+        Weights.open(tmp_path)
+
+
+def test_shards_without_their_index_are_read_by_their_numbers(tmp_path: Path) -> None:
+    (shards(tmp_path) / INDEX).unlink()
+    weights = Weights.open(tmp_path)
+    assert [weights.float32(name)[0, 0] for name in ("a.weight", "b.weight")] == [0, 1]
+    (tmp_path / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(MissingArtifact, match=f"{tmp_path}/model-00001-of-00002.safetensors"):
+        Weights.open(tmp_path)
+
+
+def test_a_name_does_not_count_more_shards_than_any_model_has(tmp_path: Path) -> None:
+    write(tmp_path, "a", file="model-00001-of-99999.safetensors")
+    with pytest.raises(LoadError, match="one of 99999 shards, allowed are 1000"):
+        Weights.open(tmp_path)
+
+
+def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingArtifact, match=rf"{tmp_path}/model\.safetensors"):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 25]}},
+        {"a": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 24]}},
+        {"a": {"dtype": "F32", "shape": [-2, -3], "data_offsets": [0, 24]}},
+        {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [-24, 0]}},
+        {name: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} for name in "ab"},
+        [],
+    ],
+)
+def test_a_header_that_lies_is_named_with_its_file(tmp_path: Path, entries: Any) -> None:
+    """The library finds it out."""
+    with pytest.raises(LoadError, match=rf"{tmp_path}/model\.safetensors: cannot be read as weights"):
+        Weights.open(raw(tmp_path, entries, bytes(24)))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [[], {}, *({"weight_map": kind} for kind in (None, ["model.safetensors"], {"a": 3}, {"a": None}, {"a": {"file": "x"}}))],
+)
+def test_an_index_without_a_map_to_files_is_named(tmp_path: Path, index: Any) -> None:
+    tiny.write_json(tmp_path / INDEX, index)
+    with pytest.raises(LoadError, match=str(tmp_path)):
+        Weights.open(tmp_path)
+
+
+@pytest.mark.parametrize("escape", ["../outside.safetensors", "deep/../../outside.safetensors", "absolute"])
+def test_an_index_may_not_lead_out_of_the_folder(tmp_path: Path, escape: str) -> None:
+    write(tmp_path, "a", file="outside.safetensors")
+    folder = tmp_path / "model"
+    place = str(tmp_path / "outside.safetensors") if escape == "absolute" else escape
+    tiny.write_json(folder / INDEX, {"weight_map": {"a": place}})
+    with pytest.raises(LoadError, match=f"{folder}.*leads out"):
+        Weights.open(folder)

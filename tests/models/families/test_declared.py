@@ -1,0 +1,98 @@
+"""Keys of config.json that a family does not read: transformers' class declares them, or ignores them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from conformance.families import declared
+from conformance.families.oracle import ENGINES
+from hybridtei.errors import LoadError
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.families import FAMILIES
+from hybridtei.models.families.settings import IRRELEVANT, declared_keys
+from tests import tiny
+from tests.models.families.test_families import equals_transformers
+from tests.sampled import paired
+
+WITHOUT_CLASS = {"jina_bert", "xlm-roberta-flash"}  # in transformers
+# Keys of the hub's checkpoints that no class reads.
+NOTES: dict[str, Any] = {
+    "_num_labels": 5,
+    "adapters": {"adapters": {}, "config_map": {}, "fusion_config_map": {}, "fusions": {}},
+    "directionality": "bidi",
+    "language": "en",
+    "max_seq_length": 128,
+    "model_name": "unsloth/x",
+    "my_training_note": "x",
+    "num_beams": 1,
+    "output_past": True,
+    "qk_layernorm": True,
+    "unsloth_version": "2026.1",
+    "wandb": {"run": 1},
+}
+
+
+@pytest.mark.parametrize(("family", "engine"), paired(["bert", "llama", "modernbert", "distilbert"], ENGINES))
+def test_what_transformers_ignores_is_ignored_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, engine: str
+) -> None:
+    folder = tiny.write_family(tmp_path, family)
+    tiny.edit_json(folder / "config.json", **NOTES)
+    with caplog.at_level(logging.WARNING, "hybridtei.models.families"):
+        equals_transformers(folder, engine)
+    (line,) = {record.getMessage() for record in caplog.records if record.name.startswith("hybridtei.models.families")}
+    assert line.startswith(f"{folder}/config.json: ignored")
+    assert all(f"`{key}`" in line for key in NOTES)
+
+
+def test_a_checkpoint_as_transformers_writes_it_is_no_reason_to_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for family in tiny.FAMILIES:
+        family_graph(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"))
+    assert not [record for record in caplog.records if record.name.startswith("hybridtei.models.families")]
+
+
+@pytest.mark.parametrize("implementation", ["_attn_implementation", "attn_implementation"])
+def test_the_implementation_of_attention_is_ours(tmp_path: Path, implementation: str) -> None:
+    folder = tiny.write_family(tmp_path, "bert")
+    tiny.edit_json(folder / "config.json", **{implementation: "eager"})
+    family_graph(read_spec(folder, pooling="mean"))
+
+
+# Read, and of no effect here: rotary positions have no table, `rope_parameters` has another base, and whole heads are rotated.
+ROTARY = {"max_position_embeddings", "partial_rotary_factor", "rope_theta"}
+PASSED = {"deberta-v2": {"norm_rel_ebd", "pos_att_type"}}  # lists in a text, of which parts are looked for
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITHOUT_CLASS))
+def test_a_declared_key_is_read_or_known_or_refused(tmp_path: Path, family: str) -> None:
+    """With a value that no key can have."""
+    spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
+    keys = declared_keys(family)
+    assert keys is not None
+    passed = {key for key in keys - IRRELEVANT if "dropout" not in key and not _is_refused(spec, key)}
+    assert passed <= PASSED.get(family, ROTARY)
+
+
+def _is_refused(spec: ModelSpec, key: str) -> bool:
+    try:
+        family_graph(replace(spec, config={**spec.config, key: "what no key can be"}))
+    except LoadError:
+        return True
+    return False
+
+
+def test_no_class_no_keys() -> None:
+    assert {family for family in FAMILIES if declared_keys(family) is None} == WITHOUT_CLASS
+
+
+def test_the_list_is_that_of_transformers() -> None:
+    if transformers.__version__ != declared.VERSION:
+        pytest.skip(f"the list is of transformers {declared.VERSION}")
+    assert declared.main(["--check"]) == 0, "python -m conformance.families.declared"

@@ -1,0 +1,93 @@
+"""Adapters against transformers' native class with merged weights, alone and among neighbours of other adapters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from conformance.families.oracle import ENGINES, HIDDEN_TOLERANCE, reference, texts_of
+from hybridtei.batch import Encoding, Head, pack
+from hybridtei.errors import UnsupportedArchitecture
+from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.backends.fidelity import Guard
+from hybridtei.inference.backends.graph.int8 import make_int8
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats
+from tests import jina, tiny
+from tests.models.families.test_families import is_valid, opened
+
+NUMBERS = range(len(jina.ADAPTERS) + 1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jina.write(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[Floats]]:
+    """States of each text under each adapter."""
+    texts = texts_of(read_spec(checkpoint))
+    folders = [jina.merged(checkpoint, tmp_path_factory.mktemp(f"merged-{number}"), number) for number in NUMBERS]
+    return [[reference(folder, [text]) for text in texts] for folder in folders]
+
+
+def hidden(backend: Backend, texts: list[Encoding]) -> Floats:
+    tokens = backend.forward(pack(texts, frozenset({Head.TOKENS}), backend.spec.positions)).tokens
+    assert tokens is not None
+    return tokens.values
+
+
+def under(spec: ModelSpec, number: int) -> list[Encoding]:
+    return [replace(text, adapter=number) for text in texts_of(spec)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_text_has_its_adapter_alone_and_among_others(checkpoint: Path, expected: list[list[Floats]], engine: str) -> None:
+    spec = read_spec(checkpoint)
+    backend = opened(engine, spec)
+    limit = HIDDEN_TOLERANCE * max(np.abs(states).max() for one in expected for states in one)
+    for number in NUMBERS:
+        alone = [hidden(backend, [text]) for text in under(spec, number)]
+        for ours, theirs in zip(alone, expected[number], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=limit)
+    mixed = [(number, place) for place in range(len(expected[0])) for number in reversed(NUMBERS)]
+    together = hidden(backend, [under(spec, number)[place] for number, place in mixed])
+    theirs = np.concatenate([expected[number][place] for number, place in mixed])
+    np.testing.assert_allclose(together, theirs, rtol=0, atol=limit)
+
+
+def test_adapters_differ(expected: list[list[Floats]]) -> None:
+    """Or the oracle would say nothing."""
+    longest = [states[-1] for states in expected]
+    for number in NUMBERS:
+        for other in range(number):
+            assert np.abs(longest[number] - longest[other]).max() > 0.1
+
+
+def test_the_graph_is_valid_onnx(checkpoint: Path) -> None:
+    graph = family_graph(read_spec(checkpoint))
+    is_valid(graph)
+    assert "adapter_ids" in {value.name for value in onnx.load_from_string(graph.body).graph.input}
+    assert "adapter_ids" not in {value.name for value in onnx.load_from_string(tiny.graph_of("bert").body).graph.input}
+
+
+def test_int8_keeps_adapters_in_float32(checkpoint: Path) -> None:
+    spec = read_spec(checkpoint)
+    graph, fidelity = make_int8(spec, Weights.open(checkpoint), Guard())
+    assert not [name for name in graph.held if "lora" in name]
+    factors = [name for name in family_graph(spec).weights if "lora" in name]
+    assert len(factors) == 2 * (2 + 4 * tiny.SMALL["num_hidden_layers"])
+    assert set(factors) <= set(graph.weights)
+    assert fidelity.worst > 0.99
+
+
+def test_files_for_others_are_refused(checkpoint: Path) -> None:
+    with pytest.raises(UnsupportedArchitecture, match="cannot choose one"):
+        family_graph(read_spec(checkpoint), rectangle=True)

@@ -1,0 +1,359 @@
+"""Rerankers and classifiers of every family against transformers and sentence-transformers, and what callers can rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from tokenizers import Tokenizer, processors
+from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, AutoTokenizer
+
+from hybridtei.config import ModelConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import (
+    EmptyInput,
+    InvalidInput,
+    LoadError,
+    NotANumber,
+    UnsupportedArchitecture,
+    UnsupportedHead,
+    WeightMismatch,
+)
+from hybridtei.models.checkpoint.classifiers import DECODERS, PADDING
+from hybridtei.models.text.tokenizer import Text
+from tests import tiny, tolerances, vocabulary
+from tests.sampled import crossed, sampled
+
+FAMILIES = [
+    *("bert", "xlm-roberta", "roberta", "camembert", "electra", "distilbert", "modernbert", "deberta-v2", "mpnet"),
+    *("gte", "nomic_bert", "jina_embeddings_v3", "eurobert"),
+    *("qwen2", "qwen3", "llama", "mistral", "gemma3_text"),
+]
+# Those that transformers' own modules run, but for the ones that are refused.
+OTHERS = [name for name in tiny.OTHERS if name not in ("dpr", "fnet", "lilt", "longformer", "nystromformer")]
+TEXTS = vocabulary.texts(12)
+PAIRS = [
+    *pairwise(TEXTS),
+    ("", "baka"),
+    ("baka", ""),
+    (TEXTS[3] * 40, "bulo"),
+    ("bulo", TEXTS[3] * 40),
+    ("baka " * 300, "bulo " * 300),
+]
+TOLERANCE = tolerances.LOGITS["float32"]
+
+
+def theirs(folder: Path, inputs: Sequence[Text], **options: Any) -> np.ndarray:
+    """Logits of each input by itself, without padding, as transformers cuts and computes them."""
+    words = AutoTokenizer.from_pretrained(folder, **options)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    rows = []
+    for item in inputs:
+        sides = (
+            ([item],) if isinstance(item, str) else ([item[0]], [item[1]])
+        )  # lists, or an empty second side would count as none
+        with torch.inference_mode():
+            rows.append(model(**words(*sides, truncation=True, max_length=vocabulary.LONGEST, return_tensors="pt")).logits[0])
+    return torch.stack(rows).float().numpy()
+
+
+def ours(encoder: Encoder, inputs: Sequence[Text], **options: Any) -> np.ndarray:
+    """Logits in the order of the labels."""
+    predictions = encoder.classify(inputs, raw_scores=True, **options)
+    labels = encoder.spec.labels
+    return np.array([[next(one.score for one in row if one.label == label) for label in labels] for row in predictions])
+
+
+def close(one: np.ndarray, other: np.ndarray, tolerance: float = TOLERANCE) -> None:
+    np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "labels"),
+    [*crossed(FAMILIES, [1, 3]), *sampled(product(OTHERS, [1, 3]), [("albert", 3), ("big_bird", 1), ("mixtral", 1)])],
+)
+def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, labels: int) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type, labels)
+    encoder = Encoder.load(str(folder))
+    assert encoder.spec.kind == ("reranker" if labels == 1 else "classifier")
+    expected = theirs(folder, [*TEXTS, *PAIRS])
+    close(ours(encoder, [*TEXTS, *PAIRS]), expected)
+    assert np.ptp(expected, axis=0).min() > 100 * TOLERANCE
+
+
+def test_a_trunk_without_the_prefix_of_its_names(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "bert")
+    expected = theirs(folder, TEXTS)
+    tiny.change(folder, lambda tensors: {name.removeprefix("bert."): one for name, one in tensors.items()})
+    close(theirs(folder, TEXTS), expected)
+    close(ours(Encoder.load(str(folder)), TEXTS), expected)
+
+
+def test_a_longformer_that_classifies_is_refused(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "longformer")
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}: config.json: a Longformer"):
+        Encoder.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "pooling"),
+    [("modernbert", "mean"), ("modernbert", "cls"), ("eurobert", "bos"), ("eurobert", "mean"), ("eurobert", "late")],
+)
+def test_the_pooling_that_config_names(tmp_path: Path, model_type: str, pooling: str) -> None:
+    folder = tiny.write_classifier(
+        tmp_path,
+        model_type,
+        3,
+        classifier_pooling=pooling,
+        **({"classifier_bias": True, "norm_bias": True} if model_type == "modernbert" else {}),
+    )
+    close(ours(Encoder.load(str(folder)), TEXTS), theirs(folder, TEXTS))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])
+def test_a_pair_is_cut_on_the_left_as_transformers_does(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type)
+    close(ours(Encoder.load(str(folder)), PAIRS, truncation_direction="left"), theirs(folder, PAIRS, truncation_side="left"))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_a_reranker_ranks_as_cross_encoder_does(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type)
+    query, documents = TEXTS[0], [*dict.fromkeys(vocabulary.texts(60, seed=1))]  # without ties
+    reference = CrossEncoder(str(folder), device="cpu").rank(query, documents)
+    ranked = Encoder.load(str(folder)).rerank(query, documents)
+    close(np.array([one.score for one in ranked]), np.array([one["score"] for one in reference]), 3 * TOLERANCE)
+    by_index = {one["corpus_id"]: one["score"] for one in reference}  # of two that are as close, rounding decides who is first
+    close(np.array([one.score for one in ranked]), np.array([by_index[one.index] for one in ranked]), 3 * TOLERANCE)
+    assert [one.text for one in ranked] == [documents[one.index] for one in ranked]
+
+
+@pytest.mark.parametrize("backend", ["ort", "torch"])
+@pytest.mark.parametrize("files", ["names", "lengths"])
+def test_files_beside_a_reranker_mean_what_they_mean_to_cross_encoder(tmp_path: Path, files: str, backend: Any) -> None:
+    """A tokenizer that names no token types gives none; a bi-encoder's settings are not a cross-encoder's."""
+    folder = tiny.write_classifier(tmp_path, "bert")
+    if files == "names":
+        tiny.edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+    else:
+        tiny.write_json(folder / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True})
+    oracle = CrossEncoder(str(folder), device="cpu")
+    expected = oracle.predict(PAIRS, activation_fn=torch.nn.Identity())
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend=backend))
+    assert (encoder.spec.has_token_types, encoder.spec.tokenizer_settings.lowercase) == (files != "names", False)
+    assert encoder.spec.max_input_length == oracle.max_seq_length
+    close(ours(encoder, PAIRS)[:, 0], expected, 3 * TOLERANCE)
+
+
+@pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_openvino_serves_classifiers_too(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_classifier(tmp_path / "model", model_type, 3)
+    encoder = Encoder.load(str(folder), backend="openvino")
+    assert encoder.backend_name == "openvino"
+    close(ours(encoder, [*TEXTS, *PAIRS]), theirs(folder, [*TEXTS, *PAIRS]), 5 * TOLERANCE)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "qwen3"])
+def test_half_precision_is_about_the_same(tmp_path: Path, model_type: str) -> None:
+    folder = tiny.write_classifier(tmp_path, model_type, 3)
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch", dtype="bfloat16"))
+    close(ours(encoder, TEXTS), theirs(folder, TEXTS), tolerances.LOGITS["bfloat16"])
+
+
+# --- what callers can rely on -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_classifier(tmp_path_factory.mktemp("reranker"), "bert")
+
+
+@pytest.fixture(scope="module")
+def encoder(reranker: Path) -> Encoder:
+    return Encoder.load(str(reranker))
+
+
+def test_scores_are_sigmoids_unless_raw(encoder: Encoder) -> None:
+    scores, logits = (encoder.rerank("baka", TEXTS, raw_scores=raw) for raw in (False, True))
+    assert [one.index for one in scores] == [one.index for one in logits]
+    close(np.array([one.score for one in scores]), 1 / (1 + np.exp(-np.array([one.score for one in logits]))))
+
+
+def test_several_labels_share_one_unless_each_is_judged_alone(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "bert", 3)
+    raw, scores = ours(Encoder.load(str(folder)), TEXTS), Encoder.load(str(folder)).classify(TEXTS)
+    close(np.array([sum(one.score for one in row) for row in scores]), np.ones(len(TEXTS)))
+    assert all(earlier.score >= later.score for row in scores for earlier, later in pairwise(row))
+    tiny.edit_json(folder / "config.json", problem_type="multi_label_classification")
+    alone = Encoder.load(str(folder)).classify(TEXTS)
+    close(np.array([row[0].score for row in alone]), 1 / (1 + np.exp(-raw.max(axis=1))))
+
+
+def test_ties_come_in_reverse_order_as_teis(encoder: Encoder) -> None:
+    ranked = encoder.rerank("baka", ["bake", "bulo", "bake"])
+    assert [one.index for one in ranked if one.text == "bake"] == [2, 0]
+
+
+def test_ten_thousand_documents_are_held_in_parts(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = vocabulary.texts(10_000, most=6)
+    sizes: list[int] = []
+    read = type(encoder._model.reader).read_pairs
+
+    def spying(self: Any, pairs: Any, **options: Any) -> Any:
+        sizes.append(len(pairs))
+        return read(self, pairs, **options)
+
+    monkeypatch.setattr(type(encoder._model.reader), "read_pairs", spying)
+    ranked = encoder.rerank("baka", documents, top_n=5)
+    assert sum(sizes) == 10_000
+    assert max(sizes) <= 256
+    assert len(ranked) == 5
+    some = [one.index for one in ranked]
+    close(np.array([one.score for one in ranked]), np.array([encoder.rerank("baka", [documents[i]])[0].score for i in some]))
+
+
+def test_nothing_to_rank_is_no_answer(encoder: Encoder) -> None:
+    assert encoder.rerank("baka", []) == []
+    assert encoder.classify([]) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "documents", "options", "error"),
+    [
+        ("", ["baka", ""], {}, EmptyInput),
+        ("baka", ["baka " * 500], {"truncate": False}, InvalidInput),
+        ("baka", ["baka " * 50_000], {"truncate": False}, InvalidInput),
+        ("baka", [3], {}, InvalidInput),
+        (None, ["baka"], {}, InvalidInput),
+    ],
+)
+def test_bad_input_is_refused(encoder: Encoder, query: Any, documents: Any, options: dict[str, Any], error: Any) -> None:
+    with pytest.raises(error):
+        encoder.rerank(query, documents, **options)
+
+
+def test_roles_are_refused_in_teis_words(encoder: Encoder, bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedHead, match=r"^Model is not an embedding model$"):
+        encoder.encode("baka")
+    embedder = Encoder.load(str(bert))
+    with pytest.raises(UnsupportedHead, match=r"^model is not a re-ranker model$"):
+        embedder.rerank("baka", ["bake"])
+    with pytest.raises(UnsupportedHead, match=r"^Model is not a classifier model$"):
+        embedder.classify("baka")
+    classifier = Encoder.load(str(tiny.write_classifier(tmp_path, "bert", 3)))
+    with pytest.raises(UnsupportedHead, match=r"^model is not a re-ranker model$"):
+        classifier.rerank("baka", ["bake"])
+
+
+def test_a_score_that_is_no_number_is_an_error_and_never_zero(tmp_path: Path) -> None:
+    folder = tiny.write_classifier(tmp_path, "bert")
+    broken = damage(folder, **{"classifier/bias": torch.tensor([torch.nan])})
+    with pytest.raises(LoadError, match=r"`classifier\.bias` holds NaN"):
+        Encoder.load(str(broken))
+    damage(folder, **{"classifier/bias": torch.tensor([0.0])})
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
+    encoder._backend._heads.classifier[-1].bias.fill_(torch.nan)  # as memory that broke since
+    for asked in (lambda: encoder.rerank("baka", ["bake"]), lambda: encoder.classify("baka", raw_scores=True)):
+        with pytest.raises(NotANumber, match=r"^score is NaN$"):
+            asked()
+
+
+# --- weights, strictly ----------------------------------------------------------------------------------------------------
+
+
+def damage(folder: Path, **changes: torch.Tensor | None) -> Path:
+    """Replace tensors, or take them out for None; names with `/` for `.`."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    for name, value in changes.items():
+        key = name.replace("/", ".")
+        tensors.pop(key, None)
+        if value is not None:
+            tensors[key] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classifier/weight": None}, "lack `classifier.weight`"),
+        ({"classifier/bias": None}, "lack `classifier.bias`"),
+        ({"bert/pooler/dense/weight": None}, "lack `bert.pooler.dense.weight`"),
+        (
+            {"classifier/weight": torch.zeros(2, tiny.HIDDEN), "classifier/bias": torch.zeros(2)},
+            "gives 2 logits, config.json names 1",
+        ),
+        ({"classifier/weight": torch.zeros(1, 5)}, r"shape \[1, 5\]"),
+        ({"classifier/out_proj/weight": torch.zeros(1, tiny.HIDDEN)}, "hold what config.json does not"),
+        ({"score/weight": torch.zeros(1, tiny.HIDDEN)}, "hold what config.json does not"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    folder = damage(tiny.write_classifier(tmp_path, "bert"), **changes)
+    with pytest.raises(WeightMismatch, match=words):
+        Encoder.load(str(folder))
+
+
+def test_a_classifier_of_a_family_that_is_not_known_is_refused_by_name(reranker: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = shutil.copytree(reranker, tmp_path / "copy")
+    tiny.edit_json(folder / "config.json", model_type="xlnet", architectures=["XLNetForSequenceClassification"])
+    with pytest.raises(UnsupportedArchitecture, match="XLNetForSequenceClassification"):
+        Encoder.load(str(folder))
+
+
+def appending(folder: Path, end: str) -> Path:
+    """The folder's tokenizer with a token behind each text."""
+    file = folder / "tokenizer.json"
+    raw = Tokenizer.from_file(str(file))
+    template = {"single": f"$A {end}", "pair": f"$A $B {end}", "special_tokens": [(end, raw.token_to_id(end))]}
+    raw.post_processor = processors.TemplateProcessing(**template)
+    raw.save(str(file))
+    return folder
+
+
+def batched(folder: Path, inputs: Sequence[Text]) -> np.ndarray:
+    """Logits of all inputs in one padded batch of transformers."""
+    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    raw.enable_truncation(vocabulary.LONGEST)
+    raw.enable_padding(pad_id=model.config.pad_token_id, pad_token="x")
+    encodings = raw.encode_batch([*inputs])
+    ids, mask = (torch.tensor([getattr(one, name) for one in encodings]) for name in ("ids", "attention_mask"))
+    with torch.inference_mode():
+        return model(input_ids=ids, attention_mask=mask).logits.float().numpy()
+
+
+@pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_a_decoder_passes_over_padding_that_ends_a_text(tmp_path: Path, model_type: str, labels: int, backend: str) -> None:
+    folder = appending(tiny.write_classifier(tmp_path, model_type, labels), "<|endoftext|>")
+    inputs = [TEXTS[0], "<|endoftext|>", *pairwise(TEXTS[:5]), "baka <|endoftext|> bulo", "bulo<|endoftext|><|endoftext|>"]
+    expected, encoder = batched(folder, inputs), Encoder.load(str(folder), backend=backend)
+    close(ours(encoder, inputs), expected)
+    if labels == 1:
+        ranked = encoder.rerank(TEXTS[0], [TEXTS[1]], raw_scores=True)
+        close(np.array([one.score for one in ranked]), expected[2])
+
+
+@pytest.mark.parametrize("padding", [None, 5])
+def test_a_decoder_keeps_an_end_that_is_no_padding(tmp_path: Path, padding: int | None) -> None:
+    folder = appending(tiny.write_classifier(tmp_path, "qwen3", pad_token_id=padding), "<|endoftext|>")
+    close(ours(Encoder.load(str(folder)), TEXTS), theirs(folder, TEXTS))
+
+
+def test_padding_of_a_configuration_that_names_none_is_transformers_default() -> None:
+    default = {name: CONFIG_MAPPING[name]().pad_token_id for name in DECODERS}
+    assert {name: padding for name, padding in default.items() if padding is not None} == PADDING

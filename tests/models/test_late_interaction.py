@@ -1,0 +1,254 @@
+"""ColBERT in its three layouts against sentence-transformers' MultiVectorEncoder: vectors, scores, order."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
+
+from hybridtei.encoder import Encoder
+from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, UnsupportedHead
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny, tolerances, vocabulary
+from tests.sampled import crossed
+
+DIM = 12
+QUERIES = ["baka", "baka? bulo, lolo.", *vocabulary.texts(4, seed=9), "bulo " * 60]
+DOCUMENTS = [*dict.fromkeys([*vocabulary.texts(20, seed=8), "baka, bake. bulo?", "mo " * 300, "naku. " * 100])]
+TOLERANCE = tolerances.MULTIVECTOR["float32"] * 5
+EXPANSIONS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "fixed": {"strategy": "fixed", "length": 24},
+    "fixed, attended": {"strategy": "fixed", "length": 24, "attend": True},
+    "min": {"strategy": "min", "length": 16},
+    "min, attended": {"strategy": "min", "length": 16, "attend": True},
+}
+
+
+def with_markers(folder: Path, *markers: str, special: bool = True) -> Path:
+    """The same tokenizer with these as tokens, in place of pieces that the tests do not need."""
+    described = json.loads((folder / "tokenizer.json").read_text())
+    words = described["model"]["vocab"]
+    for marker, old in zip(markers, ("duti", "dura"), strict=True):
+        if isinstance(words, dict):
+            words[marker] = words.pop(old)
+            place = words[marker]
+        else:
+            place = next(i for i, entry in enumerate(words) if entry[0] == f"▁{old}")
+            words[place][0] = marker
+        if special:
+            token = {"id": place, "content": marker, "special": True, "normalized": False}
+            described["added_tokens"].append({**token, "single_word": False, "lstrip": False, "rstrip": False})
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    return folder
+
+
+def saved(
+    folder: Path,
+    model_type: str,
+    expansion: dict[str, Any] | None,
+    *,
+    pooling: HierarchicalTokenPooling | None = None,
+    **mask: Any,
+) -> Path:
+    """As sentence-transformers 6 saves a late-interaction model."""
+    base = with_markers(tiny.write_family(folder / "base", model_type), "[Q] ", "[D] ")
+    transformer = Transformer(str(base), document_length=40, query_expansion=expansion)
+    torch.manual_seed(1)
+    dense = Dense(tiny.HIDDEN, DIM, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
+    modules = [transformer, dense, MultiVectorMask(**mask), Normalize(module_input_name="token_embeddings")]
+    modules += [] if pooling is None else [pooling]
+    model = MultiVectorEncoder(modules=modules, prompts={"query": "[Q] ", "document": "[D] "}, device="cpu")
+    model.save(str(folder / "saved"))
+    return folder / "saved"
+
+
+def pylate(folder: Path, model_type: str = "bert", *, marked: bool = True, **settings: Any) -> Path:
+    """As PyLate up to version 3 saves one."""
+    tiny.write_family(folder, model_type)
+    if marked:
+        with_markers(folder, "[Q] ", "[D] ")
+    tiny.write_dense(folder / "1_Dense", tiny.HIDDEN, DIM, "torch.nn.modules.linear.Identity")
+    tiny.edit_json(folder / "1_Dense" / "config.json", bias=False)
+    tensors = load_file(folder / "1_Dense" / "model.safetensors")
+    save_file({"linear.weight": tensors["linear.weight"]}, folder / "1_Dense" / "model.safetensors")
+    types = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
+    tiny.write_json(
+        folder / "modules.json", [{"idx": i, "name": str(i), "path": p, "type": t} for i, (p, t) in enumerate(types.items())]
+    )
+    tiny.write_json(folder / "sentence_bert_config.json", {"max_seq_length": 47, "do_lower_case": False})
+    sentence = {
+        "model_type": "ColBERT",
+        "query_prefix": "[Q] ",
+        "document_prefix": "[D] ",
+        "query_length": 20,
+        "document_length": 48,
+    }
+    tiny.write_json(folder / "config_sentence_transformers.json", {**sentence, **settings})
+    return folder
+
+
+def stanford(folder: Path, **metadata: Any) -> Path:
+    """As Stanford's ColBERT: the projection is among the model's weights."""
+    tiny.write_family(folder, "bert")
+    with_markers(folder, "[unused0]", "[unused1]", special=False)
+    tiny.edit_json(folder / "config.json", architectures=["HF_ColBERT"])
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    weight = 0.3 * torch.randn(DIM, tiny.HIDDEN, generator=torch.Generator().manual_seed(2))
+    save_file({**tensors, "linear.weight": weight}, folder / "model.safetensors", metadata={"format": "pt"})
+    if metadata:
+        tiny.write_json(folder / "artifact.metadata", metadata)
+    return folder
+
+
+def agree(folder: Path) -> None:
+    """Same vectors on both sides, same scores, same order."""
+    ours, theirs = Encoder.load(str(folder)), MultiVectorEncoder(str(folder), device="cpu")
+    assert ours.spec.heads == {"multivector", "tokens"}
+    asked = theirs.encode_query(QUERIES)
+    given = theirs.encode_document(DOCUMENTS)
+    for kind, texts, expected in (("query", QUERIES, asked), ("document", DOCUMENTS, given)):
+        found = ours.encode(texts, ("multivector",), input_type=kind).multivector  # type: ignore[arg-type]
+        assert found is not None
+        for text, one, other in zip(texts, found, expected, strict=True):
+            assert one.shape == tuple(other.shape), text
+            np.testing.assert_allclose(one, other, atol=TOLERANCE, rtol=0)
+    for place, query in enumerate(QUERIES):
+        wanted = theirs.similarity([asked[place]], given)[0].numpy()
+        ranked = ours.rerank(query, DOCUMENTS)
+        np.testing.assert_allclose(
+            [one.score for one in ranked], wanted[[one.index for one in ranked]], atol=32 * TOLERANCE, rtol=0
+        )
+        in_order = wanted[[one.index for one in ranked]]
+        assert (np.diff(in_order) <= 32 * TOLERANCE).all()
+
+
+@pytest.mark.parametrize(
+    ("expansion", "model_type"), crossed([*EXPANSIONS], ["bert", "distilbert", "modernbert", "xlm-roberta"])
+)
+def test_what_sentence_transformers_saves(tmp_path: Path, model_type: str, expansion: str) -> None:
+    agree(saved(tmp_path, model_type, EXPANSIONS[expansion], skiplist_words=list(string.punctuation)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pool_factor": 2.0},
+        {"pool_factor": 3.5, "num_protected_tokens": 0, "normalize_embeddings": False},
+        {"pool_factor": 2, "num_protected_tokens": 3, "tasks": ["query", "document"]},
+    ],
+)
+def test_declared_pooling_of_tokens(tmp_path: Path, settings: dict[str, Any]) -> None:
+    agree(saved(tmp_path, "bert", None, pooling=HierarchicalTokenPooling(**settings)))
+
+
+def test_pooling_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "bert", None, pooling=HierarchicalTokenPooling(2.0))
+    tiny.edit_json(next(folder.glob("*_HierarchicalTokenPooling")) / "config.json", pool_factor=0.5)
+    with pytest.raises(LoadError, match="pool_factor"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize("tasks", [["query", "document"], ["query"], None])
+def test_the_sides_that_skip(tmp_path: Path, tasks: list[str] | None) -> None:
+    agree(saved(tmp_path, "bert", EXPANSIONS["fixed"], skiplist_words=["baka", ".", "none of these"], skiplist_tasks=tasks))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_query_expansion": False},
+        {"attend_to_expansion_tokens": True},
+        {"skiplist_words": ["baka", ","]},
+        {"skiplist_words": []},
+        {"query_length": 6, "document_length": 9},
+    ],
+)
+def test_what_pylate_saves(tmp_path: Path, settings: dict[str, Any]) -> None:
+    agree(pylate(tmp_path, **settings))
+
+
+def test_a_prefix_that_is_no_token_is_text(tmp_path: Path) -> None:
+    agree(pylate(tmp_path, marked=False))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {
+            "query_token_id": "[unused0]",
+            "doc_token_id": "[unused1]",
+            "query_maxlen": 20,
+            "doc_maxlen": 48,
+            "mask_punctuation": True,
+        },
+        {"query_maxlen": 20, "doc_maxlen": 48, "attend_to_mask_tokens": True, "mask_punctuation": True},
+        {"query_maxlen": 20, "doc_maxlen": 48, "mask_punctuation": False},
+    ],
+)
+def test_what_stanford_saves(tmp_path: Path, metadata: dict[str, Any]) -> None:
+    folder = stanford(tmp_path, **metadata)
+    if "doc_maxlen" not in metadata:  # sentence-transformers takes the model's own length then, ColBERT its 180
+        tiny.edit_json(folder / "tokenizer_config.json", model_max_length=vocabulary.LONGEST)
+    agree(folder)
+
+
+def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(tmp_path: Path) -> None:
+    encoder = Encoder.load(str(pylate(tmp_path)))
+    plain, document = (
+        encoder.encode(["baka, bulo"], ("multivector",), input_type=kind).multivector for kind in (None, "document")
+    )
+    assert plain is not None
+    assert document is not None
+    np.testing.assert_array_equal(plain.values, document.values)
+    assert len(encoder.rerank("baka", ["", "baka"])) == 2
+    with pytest.raises(UnsupportedHead, match="no `dense` output"):
+        encoder.encode("baka")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"query_length": 0}, LoadError, "query_length"),
+        ({"document_length": "long"}, LoadError, "document_length"),
+    ],
+)
+def test_settings_that_are_none(tmp_path: Path, changes: dict[str, Any], error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        read_spec(pylate(tmp_path, **changes))
+
+
+def test_what_is_not_served_is_refused_by_name(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "bert", None)
+    tiny.edit_json(folder / "2_MultiVectorMask" / "config.json", keep_only_token_ids=[5])
+    with pytest.raises(UnsupportedArchitecture, match="keep_only_token_ids"):
+        read_spec(folder)
+    tiny.edit_json(folder / "2_MultiVectorMask" / "config.json", keep_only_token_ids=None)
+    tiny.edit_json(folder / "1_Dense" / "config.json", use_residual=True)
+    with pytest.raises(UnsupportedArchitecture, match="residual"):
+        read_spec(folder)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 4, "name": "4", "path": "4_Other", "type": "x.LambdaTokenPooling"})
+    tiny.write_json(folder / "modules.json", modules)
+    with pytest.raises(UnsupportedArchitecture, match="LambdaTokenPooling"):
+        read_spec(folder)
+
+
+def test_a_projection_that_is_not_there(tmp_path: Path) -> None:
+    folder = stanford(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["linear.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(MissingArtifact, match=r"linear\.weight"):
+        read_spec(folder)

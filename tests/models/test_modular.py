@@ -1,0 +1,155 @@
+"""Checkpoints whose heads are modules of their own, and tables of token vectors, against sentence-transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding
+from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+
+from hybridtei.batch import Head
+from hybridtei.encoder import Encoder
+from hybridtei.errors import UnsupportedArchitecture, UnsupportedHead, WeightMismatch
+from hybridtei.inference.backends.graph.onnx_export import export_model
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny, vocabulary
+from tests.models.checkpoint.refused import raised
+
+TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]
+TOLERANCE = 1e-5
+BACKENDS = ["ort", "openvino", "torch"]
+
+
+def shaken(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    """The module with no parameter at its usual 0 or 1."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=draw))
+    return module
+
+
+def trunk(folder: Path, model_type: str) -> list[torch.nn.Module]:
+    base = tiny.write_family(folder / "base", model_type)
+    if model_type in tiny.TYPED:  # or transformers would feed them zeros
+        tiny.edit_json(base / "tokenizer_config.json", model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    return [Transformer(str(base)), Pooling(tiny.HIDDEN, "cls" if model_type == "modernbert" else "mean")]
+
+
+def reranker(folder: Path, model_type: str = "modernbert") -> Path:
+    """As the ettin rerankers are built."""
+    steps = [
+        Dense(tiny.HIDDEN, 24, bias=False, activation_function=torch.nn.GELU()),
+        LayerNorm(24),
+        Dense(24, 1, activation_function=torch.nn.Identity(), module_output_name="scores"),
+    ]
+    model = CrossEncoder(modules=[*trunk(folder, model_type), *map(shaken, steps)], device="cpu")
+    model.save_pretrained(str(folder / "saved"))
+    return folder / "saved"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("model_type", ["modernbert", "bert"])
+def test_a_cross_encoder_in_modules_scores_as_theirs(tmp_path: Path, model_type: str, backend: str) -> None:
+    folder = reranker(tmp_path, model_type)
+    pairs = [(TEXTS[0], text) for text in TEXTS]
+    theirs = CrossEncoder(str(folder), device="cpu").predict(pairs, activation_fn=torch.nn.Identity())
+    ranked = Encoder.load(str(folder), backend=backend).rerank(TEXTS[0], TEXTS, raw_scores=True)
+    ours = [one.score for one in sorted(ranked, key=lambda one: one.index)]
+    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+    assert np.ptp(theirs) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_code_is_theirs(tmp_path: Path, backend: str, normalize: bool) -> None:
+    coder = shaken(SparseAutoEncoder(tiny.HIDDEN, hidden_dim=96, k=10, normalize=normalize))
+    SparseEncoder(modules=[*trunk(tmp_path, "bert"), coder], device="cpu").save_pretrained(str(tmp_path / "saved"))
+    theirs = SparseEncoder(str(tmp_path / "saved"), device="cpu").encode(TEXTS).to_dense().numpy()
+    encoder = Encoder.load(str(tmp_path / "saved"), backend=backend)
+    assert encoder.spec.heads == {Head.DENSE, Head.SPARSE, Head.TOKENS}
+    ours = encoder.encode(TEXTS, ("sparse",)).sparse
+    assert ours is not None
+    np.testing.assert_allclose(ours.to_dense(), theirs, atol=TOLERANCE, rtol=0)
+    with pytest.raises(UnsupportedHead, match="no token"):
+        encoder.tokens(ours)
+    with pytest.raises(UnsupportedArchitecture, match="SparseAutoEncoder"):
+        export_model(encoder.spec, tmp_path / "exported")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("model_type", ["t5", "mt5"])
+def test_the_encoder_of_a_t5_embeds_as_theirs(tmp_path: Path, model_type: str, backend: str) -> None:
+    """As sentence-t5, GTR and INSTRUCTOR are built, which are saved without the decoder."""
+    steps = [*trunk(tmp_path, model_type), shaken(Dense(tiny.HIDDEN, 24, bias=False, activation_function=torch.nn.Identity()))]
+    SentenceTransformer(modules=steps, device="cpu").save_pretrained(str(tmp_path / "saved"))
+    assert not [name for name in load_file(tmp_path / "saved/model.safetensors") if name.startswith("decoder")]
+    agrees(tmp_path / "saved", backend=backend)
+
+
+def static(folder: Path) -> Path:
+    words = vocabulary.tokenizer("wordpiece").backend_tokenizer
+    table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
+    steps = [StaticEmbedding(words, embedding_weights=table), shaken(LayerNorm(16)), shaken(Dense(16, 12))]
+    SentenceTransformer(modules=steps, device="cpu").save_pretrained(str(folder))
+    return folder
+
+
+def home(folder: Path) -> Path:
+    """Where a saved StaticEmbedding lies."""
+    return next(file.parent for file in folder.rglob("tokenizer.json"))
+
+
+def agrees(folder: Path, **options: Any) -> None:
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    ours = Encoder.load(str(folder), **options).encode(TEXTS, normalize=False).dense
+    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path: Path) -> None:
+    folder = static(tmp_path)
+    agrees(folder)
+    file = home(folder) / "model.safetensors"
+    table = load_file(file)["embedding.weight"]
+    rows = torch.arange(len(table)) % 40
+    save_file({"embeddings": table[:40].contiguous(), "mapping": rows, "weights": torch.linspace(0.5, 2, len(table))}, file)
+    agrees(folder)
+    encoder = Encoder.load(str(folder))
+    assert encoder.backend_name == "static"
+    both = encoder.encode(TEXTS, ("dense", "tokens"))  # by another way than the dense vectors alone
+    np.testing.assert_allclose(both.dense, encoder.encode(TEXTS).dense, atol=1e-6, rtol=0)
+    tokens = encoder.encode(["baka bulo"], ("tokens",)).tokens
+    assert tokens is not None
+    assert len(tokens.values) < len(vocabulary.tokenizer("wordpiece")("baka bulo")["input_ids"])  # without special tokens
+
+
+def test_a_model2vec_without_modules_is_what_it_is_with_them(tmp_path: Path) -> None:
+    words = vocabulary.tokenizer("wordpiece").backend_tokenizer
+    words.save(str(tmp_path / "tokenizer.json"))
+    table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
+    save_file({"embeddings": table}, tmp_path / "model.safetensors")
+    tiny.write_json(tmp_path / "config.json", {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True})
+    texts = [*TEXTS, "baka 東京 bemo"]
+    ours = Encoder.load(str(tmp_path)).encode(texts, normalize=False).dense
+    theirs = SentenceTransformer(modules=[StaticEmbedding.load(str(tmp_path))], device="cpu").encode(texts)
+    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_what_modules_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
+    folder = reranker(tmp_path)
+    modules = tiny.json.loads((folder / "modules.json").read_text())
+    norm = next(one["path"] for one in modules if one["type"].endswith("LayerNorm"))
+    tiny.edit_json(folder / norm / "config.json", dimension=25)
+    raised(WeightMismatch, folder, f"{norm}/config.json")
+    tiny.write_json(folder / "modules.json", [*modules, {"type": "x.LSTM", "path": ""}])
+    assert "LSTM" in raised(UnsupportedArchitecture, folder, "modules.json")
+    tiny.write_json(folder / "modules.json", [one for one in modules if not one["type"].endswith("Pooling")])
+    with pytest.raises(UnsupportedArchitecture, match="order"):
+        read_spec(folder)

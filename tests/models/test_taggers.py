@@ -1,0 +1,161 @@
+"""Taggers of every kind of tokenizer against transformers' pipeline, with all five strategies, on texts full of Unicode."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+
+from hybridtei.encoder import Encoder
+from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead, WeightMismatch
+from hybridtei.inference.tasks.label import AGGREGATIONS
+from tests import tiny, tolerances, vocabulary
+from tests.sampled import sampled
+
+FAMILIES = [
+    "bert",
+    "electra",
+    "distilbert",
+    "deberta-v2",
+    "modernbert",
+    "nomic_bert",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "gte",
+]
+FAMILIES += ["roberta", "eurobert", "qwen3", "llama", "jina_embeddings_v3"]
+FAMILIES += ["albert", "ernie", "longformer"]  # by transformers' own modules
+KINDS = ("bert", "xlm-roberta", "roberta")  # of tokenizers
+LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "ORG", "foo-bar"]
+TOLERANCE = tolerances.LOGITS["float32"]
+ODD = ["U.K.", "New", "York", "É", "e\u0301", "naïve", "İstanbul", "ß", "東京", "日本語", "😀", "👩‍👩‍👧", "🇩🇪", "שלום", "مرحبا"]
+ODD += ["don't", "x-y", "(", ")", ",", "?", "—", "Ａ", "ﬁ", "\u200b", "a\u00a0b", "12,5", "%", "[SEP]", "</s>"]
+BETWEEN = [" ", " ", " ", " ", "  ", "\n", "\t", "", "\u00a0", "\u3000"]
+
+
+def sentences(count: int) -> list[str]:
+    draw = random.Random(7)
+    made: list[str] = []
+    while len(made) < count:
+        words = draw.choices(vocabulary.WORDS, k=draw.randint(0, 9)) + draw.choices(ODD, k=draw.randint(0, 5))
+        draw.shuffle(words)
+        words = [word.upper() if draw.random() < 0.15 else word for word in words]
+        text = "".join(word + draw.choice(BETWEEN) for word in words)
+        if text.strip():
+            made.append(text)
+    return made
+
+
+SENTENCES = sentences(70)
+
+
+def tagger(folder: Path, model_type: str, **settings: Any) -> Path:
+    names = dict(enumerate(LABELS))
+    more = {"id2label": names, "label2id": {name: i for i, name in names.items()}, **settings}
+    folder = tiny.write_classifier(folder, model_type, len(LABELS), task="TokenClassification", **more)
+    model = AutoModelForTokenClassification.from_pretrained(folder)
+    head = model.score if hasattr(model, "score") else model.classifier
+    with torch.no_grad():  # so that what is likely is so by more than rounding, and neighbours often agree
+        head.weight.mul_(3)
+        head.bias.copy_(torch.tensor([1.0, 0, 0.5, 0, 0.5, 0.3, 0.2]))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
+@pytest.mark.parametrize(
+    ("model_type", "count"),
+    sampled(
+        [*((family, 20) for family in FAMILIES), *((family, 70) for family in KINDS)],
+        [("bert", 20), ("qwen3", 20), ("albert", 20)],
+    ),
+)
+def test_spans_are_those_of_the_pipeline(tmp_path: Path, model_type: str, count: int) -> None:
+    folder = tagger(tmp_path, model_type)
+    texts = SENTENCES[:count]
+    encoder, theirs = Encoder.load(str(folder)), pipeline("token-classification", model=str(folder), device="cpu")
+    seen = set()
+    for strategy in AGGREGATIONS:
+        ignored = [] if strategy == "none" else ["O"]
+        expected = [theirs(text, aggregation_strategy=strategy, ignore_labels=ignored) for text in texts]
+        found = encoder.tag(texts, aggregation_strategy=strategy)
+        key = "entity" if strategy == "none" else "entity_group"
+        for spans, entities in zip(found, expected, strict=True):
+            assert [(one.start, one.end, one.label) for one in spans] == [
+                (one["start"], one["end"], one[key]) for one in entities
+            ]
+            np.testing.assert_allclose([one.score for one in spans], [one["score"] for one in entities], atol=TOLERANCE, rtol=0)
+            seen |= {one.label for one in spans}
+    assert len(seen) > 4  # or it would prove little
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tagger(tmp_path_factory.mktemp("tagger"), "bert")
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> Encoder:
+    return Encoder.load(str(folder))
+
+
+def test_no_texts_have_no_spans(encoder: Encoder) -> None:
+    assert encoder.tag([]) == []
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_offsets_are_into_the_whole_text_however_it_was_cut(encoder: Encoder, folder: Path, direction: str) -> None:
+    text = " ".join(vocabulary.texts(20, most=60))
+    (spans,) = encoder.tag(text, aggregation_strategy="none", truncation_direction=direction)  # type: ignore[arg-type]
+    words = AutoTokenizer.from_pretrained(folder, truncation_side=direction)
+    expected = words(text, truncation=True, max_length=vocabulary.LONGEST, return_offsets_mapping=True)["offset_mapping"]
+    assert [(one.start, one.end) for one in spans] == expected[1:-1]
+    huge = "baka " * 20_000 + "bulo"
+    (spans,) = encoder.tag(huge, aggregation_strategy="none", truncation_direction=direction)  # type: ignore[arg-type]
+    assert {huge[one.start : one.end] for one in spans} <= {"baka", "bulo"}
+    assert spans[-1].end == (len(huge) if direction == "left" else 126 * 5 - 1)
+
+
+def test_small_letters_keep_their_places(tmp_path: Path) -> None:
+    folder = tagger(tmp_path, "bert")
+    tiny.write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
+    (spans,) = Encoder.load(str(folder)).tag("İ BAKA", aggregation_strategy="none")
+    assert (spans[-1].start, spans[-1].end) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "error"),
+    [
+        ([""], {}, EmptyInput),
+        (["baka", ""], {}, EmptyInput),
+        ([3], {}, InvalidInput),
+        (["baka"], {"aggregation_strategy": "median"}, InvalidInput),
+        (["baka " * 500], {"truncate": False}, InvalidInput),
+        (["baka " * 20_000], {"truncate": False}, InvalidInput),
+    ],
+)
+def test_bad_input_is_refused(encoder: Encoder, texts: Any, options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        encoder.tag(texts, **options)
+
+
+def test_roles_are_refused(encoder: Encoder, bert: Path) -> None:
+    with pytest.raises(UnsupportedHead, match=r"^Model is not a token classification model$"):
+        Encoder.load(str(bert)).tag("baka")
+    with pytest.raises(UnsupportedHead, match=r"^Model is not a classifier model$"):
+        encoder.classify("baka")
+    with pytest.raises(UnsupportedHead, match=r"^model is not a re-ranker model$"):
+        encoder.rerank("baka", ["bake"])
+
+
+def test_labels_and_weights_must_agree(tmp_path: Path) -> None:
+    folder = tagger(tmp_path, "bert")
+    tiny.edit_json(folder / "config.json", id2label={"0": "O"})
+    with pytest.raises(WeightMismatch, match="names 1 labels"):
+        Encoder.load(str(folder))

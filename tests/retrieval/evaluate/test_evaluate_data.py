@@ -1,0 +1,65 @@
+"""Judged collections from disk, in BEIR's layout and the plainer one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hybridtei.errors import InvalidInput
+from hybridtei.retrieval.evaluate.measures import read_judgements
+
+
+def write(folder, judgements, *, where="qrels/test.tsv", key="_id", queries=("q1", "q2", "q3")):
+    lines = [json.dumps({key: name, "text": f"text of {name}"}) for name in queries]
+    (folder / "queries.jsonl").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    (folder / where).parent.mkdir(parents=True, exist_ok=True)
+    (folder / where).write_text(judgements, encoding="utf-8")
+    return folder
+
+
+HEADER = "query-id\tcorpus-id\tscore\n"
+
+
+@pytest.mark.parametrize("where", ["qrels/test.tsv", "qrels.tsv"])
+@pytest.mark.parametrize("key", ["_id", "id"])
+@pytest.mark.parametrize(
+    "judgements", [HEADER + "q1\td1\t2\nq2\td1\t1\nq2\td2\t0\n", "q1 0 d1 2\nq2 0 d1 1\nq2 0 d2 0\n".replace(" ", "\t")]
+)
+def test_either_layout(tmp_path, where, key, judgements):
+    judged = read_judgements(write(tmp_path, judgements, where=where, key=key))
+    assert judged.queries == {"q1": "text of q1", "q2": "text of q2"}
+    assert judged.relevance == {"q1": {"d1": 2}, "q2": {"d1": 1, "d2": 0}}
+
+
+def test_a_query_with_nothing_relevant_does_not_count(tmp_path):
+    judged = read_judgements(write(tmp_path, HEADER + "q1\td1\t1\nq2\td1\t0\nq9\td1\t1\n"))
+    assert list(judged.queries) == ["q1"]
+
+
+def test_a_split_that_is_not_there_names_those_that_are(tmp_path):
+    write(tmp_path, HEADER + "q1\td1\t1\n", where="qrels/dev.tsv")
+    with pytest.raises(InvalidInput, match="it has the splits dev"):
+        read_judgements(tmp_path)
+    assert read_judgements(tmp_path, "dev").relevance == {"q1": {"d1": 1}}
+
+
+@pytest.mark.parametrize(
+    ("judgements", "message"),
+    [(HEADER + "q1\td1\n", "line 2: should be"), (HEADER + "q1\td1\thigh\n", "line 2"), (HEADER, "none of the 3 queries")],
+)
+def test_what_cannot_be_read_is_told_by_its_line(tmp_path, judgements, message):
+    with pytest.raises(InvalidInput, match=message):
+        read_judgements(write(tmp_path, judgements))
+
+
+def test_missing_and_broken_queries(tmp_path):
+    write(tmp_path, HEADER + "q1\td1\t1\n")
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q1"}\n')
+    with pytest.raises(InvalidInput, match=r"queries\.jsonl, line 1"):
+        read_judgements(tmp_path)
+    (tmp_path / "queries.jsonl").unlink()
+    with pytest.raises(InvalidInput, match="no such file"):
+        read_judgements(tmp_path)
+    with pytest.raises(InvalidInput, match="neither"):
+        read_judgements(tmp_path / "nowhere")

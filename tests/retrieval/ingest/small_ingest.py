@@ -1,0 +1,149 @@
+"""An ingest over the small model and the fake backend: the real pipeline, cache and stores, without weights.
+
+Also a process of its own, to be killed: python -m tests.retrieval.ingest.small_ingest SOURCE FOLDER [TEXTS]; it
+stands still, for ever, once it has embedded so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
+from hybridtei.inference.tasks.base import Model
+from hybridtei.inference.tasks.embed import Embedder
+from hybridtei.retrieval.ingest import prepare as preparing
+from hybridtei.retrieval.ingest.chunking import Chunker, settings_for
+from hybridtei.retrieval.ingest.embedders import VECTORS
+from hybridtei.retrieval.ingest.files import source_files
+from hybridtei.retrieval.ingest.identity import Source, claimed
+from hybridtei.retrieval.ingest.ledger import FileCache
+from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
+from hybridtei.retrieval.ingest.pipeline import ingest
+from hybridtei.retrieval.ingest.prepare import Preparation
+from hybridtei.retrieval.ingest.records import Quarantine
+from hybridtei.retrieval.store.base import CollectionSchema, Store
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.plan import schema_for
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+
+NAME = "small"
+
+
+def written(folder: Path) -> tuple[Model, Path]:
+    """The small model, and its tokenizer as a file in the folder that its facts name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        path.write_text(small.tokenizer()._raw.to_str())
+    return small.model(small.model_spec(folder=folder, prompts={"query": small.PROMPTS["query"]})), path
+
+
+def raw(path: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(path))
+
+
+def plan(model: Model) -> CollectionSchema:
+    return schema_for(model.spec, "small")
+
+
+@dataclass
+class Ingest:
+    """What stays from run to run: a folder with the cache and the quarantine. `backend`: settings of the fake one."""
+
+    folder: Path
+    backend: Mapping[str, Any] = field(default_factory=dict)
+    options: IngestOptions = field(default_factory=lambda: IngestOptions(source="", collection="", quiet=True))
+    chunk_tokens: int | None = None
+    late: bool = False
+    stats: IngestStats = field(default_factory=IngestStats)
+
+    @property
+    def quarantine(self) -> Path:
+        return self.folder / "quarantine.jsonl"
+
+    def embedder(self, model: Model) -> Encoder:
+        return Encoder(model, FakeBackend(model.spec, **self.backend), 256, EngineConfig())
+
+    async def run(self, source: Path, store: Store, embedder: Embedder | None = None, name: str = NAME) -> IngestStats:
+        """Once; the cache is closed afterwards, as by the end of a process."""
+        model, path = written(self.folder / "model")
+        chunks = settings_for(model, self.chunk_tokens, None, late=self.late)
+        existing = await store.describe(name)
+        found = Source.of(source, existing)
+        cache, chunker = FileCache(self.folder / "files.sqlite"), Chunker(model, raw(path), chunks)
+        preparation = Preparation(
+            files=list(source_files(source, found.label, known=found.known)),
+            options=self.options,
+            chunker=chunker,
+            quarantine=Quarantine(self.quarantine),
+            settings=f"{chunks}",
+            first_settings=b"",
+            source=found,
+            cache=cache,
+        )
+        self.stats = preparation.stats
+        lock = self.folder / "small.lock"
+        used = embedder or self.embedder(model)
+        settings = {"outputs": model.spec.heads & frozenset(VECTORS)}
+        try:
+            async with claimed(store, name, plan(model), lock, print) as schema:
+                if found.record:
+                    await store.annotate(name, found.record)
+                return await ingest(preparation, used, store, name, schema, encode_settings=settings)
+        finally:
+            self.stats.quarantined = len(preparation.quarantine)
+            cache.close()
+            chunker.close()
+
+
+async def points(store: Store, name: str = NAME, **settings: Any) -> list[Any]:
+    """All records, page by page."""
+    records, offset = [], None
+    while True:
+        page, offset = await store.scroll(name, limit=500, offset=offset, **settings)
+        records += page
+        if offset is None:
+            return records
+
+
+def write(path: Path, texts: Mapping[str, str], **more: Any) -> Path:
+    """A JSON Lines file of these texts by id. `more`: of each record."""
+    path.write_text("".join(json.dumps({"id": name, "text": text, **more}) + "\n" for name, text in texts.items()))
+    return path
+
+
+def standing_still(after: int) -> Callable[[Any], None]:
+    """A gate that no pass leaves once so many texts went through, so that there is a moment to be killed in."""
+    embedded = [0]
+
+    def gate(batch: Any) -> None:
+        embedded[0] += len(batch.cu_seqlens) - 1
+        if embedded[0] > after:
+            print("standing still", flush=True)
+            threading.Event().wait()
+
+    return gate
+
+
+async def main(source: Path, folder: Path, texts: int | None) -> None:
+    preparing.BATCH_CHUNKS = 64
+    store = EmbeddedStore(str(folder / "qdrant"))
+    try:
+        await Ingest(folder, {} if texts is None else {"gate": standing_still(texts)}, chunk_tokens=24).run(source, store)
+    finally:
+        await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None))

@@ -1,0 +1,161 @@
+"""Chunks fit the model, cover the text, and are cut where sentences end."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.errors import InvalidInput
+from hybridtei.inference.tasks.embed import Embed
+from hybridtei.retrieval.ingest import chunking
+from hybridtei.retrieval.ingest.chunking import Chunker, longest_document, settings_for, tokens_around
+from tests.inference.engine import small
+from tests.retrieval.ingest.small_ingest import raw, written
+
+PROMPTED = {"document": "passage: "}
+
+
+@pytest.fixture(scope="module")
+def model_and_path(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    return written(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def chunker(model_and_path) -> Chunker:
+    model, path = model_and_path
+    return Chunker(model, raw(path), settings_for(model, 24, 4))
+
+
+def read_tokens(model, text: str) -> int:
+    """What the encoder would read of it, uncut."""
+    raws = model.reader.tokenizer.encode([text])
+    return len(raws[0])
+
+
+@given(st.text(alphabet="the one two.\n\x01é語 ", min_size=1, max_size=400).filter(str.strip))
+def test_chunks_fit_and_cover_and_stand_where_they_say(model_and_path, chunker, text):
+    model, _ = model_and_path
+    (chunks,) = chunker.chunks_of([text])
+    assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
+    covered = set()
+    for chunk in chunks:
+        assert text[chunk.start :].startswith(chunk.text)
+        assert chunk.tokens == read_tokens(model, chunk.text) <= 24
+        covered |= set(range(chunk.start, chunk.start + len(chunk.text)))
+    assert "".join(letter for at, letter in enumerate(text) if at not in covered).strip() == ""
+
+
+def test_a_text_that_fits_is_left_as_it_is(chunker):
+    assert [chunk.text for chunk in chunker.chunks_of(["one two.  three\n\nfour"])[0]] == ["one two.  three\n\nfour"]
+
+
+def test_chunks_end_where_sentences_do(chunker):
+    sentence = "The hybrid search engine finds text by words and meaning."
+    (chunks,) = chunker.chunks_of([" ".join([sentence] * 12)])
+    assert len(chunks) > 5
+    assert all(chunk.text.startswith("The") and chunk.text.endswith("meaning.") for chunk in chunks)
+
+
+def test_neighbours_share_no_more_than_the_overlap(model_and_path):
+    model, path = model_and_path
+    text = " ".join(["one two three four five six seven"] * 40)
+    for overlap in (0, 5):
+        (chunks,) = Chunker(model, raw(path), settings_for(model, 24, overlap)).chunks_of([text])
+        shared = [one.start + len(one.text) - other.start for one, other in pairwise(chunks)]
+        assert (max(shared) > 0) == (overlap > 0)
+        for one, count in zip(chunks, shared, strict=False):
+            assert (
+                len(model.reader.tokenizer.encode([one.text[-count:] if count > 0 else ""], add_special_tokens=False)[0])
+                <= overlap
+            )
+
+
+def test_texts_do_not_depend_on_their_neighbours(chunker):
+    texts = ["one two", "three " * 60, "four"]
+    assert chunker.chunks_of(texts) == [chunker.chunks_of([text])[0] for text in texts]
+
+
+def test_a_book_is_cut_before_it_is_split(chunker, monkeypatch):
+    monkeypatch.setattr(chunking, "SECTION_CHARACTERS", 200)
+    paragraphs = [f"one two three {i}." for i in range(100)]
+    text = "\n\n".join(paragraphs)
+    (chunks,) = chunker.chunks_of([text])
+    assert all(text[chunk.start :].startswith(chunk.text) for chunk in chunks)
+    assert all(any(paragraph in chunk.text for chunk in chunks) for paragraph in paragraphs)
+
+
+def test_a_word_without_end_is_cut_by_characters(chunker):
+    (chunks,) = chunker.chunks_of(["x" * 5000])
+    assert "".join(chunk.text for chunk in chunks) == "x" * 5000
+    assert max(len(chunk.text) for chunk in chunks) <= 24 * chunking.CHARACTERS_PER_TOKEN
+
+
+def test_without_chunking_a_document_is_one(model_and_path):
+    model, path = model_and_path
+    whole = Chunker(model, raw(path), settings_for(model, None, None, whole=True))
+    (chunks,) = whole.chunks_of(["one " * 500])
+    assert [(chunk.start, chunk.tokens) for chunk in chunks] == [(0, small.LONGEST)]
+
+
+def test_a_prompt_takes_its_place_in_every_chunk(tmp_path: Path):
+    model = small.model(small.model_spec(prompts=PROMPTED))
+    _, path = written(tmp_path)
+    (chunks,) = Chunker(model, raw(path), settings_for(model, 40, 0)).chunks_of(["one two three four " * 30])
+    encodings = Embed([chunk.text for chunk in chunks], model.spec.heads, truncate=False, input_type="document").read(model)
+    assert [len(encoding) for encoding in encodings] == [chunk.tokens for chunk in chunks]
+    assert tokens_around(model) > 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "overlap", "why"),
+    [
+        (65, None, "between 10 and 64"),
+        (9, None, "between 10 and 64"),
+        (24, 12, "between 0 and 11"),
+        (24, -1, "between 0 and 11"),
+    ],
+)
+def test_what_cannot_be(model_and_path, tokens, overlap, why):
+    with pytest.raises(InvalidInput, match=why):
+        settings_for(model_and_path[0], tokens, overlap)
+
+
+def test_defaults(model_and_path):
+    found = settings_for(model_and_path[0], None, None)
+    assert (found.tokens, found.overlap) == (small.LONGEST, (small.LONGEST - 2) // 8)
+    long = small.model(small.model_spec(max_input_length=8192))
+    assert longest_document(long) == 8192
+    assert settings_for(long, None, None).tokens == chunking.DEFAULT_TOKENS
+
+
+LONG = " ".join(f"{one} {two} {three}." for one in small.WORDS for two in small.WORDS[:6] for three in ("meaning", "text"))
+
+
+@pytest.mark.parametrize("overlap", [0, 4])
+def test_late_chunks_are_cut_as_others_and_know_what_is_read_with_them(model_and_path, overlap):
+    model, path = model_and_path
+    plain, late = (Chunker(model, raw(path), settings_for(model, 18, overlap, late=kind)) for kind in (False, True))
+    ((plain,), (chunks, short)) = plain.chunks_of([LONG]), late.chunks_of([LONG, "one two"])
+    assert [(chunk.text, chunk.start, chunk.tokens) for chunk in chunks] == [(one.text, one.start, one.tokens) for one in plain]
+    assert [chunk.window for chunk in short] == [(0, 7)]
+    assert len({chunk.window for chunk in chunks}) > 10
+    for chunk in chunks:
+        begin, end = chunk.window
+        assert begin <= chunk.start < chunk.end <= end
+        assert read_tokens(model, LONG[begin:end]) <= small.LONGEST
+        assert begin == 0 or end == len(LONG) or read_tokens(model, LONG[begin:end]) > small.LONGEST - 12
+        poorer = min(chunk.start - begin if begin else end, end - chunk.end if end < len(LONG) else end)
+        assert poorer > 0, "no chunk stands at a window's edge that is not the text's"
+
+
+def test_late_chunks_are_half_of_what_the_model_reads_at_most(model_and_path):
+    model, _ = model_and_path
+    found = settings_for(model, None, None, late=True)
+    assert (found.tokens, found.overlap) == (2 + (small.LONGEST - 2) // 4, 0)
+    assert settings_for(model, 33, None, late=True).tokens == 33
+    with pytest.raises(InvalidInput, match="between 10 and 33, half of what the model reads"):
+        settings_for(model, 34, None, late=True)

@@ -1,0 +1,178 @@
+"""Embedders: in process and by a server the same rows; a bad text alone; a server that is busy, away, or no hybridtei."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from hybridtei.batch import Head
+from hybridtei.client import Client
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import BackendError, EmptyInput, InvalidInput, TokenizerError
+from hybridtei.inference.tasks.embed import Embedder
+from hybridtei.inference.tasks.pooling import MultivectorBudget
+from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.ingest.embedders import RemoteEmbedder, embed_each, vector_heads
+from tests import stand_in
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+from tests.server.live import serving
+
+TEXTS = [f"text {i} " + "words " * (i % 5) for i in range(50)]
+HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
+
+
+def local(model=None, **backend) -> Callable[[list[str]], Embeddings]:
+    model = model or small.model()
+    return documents_by(Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig()), HEADS)
+
+
+def documents_by(embedder: Embedder, heads: frozenset[Head]) -> Callable[[list[str]], Embeddings]:
+    return partial(embedder.encode, outputs=heads, input_type="document", multivector=MultivectorBudget())
+
+
+def assert_equal(one, other) -> None:
+    np.testing.assert_allclose(one.dense, other.dense, atol=1e-6)
+    np.testing.assert_allclose(one.multivector.values, other.multivector.values, atol=1e-6)
+    np.testing.assert_array_equal(one.multivector.offsets, other.multivector.offsets)
+    np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
+    np.testing.assert_array_equal(one.sparse.indptr, other.sparse.indptr)
+    np.testing.assert_allclose(one.sparse.values, other.sparse.values, atol=1e-6)
+
+
+def test_a_server_gives_what_the_engine_gives():
+    with serving() as server:
+        remote = RemoteEmbedder(Client(server.url))
+        assert remote.outputs == HEADS
+        assert_equal(documents_by(remote, HEADS)(TEXTS), local()(TEXTS))
+        remote.close()
+
+
+def test_a_servers_spans_are_the_engines():
+    spans = [[(0, 4), (5, 6)] * (1 + i % 4) for i in range(len(TEXTS))]
+    with serving(server={"max_client_batch_size": 3}) as server:
+        remote = RemoteEmbedder(Client(server.url))
+        wanted = local()(TEXTS, spans=spans)
+        assert len(wanted) == sum(map(len, spans))
+        assert_equal(documents_by(remote, HEADS)(TEXTS, spans=spans), wanted)
+        with pytest.raises(InvalidInput, match=r"spans\[1\]. is \[4, 5\], which holds no token"):
+            documents_by(remote, HEADS)(["text one"], spans=[[(0, 4), (4, 5)]])
+        remote.close()
+
+
+@pytest.mark.parametrize("model", [{"multivector_tokens": 2}, {"multivector_dtype": "int8"}, {"multivector_dtype": "binary"}])
+def test_a_servers_own_budget_is_not_the_collections(model):
+    with serving(model=model) as server:
+        remote = RemoteEmbedder(Client(server.url))
+        assert_equal(documents_by(remote, HEADS)(TEXTS[:5]), local()(TEXTS[:5]))
+        remote.close()
+
+
+def test_a_servers_prompt_for_documents_is_used():
+    spec = small.model_spec(prompts={"document": "passage: "})
+    model = small.model(spec)
+    wanted = local(model)(TEXTS)
+    with serving(spec) as server:
+        remote = RemoteEmbedder(Client(server.url))
+        assert_equal(documents_by(remote, HEADS)(TEXTS), wanted)
+        remote.close()
+
+
+def test_bad_texts_stand_alone():
+    texts = [*TEXTS[:5], "poison", *TEXTS[5:9], "", TEXTS[9]]
+    found, reasons = embed_each(local(fail_on=small.IDS["poison"]), texts)
+    assert [place for place, reason in enumerate(reasons) if reason is not None] == [5, 10]
+    assert "the batch holds" in reasons[5]
+    assert "cannot be empty" in reasons[10]
+    assert_equal(found, local()(TEXTS[:10]))
+
+
+def test_where_every_text_fails_the_engine_is_at_fault():
+    with pytest.raises(BackendError):
+        embed_each(local(fail_on=small.IDS["poison"]), ["poison one", "poison two"])
+    found, reasons = embed_each(local(fail_on=small.IDS["poison"]), ["poison"])
+    assert (found.dense, len(reasons)) == (None, 1)
+
+
+INFO = {
+    "model_id": "m",
+    "model_dtype": "float32",
+    "max_client_batch_size": 32,
+    "hybridtei": {"role": "embedding", "outputs": ["dense"], "prompts": {}},
+}
+
+
+@contextmanager
+def answering(answers: list[tuple[int, dict[str, str], Any]]) -> Iterator[tuple[str, list[str]]]:
+    """A server of fixed answers after /info's; the last one stays. And the paths it was asked."""
+    asked: list[str] = []
+
+    def answer(method: str, path: str, _: bytes) -> stand_in.Answer:
+        asked.append(path)
+        status, headers, body = (200, {}, INFO) if method == "GET" else answers.pop(0) if len(answers) > 1 else answers[0]
+        return status, headers, body if isinstance(body, bytes) else orjson.dumps(body)
+
+    with stand_in.answering(answer) as url:
+        yield url, asked
+
+
+def test_patience_ends():
+    with answering([(429, {"retry-after": "100"}, b"busy now")]) as (url, _):
+        remote = RemoteEmbedder(Client(url, patience_s=1))
+        with pytest.raises(ConnectionError, match=r"no answer within 1 s.*429: busy now"):
+            documents_by(remote, frozenset({Head.DENSE}))(["one"])
+        remote.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "why"),
+    [
+        ((422, {}, {"error": "too long", "error_type": "Validation"}), InvalidInput, "too long"),
+        ((422, {}, {"error": "odd text", "error_type": "Tokenizer"}), TokenizerError, "odd text"),
+        ((400, {}, {"error": "empty", "error_type": "Empty"}), EmptyInput, "empty"),
+        ((413, {}, b"Failed to buffer the request body: length limit exceeded"), InvalidInput, "length limit"),
+        ((424, {}, {"error": "pass failed", "error_type": "Backend"}), BackendError, "pass failed"),
+        ((200, {}, [{"dense": ["x"]}]), BackendError, "not what was asked for"),
+        ((401, {}, b""), ConnectionError, "status 401"),
+        ((404, {}, {"error": "no model", "error_type": "NotFound"}), ConnectionError, "no model"),
+        ((200, {}, b"<html>please\n log in"), ConnectionError, "status 200: <html>please log in"),
+        ((400, {}, b"<html>bad gateway rule"), ConnectionError, "status 400: <html>bad gateway rule"),
+        ((413, {}, b"<html>Request Entity Too Large"), ConnectionError, "Request Entity Too Large"),
+        ((422, {}, {"detail": "another program"}), ConnectionError, "another program"),
+        ((424, {}, b"failed dependency"), ConnectionError, "failed dependency"),
+        ((418, {}, {"error": "teapot", "error_type": "Validation"}), ConnectionError, "status 418"),
+        ((200, {}, b"null"), ConnectionError, "status 200: null"),
+        ((200, {}, [{"sparse": {}}]), ConnectionError, "should answer 1 objects of dense"),
+    ],
+)
+def test_only_the_servers_own_errors_are_a_texts_fault(answer, error, why):
+    with answering([answer]) as (url, _):
+        remote = RemoteEmbedder(Client(url, patience_s=1))
+        with pytest.raises(error, match=why):
+            documents_by(remote, frozenset({Head.DENSE}))(["one"])
+        remote.close()
+
+
+def test_a_sparse_vector_of_unequal_lengths_is_refused():
+    with answering([(200, {}, [{"sparse": {"indices": [1, 2], "values": [0.5]}}])]) as (url, _):
+        remote = RemoteEmbedder(Client(url, patience_s=1))
+        with pytest.raises(BackendError, match="2 indices and 1 values"):
+            documents_by(remote, frozenset({Head.SPARSE}))(["one"])
+        remote.close()
+
+
+def test_outputs():
+    assert vector_heads(frozenset(Head), None) == HEADS
+    assert vector_heads(HEADS, ["sparse"]) == {Head.SPARSE}
+    for names in (["vectors"], ["tokens"]):
+        with pytest.raises(InvalidInput, match=r"the model has dense, multivector, sparse"):
+            vector_heads(HEADS, names)
+    with pytest.raises(InvalidInput, match="the model has dense"):
+        vector_heads(frozenset({Head.DENSE, Head.TOKENS}), ["sparse"])

@@ -1,0 +1,367 @@
+"""Whose documents are, who writes them, and that what is stored is never embedded again: from elsewhere too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qdrant_client import models
+from qdrant_client.models import Distance, VectorParams
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError
+from hybridtei.models.checkpoint.files import EMBEDDED_HEADS
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.retrieval.ingest import identity
+from hybridtei.retrieval.ingest import prepare as preparing
+from hybridtei.retrieval.ingest import run as running
+from hybridtei.retrieval.ingest.chunking import DIGEST
+from hybridtei.retrieval.ingest.identity import LEASE, SOURCES, Source, leased, locked
+from hybridtei.retrieval.ingest.indexing import THRESHOLD
+from hybridtei.retrieval.ingest.options import IngestOptions, Summary
+from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.store.options import CollectionPlan
+from tests.retrieval.ingest.small_ingest import Ingest, points, write
+from tests.retrieval.store.memory_store import MemoryStore
+from tests.retrieval.store.speaking import Failure, serving_grpc, serving_rest
+from tests.retrieval.store.test_nodes import Node
+
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Iterator[Encoder]:
+    """The embedded model, loaded once."""
+    loaded = Encoder.load(config=ModelConfig(multivector_tokens=64, multivector_dtype="binary"))
+    yield loaded
+    loaded.close()
+
+
+class Shared:
+    """An encoder that its users do not close."""
+
+    name = "shared"
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encode = encoder.encode
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[list[Node], list[str]]]:
+    """Two that share one state, and their addresses."""
+    both = [Node(), Node()]
+    both[1].join(both[0])
+    with ExitStack() as stack:
+        yield both, [f"grpc://127.0.0.1:{stack.enter_context(serving_grpc(node))}" for node in both]
+    both[0].local.close()
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
+    monkeypatch.setattr(preparing, "BATCH_CHUNKS", 8)
+    monkeypatch.setattr(running, "_embedder", lambda *_: Shared(encoder))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path / "in.jsonl", {f"d{i}": f"a boundary layer on plate {i}" for i in range(COUNT)})
+
+
+def run(source: Path, url: str, machine: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Summary:
+    """The command's work on a machine, which is a folder. `tell`: takes its lines; others are options."""
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(machine))
+    tell = more.pop("tell", lambda line: None)
+    quarantine = str(machine / "quarantine.jsonl")
+    options = IngestOptions(source=str(source), collection="c", quarantine=quarantine, quiet=True, **more)
+    return run_ingest(options, ModelConfig(), EngineConfig(), StoreConfig(qdrant_url=url, qdrant_patience=5.0), tell=tell)
+
+
+def test_another_address_and_another_machine_embed_nothing_again(
+    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (a, b) = nodes
+    assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
+    again = run(source, f"{b},{a}", tmp_path / "m1", monkeypatch)
+    assert (again.stats.documents, again.stats.skipped) == (0, COUNT)
+    elsewhere = run(source, b, tmp_path / "m2", monkeypatch)
+    assert (elsewhere.stats.documents, elsewhere.stats.skipped, elsewhere.stats.points) == (0, COUNT, COUNT)
+    changed = write(source, {f"d{i}": f"a boundary layer on plate {i}" for i in range(1, COUNT)} | {"d0": "a wing"})
+    assert run(changed, b, tmp_path / "m2", monkeypatch).stats.documents == 1
+    back = run(changed, a, tmp_path / "m1", monkeypatch)  # whose cache has the old version of the file
+    assert (back.stats.documents, back.stats.skipped, back.stats.points) == (0, COUNT, COUNT)
+
+
+def test_late_chunks_are_others_than_plain_ones_and_are_remembered(
+    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (a, _) = nodes
+    lines: list[str] = []
+    assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
+    assert run(source, a, tmp_path / "m1", monkeypatch, chunking="late", tell=lines.append).stats.documents == COUNT
+    assert any(line.startswith("chunks    at most 65 tokens") and "late" in line for line in lines)
+    assert run(source, a, tmp_path / "m1", monkeypatch, chunking="late").stats.documents == 0
+    with pytest.raises(InvalidInput, match="--chunking late and --no-chunking exclude each other"):
+        run(source, a, tmp_path / "m1", monkeypatch, chunking="late", no_chunking=True)
+    find = running.find_model
+    monkeypatch.setattr(running, "find_model", lambda model: replace(find(model), pooling=("cls",)))
+    with pytest.raises(InvalidInput, match=r"--chunking late: .* the model pools by cls"):
+        run(source, a, tmp_path / "m1", monkeypatch, chunking="late")
+
+
+def test_a_collection_made_anew_is_not_taken_for_the_old_one(
+    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, _), (a, b) = nodes
+    run(source, a, tmp_path / "m1", monkeypatch)
+    first.local.delete_collection("c")
+    other = write(tmp_path / "other.jsonl", {"x": "a wing"})
+    assert run(other, b, tmp_path / "m2", monkeypatch).stats.documents == 1
+    summary = run(source, a, tmp_path / "m1", monkeypatch)
+    assert (summary.stats.documents, summary.stats.points) == (COUNT, COUNT + 1)
+
+
+def test_heads_of_ours_that_were_trained_anew_are_told_apart(
+    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (a, _) = nodes
+    run(source, a, tmp_path / "m1", monkeypatch)
+    other = tmp_path / "other.safetensors"
+    weights = {name: tensor * 0.5 for name, tensor in load_file(EMBEDDED_HEADS).items()}
+    with safe_open(EMBEDDED_HEADS, "np") as file:
+        save_file(weights, other, metadata=file.metadata())
+    find = running.find_model
+
+    def trained_anew(config: ModelConfig) -> ModelSpec:
+        spec = find(config)
+        assert spec.sparse is not None
+        assert spec.multivector is not None
+        return replace(spec, sparse=replace(spec.sparse, file=other), multivector=replace(spec.multivector, file=other))
+
+    monkeypatch.setattr(running, "find_model", trained_anew)
+    with pytest.raises(CollectionMismatch, match="hybridtei migrate c"):
+        run(source, a, tmp_path / "m1", monkeypatch)
+
+
+def test_an_ingest_goes_on_across_a_failover(
+    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, second), (a, b) = nodes
+    do, upserts = Node.do, []
+
+    def dying(node: Node, call: str, *arguments: Any, **options: Any) -> Any:
+        if node is first:
+            upserts.extend([call] * (call == "upsert"))
+            if len(upserts) > 2:
+                raise Failure(503, "this node is gone")
+        return do(node, call, *arguments, **options)
+
+    monkeypatch.setattr(Node, "do", dying)
+    summary = run(source, f"{a},{b}", tmp_path / "m1", monkeypatch)
+    assert (summary.stats.documents, summary.stats.points) == (COUNT, COUNT)
+    assert "upsert" in first.calls
+    assert "upsert" in second.calls
+    later = run(source, b, tmp_path / "m1", monkeypatch)
+    assert (later.stats.documents, later.stats.skipped) == (0, COUNT)
+
+
+async def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> None:
+    """A chunk is missing, one is of another version, a payload claims more chunks than there are points."""
+    text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(20))
+    texts = {name: f"{text} {name}" for name in ("whole", "short", "mixed", "forged")}
+    store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
+    await ingest.run(write(tmp_path / "in.jsonl", texts), store)
+    before = len(await points(store))
+    records = {(one.payload["document_id"], one.payload["chunk"]): one for one in await points(store, with_vectors=True)}
+    await store.delete("small", [records["short", 2].id])
+    changes = {("mixed", 1): {DIGEST: records["whole", 1].payload[DIGEST]}, ("forged", 0): {"chunks": 9_000_000}}
+    for place, change in changes.items():
+        one = records[place]
+        await store.upsert("small", [models.PointStruct(id=one.id, vector=one.vector, payload={**one.payload, **change})])
+    outcome = await ingest.run(tmp_path / "in.jsonl", store)
+    assert (ingest.stats.documents, ingest.stats.skipped) == (3, 1)
+    assert outcome.points == before
+
+
+KNOWN = {Path("/data/docs"): "docs", Path("/data/docs/deep/a.txt"): "a.txt", Path("/srv/all"): "named"}
+
+
+@pytest.mark.parametrize(
+    ("place", "chosen", "label"),
+    [
+        ("/data/docs", None, "docs"),
+        ("/data/docs/b/c.txt", None, "docs/b/c.txt"),  # a file refreshed by its own path
+        ("/data/docs/deep/a.txt", None, "a.txt"),  # the nearest
+        ("/elsewhere/new", None, "new"),
+        ("/elsewhere/docs", "docs", "docs"),  # the folder has moved, or is seen from another machine
+        ("/elsewhere/docs", "other", "other"),
+        ("/srv/all/x", None, "named/x"),
+        ("/data/docs", "other", "other"),
+    ],
+)
+def test_the_label_of_a_path(place: str, chosen: str | None, label: str) -> None:
+    assert Source.of(Path(place), known(KNOWN), chosen).label == label
+
+
+def known(sources: dict[Path, str]) -> CollectionSchema:
+    return CollectionSchema({}, {}, {SOURCES: {name: str(path) for path, name in sources.items()}})
+
+
+def test_two_sources_of_one_name_are_two(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"'docs', which is /data/docs.*--source-name"):
+        Source.of(Path("/elsewhere/docs"), known(KNOWN))
+    assert Source.of(Path("/data"), known(KNOWN)).labels == ["data", "docs", "a.txt"]
+    record = Source.of(Path("/elsewhere/docs"), known(KNOWN), "docs").record
+    assert record[SOURCES] == {"docs": "/elsewhere/docs", "a.txt": "/data/docs/deep/a.txt", "named": "/srv/all"}
+    assert Source.of(Path("/data/docs/b"), known(KNOWN)).record == {}
+
+
+async def test_however_a_path_is_typed_its_documents_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one two")
+    (folder / "b.txt").write_text("three four")
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    store, ingest = MemoryStore(), Ingest(tmp_path)
+    await ingest.run(Path("docs"), store)
+    for path in ("./docs/", folder, "docs/../docs", "link", "docs/a.txt", folder / "b.txt"):
+        outcome = await ingest.run(Path(path), store)
+        assert (ingest.stats.documents, outcome.points, outcome.missing) == (0, 2, 0), path
+    (folder / "a.txt").write_text("one three")
+    await ingest.run(Path("docs/a.txt"), store)
+    assert (ingest.stats.documents, {one.payload["document_id"] for one in await points(store)}) == (
+        1,
+        {"docs/a.txt", "docs/b.txt"},
+    )
+
+
+async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one two")
+    (folder / "b.txt").write_text("three four")
+    store, ingest = MemoryStore(), Ingest(tmp_path)
+    await ingest.run(folder / "a.txt", store)
+    outcome = await ingest.run(folder, store)
+    assert (ingest.stats.documents, ingest.stats.skipped, outcome.points, outcome.missing) == (1, 1, 2, 0)
+    (folder / "a.txt").unlink()
+    assert (await ingest.run(folder, store)).missing == 1
+
+
+def test_one_ingest_at_a_time_into_a_folders_collection(tmp_path: Path) -> None:
+    with locked(tmp_path / "deep" / "c.lock"):
+        with pytest.raises(InvalidInput, match="another ingest"), locked(tmp_path / "deep" / "c.lock"):
+            pass
+        with locked(tmp_path / "deep" / "d.lock"):
+            pass
+    with locked(tmp_path / "deep" / "c.lock"):
+        pass
+
+
+async def collection(store: MemoryStore) -> MemoryStore:
+    await store.create("c", CollectionSchema({"dense": VectorParams(size=2, distance=Distance.COSINE)}, {}))
+    return store
+
+
+async def holder(store: MemoryStore) -> Any:
+    schema = await store.describe("c")
+    assert schema is not None
+    return (schema.metadata.get(LEASE) or {}).get("holder")
+
+
+async def test_a_lease_is_renewed_refused_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "RENEW_S", 0.01)
+    monkeypatch.setattr(identity, "POLL_S", 0.05)
+    store, told = await collection(MemoryStore()), list[str]()
+    async with leased(store, "c", told.append):
+        assert str(os.getpid()) in await holder(store)
+        with pytest.raises(InvalidInput, match="another ingest into 'c' is running"):
+            async with leased(store, "c", told.append):
+                pass
+    assert await holder(store) is None
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("left_by", [f"{socket.gethostname()}:999999999:x", "another-machine:1:x"])
+async def test_the_lease_of_a_killed_ingest_is_taken_over(monkeypatch: pytest.MonkeyPatch, left_by: str) -> None:
+    monkeypatch.setattr(identity, "LEASE_S", 0.2)
+    monkeypatch.setattr(identity, "POLL_S", 0.05)
+    store, told = await collection(MemoryStore()), list[str]()
+    await store.annotate("c", {LEASE: {"holder": left_by, "renewed": 3}})
+    async with leased(store, "c", told.append):
+        assert await holder(store) != left_by
+    assert len(told) == left_by.startswith("another")
+
+
+async def test_an_ingest_ends_whose_lease_another_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "RENEW_S", 0.01)
+    store = await collection(MemoryStore())
+
+    async def robbed() -> None:
+        async with leased(store, "c", lambda line: None):
+            await store.annotate("c", {LEASE: {"holder": "other:1:x", "renewed": 0}})
+            async with asyncio.timeout(30):
+                await asyncio.Event().wait()
+
+    with pytest.raises(StoreError, match="the ingest of other:1:x has taken over"):
+        await robbed()
+    assert await holder(store) == "other:1:x"
+
+
+async def test_a_server_that_keeps_no_metadata_has_no_lease(tmp_path: Path) -> None:
+    class Old(MemoryStore):
+        async def annotate(self, name: str, metadata: Any) -> None:
+            pass
+
+    store, ingest = Old(), Ingest(tmp_path)
+    for expected in (1, 0):
+        await ingest.run(write(tmp_path / "in.jsonl", {"a": "text"}), store)
+        assert ingest.stats.documents == expected
+
+
+def test_a_large_run_leaves_the_threshold_as_it_was(
+    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, _), (a, _) = nodes
+    first.status[:] = ["yellow", "green"]
+    told: list[str] = []
+    run(source, a, tmp_path, monkeypatch, defer_indexing_mb=0, tell=told.append)
+    assert first.optimizers["c"]["indexing_threshold"] == 20_000
+    assert THRESHOLD not in first.local.get_collection("c").config.metadata
+    assert told[-1] == "indexed   0 vectors, the collection is green"
+
+
+def test_a_collection_on_a_cluster_gets_copies(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, told, plan = Node(peers=3), list[str](), CollectionPlan(shards=6, replicas=1)
+    with serving_rest(node) as port:
+        run(source, f"http://127.0.0.1:{port}", tmp_path, monkeypatch, plan=plan, tell=told.append)
+    assert node.made["c"] == {"shard_number": 6, "replication_factor": 1}
+    assert "cluster   3 nodes: 6 shards, 1 copies of each" in told
+    node.local.close()
+
+
+def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for serving, scheme, says in ((serving_rest, "http", False), (serving_grpc, "grpc", True)):
+        node, told = Node(), list[str]()
+        with serving(node) as port:
+            summary = run(source, f"{scheme}://127.0.0.1:{port}", tmp_path, monkeypatch, tell=told.append)
+        assert summary.stats.points == COUNT
+        assert node.made["c"] == {}
+        assert any(line.startswith("cluster   unknown") for line in told) == says
+        node.local.close()

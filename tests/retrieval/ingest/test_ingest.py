@@ -1,0 +1,369 @@
+"""Ingests as a whole: nothing lost, nothing twice, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from qdrant_client.models import PointStruct
+
+from hybridtei.config import StoreConfig
+from hybridtei.errors import BackendError, StoreUnavailable
+from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.ingest import prepare as preparing
+from hybridtei.retrieval.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE, Chunker, settings_for
+from hybridtei.retrieval.ingest.embedders import VECTORS
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.server import ServerStore
+from tests.inference.engine import small
+from tests.retrieval.ingest.small_ingest import NAME, Ingest, points, raw, write, written
+from tests.retrieval.store.memory_store import MemoryStore
+from tests.retrieval.store.speaking import Failure, speaking
+from tests.server.test_serve import until
+
+HANG = 60
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(preparing, "BATCH_CHUNKS", 16)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path / "texts.jsonl", {f"d{i}": f"text number {i} of words" for i in range(100)})
+
+
+def ids_of(records) -> Counter:
+    return Counter((record.payload[DOCUMENT_ID], record.payload[CHUNK]) for record in records)
+
+
+def reasons(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, source):
+    store = MemoryStore()
+    ingest = Ingest(tmp_path)
+    outcome = await ingest.run(source, store)
+    assert (outcome.points, outcome.stopped) == (100, False)
+    records = await points(store, with_vectors=True)
+    assert ids_of(records) == Counter((f"d{i}", 0) for i in range(100))
+    model, _ = written(tmp_path / "model")
+    wanted = ingest.embedder(model).encode([record.payload[TEXT] for record in records], VECTORS, input_type="document")
+    for row, record in enumerate(records):
+        assert record.vector["sparse"].indices == wanted.sparse.row(row)[0].tolist()
+        assert record.vector["dense"] == pytest.approx(wanted.dense[row].tolist(), abs=1e-5)
+        assert len(record.vector["multivector"]) == len(wanted.multivector.row(row))
+    assert (ingest.stats.documents, ingest.stats.chunks) == (100, 100)
+
+
+@pytest.mark.parametrize("batch", [2, 16])
+async def test_late_chunks_are_slices_of_the_windows_they_are_read_in(tmp_path, monkeypatch, batch):
+    """Wherever batches end: a window's chunks come from one pass."""
+    monkeypatch.setattr(preparing, "BATCH_CHUNKS", batch)
+    texts = {
+        f"d{i}": " ".join(f"{one} two {three} {i}." for one in small.WORDS for three in small.WORDS[:i]) for i in (1, 2, 4)
+    }
+    store, passes = MemoryStore(), []
+    ingest = Ingest(tmp_path, {"gate": lambda batch: passes.extend(batch.lengths.tolist())}, chunk_tokens=20, late=True)
+    outcome = await ingest.run(write(tmp_path / "long.jsonl", texts), store)
+    records = await points(store, with_vectors=True)
+    assert outcome.points == len(records) > 20
+    model, _ = written(tmp_path / "model")
+    assert max(passes) <= small.LONGEST
+    (chunker,) = [Chunker(model, raw(tmp_path / "model/tokenizer.json"), settings_for(model, 20, None, late=True))]
+    windows = {name: chunker.chunks_of([text])[0] for name, text in texts.items()}
+    assert len(passes) == sum(len({chunk.window for chunk in chunks}) for chunks in windows.values())
+    encoder = ingest.embedder(model)
+    for record in records:
+        chunk = windows[record.payload[DOCUMENT_ID]][record.payload[CHUNK]]
+        assert (record.payload[TEXT], record.payload[START]) == (chunk.text, chunk.start)
+        begin, end = chunk.window
+        span = (chunk.start - begin, chunk.end - begin)
+        part = texts[record.payload[DOCUMENT_ID]][begin:end]
+        wanted = encoder.encode([part], VECTORS, input_type="document", spans=[[span]])
+        assert record.vector["dense"] == pytest.approx(wanted.dense[0].tolist(), abs=1e-5)
+        assert record.vector["sparse"].indices == wanted.sparse.row(0)[0].tolist()
+        assert len(record.vector["multivector"]) == len(wanted.multivector.row(0))
+
+
+async def test_a_second_run_does_nothing_and_a_changed_document_is_done_again(tmp_path, source):
+    store, ingest = MemoryStore(), Ingest(tmp_path)
+    await ingest.run(source, store)
+    await ingest.run(source, store)
+    assert (ingest.stats.documents, ingest.stats.skipped) == (0, 100)
+    changed = {f"d{i}": f"text number {i} of words" for i in range(100)} | {"d7": "other words", "new": "seven"}
+    await ingest.run(write(source, changed), store)
+    assert (ingest.stats.documents, ingest.stats.skipped) == (2, 99)
+    texts = {record.payload[DOCUMENT_ID]: record.payload[TEXT] for record in await points(store)}
+    assert texts == changed
+
+
+async def test_long_documents_are_cut_and_a_shorter_version_leaves_no_chunks_behind(tmp_path):
+    text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(60))
+    store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
+    source = write(tmp_path / "in.jsonl", {"long": text, "other": "one two"}, title="a search engine")
+    await ingest.run(source, store)
+    records = [record for record in await points(store) if record.payload[DOCUMENT_ID] == "long"]
+    count = len(records)
+    assert count > 20, "more than a batch"
+    assert {record.payload[CHUNKS] for record in records} == {count}
+    assert sorted(record.payload[CHUNK] for record in records) == list(range(count))
+    whole = f"a search engine\n{text}"
+    for record in records:
+        payload = record.payload
+        assert whole[payload[START] :].startswith(payload[TEXT])
+        assert (payload[TITLE], payload[SOURCE]) == ("a search engine", "in.jsonl")
+    outcome = await ingest.run(write(source, {"long": "one sentence", "other": "one two"}, title="a search engine"), store)
+    assert ids_of(await points(store)) == Counter([("long", 0), ("other", 0)])
+    assert outcome.points == 2
+
+
+@pytest.mark.parametrize("told", ["x", 300_000_000, None, -1, [5]])
+async def test_a_payload_may_claim_any_number_of_chunks(tmp_path, told):
+    """Points of a longer version whose payloads another program changed."""
+    text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(20))
+    store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
+    await ingest.run(write(tmp_path / "in.jsonl", {"a": text}), store)
+    records = await points(store, with_vectors=True)
+    assert len(records) > 3
+    changed = [PointStruct(id=one.id, vector=one.vector, payload={**one.payload, CHUNKS: told}) for one in records]
+    await store.upsert(NAME, changed)
+    async with asyncio.timeout(HANG):
+        outcome = await ingest.run(write(tmp_path / "in.jsonl", {"a": "one"}), store)
+    assert ids_of(await points(store)) == Counter([("a", 0)])
+    assert outcome.points == 1
+
+
+async def test_a_collection_that_was_dropped_or_lost_points_is_filled_again(tmp_path, source):
+    store, ingest = MemoryStore(), Ingest(tmp_path)
+    await ingest.run(source, store)
+    await store.drop(NAME)
+    await ingest.run(source, store)
+    assert ingest.stats.documents == 100
+    some = (await points(store))[:5]
+    await store.delete(NAME, [record.id for record in some])
+    outcome = await ingest.run(source, store)
+    assert ingest.stats.documents == 5
+    assert outcome.points == 100
+
+
+async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(tmp_path):
+    rows = [
+        b'{"id": "good", "text": "one two"}',
+        b'{"id": "empty", "text": ""}',
+        b'{"id": "long", "text": "' + b"x" * 1_000_000 + b'"}',
+        b'{"id": "nan", "text": "one", "score": NaN}',
+        b'{"id": "bytes", "text": "\xff"}',
+        b'{"id": "good", "text": "another of the name"}',
+        b'{"id": "poison", "text": "poison"}',
+        b'{"id": "lengths", "text": "lengths seven"}',
+        b'{"id": "not a number", "text": "nan seven"}',
+        b'{"id": "nothing", "text": "\x01"}'.replace(b"\x01", b"\\u0001"),
+        b'{"id": "huge", "text": "one", "number": 1e400}',
+        b'{"id": "last", "text": "three"}',
+    ]
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join(rows) + b"\n")
+
+    class Poisoned:
+        """The small model's, but for two texts: sparse lengths that differ, a vector that is not a number."""
+
+        def __init__(self, inner) -> None:
+            self.inner = inner
+
+        def encode(self, texts, **settings) -> Embeddings:
+            found = self.inner.encode(texts, **settings)
+            for row, text in enumerate(texts):
+                if text.startswith("nan"):
+                    found.dense[row, 0] = float("nan")
+                if text.startswith("lengths"):
+                    raise BackendError("2 indices and 1 values in a sparse vector")
+            return found
+
+        def close(self) -> None:
+            self.inner.close()
+
+    store = EmbeddedStore(str(tmp_path / "qdrant"))
+    ingest = Ingest(tmp_path, {"fail_on": small.IDS["poison"]})
+    model, _ = written(tmp_path / "model")
+    outcome = await ingest.run(tmp_path / "in.jsonl", store, Poisoned(ingest.embedder(model)))
+    assert outcome.points == 2
+    assert {one[0] for one in ids_of(await points(store))} == {"good", "last"}
+    again = await ingest.run(tmp_path / "in.jsonl", store, Poisoned(ingest.embedder(model)))
+    assert (again.points, ingest.stats.skipped, ingest.stats.quarantined) == (2, 2, 10)
+    await store.close()
+    reopened = EmbeddedStore(str(tmp_path / "qdrant"))
+    assert len(await points(reopened, with_vectors=True)) == 2
+    await reopened.close()
+    told = {entry["location"]: entry["reason"] for entry in reasons(tmp_path / "quarantine.jsonl")}
+    assert len(told) == 10
+    for location, words in {
+        "line 2": "`text` is empty",
+        "line 3": "allowed are 1000000",
+        "line 4": "not JSON",
+        "line 5": "not UTF-8: byte",
+        "line 6": "'good' was there before",
+        "line 7, chunk 0": "the batch holds",
+        "line 8, chunk 0": "2 indices and 1 values",
+        "line 9, chunk 0": "not finite",
+        "line 10": "no token",
+        "line 11": "",
+    }.items():
+        assert words in told[location], (location, told)
+
+
+async def test_a_document_with_one_bad_chunk_is_not_there_at_all(tmp_path):
+    text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(40)) + " poison"
+    store = MemoryStore()
+    ingest = Ingest(tmp_path, {"fail_on": small.IDS["poison"]}, chunk_tokens=32)
+    outcome = await ingest.run(write(tmp_path / "in.jsonl", {"bad": text, "good": "one"}), store)
+    assert ids_of(await points(store)) == Counter([("good", 0)])
+    assert (outcome.points, ingest.stats.documents) == (1, 1)
+    (entry,) = reasons(tmp_path / "quarantine.jsonl")
+    assert "poison" in entry["excerpt"]
+
+
+async def test_an_engine_that_fails_at_everything_stops_the_ingest(tmp_path, source):
+    def broken(batch):
+        raise BackendError("the device is gone")
+
+    store = MemoryStore()
+    with pytest.raises(BackendError, match="the device is gone"):
+        await Ingest(tmp_path, {"gate": broken}).run(source, store)
+    assert reasons(tmp_path / "quarantine.jsonl") == []
+
+
+async def test_a_store_that_recovers_gets_everything(tmp_path, source):
+    passes = itertools.count(1)
+
+    def spoil(batch):
+        if next(passes) == 3:
+            qdrant.failures = [Failure(429, "too many requests", "0"), Failure(507, "No space left on device")]
+
+    with speaking() as qdrant:
+        store = server_store(qdrant)
+        outcome = await Ingest(tmp_path, {"gate": spoil}).run(source, store)
+        await store.close()
+        assert (outcome.points, qdrant.failures) == (100, [])
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs", "loses answers"])
+def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source, how):
+    ingest = Ingest(tmp_path)
+
+    async def broken(qdrant):
+        # from the first call on: one under way while the server breaks would keep others
+        store = server_store(qdrant, patience=0.3, timeout=3)
+        passes = []
+
+        def spoil(batch):
+            passes.append(1)
+            if len(passes) == 5:
+                until(lambda: ingest.stats.documents > 0)  # something is acknowledged
+                if how == "hangs":
+                    store._timeout_s = 0.5
+                    qdrant.held.clear()
+                elif how == "refuses":
+                    qdrant.failures = [Failure(503, "going down")] * 1000
+                else:
+                    qdrant.lost = 1000
+
+        ingest.backend = {"gate": spoil}
+        with pytest.raises(StoreUnavailable, match=r"patience 0\.3 s"):
+            await ingest.run(source, store)
+        qdrant.held.set()
+        qdrant.failures, qdrant.lost = [], 0
+        await store.close()
+
+    async def resumed(qdrant):
+        acknowledged = ingest.stats.documents
+        assert 0 < acknowledged < 100
+        store = server_store(qdrant)
+        there = await store.count(NAME)
+        assert there >= acknowledged
+        ingest.backend = {}
+        outcome = await ingest.run(source, store)
+        assert ingest.stats.skipped == there
+        assert outcome.points == 100
+        assert ids_of(await points(store)) == Counter((f"d{i}", 0) for i in range(100))
+        await store.close()
+
+    with speaking() as qdrant:
+        asyncio.run(broken(qdrant))
+        asyncio.run(resumed(qdrant))
+
+
+def server_store(qdrant, *, patience: float = 30, timeout: float = 30) -> ServerStore:
+    url = f"grpc://127.0.0.1:{qdrant.grpc_port}"
+    return ServerStore(StoreConfig(qdrant_url=url, qdrant_patience=patience, qdrant_timeout=timeout))
+
+
+async def test_killed_and_resumed_everything_is_there_once(tmp_path):
+    """The process is killed while it stores the first version of long documents, and while it replaces them by shorter ones."""
+    source = tmp_path / "texts.jsonl"
+    command = [sys.executable, "-m", "tests.retrieval.ingest.small_ingest", str(source), str(tmp_path)]
+    for lines in (9, 3):
+        texts = {f"d{i}": "\n".join(f"text {i} of {lines} by words {line}" for line in range(lines)) for i in range(100)}
+        write(source, texts)
+        for after in (70, 70):
+            with subprocess.Popen([*command, str(after)], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
+                assert process.stdout.readline() == b"standing still\n"
+                process.kill()
+            assert process.returncode == -signal.SIGKILL
+    subprocess.run(command, cwd=ROOT, check=True, timeout=HANG)
+    store = EmbeddedStore(str(tmp_path / "qdrant"))
+    records = await points(store)
+    await store.close()
+    assert Counter(record.payload[DOCUMENT_ID] for record in records) == {
+        name: next(one.payload[CHUNKS] for one in records if one.payload[DOCUMENT_ID] == name) for name in texts
+    }
+    assert all(record.payload[TEXT] in texts[record.payload[DOCUMENT_ID]] for record in records)
+
+
+async def test_a_signal_ends_it_in_order(tmp_path, source):
+    store = MemoryStore()
+    passes = []
+    loop = asyncio.get_running_loop()
+
+    def interrupt(batch):
+        passes.append(1)
+        if len(passes) == 5:  # sent by the event loop's own thread, which has the handler
+            loop.call_soon_threadsafe(signal.raise_signal, signal.SIGINT)
+
+    ingest = Ingest(tmp_path, {"gate": interrupt})
+    outcome = await ingest.run(source, store)
+    assert outcome.stopped
+    assert 0 < outcome.points == ingest.stats.documents < 100
+    ingest.backend = {}
+    outcome = await ingest.run(source, store)
+    assert (outcome.points, outcome.stopped) == (100, False)
+
+
+async def test_the_encoder_does_not_wait_for_the_store(tmp_path, source):
+    """While the first batch is written, later ones are embedded: the store lets go only when they are."""
+    loop = asyncio.get_running_loop()
+    later = asyncio.Event()
+    passes = []
+
+    def count(batch):
+        passes.append(1)
+        if len(passes) == 3:
+            loop.call_soon_threadsafe(later.set)
+
+    class Waiting(MemoryStore):
+        async def upsert(self, name, points) -> None:
+            async with asyncio.timeout(HANG):
+                await later.wait()
+            await super().upsert(name, points)
+
+    outcome = await Ingest(tmp_path, {"gate": count}).run(source, Waiting())
+    assert outcome.points == 100

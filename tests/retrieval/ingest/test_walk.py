@@ -1,0 +1,109 @@
+"""Folders: the same files in the same order, none from outside, none waited for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hybridtei.errors import InvalidInput
+from hybridtei.retrieval.ingest.chunking import Document
+from hybridtei.retrieval.ingest.files import documents_of, source_files
+from hybridtei.retrieval.ingest.records import ReadOptions
+
+
+def labels(source: Path, name: str | None = None) -> list[str]:
+    return [file.label for file in source_files(source, name)]
+
+
+def test_a_folder_in_order_and_by_its_own_name(tmp_path):
+    root = tmp_path / "docs"
+    for name in ("b.txt", "a/z.md", "a/b/c.html", ".hidden/x.txt", ".secret.txt", "unknown.bin"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    assert labels(root) == ["docs/a/b/c.html", "docs/a/z.md", "docs/b.txt", "docs/unknown.bin"]
+    assert labels(root / ".." / "docs", "named")[0] == "named/a/b/c.html"
+    assert labels(root / "b.txt") == ["b.txt"]
+
+
+def test_links_lead_nowhere_else_and_a_pipe_is_not_waited_for(tmp_path):
+    root, outside = tmp_path / "docs", tmp_path / "outside"
+    for folder in (root, outside):
+        folder.mkdir()
+        (folder / "a.txt").write_text("x")
+    (root / "loop").symlink_to(root)
+    (root / "folder").symlink_to(outside)
+    (root / "out.txt").symlink_to(outside / "a.txt")
+    (root / "inside.txt").symlink_to(root / "a.txt")
+    (root / "gone.txt").symlink_to(root / "nothing.txt")
+    (root / "itself.txt").symlink_to(root / "itself.txt")
+    os.mkfifo(root / "pipe.txt")
+    assert labels(root) == ["docs/a.txt", "docs/inside.txt"]
+
+
+def test_a_beir_folder_is_its_corpus(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "d1", "title": "T", "text": "x", "metadata": {}}\n')
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "query"}\n')
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n")
+    (file,) = source_files(tmp_path, "beir")
+    ((found, read_bytes),) = documents_of(file, ReadOptions())
+    assert isinstance(found, Document)
+    assert (file.label, found.document_id, found.title) == ("beir/corpus.jsonl", "d1", "T")
+    assert 0 < read_bytes <= file.size
+
+
+def test_a_file_without_a_reader_is_told(tmp_path):
+    (tmp_path / "a.docx").write_text("x")
+    (file,) = source_files(tmp_path)
+    ((found, _),) = documents_of(file, ReadOptions())
+    assert "no reader for files ending in '.docx'" in found.reason
+
+
+def test_a_file_that_is_gone_again(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    (file,) = source_files(tmp_path)
+    file.path.unlink()
+    ((found, _),) = documents_of(file, ReadOptions())
+    assert "cannot be read" in found.reason
+
+
+@pytest.mark.parametrize(("name", "why"), [("nothing", "no such file"), ("a.docx", "should be a folder, or end in")])
+def test_no_source(tmp_path, name, why):
+    (tmp_path / "a.docx").write_text("x")
+    with pytest.raises(InvalidInput, match=why):
+        list(source_files(tmp_path / name))
+
+
+def test_what_ingests_write_is_no_source(tmp_path):
+    for name in (
+        "a.txt",
+        "notes.quarantine.jsonl",
+        "qdrant/.lock",
+        "qdrant/notes/layout.json",
+        "qdrant/notes/shard/wal/open-1",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert labels(tmp_path, "here") == ["here/a.txt"]
+
+
+@pytest.mark.parametrize("looked_at", range(1, 6))
+@pytest.mark.parametrize("name", ["b.txt", "b"])
+def test_what_vanishes_during_the_walk_is_not_there(tmp_path, monkeypatch, looked_at, name):
+    for file in ("a.txt", f"{name}/deep.txt" if name == "b" else name, "c.txt"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("x")
+    seen, stat = [], Path.stat
+
+    def vanishing(path: Path, **settings):
+        found = stat(path, **settings)
+        if path.name == name:
+            seen.append(1)
+            if len(seen) == looked_at:
+                path.rename(tmp_path.parent / f"{tmp_path.name}-{name}")
+        return found
+
+    monkeypatch.setattr(Path, "stat", vanishing)
+    assert {"docs/a.txt", "docs/c.txt"} <= set(labels(tmp_path, "docs"))

@@ -1,0 +1,311 @@
+"""Migrations of small collections by tiny models: written to meanwhile, killed, flipped, rolled back, finished."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qdrant_client import models
+
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import CollectionMismatch, HybridTeiError, InvalidInput
+from hybridtei.retrieval.ingest.options import IngestOptions, Summary
+from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.migrate import MigrateOptions
+from hybridtei.retrieval.migrate import run as running
+from hybridtei.retrieval.migrate.run import MigrationRun
+from hybridtei.retrieval.search.local import query_model
+from hybridtei.retrieval.search.searcher import Searcher
+from hybridtei.retrieval.store.base import Store
+from hybridtei.retrieval.store.collection import CollectionSchemas
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.plan import schema_for
+from hybridtei.retrieval.store.points import to_points
+from hybridtei.retrieval.store.server import ServerStore
+from tests.retrieval.store.memory_store import MemoryStore
+from tests.retrieval.store.speaking import Failure, Qdrant, speaking
+from tests.retrieval.store.stores import STAND_INS, asked, plan, standing_in
+from tests.tiny import write_bert
+
+NAME, POINTS = "papers", 150
+KINDS = ("memory", "grpc")
+
+
+def texts(count: int = POINTS) -> list[str]:
+    return [f"{i} wing flow over plate {i * 7 % 31}. heat" for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    place = tmp_path_factory.mktemp("models")
+    return write_bert(place / "old", seed=0), write_bert(place / "new", seed=1, hidden_size=48)
+
+
+async def filled(store: Store, folder: Path, rows: Sequence[str]) -> Encoder:
+    encoder = Encoder.load(config=ModelConfig(model_id=str(folder)))
+    await store.create(NAME, schema_for(encoder.spec, str(folder)))
+    await store.upsert(NAME, points(encoder, list(range(len(rows))), rows))
+    return encoder
+
+
+def points(encoder: Encoder, ids: Sequence[int], rows: Sequence[str]) -> list[models.PointStruct]:
+    return to_points(encoder.encode(list(rows), ("dense",)), list(ids), [{"text": row} for row in rows])
+
+
+async def step(store: Store, said: list[str] | None = None, **options: Any) -> None:
+    chosen = MigrateOptions(collection=NAME, quiet=True, **options)
+    await MigrationRun(store, chosen, ModelConfig(), EngineConfig(), ([] if said is None else said).append).run()
+
+
+async def payloads(store: Store, name: str) -> dict[Any, Any]:
+    records, _ = await store.scroll(name, limit=10_000)
+    return {record.id: record.payload for record in records}
+
+
+@contextmanager
+def fresh(kind: str) -> Iterator[Store]:
+    """An empty store, in memory or the client of the stand-in."""
+    with nullcontext(MemoryStore()) if kind == "memory" else standing_in(kind) as store:
+        yield store
+
+
+async def searched(store: Store, encoder: Encoder, folder: Path, text: str = "wing flow 3") -> list[Any]:
+    searcher = Searcher(store, query_model(encoder, str(folder)), schemas=CollectionSchemas(store))
+    return [(hit.id, hit.score) for hit in (await searcher.search(NAME, text)).hits]
+
+
+async def write(schemas: CollectionSchemas, encoders: dict[str, Encoder], ids: Sequence[int], rows: Sequence[str]) -> None:
+    """A writer that has both models, as a server has."""
+    while True:
+        schema = await schemas.of(NAME, writing=True)
+        if await schemas.upsert(NAME, schema, points(encoders[schema.metadata["model_id"]], ids, rows)):
+            return
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind: str, folders: tuple[Path, Path]) -> None:
+    """A writer changes, adds and deletes points before each call of the migration to the store, without a wait: a write may be
+    acknowledged only if it is there in the end, and a search always finds points of one model."""
+
+    async def story(store: Store) -> None:
+        encoders = {str(folder): Encoder.load(config=ModelConfig(model_id=str(folder))) for folder in folders}
+        await store.create(NAME, schema_for(encoders[str(folders[0])].spec, str(folders[0])))
+        await store.upsert(NAME, points(encoders[str(folders[0])], list(range(POINTS)), texts()))
+        schemas, expected = CollectionSchemas(store), dict(enumerate(texts()))
+        over = asyncio.Event()
+
+        async def traffic() -> None:
+            for turn in itertools.count():
+                if over.is_set():
+                    return
+                changed = {turn % POINTS: f"changed {turn}", 1000 + turn: f"added {turn}"}
+                await write(schemas, encoders, list(changed), list(changed.values()))
+                expected.update(changed)
+                schema = await schemas.of(NAME)
+                encoder = encoders[schema.metadata["model_id"]]
+                model = query_model(encoder, schema.metadata["model_id"])
+                assert (await Searcher(store, model, schemas=schemas).search(NAME, "wing")).hits
+                await asyncio.sleep(0)
+
+        writing = asyncio.create_task(traffic())
+        await step(store, to=str(folders[1]), yes=True)
+        over.set()
+        await writing
+        assert {key: payload["text"] for key, payload in (await payloads(store, NAME)).items()} == expected
+        assert (await store.aliases())[NAME] == f"{NAME}.1"
+        over.clear()
+        writing = asyncio.create_task(traffic())
+        await step(store, step="rollback")
+        over.set()
+        await writing
+        assert {key: payload["text"] for key, payload in (await payloads(store, NAME)).items()} == expected
+        assert (await store.aliases())[NAME] == f"{NAME}.0"
+        await store.close()
+
+    with fresh(kind) as store:
+        asyncio.run(story(store))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "embedded"])
+def test_searches_follow_the_switch_and_the_way_back(kind: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    async def story(store: Store) -> None:
+        old = await filled(store, folders[0], texts(40))
+        new = Encoder.load(config=ModelConfig(model_id=str(folders[1])))
+        before = await searched(store, old, folders[0])
+        with pytest.raises(InvalidInput, match="--yes agrees"):
+            await step(store, to=str(folders[1]))
+        assert await store.collections() == [NAME]  # nothing was begun
+        said: list[str] = []
+        await step(store, said, to=str(folders[1]), no_switch=True)
+        assert f"{NAME}.1 (40 points of {folders[1]}) is a copy" in said[-1]
+        await store.delete(NAME, [7])
+        await step(store, said, to=str(folders[1]), yes=True)
+        assert "switched in" in said[-2]
+        after = await searched(store, new, folders[1])
+        assert after != before
+        with pytest.raises(CollectionMismatch):
+            await searched(store, old, folders[0])
+        assert 7 not in await payloads(store, NAME)
+        await store.delete(NAME, [3])
+        await store.upsert(NAME, points(new, [7], [texts()[7]]))
+        await step(store, step="rollback")
+        assert 3 not in await payloads(store, NAME)
+        await store.upsert(NAME, points(old, [3], [texts()[3]]))
+        assert await searched(store, old, folders[0]) == before
+        await step(store, to=str(folders[1]))  # an alias moves: no --yes; the copy of before catches up
+        await step(store, step="delete_old")
+        assert await store.collections() == [f"{NAME}.1"]
+        with pytest.raises(InvalidInput, match="what answered before is gone"):
+            await step(store, step="rollback")
+        chosen = MigrateOptions(collection=f"{NAME}.1", quiet=True, to=str(folders[0]))
+        with pytest.raises(InvalidInput, match=f"migrate '{NAME}'"):
+            await MigrationRun(store, chosen, ModelConfig(), EngineConfig(), print).run()
+        await store.close()
+
+    opened = nullcontext(EmbeddedStore(str(tmp_path))) if kind == "embedded" else fresh(kind)
+    with opened as store:
+        asyncio.run(story(store))
+
+
+def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "KEPT_S", -1.0)  # no search is under way
+
+    async def story(state: Qdrant, store: Store, writes: int) -> bool:
+        (await filled(store, folders[0], texts(9))).close()
+        await step(store, to=str(folders[1]), no_switch=True)
+        do, left = state.do, iter(range(writes))
+
+        def dying(*arguments: Any, **options: Any) -> Any:
+            if options.get("write") and next(left, None) is None:
+                raise Failure(400, "killed")
+            return do(*arguments, **options)
+
+        state.do = dying  # type: ignore[method-assign]
+        is_killed = False
+        try:
+            await step(store, to=str(folders[1]), yes=True)
+        except HybridTeiError:
+            state.do, is_killed = do, True  # type: ignore[method-assign]
+            await step(store, to=str(folders[1]), yes=True)
+        assert (await store.aliases())[NAME] == f"{NAME}.1"
+        assert await store.collections() == [f"{NAME}.0", f"{NAME}.1"]
+        described = [await store.describe(f"{NAME}.{number}") for number in (0, 1)]
+        assert [one.metadata.get("previous") for one in described if one is not None] == [None, f"{NAME}.0"]
+        assert await store.count(NAME) == await store.count(f"{NAME}.0") == 9
+        return is_killed
+
+    for writes in itertools.count():
+        with speaking() as state:
+            store = ServerStore(StoreConfig(qdrant_url=f"grpc://127.0.0.1:{state.grpc_port}"))
+            if not asyncio.run(story(state, store, writes)):
+                break
+    assert writes == 8  # a collection, its points, a mark, two of metadata, the deletion, the alias, metadata of two
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_be_embedded_is_not_copied(kind: str, folders: tuple[Path, Path]) -> None:
+    async def story(store: Store) -> None:
+        encoder = await filled(store, folders[0], texts(20))
+        await store.upsert(NAME, to_points(encoder.encode(["a"], ("dense",)), [0], [{"title": "no text"}]))
+        with pytest.raises(InvalidInput, match="no text"):
+            await step(store, to=str(folders[1]), no_switch=True)
+        assert await store.collections() == [NAME]
+        await store.close()
+
+    with fresh(kind) as store:
+        asyncio.run(story(store))
+
+
+@pytest.mark.parametrize("kind", ["memory", "embedded", *STAND_INS])
+def test_a_store_annotates_collections_and_gives_them_names(kind: str, tmp_path: Path) -> None:
+    with asked(kind, tmp_path) as one:
+        store, run = one.store, one.run
+        for name in ("a", "b", "c"):
+            run(store.create(name, plan(model_id=name)))
+        run(store.annotate("a", {"note": {"x": 1}, "model_id": None}))
+        described = run(store.describe("a"))
+        assert described is not None
+        assert dict(described.metadata) == {"note": {"x": 1}}
+        run(store.alias("a", "b"))
+        assert run(store.aliases()) == {"a": "b"}
+        assert run(store.collections()) == ["b", "c"]
+        run(store.alias("a", "c"))
+        assert run(store.aliases()) == {"a": "c"}
+        assert run(store.count("a")) == 0
+
+
+@pytest.mark.slow
+def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again(folders: tuple[Path, Path]) -> None:
+    command = [sys.executable, "-m", "conformance.load", "migrate", "--old", str(folders[0]), "--new", str(folders[1])]
+    with speaking() as state:
+        command += ["--qdrant-url", f"grpc://127.0.0.1:{state.grpc_port}", "--points", "200", "--kills", "1"]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+    told = json.loads(done.stdout.splitlines()[-1])
+    of_speed = {"kill -9 of the command", "searches", "last search that the old model answers"}
+    assert set(told["broken"]) <= of_speed
+    assert len(told["rows"]) == 7
+
+
+def ingested(place: Path, folder: Path) -> Summary:
+    options = IngestOptions(source=str(place / "notes"), collection=NAME, model_named=True, quiet=True)
+    store = StoreConfig(qdrant_path=str(place / "store"))
+    return run_ingest(options, ModelConfig(model_id=str(folder)), EngineConfig(), store)
+
+
+def migrated(place: Path, said: list[str] | None = None, **options: Any) -> None:
+    tell = ([] if said is None else said).append
+    chosen, store = MigrateOptions(collection=NAME, quiet=True, **options), StoreConfig(qdrant_path=str(place / "store"))
+    running.run_migration(chosen, ModelConfig(), EngineConfig(), store, tell=tell)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    (tmp_path / "notes").mkdir()
+    for i, text in enumerate(texts(5)):
+        (tmp_path / f"notes/{i}.txt").write_text(text)
+    return tmp_path
+
+
+def test_an_ingest_after_a_migration_embeds_nothing_again(notes: Path, folders: tuple[Path, Path]) -> None:
+    assert ingested(notes, folders[0]).stats.documents == 5
+    assert ingested(notes, folders[0]).stats.documents == 0
+    migrated(notes, to=str(folders[1]), yes=True)
+    migrated(notes, step="delete_old")
+    again = ingested(notes, folders[1]).stats
+    assert (again.documents, again.skipped) == (0, 5)
+
+
+def test_vectors_that_the_new_model_lacks_are_named(notes: Path, folders: tuple[Path, Path], hybrid: Path) -> None:
+    said: list[str] = []
+    ingested(notes, hybrid)
+    try:
+        migrated(notes, said, to=str(folders[0]), no_switch=True)
+    except HybridTeiError as refusal:
+        said.append(str(refusal))
+    assert [line for line in said if "sparse" in line and "multivector" in line]
+
+
+def test_migrating_back_restores_the_vectors_that_were_dropped(notes: Path, folders: tuple[Path, Path], hybrid: Path) -> None:
+    async def sparse() -> set[str]:
+        store = EmbeddedStore(str(notes / "store"))
+        described = await store.describe(NAME)
+        await store.close()
+        return {*described.sparse} if described is not None else set()
+
+    ingested(notes, hybrid)
+    assert asyncio.run(sparse()) == {"sparse"}
+    for folder in (folders[0], hybrid):
+        migrated(notes, to=str(folder), yes=True, drop_outputs="sparse,multivector")
+        migrated(notes, step="delete_old")
+    assert asyncio.run(sparse()) == {"sparse"}

@@ -1,0 +1,90 @@
+"""What tests of searching share: a small model whose tokenizer is a file, as labels of collections want it, and a few texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.retrieval.store.base import Store
+from hybridtei.retrieval.store.plan import budget_of_plan, plan_of, schema_for
+from hybridtei.retrieval.store.points import to_points
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+from tests.retrieval.store.memory_store import MemoryStore
+
+MODEL = "small"
+TEXTS = [
+    "one two three",
+    "two three four",
+    "the hybrid search engine",
+    "a search by words and meaning",
+    "four five six seven",
+    "the engine finds text by meaning",
+    "one one one two",
+    "seven six five",
+    "hybrid words and text",
+    "three four five",
+]
+
+
+def spec_in(folder: Path, **changes: Any) -> ModelSpec:
+    """A model with every output, whose files lie in a folder."""
+    small.tokenizer()._raw.save(str(folder / "tokenizer.json"))
+    return small.model_spec(folder=folder, **{"prompts": {"query": small.PROMPTS["query"]}, **changes})
+
+
+def encoder_of(spec: ModelSpec) -> Encoder:
+    return Encoder(small.model(spec), FakeBackend(spec), 256, EngineConfig())
+
+
+def payload(place: int, text: str) -> dict[str, Any]:
+    return {"text": text, "document_id": f"d{place}", "metadata": {"place": place, "even": place % 2 == 0}}
+
+
+async def filled(
+    encoder: Encoder,
+    store: Store | None = None,
+    name: str = "papers",
+    texts: Sequence[str] = TEXTS,
+    payload_of: Callable[[int], dict[str, Any]] = lambda place: {},
+    **plan: Any,
+) -> Store:
+    """A store with the texts as points 0, 1, …; `payload_of`: what differs in their payloads."""
+    store = store or MemoryStore()
+    layout = schema_for(encoder.spec, MODEL, **plan)
+    await store.create(name, layout)
+    kinds, budget = ("dense", "sparse", "multivector"), budget_of_plan(plan_of(layout))
+    embedded = encoder.encode(list(texts), kinds, input_type="document", multivector=budget)
+    points = to_points(embedded, list(range(len(texts))), [payload(i, text) | payload_of(i) for i, text in enumerate(texts)])
+    for point in points:
+        point.vector = {name: vector for name, vector in point.vector.items() if name in {*layout.vectors, *layout.sparse}}
+    await store.upsert(name, points)
+    return store
+
+
+def exact(encoder: Encoder, query: str, texts: Sequence[str] = TEXTS) -> dict[str, Any]:
+    """float32[texts] of each kind of vector, in numpy."""
+    kinds = ("dense", "sparse", "multivector")
+    asked = encoder.encode([query], kinds, input_type="query")
+    documents = encoder.encode(list(texts), kinds, input_type="document")
+    rows = asked.multivector.row(0)
+    return {
+        "dense": documents.dense @ asked.dense[0],
+        "sparse": documents.sparse.to_dense() @ asked.sparse.to_dense()[0],
+        "multivector": np.array([(rows @ document.T).max(1).sum() for document in documents.multivector]),
+    }
+
+
+def run(coroutine: Any) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(60):
+            return await coroutine
+
+    return asyncio.run(limited())

@@ -1,0 +1,146 @@
+"""Ranking quality through the database is the exhaustive ranking's, mode by mode: a real model, a part of a real collection,
+the embedded engine. Skipped where the collection is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.encoder import Encoder
+from hybridtei.retrieval.evaluate.measures import evaluate, read_judgements
+from hybridtei.retrieval.ingest.options import IngestOptions
+from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.options import CollectionPlan
+from hybridtei.server.start import in_process
+from tests.retrieval.search.fusion import Ranking, rrf
+
+FOLDER = Path(__file__).parents[4] / "shared" / "data" / "cranfield"
+ALL = ("dense", "sparse", "multivector")
+TOLERANCE = 0.01
+DEPTH = 100  # of the lists that are fused, on both sides
+DOCUMENTS, QUERIES = 250, 75  # of 1,400 and 225: more than twice what a list holds
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason="the cranfield collection is not beside the repository"),
+]
+
+
+def part_of_it(folder: Path) -> Path:
+    """The collection's first documents, and the judgements of them."""
+    folder.mkdir()
+    corpus = (FOLDER / "corpus.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:DOCUMENTS]
+    kept = {json.loads(line)["id"] for line in corpus}
+
+    def is_kept(query: str, document: str, _: str) -> bool:
+        return int(query) <= QUERIES and document in kept
+
+    header, *judgements = (FOLDER / "qrels.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "corpus.jsonl").write_text("".join(corpus), encoding="utf-8")
+    (folder / "qrels.tsv").write_text("".join([header, *(line for line in judgements if is_kept(*line.split("\t")))]))
+    shutil.copy(FOLDER / "queries.jsonl", folder)
+    return folder
+
+
+def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
+    source = part_of_it(tmp_path / "cranfield")
+    judged, place = read_judgements(source), StoreConfig(qdrant_path=str(tmp_path / "qdrant"))
+    request = IngestOptions(
+        source=str(source),
+        collection="cranfield",
+        no_chunking=True,
+        quiet=True,
+        model_named=True,
+        plan=CollectionPlan(multivector_tokens=0, multivector_dtype="float"),  # all ways, also those that find by MaxSim
+        quarantine=str(tmp_path / "quarantine.jsonl"),
+    )
+    summary = run_ingest(request, ModelConfig(), EngineConfig(), place)
+    assert summary.stats.points == DOCUMENTS
+    evaluation, documents = asyncio.run(through_the_database(judged, place))
+    encoder = Encoder.load()
+    found = {result.name: result.measures["nDCG@10"] for result in evaluation.results}
+    wanted = exhaustive(encoder, judged, documents)
+    encoder.close()
+    for name, value in wanted.items():
+        assert found[name] == pytest.approx(value, abs=TOLERANCE), name
+    assert found["dense"] == pytest.approx(0.5010, abs=0.002)
+
+
+async def through_the_database(judged, place):
+    """The evaluation, and every stored point with its vectors."""
+    async with in_process([ModelConfig()], EngineConfig(), place) as client:
+        evaluation = await evaluate(client, "cranfield", judged)
+    store = EmbeddedStore(place.qdrant_path)
+    try:
+        points, offset = [], None
+        while True:
+            page, offset = await store.scroll("cranfield", limit=256, offset=offset, with_vectors=True)
+            points += page
+            if offset is None:
+                return evaluation, points
+    finally:
+        await store.close()
+
+
+def exhaustive(encoder, judged, points):
+    """nDCG@10 of rankings of the whole collection, in numpy, from the vectors that are stored."""
+    points = sorted(points, key=lambda point: int(point.payload["document_id"]))
+    names = [point.payload["document_id"] for point in points]
+    asked = encoder.encode(list(judged.queries.values()), ALL, input_type="query")
+    dense = asked.dense @ np.array([point.vector["dense"] for point in points], np.float32).T
+    sparse = sparse_scores(asked.sparse, [point.vector.get("sparse") for point in points])
+    rows = [np.array(point.vector["multivector"], np.float32) for point in points]
+    starts = np.cumsum([0, *(len(each) for each in rows[:-1])])
+    stacked = np.concatenate(rows)
+    maxsim = np.stack([np.maximum.reduceat(query @ stacked.T, starts, axis=1).sum(0) for query in asked.multivector])
+    single = {"dense": dense, "sparse": sparse, "multivector, all": maxsim}
+    figures = {
+        name: ndcg([np.argsort(-row, kind="stable") for row in scores], names, judged) for name, scores in single.items()
+    }
+    lists = [[cut(dense[q]), cut(sparse[q])] for q in range(len(dense))]
+    fused = {"rrf k=2": lambda pair: rrf(pair, k=2), "rrf k=61": lambda pair: rrf(pair, k=61)}
+    for name, fuse in fused.items():
+        figures[name] = ndcg([fuse(pair).ids for pair in lists], names, judged)
+    candidates = [list({*pair[0].ids, *pair[1].ids}) for pair in lists]
+    weighted = 0.25 * dense + 0.05 * sparse + maxsim / np.array([len(query) for query in asked.multivector])[:, None]
+    for name, scores in (("weighted", weighted), ("rrf k=61, MaxSim", maxsim)):
+        rankings = [sorted(some, key=lambda place, row=row: -row[place]) for some, row in zip(candidates, scores, strict=True)]
+        figures[name] = ndcg(rankings, names, judged)
+    return figures
+
+
+def sparse_scores(queries, documents):
+    """With the collection's inverse document frequency on the query, as the database has it."""
+    width = queries.width
+    table = np.zeros((len(documents), width), np.float32)
+    for row, document in enumerate(documents):
+        if document is not None:
+            table[row, np.asarray(document.indices)] = document.values
+    frequency = (table != 0).sum(0)
+    total = sum(document is not None for document in documents)
+    idf = np.log(1 + (total - frequency + 0.5) / (frequency + 0.5))
+    return (queries.to_dense() * idf) @ table.T
+
+
+def cut(scores):
+    best = [int(place) for place in np.argsort(-scores, kind="stable")[:DEPTH] if scores[place] != 0]
+    return Ranking(best, scores[best].astype(np.float64))
+
+
+def ndcg(rankings, names, judged):
+    """Linear gains, by hand: the same for the database's rankings is done by ir-measures."""
+    values = []
+    for (query, grades), ranking in zip(judged.relevance.items(), rankings, strict=True):
+        del query
+        gained = sum(grades.get(names[place], 0) / math.log2(rank + 1) for rank, place in enumerate(ranking[:10], 1))
+        ideal = sum(grade / math.log2(rank + 1) for rank, grade in enumerate(sorted(grades.values(), reverse=True)[:10], 1))
+        values.append(gained / ideal)
+    return float(np.mean(values))

@@ -1,0 +1,321 @@
+"""A search through a store: what each stage does, against the same done by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from qdrant_client import models
+
+from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
+from hybridtei.models.checkpoint.heads import MultivectorHead, Shares
+from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.search.local import LocalSearch, query_model, rank_by
+from hybridtei.retrieval.search.options import SearchOptions
+from hybridtei.retrieval.search.searcher import Searcher
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.plan import schema_for
+from hybridtei.retrieval.store.points import to_points
+from tests.inference.engine import small
+from tests.retrieval.search.fusion import Ranking, rrf, weighted_sum
+from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, exact, filled, run, spec_in
+from tests.retrieval.store.memory_store import MemoryStore
+
+QUERY = "the search engine"
+TOLERANCE = 1e-5
+ALL = ("dense", "sparse", "multivector")
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return spec_in(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def encoder(spec):
+    return encoder_of(spec)
+
+
+@pytest.fixture(scope="module")
+def store(encoder):
+    return run(filled(encoder, sparse_idf=False))
+
+
+@pytest.fixture(scope="module")
+def searcher(store, encoder):
+    return Searcher(store, query_model(encoder, MODEL))
+
+
+def ranking(scores):
+    order = [int(place) for place in np.argsort(-scores, kind="stable") if scores[place] != 0]
+    return Ranking(order, scores[order].astype(np.float64))
+
+
+def ask(searcher, query=QUERY, rank=None, **options):
+    return run(searcher.search("papers", query, SearchOptions(**options), rank=rank))
+
+
+def test_a_filter_of_too_many_conditions_is_refused_before_the_pass(store, spec):
+    fresh = encoder_of(spec)
+    least = models.FieldCondition(key="metadata.place", match=models.MatchValue(value=1))
+    with pytest.raises(InvalidInput, match="`query_filter` holds more than 100 conditions"):
+        ask(Searcher(store, query_model(fresh, MODEL)), query_filter=models.Filter(should=[least] * 101))
+    assert fresh.forwards == 0
+
+
+@pytest.mark.parametrize("mode", ALL)
+def test_a_single_kind_of_vector_scores_as_numpy_does(searcher, encoder, mode):
+    scores = exact(encoder, QUERY)[mode]
+    found = ask(searcher, mode=mode, limit=len(TEXTS))
+    assert found.mode == mode
+    assert {hit.id for hit in found.hits} == set(ranking(scores).ids)
+    for hit in found.hits:
+        assert hit.score == pytest.approx(scores[hit.id], abs=TOLERANCE)
+    assert [hit.score for hit in found.hits] == sorted((hit.score for hit in found.hits), reverse=True)
+
+
+@pytest.mark.parametrize("k", [2, 61])
+def test_rrf_is_what_k_names_and_fuses_dense_and_sparse(searcher, encoder, k):
+    scores = exact(encoder, QUERY)
+    wanted = rrf([ranking(scores["dense"]), ranking(scores["sparse"])], k=k)
+    found = ask(searcher, k=k, limit=len(TEXTS))
+    assert found.mode == "rrf"
+    assert sorted(hit.score for hit in found.hits) == pytest.approx(sorted(wanted.scores), abs=TOLERANCE)
+
+
+def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
+    head = MultivectorHead(spec.folder, small.DIM, shares=Shares(dense=0.25, sparse=0.05, multivector=1.0))
+    encoder = encoder_of(small.model_spec(folder=spec.folder, prompts=spec.prompts, multivector=head))
+    scores = exact(encoder, QUERY)
+    scores["multivector"] = scores["multivector"] / len(encoder.encode([QUERY], ALL, input_type="query").multivector.row(0))
+    wanted = weighted_sum([Ranking(range(len(TEXTS)), scores[name]) for name in ALL], [0.25, 0.05, 1.0])
+    found = ask(Searcher(store, query_model(encoder, MODEL)), mode="weighted", limit=len(TEXTS))
+    assert [hit.score for hit in found.hits] == pytest.approx(wanted.scores, abs=TOLERANCE)
+    other = ask(Searcher(store, query_model(encoder, MODEL)), mode="weighted", weights={"dense": 1.0}, limit=1)
+    assert other.hits[0].score == pytest.approx(scores["dense"].max(), abs=TOLERANCE)
+
+
+async def by_length(query, documents):
+    assert query == QUERY
+    return np.array([len(document) for document in documents], np.float32)
+
+
+def test_a_reranker_has_the_last_word_and_pages_go_through_its_order(searcher):
+    best = ask(searcher, mode="dense", limit=5).hits
+    expected = sorted((len(hit.payload["text"]) for hit in best), reverse=True)
+    found = ask(searcher, rank=by_length, mode="dense", limit=2, rerank_limit=5)
+    assert [hit.score for hit in found.hits] == expected[:2]
+    assert [stage.name for stage in found.stages] == ["embed", "search", "rerank"]
+    following = ask(searcher, rank=by_length, mode="dense", limit=2, offset=2, rerank_limit=5)
+    assert [hit.score for hit in following.hits] == expected[2:4]
+
+
+def test_rank_by_takes_rerankers_only(encoder):
+    with pytest.raises(InvalidInput, match="not a reranker"):
+        rank_by(encoder)
+
+
+def test_points_without_a_text_stay_below_what_was_reranked(encoder):
+    async def scenario():
+        store = await filled(encoder)
+        await store.upsert(
+            "papers", [models.PointStruct(id=99, vector={"dense": encoder.encode([QUERY]).dense[0].tolist()}, payload={})]
+        )
+        searcher = Searcher(store, query_model(encoder, MODEL))
+        return await searcher.search("papers", QUERY, SearchOptions(mode="dense", limit=11), rank=by_length)
+
+    found = run(scenario())
+    assert found.hits[-1].id == 99
+    assert [hit.score for hit in found.hits[:-1]] == sorted((hit.score for hit in found.hits[:-1]), reverse=True)
+
+
+@pytest.mark.parametrize("rescore", [False, True])
+def test_an_explanation_tells_what_each_stage_gave_each_hit(searcher, encoder, rescore):
+    scores, last = exact(encoder, QUERY), "multivector" if rescore else "rrf"
+    plain = ask(searcher, k=61, limit=3, rescore=rescore)
+    found = ask(searcher, k=61, limit=3, rescore=rescore, explain=True, prefetch_limit=3)
+    assert [stage.name for stage in found.stages] == ["embed", "dense", "sparse", *([last] if rescore else []), "search"]
+    assert all(stage.milliseconds > 0 for stage in found.stages)
+    assert plain.hits[0].scores is None
+    best = {leg: [int(i) for i in np.argsort(-scores[leg], kind="stable")][:3] for leg in ("dense", "sparse")}
+    for place, hit in enumerate(found.hits, 1):
+        assert (hit.scores[last].rank, hit.scores[last].score) == (place, hit.score)
+        assert set(hit.scores) == {last, *(leg for leg in best if hit.id in best[leg])}
+        for name in set(hit.scores) - {"rrf"}:
+            assert hit.scores[name].score == pytest.approx(scores[name][hit.id], abs=TOLERANCE)
+            assert name == last or best[name][hit.scores[name].rank - 1] == hit.id
+
+
+def test_no_leg_runs_twice_where_a_search_is_explained(encoder):
+    asked = []
+
+    class Counted(MemoryStore):
+        async def query(self, name, query):
+            asked.append((query.using, query.filter is not None and query.filter.must[0].has_id is not None))
+            return await super().query(name, query)
+
+    def queries(**options):
+        asked.clear()
+        ask(Searcher(store, query_model(encoder, MODEL)), **options)
+        return list(asked)
+
+    store = run(filled(encoder, Counted()))
+    for options in ({}, {"mode": "rrf"}, {"mode": "weighted"}, {"mode": "dense", "rescore": True}):
+        assert queries(**options) == queries(**options, explain=True)
+        assert len(asked) == len(set(asked))
+
+
+def test_explaining_a_reranked_page_counts_from_its_offset(searcher):
+    found = ask(searcher, rank=by_length, limit=2, offset=1, explain=True)
+    assert [hit.scores["rerank"].rank for hit in found.hits] == [2, 3]
+    assert [hit.scores["rerank"].score for hit in found.hits] == [hit.score for hit in found.hits]
+
+
+def test_highlights_are_the_words_shared_with_the_query(searcher, encoder):
+    query = " ".join(small.WORDS)
+    found = ask(searcher, query, highlights=True, limit=10)
+    of_query = dict(zip(*encoder.encode([query], ALL, input_type="query").sparse.row(0), strict=True))
+    documents = encoder.encode(TEXTS, ALL, input_type="document").sparse
+    marked = 0
+    for hit in found.hits:
+        of_document = dict(zip(*documents.row(hit.id), strict=True))
+        weights = {word: of_query.get(small.IDS[word], 0) * of_document.get(small.IDS[word], 0) for word in small.WORDS}
+        text = hit.payload["text"]
+        assert [mark.text for mark in hit.highlights] == [word for word in text.split() if weights[word] > 0]
+        for mark in hit.highlights:
+            assert text[mark.start : mark.end] == mark.text
+            assert mark.weight == pytest.approx(weights[mark.text], rel=1e-5)
+            marked += 1
+    assert marked > 3
+
+
+def test_fields_of_the_payload_as_asked_for_whatever_else_needs_the_text(searcher):
+    for rank in (None, by_length):
+        some = ask(searcher, rank=rank, limit=1, with_payload=["document_id"], highlights=True).hits[0]
+        assert list(some.payload) == ["document_id"]
+        none = ask(searcher, rank=rank, limit=1, with_payload=False, highlights=True).hits[0]
+        assert none.payload == {}
+        assert none.highlights is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit": 0}, "`limit` is 0"),
+        ({"weights": "unheard-of", "mode": "rrf"}, "presets are"),
+        ({"limit": "3"}, "`limit` is '3': expected `int`, got `str`"),
+        ({"offset": None}, "`offset` is None: expected `int`"),
+        ({"legs": "dense"}, "`legs` is 'dense': expected `array"),
+        ({"rescore": "x"}, "`rescore` is 'x': .* known: multivector"),
+        ({"score_threshold": 2.0, "mode": "nonsense"}, "`mode` is 'nonsense'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(searcher, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        ask(searcher, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"rerank_limit": 0}, "`rerank_limit` is 0"), ({"offset": 995}, "1000 is the last")]
+)
+def test_a_reranker_has_limits(searcher, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        ask(searcher, rank=by_length, **options)
+
+
+def test_only_the_model_of_the_collection_may_search_it(store, encoder):
+    with pytest.raises(CollectionMismatch, match="model_id: there small, wanted other"):
+        ask(Searcher(store, query_model(encoder, "other")))
+    with pytest.raises(UnknownCollection, match="`nowhere`"):
+        run(Searcher(store, query_model(encoder, MODEL)).search("nowhere", QUERY))
+    with pytest.raises(InvalidInput, match="name"):
+        run(Searcher(store, query_model(encoder, MODEL)).search("a/b", QUERY))
+
+
+def test_a_string_is_no_store(encoder, tmp_path):
+    for made in (Searcher, lambda store, model: LocalSearch(encoder, "small", store)):
+        with pytest.raises(InvalidInput, match=rf"`store` is '{tmp_path}': should be `open_store\(StoreConfig\("):
+            made(str(tmp_path), query_model(encoder, "small"))
+
+
+def test_a_collection_of_others_only_where_it_is_allowed(encoder):
+    async def scenario():
+        store = MemoryStore()
+        size = models.VectorParams(size=encoder.spec.dense_width, distance=models.Distance.DOT)
+        await store._run(lambda: store._client.create_collection("papers", vectors_config={"dense": size}))
+        with pytest.raises(CollectionMismatch):
+            await Searcher(store, query_model(encoder, MODEL)).search("papers", QUERY)
+        return await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
+
+    found = run(scenario())
+    assert (found.mode, found.hits) == ("dense", [])
+
+
+def test_a_collection_of_nothing_the_model_makes(encoder):
+    async def scenario():
+        store = MemoryStore()
+        other = models.VectorParams(size=3, distance=models.Distance.COSINE)
+        await store._run(lambda: store._client.create_collection("papers", vectors_config={"image": other}))
+        await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
+
+    with pytest.raises(CollectionMismatch, match="has the vectors image"):
+        run(scenario())
+
+
+def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
+    async def scenario():
+        store = MemoryStore()
+        await store.create("papers", schema_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3))
+        dense = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense
+        rows = encoder.encode(TEXTS, ("multivector",), dimensions=3, input_type="document").multivector
+        await store.upsert("papers", to_points(Embeddings(dense=dense, multivector=rows), list(range(len(TEXTS)))))
+        searcher = Searcher(store, query_model(encoder, MODEL))
+        return [await searcher.search("papers", TEXTS[2], SearchOptions(mode=mode)) for mode in ("dense", "multivector")]
+
+    dense, multivector = run(scenario())
+    # a prompt stands before queries, so the text itself need not score 1
+    assert max(hit.score for hit in dense.hits) <= 1 + TOLERANCE
+    asked = encoder.encode([TEXTS[2]], ("dense",), dimensions=4, input_type="query").dense[0]
+    own = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense @ asked
+    assert dense.hits[0].score == pytest.approx(own.max(), abs=TOLERANCE)
+    assert len(multivector.hits) == 10
+
+
+def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
+    async def cell():
+        store = EmbeddedStore(str(tmp_path))
+        with LocalSearch(encoder, MODEL, store) as search:
+            search._loop.run(filled(encoder, store))
+            both = [search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits for _ in range(2)]
+        assert both[0] == both[1]
+        return both[0][0].payload["text"]
+
+    assert asyncio.run(cell()) == TEXTS[int(exact(encoder, TEXTS[4])["dense"].argmax())]
+
+
+def test_highlights_are_made_beside_the_event_loop(store, encoder):
+    async def story():
+        loop, turned = asyncio.get_running_loop(), threading.Event()
+        model = query_model(encoder, MODEL)
+
+        def tokens_of(text):
+            loop.call_soon_threadsafe(turned.set)
+            assert turned.wait(5), "the event loop stands still"
+            return model.tokens_of(text)
+
+        searcher = Searcher(store, replace(model, tokens_of=tokens_of))
+        return await searcher.search("papers", QUERY, SearchOptions(highlights=True))
+
+    assert any(hit.highlights for hit in run(story()).hits)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "rrf"}, {"mode": "dense", "rescore": True}, {"mode": "rrf", "rescore": True}], ids=str
+)
+def test_pages_beyond_the_candidates_do_not_overlap(searcher, options):
+    pages = [ask(searcher, "three words text", limit=1, offset=offset, prefetch_limit=2, **options) for offset in range(10)]
+    ids = [hit.id for page in pages for hit in page.hits]
+    assert len(ids) == len(set(ids))

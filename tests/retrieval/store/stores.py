@@ -1,0 +1,132 @@
+"""What the tests of the Qdrant room share: stores that hold points, an event loop to ask them in, and small data."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import numpy as np
+from qdrant_client import models
+
+from hybridtei.batch import Ragged
+from hybridtei.config import StoreConfig
+from hybridtei.outputs import Embeddings, SparseVectors
+from hybridtei.retrieval.search.fusion import vectors_of
+from hybridtei.retrieval.store.base import CollectionSchema, Store
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.query import Query
+from tests.retrieval.store.memory_store import MemoryStore
+from tests.retrieval.store.speaking import speaking
+
+T = TypeVar("T")
+WIDTH, ROW_WIDTH, VOCABULARY = 16, 8, 50
+KINDS = ("memory", "embedded", "server")
+STAND_INS = ("grpc", "rest")
+SERVER = os.environ.get("QDRANT_TEST_URL")
+TOLERANCE = 1e-5  # engines add in float32, Python in float64
+
+
+@dataclass
+class Asked:
+    """A store, and `run` to wait for what it is asked."""
+
+    store: Store
+    run: Callable[[Awaitable[T]], T]
+    name: str
+
+
+@contextmanager
+def asked(kind: str, folder: Path) -> Iterator[Asked]:
+    """An open store of the kind, with a collection's name that is nobody else's."""
+    with asyncio.Runner() as runner, ExitStack() as stack:
+        store = stack.enter_context(standing_in(kind)) if kind in STAND_INS else opened(kind, folder)
+        name = new_name()
+
+        async def waited(call: Awaitable[T]) -> T:
+            async with asyncio.timeout(60):
+                return await call
+
+        try:
+            yield Asked(store, lambda call: runner.run(waited(call)), name)
+        finally:
+            if kind == "server":
+                runner.run(store.drop(name))
+            runner.run(store.close())
+
+
+@contextmanager
+def standing_in(kind: str) -> Iterator[Store]:
+    """The store of a server, whose other end is the stand-in."""
+    from hybridtei.retrieval.store.server import ServerStore
+
+    with speaking() as state:
+        url = f"grpc://127.0.0.1:{state.grpc_port}" if kind == "grpc" else f"http://127.0.0.1:{state.rest_port}"
+        yield ServerStore(StoreConfig(qdrant_url=url))
+
+
+@contextmanager
+def emptied(shared: Asked) -> Iterator[Asked]:
+    """A store that others ask too, with a name of its own, which is dropped in the end."""
+    own = replace(shared, name=new_name())
+    try:
+        yield own
+    finally:
+        own.run(own.store.drop(own.name))
+
+
+def new_name() -> str:
+    return f"tests-{uuid4().hex}"
+
+
+def opened(kind: str, folder: Path) -> Store:
+    if kind == "memory":
+        return MemoryStore()
+    if kind == "embedded":
+        return EmbeddedStore(str(folder))
+    from hybridtei.retrieval.store.server import ServerStore
+
+    return ServerStore(StoreConfig(qdrant_url=SERVER))
+
+
+def plan(*, idf: bool = False, **metadata: Any) -> CollectionSchema:
+    return CollectionSchema(
+        vectors={
+            "dense": models.VectorParams(size=WIDTH, distance=models.Distance.COSINE),
+            "multivector": models.VectorParams(
+                size=ROW_WIDTH,
+                distance=models.Distance.COSINE,
+                multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
+                hnsw_config=models.HnswConfigDiff(m=0, payload_m=0),
+                on_disk=True,
+            ),
+        },
+        sparse={"sparse": models.SparseVectorParams(modifier=models.Modifier.IDF if idf else None)},
+        metadata=metadata,
+    )
+
+
+def embeddings(count: int, seed: int = 0) -> Embeddings:
+    """Random vectors: unit rows, a few sparse entries each, and one to six rows in a multi-vector."""
+    random = np.random.default_rng(seed)
+    sparse = np.where(random.random((count, VOCABULARY)) < 0.15, random.random((count, VOCABULARY)), 0).astype(np.float32)
+    rows = [unit(random.normal(size=(random.integers(1, 7), ROW_WIDTH))) for _ in range(count)]
+    return Embeddings(
+        dense=unit(random.normal(size=(count, WIDTH))),
+        sparse=SparseVectors.from_dense(sparse),
+        multivector=Ragged.from_rows(rows),
+    )
+
+
+def leg(query: Embeddings, using: str = "dense", limit: int = 10, *, row: int = 0, **fields: Any) -> Query:
+    """The best points by one vector of a row."""
+    return Query(using=using, vector=vectors_of(query, row)[using], limit=limit, **fields)
+
+
+def unit(rows: Any) -> Any:
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)

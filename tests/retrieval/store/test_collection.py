@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qdrant_client import models
+
+from hybridtei.batch import Head, Positions
+from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
+from hybridtei.models.checkpoint.fingerprint import fingerprint
+from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.retrieval.store.collection import check_fits, check_name, check_searchable, schema_from_dict, schema_to_dict
+from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for, signed
+from tests.retrieval.store.stores import asked, plan
+
+TOKENIZER = b'{"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}'
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ModelSpec:
+    (tmp_path / "tokenizer.json").write_bytes(TOKENIZER)
+    return ModelSpec(
+        folder=tmp_path,
+        model_type="bert",
+        architectures=("BertModel",),
+        hidden_size=32,
+        vocab_size=100,
+        max_input_length=64,
+        positions=Positions(),
+        pooling=("mean",),
+        sparse=SparseHead("linear", idf=True),
+        multivector=MultivectorHead(tmp_path, 24),
+    )
+
+
+def test_every_output_has_its_vector(spec: ModelSpec) -> None:
+    plan = schema_for(spec, "org/model")
+    assert {name: (params.size, params.distance) for name, params in plan.vectors.items()} == {
+        "dense": (32, models.Distance.COSINE),
+        "multivector": (24, models.Distance.COSINE),
+    }
+    multivector = plan.vectors["multivector"]
+    assert multivector.multivector_config.comparator == models.MultiVectorComparator.MAX_SIM
+    assert (multivector.hnsw_config.m, multivector.hnsw_config.payload_m, multivector.on_disk) == (0, 0, True)
+    assert plan.vectors["dense"].hnsw_config is None
+    assert plan.metadata == {"model_id": "org/model", "tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest()}
+
+
+def test_idf_is_for_heads_that_profit(spec: ModelSpec) -> None:
+    def modifier(sparse: SparseHead, **settings: Any) -> models.Modifier | None:
+        return schema_for(dataclasses.replace(spec, sparse=sparse), "m", **settings).sparse["sparse"].modifier
+
+    assert modifier(SparseHead("linear", idf=True)) == models.Modifier.IDF
+    assert modifier(SparseHead("mlp", idf=False)) is None
+    assert modifier(SparseHead("splade")) is None
+    assert modifier(SparseHead("mlp", idf=False), sparse_idf=True) == models.Modifier.IDF
+    assert modifier(SparseHead("linear", idf=True), sparse_idf=False) is None
+
+
+def test_only_wanted_heads_and_widths_are_kept(spec: ModelSpec) -> None:
+    plan = schema_for(spec, "m", heads=frozenset({Head.DENSE, Head.TOKENS}), dense_dim=16)
+    assert (set(plan.vectors), set(plan.sparse)) == ({"dense"}, set())
+    assert plan.vectors["dense"].size == 16
+    assert schema_for(spec, "m", multivector_dim=8).vectors["multivector"].size == 8
+    with pytest.raises(InvalidInput, match="`dense_dim` is 33, should be between 1 and the model's 32"):
+        schema_for(spec, "m", dense_dim=33)
+    with pytest.raises(InvalidInput, match="none of the vectors"):
+        schema_for(spec, "m", heads=frozenset({Head.SCORES}))
+
+
+def test_a_lone_multivector_is_indexed(spec: ModelSpec) -> None:
+    alone = schema_for(spec, "m", heads=frozenset({Head.MULTIVECTOR}))
+    assert alone.vectors["multivector"].hnsw_config is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("scalar", models.ScalarQuantization),
+        ("binary", models.BinaryQuantization),
+        ("binary-2bit", models.BinaryQuantization),
+        ("product", models.ProductQuantization),
+        ("turbo", models.TurboQuantization),
+    ],
+)
+def test_quantisation_is_of_the_dense_vector(spec: ModelSpec, kind: Any, config: type) -> None:
+    plan = schema_for(spec, "m", quantization=kind)
+    assert isinstance(plan.vectors["dense"].quantization_config, config)
+    assert plan.vectors["multivector"].quantization_config is None
+
+
+def test_an_unknown_quantisation_is_named(spec: ModelSpec) -> None:
+    unknown: Any = "int3"
+    with pytest.raises(InvalidInput, match="`quantization` is 'int3'"):
+        schema_for(spec, "m", quantization=unknown)
+
+
+def test_without_a_tokenizer_there_is_no_label(spec: ModelSpec) -> None:
+    (spec.folder / "tokenizer.json").unlink()
+    with pytest.raises(MissingArtifact, match=r"tokenizer\.json"):
+        schema_for(spec, "m")
+
+
+def test_a_plan_survives_json(spec: ModelSpec) -> None:
+    plan = schema_for(spec, "m", quantization="scalar", on_disk=True, on_disk_payload=True, shards=3, replicas=2)
+    assert schema_from_dict(schema_to_dict(plan)) == plan
+    check_fits(schema_from_dict(schema_to_dict(plan)), plan)
+
+
+def test_every_difference_is_shown(spec: ModelSpec) -> None:
+    there, wanted = schema_for(spec, "one"), schema_for(spec, "other", dense_dim=16, sparse_idf=False)
+    with pytest.raises(CollectionMismatch) as refused:
+        check_fits(there, wanted, "docs")
+    assert str(refused.value).splitlines() == [
+        "collection 'docs' is laid out for something else:",
+        "  vector dense, size: there 32, wanted 16",
+        "  sparse vector sparse, modifier: there idf, wanted none",
+        "  metadata model_id: there one, wanted other",
+    ]
+
+
+def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec: ModelSpec) -> None:
+    bare, wanted = schema_for(spec, "m"), signed(schema_for(spec, "m"), spec)
+    check_fits(bare, wanted)  # of a release that kept no fingerprint
+    check_fits(wanted, bare)
+    check_fits(wanted, wanted)
+    old = dataclasses.replace(bare, metadata={**bare.metadata, FINGERPRINT: "old"})
+    with pytest.raises(CollectionMismatch) as refused:
+        check_fits(old, wanted, "docs")
+    difference, command = str(refused.value).splitlines()[1:]
+    assert difference == f"  metadata model_fingerprint: there old, wanted {fingerprint(spec)['model']}"
+    assert "`hybridtei migrate docs`" in command
+    check_searchable(old, spec, "m", "docs")  # whoever has not read the files compares nothing
+    with pytest.raises(CollectionMismatch, match="hybridtei migrate docs"):
+        check_searchable(old, spec, "m", "docs", fingerprint="new")
+
+
+def test_what_is_missing_is_shown_and_more_is_welcome(spec: ModelSpec) -> None:
+    whole, part = schema_for(spec, "m"), schema_for(spec, "m", heads=frozenset({Head.DENSE}))
+    check_fits(whole, part)
+    with pytest.raises(CollectionMismatch, match="vector multivector, size: there nothing, wanted 24"):
+        check_fits(part, whole)
+
+
+def test_tuning_is_no_difference(spec: ModelSpec) -> None:
+    tuned = schema_for(spec, "m", quantization="binary", on_disk=True, shards=6, replicas=2)
+    assert tuned != schema_for(spec, "m")
+    check_fits(tuned, schema_for(spec, "m"))
+
+
+def test_an_unlabelled_collection_is_taken_only_on_demand(spec: ModelSpec) -> None:
+    wanted = schema_for(spec, "m")
+    bare = dataclasses.replace(wanted, metadata={"made_by": "others"})
+    with pytest.raises(CollectionMismatch, match="metadata model_id: there nothing, wanted m"):
+        check_fits(bare, wanted)
+    check_fits(bare, wanted, unlabelled=True)
+    with pytest.raises(CollectionMismatch, match="model_id"):
+        check_fits(schema_for(spec, "other"), wanted, unlabelled=True)
+
+
+CONTROLS = ("a\nb", "a\x1b[2J", "a\x7f", "a\x85")
+
+
+@pytest.mark.parametrize("name", [*CONTROLS, "a/b", "", "a" * 201, "ä" * 101, "a:b", "a\0", "..", ".hidden", "a\\b", "\ud800<"])
+def test_a_name_that_some_store_refuses(name: str) -> None:
+    with pytest.raises(InvalidInput, match=r"name|dot"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("kind", ["memory", "embedded"])
+def test_a_name_that_all_take(kind: str, tmp_path: Path) -> None:
+    names = {"docs", "a-b_c.d", "ä ö", "a" * 200}
+    with asked(kind, tmp_path) as given:
+        for name in names:
+            check_name(name)
+            given.run(given.store.create(name, plan()))
+        assert {*given.run(given.store.collections())} == names

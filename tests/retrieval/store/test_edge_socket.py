@@ -1,0 +1,199 @@
+"""The socket of the embedded engine's process: who may join, and what a client cannot do to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridtei.errors import StoreError, StoreUnavailable
+from hybridtei.retrieval.store import embedded_socket
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.embedded_client import ProcessClient
+from hybridtei.retrieval.store.embedded_socket import FolderError, is_own, listening_at, socket_path, take
+from hybridtei.system import machine
+from hybridtei.system.frames import HEADER, frame, receive, unframe
+from tests.retrieval.store.stores import plan
+from tests.retrieval.store.test_edge_owner import CHANGED, HANG, ended, opened, pid_of, points
+
+JOINED = """
+import asyncio, sys
+from hybridtei.retrieval.store.embedded import EmbeddedStore
+async def main():
+    store = EmbeddedStore(sys.argv[1])
+    print(await store.count("c"), store._owner.pid)
+    await store.close()
+asyncio.run(main())
+"""
+
+
+def changed(path: Path, change: str) -> EmbeddedStore:
+    """A store whose process has other constants."""
+
+    class Changed(ProcessClient):
+        command = ("-c", CHANGED.replace("{}", change))
+
+    return EmbeddedStore(str(path), timeout_s=HANG, client=Changed(str(path)))
+
+
+def connected(folder: Path) -> socket.socket:
+    """A client of our own, behind the greeting."""
+    place = listening_at(folder)
+    assert place is not None
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(str(place))
+    assert unframe(receive(client))[0] == embedded_socket.release()
+    return client
+
+
+def asked(client: socket.socket, call: str, *arguments: object) -> list[object]:
+    client.sendall(frame([call, arguments]))
+    answer: list[object] = unframe(receive(client))
+    return answer
+
+
+async def test_the_socket_is_this_users_alone_and_gone_with_its_process(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    place = listening_at(tmp_path)
+    assert place is not None
+    assert (stat.S_IMODE(place.stat().st_mode), stat.S_IMODE(place.parent.stat().st_mode)) == (0o600, 0o700)
+    assert listening_at(tmp_path / ".." / tmp_path.name) == place
+    await ended(store)
+    assert not place.exists()
+
+
+async def test_commands_that_start_at_once_share_one_process(tmp_path: Path) -> None:
+    await ended(await opened(tmp_path))
+    command = machine.python_command("-c", JOINED, str(tmp_path))
+    started = [
+        subprocess.Popen(command, env=machine.child_environment(), stdout=subprocess.PIPE, text=True, start_new_session=True)
+        for _ in range(6)
+    ]
+    told = {(await asyncio.to_thread(one.communicate, None, HANG))[0] for one in started}
+    assert len(told) == 1, told
+    assert told.pop().startswith("0 ")
+
+
+async def test_a_process_has_no_output_or_keys_of_its_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYBRIDTEI_API_KEY", "secret")
+    store = await opened(tmp_path)
+    pid = pid_of(store)
+    assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert os.getsid(pid) != os.getsid(0)
+    assert {os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)} == {os.devnull}
+    await store.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+async def test_another_user_is_not_served(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    ours, theirs = socket.socketpair()
+    assert is_own(ours)
+    ours.close(), theirs.close()
+    place = listening_at(tmp_path)
+    assert place is not None
+    place.chmod(0o666)
+    script = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({place.name!r}); print(s.recv(9))"
+    seen = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", f"import os; os.chdir({str(place.parent)!r}); os.setuid(65534); {script}"],
+        capture_output=True,
+        text=True,
+    )
+    assert seen.stdout in ("", "b''\n")
+    assert await store.count("c") == 0
+    await store.close()
+
+
+async def test_another_release_is_named_beside_this_one(tmp_path: Path) -> None:
+    newer = CHANGED.replace("{}", "process.release = lambda: 'hybridtei 9 with qdrant-edge-py 8'")
+    command = machine.python_command("-c", newer, str(tmp_path))
+    started = subprocess.run(
+        command, env=machine.child_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+    )
+    assert started.stdout == b'["ready", null]\n'
+    other = EmbeddedStore(str(tmp_path))
+    with pytest.raises(StoreError, match=r"in use by hybridtei 9 with qdrant-edge-py 8, and this is hybridtei 0"):
+        await other.create("c", plan())
+    await other.close()
+
+
+async def test_half_a_request_holds_up_nobody_and_its_client_is_disconnected(tmp_path: Path) -> None:
+    store = changed(tmp_path, "process.STALLED_S, process.TICK_S = 0.2, 0.05")
+    await store.create("c", plan())
+    client = connected(tmp_path)
+    client.sendall(HEADER.pack(1000) + b"half")
+    await store.upsert("c", points(0, 10))
+    assert await store.count("c") == 10
+    assert await asyncio.to_thread(client.recv, 1) == b""
+    for nonsense in (HEADER.pack(2**31), HEADER.pack(3) + b"abc", frame(["count"]), frame(7)):
+        client = connected(tmp_path)
+        client.sendall(nonsense)
+        assert await asyncio.to_thread(client.recv, 1) == b""
+    assert asked(connected(tmp_path), "close") == ["error", "no such call: close"]
+    assert await store.count("c") == 10
+    await store.close()
+
+
+async def test_a_call_that_does_not_end_ends_the_process_and_the_next_is_answered(tmp_path: Path) -> None:
+    slow = "process.DEADLINE_S = 5.0; folder.Folder.count = lambda *_: __import__('time').sleep(99)"
+    store = changed(tmp_path, slow)
+    await store.create("c", plan())
+    with pytest.raises(StoreUnavailable, match="has ended; it is started again when asked"):
+        await store.count("c")
+    other = EmbeddedStore(str(tmp_path))
+    assert await other.count("c") == 0
+    await store.close()
+    await other.close()
+
+
+async def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    await ended(await opened(tmp_path))
+    store = changed(tmp_path, "folder.MIN_FREE_BYTES = 2**62")
+    for writing in (lambda: store.create("d", plan()), lambda: store.upsert("c", points(0, 1))):
+        with pytest.raises(StoreError, match=rf"{tmp_path}: the disk is full: \d+ bytes are free"):
+            await writing()
+    assert await store.count("c") == 0
+    await store.close()
+
+
+async def test_reading_where_no_collection_is_makes_nothing(tmp_path: Path) -> None:
+    store = EmbeddedStore(str(tmp_path / "store"))
+    assert (await store.collections(), await store.aliases(), await store.describe("c")) == ([], {}, None)
+    with pytest.raises(StoreError, match=f"no collection 'c' in {tmp_path}/store"):
+        await store.count("c")
+    await store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - nfs4 host:/share rw\n")
+    monkeypatch.setattr(embedded_socket, "MOUNTS", mounts)
+    with pytest.raises(FolderError, match=r"on a network file system \(nfs4\)"):
+        take(tmp_path)
+
+
+def test_a_long_path_of_the_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(embedded_socket.tempfile, "gettempdir", lambda: str(long))
+    assert socket_path(tmp_path).parent == Path(f"/tmp/hybridtei-{os.geteuid()}")
+    own = tmp_path / "run"
+    own.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    if len(str(own)) < 60:
+        assert socket_path(tmp_path).parent == own / "hybridtei"
+
+
+def test_the_socket_of_another_folder_in_a_lock_file_is_not_asked(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("/run/docker.sock")
+    assert listening_at(tmp_path) is None

@@ -1,0 +1,225 @@
+"""Nodes that share one state, as a cluster's do: calls go on elsewhere where one is gone, hangs or fails half its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from grpc.aio import AioRpcError
+
+from hybridtei.config import StoreConfig
+from hybridtei.errors import StoreAway, StoreError, StoreUnavailable
+from hybridtei.retrieval.store import nodes as addresses
+from hybridtei.retrieval.store.nodes import urls_of
+from hybridtei.retrieval.store.server import ServerStore
+from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
+from tests.retrieval.store.stores import plan
+from tests.retrieval.store.test_server_store import POINTS
+
+PROTOCOLS = ("grpc", "rest")
+SERVING: dict[str, Any] = {"grpc": serving_grpc, "rest": serving_rest}
+
+
+class Node(Qdrant):
+    """A node of a cluster: its own troubles, the state of `others`. `is_flaky`: each second call fails."""
+
+    is_flaky = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._turns = itertools.count()
+
+    def join(self, other: Qdrant) -> None:
+        self.local.close()
+        self.local, self.lock = other.local, other.lock
+        self.made, self.optimizers, self.status, self.peers = other.made, other.optimizers, other.status, other.peers
+
+    def do(self, call: str, *arguments: Any, **options: Any) -> Any:
+        if self.is_flaky and next(self._turns) % 2:
+            raise Failure(503, "this node is ill")
+        return super().do(call, *arguments, **options)
+
+
+def cluster(protocol: str, story: Callable[[ServerStore, list[Node]], Awaitable[None]], **settings: Any) -> None:
+    """Runs the story with a store of two nodes."""
+    nodes = [Node(), Node()]
+    nodes[1].join(nodes[0])
+    with ExitStack() as stack:
+        ports = [stack.enter_context(SERVING[protocol](node)) for node in nodes]
+        scheme = "grpc" if protocol == "grpc" else "http"
+        urls = ",".join(f"{scheme}://127.0.0.1:{port}" for port in ports)
+
+        async def run() -> None:
+            store = ServerStore(StoreConfig(qdrant_url=urls, **settings), patient=settings.get("qdrant_patience") is not None)
+            try:
+                async with asyncio.timeout(60):
+                    await story(store, nodes)
+            finally:
+                for node in nodes:
+                    node.held.set()
+                await store.close()
+
+        asyncio.run(run())
+    nodes[0].local.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_node_that_fails_half_its_calls_costs_no_call(protocol: str) -> None:
+    async def story(store: ServerStore, nodes: list[Node]) -> None:
+        await store.create("c", plan())
+        nodes[0].is_flaky = True
+        for point in POINTS:
+            await store.upsert("c", [point])
+            await store.count("c")
+        assert await store.count("c") == len(POINTS)
+        assert nodes[1].calls
+
+    cluster(protocol, story)  # not patient, as /search is: a call that fails is not tried again at the same node
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_node_that_hangs_is_left_and_asked_again_once_it_answers(protocol: str) -> None:
+    async def story(store: ServerStore, nodes: list[Node]) -> None:
+        await store.create("c", plan())
+        store._nodes._check_after_s = store._nodes._check_s = 0.05
+        nodes[0].held.clear()
+        await store.upsert("c", POINTS)
+        assert "upsert" in nodes[1].calls
+        store._nodes._check_s = 5
+        nodes[0].held.set()
+        nodes[0].calls.clear()
+        while "count" not in nodes[0].calls:
+            assert await store.count("c") == len(POINTS)
+            await asyncio.sleep(0.05)
+
+    cluster(protocol, story, qdrant_patience=60.0)  # a healthy node may take longer than the check on a loaded machine
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_first_node_that_is_gone_is_nothing_to_wait_for(protocol: str) -> None:
+    node = Qdrant()
+    with SERVING[protocol](node) as port:
+        scheme = "grpc" if protocol == "grpc" else "http"
+
+        async def run() -> None:
+            urls = f"{scheme}://127.0.0.1:1,{scheme}://127.0.0.1:{port}"
+            store = ServerStore(StoreConfig(qdrant_url=urls, qdrant_patience=0.0))
+            await store.create("c", plan())
+            await store.upsert("c", POINTS)
+            assert await store.count("c") == len(POINTS)
+            await store.close()
+
+        asyncio.run(asyncio.wait_for(run(), 60))
+    node.local.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("status", [500, 503])
+def test_an_error_of_one_collection_is_that_collections(protocol: str, status: int) -> None:
+    """Of a lost shard, say: a node that answers is not left for it, and others that are gone are no absence of the store."""
+    node = Qdrant()
+    with SERVING[protocol](node) as port:
+        scheme = "grpc" if protocol == "grpc" else "http"
+
+        async def run() -> None:
+            urls = f"{scheme}://127.0.0.1:{port},{scheme}://127.0.0.1:1"
+            store = ServerStore(StoreConfig(qdrant_url=urls), patient=False)
+            await store.create("c", plan())
+            await store.upsert("c", POINTS)
+            for _ in range(3):
+                node.failures.append(Failure(status, "shard 2 of collection lost has no active replica"))
+                with pytest.raises(StoreUnavailable) as raised:
+                    await store.count("lost")
+                assert isinstance(raised.value, StoreAway) == (status == 503)
+                assert await store.count("c") == len(POINTS)
+            await store.close()
+
+        asyncio.run(asyncio.wait_for(run(), 60))
+    node.local.close()
+
+
+def test_no_port_is_asked_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with speaking(key="secret") as state:
+        state.peers = 3
+        monkeypatch.setattr(addresses, "REST_PORT", state.rest_port)
+
+        async def peers(**settings: Any) -> int:
+            url = f"grpc://127.0.0.1:{state.grpc_port}"
+            store = ServerStore(StoreConfig(qdrant_url=url, qdrant_api_key="secret", **settings))
+            try:
+                return await store.peers()
+            finally:
+                await store.close()
+
+        with pytest.raises(StoreError, match="names no port of REST"):
+            asyncio.run(peers())
+        assert state.calls == []
+        assert asyncio.run(peers(qdrant_rest_port=state.rest_port)) == 3
+
+
+class Names:
+    """A DNS server with one address for every name. `asked`: how often it was asked for it."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.asked = address, 0
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+
+    def answer(self) -> None:
+        while len(query := (received := self._socket.recvfrom(512))[0]) > 12:
+            question = query[12 : query.index(b"\0", 12) + 5]  # labels, type and class
+            is_v4 = question.endswith(b"\0\1\0\1")
+            self.asked += is_v4
+            record = b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4" + socket.inet_aton(self.address) if is_v4 else b""
+            counts = b"\0\1" + bytes([0, is_v4]) + bytes(4)
+            self._socket.sendto(query[:2] + b"\x84\0" + counts + question + record, received[1])
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        thread = threading.Thread(target=self.answer)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._socket.sendto(b"end", self._socket.getsockname())
+            thread.join()
+            self._socket.close()
+
+
+def test_a_server_that_comes_back_at_another_address_is_found() -> None:
+    """gRPC's own resolver is asked, whose answers the client keeps for half a minute by default."""
+    node, names = Qdrant(), Names("127.0.0.9")
+    with serving_grpc(node) as port, names.answering():
+        address = addresses.Address(f"dns://127.0.0.1:{names.port}/qdrant.test", None, port, tls=False)
+
+        async def run() -> None:
+            client = addresses.client_of("grpc://qdrant.test", address, StoreConfig())
+            while names.asked < 6:  # three times it is asked at once, and later where the address is not there
+                with contextlib.suppress(AioRpcError):
+                    await client.collection_exists("-")
+                await asyncio.sleep(0.02)
+            names.address = "127.0.0.1"
+            while not node.calls:
+                with contextlib.suppress(AioRpcError):
+                    await client.collection_exists("-")
+                await asyncio.sleep(0.02)
+            await client.close()
+
+        asyncio.run(asyncio.wait_for(run(), 20))
+    node.local.close()
+
+
+def test_addresses_are_those_of_one_protocol() -> None:
+    assert urls_of("http://a:6334/, http://b") == ["http://a:6334", "http://b"]
+    with pytest.raises(StoreError, match="commas"):
+        urls_of("http://a,,http://b")
+    with pytest.raises(StoreError, match="all of REST"):
+        ServerStore(StoreConfig(qdrant_url="grpc://a,http://b:8080"))

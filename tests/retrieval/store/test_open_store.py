@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridtei.config import StoreConfig
+from hybridtei.errors import StoreError
+from hybridtei.retrieval.store import open_store
+
+
+def test_no_settings_no_store() -> None:
+    assert open_store(StoreConfig()) is None
+
+
+async def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path: Path) -> None:
+    embedded = open_store(StoreConfig(qdrant_path=str(tmp_path)))
+    server = open_store(StoreConfig(qdrant_url="http://localhost:6334", qdrant_api_key=None))
+    assert embedded is not None
+    assert server is not None
+    assert (embedded.kind, server.kind) == ("embedded", "server")
+    await embedded.close()
+    await server.close()
+    assert list(tmp_path.iterdir()) == []  # nothing is started before it is asked
+
+
+def test_a_string_is_no_settings(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"the store is '{tmp_path}': should be `StoreConfig\(qdrant_path="):
+        open_store(str(tmp_path))  # type: ignore[arg-type]
+
+
+def test_both_is_one_too_many(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="both given"):
+        open_store(StoreConfig(qdrant_path=str(tmp_path), qdrant_url="http://localhost:6334"))
+
+
+def test_missing_software_is_named_with_its_extra(tmp_path: Path) -> None:
+    """In a process of its own, where the packages are as good as not installed."""
+    story = (
+        "import sys, importlib.util as u\n"
+        "real = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == sys.argv[1] else real(name, *a)\n"
+        "from hybridtei.config import StoreConfig\n"
+        "from hybridtei.errors import LoadError\n"
+        "from hybridtei.retrieval.store import open_store\n"
+        "assert not any(name.split('.')[0].startswith('qdrant_') for name in sys.modules)\n"
+        "try: open_store(StoreConfig(qdrant_path='x'))\n"
+        "except LoadError as error: print(error)\n"
+    )
+    for package in ("qdrant_client", "qdrant_edge"):
+        told = subprocess.run([sys.executable, "-c", story, package], capture_output=True, text=True, check=True, timeout=60)
+        assert told.stdout.startswith(f"the package `{package}` is missing: pip install '.[qdrant]'")

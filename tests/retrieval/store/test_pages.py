@@ -1,0 +1,187 @@
+"""Equal scores: one order, whichever store is asked; and pages that neither repeat a point nor lack one, in every mode."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import orjson
+import pytest
+from qdrant_client import models
+
+from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
+from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.search.candidates import Candidate, Candidates
+from hybridtei.retrieval.search.fusion import legs_of
+from hybridtei.retrieval.search.options import SearchOptions
+from hybridtei.retrieval.store.base import SPARES, PayloadBudget, Stored, best_points, sort_points
+from hybridtei.retrieval.store.points import to_points
+from hybridtei.retrieval.store.query import MAX_LIMIT, Query
+from tests.retrieval.store.memory_store import MemoryStore
+from tests.retrieval.store.stores import KINDS, SERVER, STAND_INS, Asked, asked, embeddings, leg, plan
+
+TEXTS, COPIES = 12, 9
+ASKED = embeddings(1, seed=7)
+LEGS = ("dense", "sparse", "multivector")
+
+
+def ids_of(count: int) -> list[int | str]:
+    """Numbers and UUIDs, in no order."""
+    mixed = [place if place % 3 else str(UUID(int=place)) for place in range(count)]
+    return [mixed[place] for place in np.random.default_rng(0).permutation(count)]
+
+
+def copied() -> list[models.PointStruct]:
+    """Every text many times over: as many equal scores as copies."""
+    several = Embeddings.concat([embeddings(TEXTS)] * COPIES)
+    ids = ids_of(TEXTS * COPIES)
+    return to_points(several, ids, [{"place": place} for place in range(len(ids))])
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """Read only."""
+    if request.param == "server" and SERVER is None:
+        pytest.skip("QDRANT_TEST_URL names no server")
+    with asked(request.param, tmp_path_factory.mktemp("store")) as one:
+        one.run(one.store.create(one.name, plan()))
+        one.run(one.store.upsert(one.name, copied()))
+        yield one
+
+
+def found(stored: Asked, using: str = "dense", limit: int = 10, **wanted: Any) -> list[Stored]:
+    return stored.run(best_points(stored.store, stored.name, leg(ASKED, using, limit, **wanted)))
+
+
+@pytest.mark.parametrize("using", LEGS)
+def test_two_runs_give_one_order_with_ids_deciding_ties(stored: Asked, using: str) -> None:
+    first, second = (found(stored, using, 25, with_payload=["place"]) for _ in range(2))
+    assert [(point.id, point.score, point.payload) for point in first] == [
+        (point.id, point.score, point.payload) for point in second
+    ]
+    assert len(first) == 25
+    assert [point.score for point in first] == sorted((point.score for point in first), reverse=True)
+    tied = [list(group) for _, group in groupby(first, key=lambda point: point.score)]
+    assert max(map(len, tied)) > 1
+    for group in tied:
+        ids = [point.id for point in group]
+        assert ids == sorted(ids, key=lambda one: (isinstance(one, str), one))
+
+
+def test_a_tie_that_is_wider_than_the_first_spare_is_settled(tmp_path: Path) -> None:
+    count = SPARES[0] * 10
+    with asked("embedded", tmp_path / "store") as stored:
+        stored.run(stored.store.create(stored.name, plan()))
+        points = to_points(Embeddings.concat([embeddings(1)] * count), list(range(count))[::-1], [{"text": "one"}] * count)
+        stored.run(stored.store.upsert(stored.name, points))
+        best = found(stored, limit=3, with_payload=["text"])
+        assert [(point.id, point.payload) for point in best] == [(place, {"text": "one"}) for place in range(3)]
+
+
+WAYS: list[dict[str, Any]] = [
+    *({"mode": mode} for mode in (*LEGS, "rrf", "zscore")),
+    {"mode": "weighted", "weights": "m3"},
+    {"mode": "rrf", "k": 61, "weights": {"dense": 3.0, "sparse": 1.0}},
+    {"mode": "rrf", "legs": list(LEGS)},
+    *({"mode": mode, "rescore": True} for mode in ("dense", "rrf", "zscore")),
+    {"mode": "zscore", "group_by": "text"},
+]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """The same 230 points in the embedded engine, in memory, and behind a server's protocol."""
+    with ExitStack() as stack:
+        stores = [
+            stack.enter_context(asked(kind, tmp_path_factory.mktemp(kind))) for kind in ("embedded", "memory", *STAND_INS)
+        ]
+        points = to_points(embeddings(230), ids_of(230), [{"text": f"t{place % 115}"} for place in range(230)])
+        for one in stores:
+            one.run(one.store.create(one.name, plan()))
+            one.run(one.store.upsert(one.name, points))
+        yield stores
+
+
+def best(stored: Asked, count: int, **fields: Any) -> list[Candidate]:
+    options = SearchOptions(**{"group_by": None, **fields})
+    legs = legs_of(ASKED, 0, options, is_packed=False)
+    return stored.run(Candidates(stored.store, stored.name, legs, options).best(count))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_pages_hold_every_point_once_in_the_order_of_the_whole(large: list[Asked], way: dict[str, Any]) -> None:
+    stored = large[0]
+    whole = [one.id for one in best(stored, 1_000, **way, prefetch_limit=20)]
+    for size in (10, 37, 200):
+        pages = [best(stored, offset + size, **way, prefetch_limit=20)[offset:] for offset in range(0, len(whole), size)]
+        assert [one.id for page in pages for one in page] == whole
+    assert len(set(whole)) == len(whole)
+    if "sparse" not in way.values():  # which finds those alone that share a term
+        assert len(whole) == (115 if "group_by" in way else 230)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_stores_of_every_kind_give_one_order(large: list[Asked], way: dict[str, Any]) -> None:
+    for only in (None, {"must": {"key": "text", "match": {"any": ["t3", "t5", "t8"]}}}):
+        orders = [[one.id for one in best(stored, 30, **way, query_filter=only)] for stored in large]
+        assert orders == [orders[0]] * len(large)
+
+
+class Strict(MemoryStore):
+    """One whose administrator lets nobody ask for more than ten."""
+
+    def __init__(self, error: StoreError) -> None:
+        super().__init__()
+        self.error, self.asked = error, []
+
+    async def query(self, name: str, query: Query) -> list[Stored]:
+        self.asked.append(query.limit)
+        if query.limit > 10:
+            raise self.error
+        return await super().query(name, query)
+
+
+@pytest.mark.parametrize("error", [StoreError("limit exceeded"), StoreUnavailable("down")])
+def test_a_store_that_refuses_the_spare_is_asked_without_it(tmp_path: Path, error: StoreError) -> None:
+    with asked("memory", tmp_path) as stored:
+        store = Strict(error)
+        stored.run(store.create("c", plan()))
+        stored.run(store.upsert("c", copied()))
+        page = best_points(store, "c", leg(ASKED))
+        if isinstance(error, StoreUnavailable):
+            with pytest.raises(StoreUnavailable):
+                stored.run(page)
+            assert store.asked == [14]
+        else:
+            best = stored.run(page)
+            assert (len(best), store.asked) == (10, [14, 10])
+            assert best == sort_points(best)
+        stored.run(store.close())
+
+
+def test_what_reaches_the_limit_is_asked_for_as_it_is(stored: Asked) -> None:
+    assert len(found(stored, limit=MAX_LIMIT)) == TEXTS * COPIES
+
+
+def test_numbers_stand_before_uuids_and_better_before_both() -> None:
+    given = [("b", 1.0), (7, 1.0), ("a", 1.0), (10, 1.0), ("z", 2.0)]
+    points = [Stored(identity, {}, {}, score) for identity, score in given]
+    assert [point.id for point in sort_points(points)] == ["z", 7, 10, "a", "b"]
+
+
+def test_payloads_are_weighed_as_they_come(stored: Asked) -> None:
+    size = sum(len(orjson.dumps(point.payload)) for point in found(stored, limit=40, with_payload=["place"]))
+
+    def spent(budget: PayloadBudget) -> int:
+        query = leg(ASKED, limit=40, with_payload=["place"])
+        return len(stored.run(best_points(stored.store, stored.name, query, budget=budget)))
+
+    both = PayloadBudget(2 * size)
+    assert [spent(both), spent(both)] == [40, 40]
+    for budget in (both, PayloadBudget(size - 1)):
+        with pytest.raises(PayloadsTooLarge, match=r"take more than [0-9]+ bytes \(max-search-bytes\)"):
+            spent(budget)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.errors import StoreError, StoreUnavailable
+from hybridtei.retrieval.store.failures import retry_unavailable
+from hybridtei.system.retries import LONGEST_PAUSE_S
+
+
+class Time:
+    """A clock that only pauses move."""
+
+    def __init__(self) -> None:
+        self.now, self.pauses = 0.0, []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def run(time: Time, outcomes: list[Any], patience_s: float, jitter: float = 0.0) -> Any:
+    """Outcomes one a try, the last of them for ever."""
+    left = list(outcomes)
+
+    async def attempt() -> Any:
+        outcome = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return asyncio.run(retry_unavailable(attempt, patience_s, clock=time.clock, sleep=time.sleep, jitter=lambda: jitter))
+
+
+def test_pauses_double_up_to_a_longest_and_end_with_the_patience() -> None:
+    time = Time()
+    with pytest.raises(StoreUnavailable, match=r"down \(tried 12 times in 30.0 s, patience 30 s\)"):
+        run(time, [StoreUnavailable("down")], 30.0)
+    assert time.pauses[:7] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_PAUSE_S])
+    assert sum(time.pauses) == pytest.approx(30.0)
+
+
+def test_a_pause_that_is_asked_for_is_kept_and_counts() -> None:
+    time = Time()
+    assert run(time, [StoreUnavailable("slower", 4.0), StoreUnavailable("slower", 3.0), "done"], 10.0) == "done"
+    assert time.pauses == [4.0, 3.0]
+    time = Time()
+    with pytest.raises(StoreUnavailable, match="tried 3 times") as refused:
+        run(time, [StoreUnavailable("slower", 4.0)], 10.0)
+    assert time.pauses == [4.0, 4.0]
+    assert refused.value.retry_after_s == 4.0
+
+
+def test_no_patience_is_one_try() -> None:
+    time = Time()
+    with pytest.raises(StoreUnavailable, match="tried once"):
+        run(time, [StoreUnavailable("down"), "never seen"], 0.0)
+    assert time.pauses == []
+
+
+def test_other_errors_are_not_tried_again() -> None:
+    time = Time()
+    with pytest.raises(StoreError, match="no"):
+        run(time, [StoreError("no"), "never seen"], 10.0)
+    assert time.pauses == []
+
+
+@given(
+    st.lists(st.none() | st.floats(0, 100), min_size=1, max_size=30),
+    st.floats(0, 60),
+    st.floats(0, 1),
+)
+def test_waiting_never_outlasts_the_patience(asked: list[float | None], patience_s: float, jitter: float) -> None:
+    time = Time()
+    with contextlib.suppress(StoreUnavailable):
+        assert run(time, [*(StoreUnavailable("down", pause) for pause in asked), "done"], patience_s, jitter) == "done"
+    assert sum(time.pauses) <= patience_s + 1e-9

@@ -1,0 +1,275 @@
+"""A server store against a real endpoint of both protocols: what it sends, and what it does when the server is in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from qdrant_client import models
+
+from hybridtei.batch import Ragged
+from hybridtei.config import StoreConfig
+from hybridtei.errors import CollectionMismatch, InvalidPoint, StoreError, StoreUnavailable
+from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.store.collection import check_fits
+from hybridtei.retrieval.store.nodes import Address, address_of
+from hybridtei.retrieval.store.points import MAX_BATCH_BYTES, to_points
+from hybridtei.retrieval.store.query import filter_from
+from hybridtei.retrieval.store.server import ServerStore
+from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
+from tests.retrieval.store.stores import TOLERANCE, embeddings, leg, plan
+
+HANG = 60
+KEY = "a secret key"
+PROTOCOLS = ("grpc", "rest")
+POINTS = to_points(embeddings(30), list(range(30)), [{"number": i, "text": f"ä {i}"} for i in range(30)])
+
+
+@pytest.fixture
+def qdrant() -> Iterator[Qdrant]:
+    with speaking() as state:
+        yield state
+
+
+def url_of(state: Qdrant, protocol: str) -> str:
+    return f"grpc://127.0.0.1:{state.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{state.rest_port}"
+
+
+def store_of(state: Qdrant, protocol: str, **settings: Any) -> ServerStore:
+    settings = {"qdrant_timeout": 10.0, "qdrant_patience": 5.0, **settings}
+    return ServerStore(StoreConfig(qdrant_url=url_of(state, protocol), **settings))
+
+
+@asynccontextmanager
+async def telling(state: Qdrant, protocol: str, **settings: Any) -> AsyncIterator[ServerStore]:
+    store = store_of(state, protocol, **settings)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_what_goes_in_by_a_protocol_comes_out(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
+        wanted = plan(model_id="tiny", tokenizer_sha256="ab")
+        assert await store.describe("c") is None
+        await store.create("c", wanted)
+        assert await store.collections() == ["c"]
+        described = await store.describe("c")
+        assert described is not None
+        check_fits(described, wanted)
+        with pytest.raises(CollectionMismatch, match="metadata model_id: there tiny, wanted other"):
+            check_fits(described, plan(model_id="other", tokenizer_sha256="ab"))
+        await store.upsert("c", POINTS)
+        assert await store.count("c") == 30
+        (record,) = await store.retrieve("c", [7], with_vectors=True)
+        assert record.payload == {"number": 7, "text": "ä 7"}
+        vectors: Any = record.vector
+        for name in ("dense", "multivector"):
+            np.testing.assert_allclose(vectors[name], POINTS[7].vector[name], atol=1e-6)
+        assert dict(zip(vectors["sparse"].indices, vectors["sparse"].values, strict=True)) == pytest.approx(
+            dict(zip(POINTS[7].vector["sparse"].indices.tolist(), POINTS[7].vector["sparse"].values.tolist(), strict=True))
+        )
+        records, following = await store.scroll("c", limit=20)
+        assert len(records) == 20
+        rest, end = await store.scroll("c", limit=20, offset=following, with_payload=False)
+        assert (len(rest), end) == (10, None)
+        await store.delete("c", [0, 1])
+        assert await store.count("c", filter_from({"must": {"key": "number", "range": {"lt": 5}}})) == 3
+        await store.drop("c")
+        await store.drop("c")
+        with pytest.raises(StoreError, match=r"no such collection|no collection 'c'"):
+            await store.upsert("c", POINTS)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "asked", [{}, {"exact": True, "oversampling": 2.0}, {"using": "sparse"}, {"using": "multivector"}], ids=str
+)
+async def test_every_query_arrives_as_it_was_meant(qdrant: Qdrant, protocol: str, asked: dict[str, Any]) -> None:
+    from tests.retrieval.store.memory_store import MemoryStore
+
+    only = filter_from({"must": {"key": "number", "range": {"gte": 3}}})
+    request = leg(embeddings(1, seed=9), limit=5, filter=only, with_payload=["text"], **asked)
+
+    async with telling(qdrant, protocol) as store:
+        beside = MemoryStore()
+        for each in (store, beside):
+            await each.create("c", plan())
+            await each.upsert("c", POINTS)
+        found, wanted = await store.query("c", request), await beside.query("c", request)
+        np.testing.assert_allclose([point.score for point in found], [point.score for point in wanted], atol=TOLERANCE)
+        assert {point.id for point in found} == {point.id for point in wanted}
+        assert found[0].payload == wanted[0].payload
+        await beside.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str) -> None:
+    """Five multi-vectors of 2 MB each by gRPC, and five times that as JSON."""
+    rows = np.random.default_rng(0).normal(size=(2_500, 1_000)).astype(np.float32)
+    count = 5 if protocol == "grpc" else 2
+    big = to_points(Embeddings(multivector=Ragged(rows, np.arange(6) * 500)), list(range(5)))[:count]
+    wide = {"multivector": plan().vectors["multivector"].model_copy(update={"size": 1_000})}
+
+    async with telling(qdrant, protocol) as store:
+        await store.create("c", CollectionSchema(wide, {}))
+        await store.upsert("c", big)
+    assert qdrant.local.count("c").count == count
+    assert qdrant.calls.count("upsert") == 2
+    assert 2_000_000 < qdrant.largest < (MAX_BATCH_BYTES if protocol == "grpc" else 32 * 2**20)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("failure", "advice"),
+    [
+        (Failure(503, "starting"), "is it running|refused"),
+        (Failure(500, "No space left on device"), "a full disk, or nodes of its cluster that are away.*No space left"),
+        (Failure(507, "WAL buffer size exceeds available disk space"), "disk"),
+        (Failure(429, "Rate limiter: too fast", "0"), "slow down"),
+        (Failure(429, "Rate limiter: too fast"), "slow down"),
+    ],
+)
+async def test_passing_trouble_is_waited_out_and_lasting_trouble_is_told(
+    qdrant: Qdrant, protocol: str, failure: Failure, advice: str
+) -> None:
+    async with telling(qdrant, protocol) as store:
+        await store.create("c", plan())
+        qdrant.failures = [failure] * 2
+        await store.upsert("c", POINTS)
+        assert qdrant.local.count("c").count == 30
+        store._patience_s = 0.01
+        qdrant.failures = [failure] * 1000
+        with pytest.raises(StoreUnavailable, match=f"(?s){advice}.*tried .*patience 0.01 s"):
+            await store.upsert("c", POINTS)
+        qdrant.failures = []
+        await store.upsert("c", POINTS)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_pause_longer_than_the_patience_is_not_begun(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
+        await store.create("c", plan())
+        qdrant.failures = [Failure(429, "Rate limiter", "3600")]
+        with pytest.raises(StoreUnavailable, match=r"slow down.*tried once") as refused:
+            await store.upsert("c", POINTS)
+        assert refused.value.retry_after_s == 3600
+        assert qdrant.calls.count("upsert") == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_writes_whose_answers_are_lost_are_done_once(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
+        qdrant.lost = 1
+        await store.create("c", plan(model_id="tiny"))
+        qdrant.lost = 2
+        await store.upsert("c", POINTS)
+        assert qdrant.local.count("c").count == 30
+        with pytest.raises(StoreError, match="one of that name"):
+            await store.create("c", plan(model_id="tiny"))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
+        await store.create("c", plan())
+        store._timeout_s, store._patience_s = 0.1, 0.0
+        qdrant.held.clear()
+        with pytest.raises(StoreUnavailable, match="took too long: raise `qdrant_timeout`"):
+            await store.upsert("c", POINTS)
+        qdrant.held.set()
+        store._timeout_s = HANG
+        await store.upsert("c", POINTS)
+        assert await store.count("c") == 30
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_server_that_is_down_is_found_again(protocol: str) -> None:
+    state = Qdrant()
+    serving = serving_grpc if protocol == "grpc" else serving_rest
+    with serving(state) as port:
+        state.grpc_port = state.rest_port = port
+        store = store_of(state, protocol)
+        await store.create("c", plan())
+        await store.upsert("c", POINTS[:10])
+    store._patience_s = 0.05
+    with pytest.raises(StoreUnavailable, match="does not answer: is it running"):
+        await store.upsert("c", POINTS[10:20])
+    store._patience_s = HANG
+    waiting = asyncio.create_task(store.upsert("c", POINTS[20:]))
+    await asyncio.sleep(0)
+    with serving(state, port):
+        await waiting
+        assert {record.id for record in (await store.scroll("c", limit=99))[0]} == {*range(10), *range(20, 30)}
+        await store.close()
+    state.local.close()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol: str) -> None:
+    with speaking(KEY) as state:
+        async with telling(state, protocol, qdrant_api_key=KEY) as store:
+            await store.create("c", plan())
+        async with telling(state, protocol, qdrant_api_key="another") as store:
+            with pytest.raises(StoreError, match="set `qdrant_api_key`") as refused:
+                await store.collections()
+            assert not isinstance(refused.value, StoreUnavailable)
+            assert "another" not in str(refused.value)
+        assert state.calls == ["create", "index", "index", "list"]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_bad_point_is_never_sent(qdrant: Qdrant, protocol: str) -> None:
+    async with telling(qdrant, protocol) as store:
+        await store.create("c", plan())
+        bad = models.PointStruct.model_construct(id=99, vector={"dense": [1.0]}, payload={})
+        with pytest.raises(InvalidPoint, match="point 99"):
+            await store.upsert("c", [*POINTS, bad])
+        assert "upsert" not in qdrant.calls
+
+
+async def test_another_service_at_the_address_is_told(qdrant: Qdrant) -> None:
+    store = ServerStore(StoreConfig(qdrant_url=f"http://127.0.0.1:{qdrant.rest_port}/elsewhere", qdrant_patience=0.0))
+    with pytest.raises(StoreError, match=r"no such collection|not Qdrant's"):
+        await store.collections()
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://localhost", Address("localhost", 6333, 6334, False)),
+        ("localhost:6333", Address("localhost", 6333, 6334, False)),
+        ("http://10.0.0.1:6334/", Address("10.0.0.1", 6333, 6334, False)),
+        ("https://x.cloud.qdrant.io:6333", Address("x.cloud.qdrant.io", 6333, 6334, True)),
+        ("https://proxy.example/qdrant", Address("proxy.example", 6333, None, True, "/qdrant")),
+        ("http://proxy.example:8080", Address("proxy.example", 8080, None, False)),
+        ("grpc://[::1]:7777", Address("::1", None, 7777, False)),
+        ("grpc://host:6334", Address("host", 6333, 6334, False)),
+        ("grpcs://host", Address("host", 6333, 6334, True)),
+    ],
+)
+def test_an_address_says_which_protocol(url: str, address: Address) -> None:
+    assert address_of(url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("ftp://host", "should look like"),
+        ("http://", "should look like"),
+        ("http://host:99999", "[Pp]ort"),
+        ("http://user:secret@host", "give the key as `qdrant_api_key`"),
+    ],
+)
+def test_a_bad_address_is_refused(url: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as refused:
+        address_of(url)
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,267 @@
+"""A collection as JSON lines: out of any store and into any, bit for bit; cut off anywhere; broken in every field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from qdrant_client import models
+
+from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
+from hybridtei.retrieval.store import transfer
+from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.store.collection import MIGRATION_OF, CollectionSchemas
+from hybridtei.retrieval.store.points import point_id, to_points
+from tests.retrieval.store.stores import Asked, asked, embeddings, emptied, plan
+
+COUNT = 150  # three pages
+IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
+KINDS = ("memory", "embedded", "grpc", "rest")
+PAYLOADS: list[dict[str, Any]] = [
+    {"text": f"ä\n\u2028 {i}", "whole": i, "part": float(i), "deep": [{"none": None, "flag": i % 2 == 0}], "big": 2**63 - 1 - i}
+    for i in range(COUNT)
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    with asked(request.param, tmp_path_factory.mktemp("from")) as given:
+        yield given
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    with asked("embedded", tmp_path_factory.mktemp("to")) as given:
+        yield given
+
+
+@pytest.fixture
+def empty(other: Asked) -> Iterator[Asked]:
+    with emptied(other) as given:
+        yield given
+
+
+@pytest.fixture(scope="module")
+def filled(shared: Asked) -> Iterator[Asked]:
+    with emptied(shared) as given:
+        yield fill(given, plan(model_id="tiny", **{MIGRATION_OF: "docs"}))
+
+
+def fill(given: Asked, schema: CollectionSchema) -> Asked:
+    given.run(given.store.create(given.name, schema))
+    given.run(given.store.upsert(given.name, to_points(embeddings(COUNT), IDS, PAYLOADS)))
+    return given
+
+
+def stream(given: Asked) -> bytes:
+    async def whole() -> bytes:
+        return b"".join([lines async for lines in transfer.exported(CollectionSchemas(given.store), given.name)])
+
+    return given.run(whole())
+
+
+async def pieces(content: bytes, size: int = 1000) -> AsyncIterator[bytes]:
+    for begin in range(0, len(content), size):
+        yield content[begin : begin + size]
+
+
+def taken(given: Asked, content: bytes, **settings: Any) -> transfer.Imported:
+    schemas = CollectionSchemas(given.store)
+    return given.run(transfer.import_from(schemas, pieces(content), given.name, **settings))
+
+
+def records(given: Asked) -> dict[Any, Any]:
+    found, _ = given.run(given.store.scroll(given.name, limit=1000, with_vectors=True))
+    return {one.id: (one.payload, bits(one.vector)) for one in found}
+
+
+def bits(vectors: Any) -> dict[str, Any]:
+    def of(vector: Any) -> Any:
+        if isinstance(vector, models.SparseVector):
+            order = np.argsort(np.asarray(vector.indices))
+            return (
+                np.asarray(vector.indices, np.uint32)[order].tobytes(),
+                np.asarray(vector.values, np.float32)[order].tobytes(),
+            )
+        return np.asarray(vector, np.float32).shape, np.asarray(vector, np.float32).tobytes()
+
+    return {name: of(vector) for name, vector in vectors.items()}
+
+
+def test_what_comes_out_goes_in_bit_for_bit(filled, empty):
+    content = stream(filled)
+    assert taken(empty, content) == transfer.Imported(empty.name, True, COUNT, COUNT)
+    assert records(empty) == records(filled)
+    schema = empty.run(empty.store.describe(empty.name))
+    assert schema.metadata == {"model_id": "tiny"}
+    again = stream(empty).split(b"\n")
+    assert [json.loads(line) for line in again[1:-1]] == [json.loads(line) for line in content.split(b"\n")[1:-1]]
+    assert taken(empty, content) == transfer.Imported(empty.name, False, COUNT, 0)
+
+
+@pytest.mark.parametrize("kind", ["grpc", "rest"])
+def test_into_a_server(filled, kind, tmp_path):
+    content = stream(filled)
+    with asked(kind, tmp_path) as server:
+        assert taken(server, content).written == COUNT
+        ours, theirs = records(server), records(filled)
+        assert {identity: payload for identity, (payload, _) in ours.items()} == {
+            identity: payload for identity, (payload, _) in theirs.items()
+        }
+
+
+def test_an_export_goes_on_behind_the_last_whole_line(filled, tmp_path):
+    whole = stream(filled)
+    lines = whole.splitlines(keepends=True)
+    schemas, path = CollectionSchemas(filled.store), tmp_path / "docs.jsonl"
+    cuts = [0, 1, len(lines[0]) - 1, len(lines[0]), len(lines[0]) + 5, len(whole) - len(lines[-1]), len(whole) - 1]
+    cuts += [len(b"".join(lines[:n])) + more for n in (2, 64, 65, 66, 150) for more in (0, 7)]
+    for cut in cuts:
+        path.write_bytes(whole[:cut])
+        told: list[int] = []
+        assert filled.run(transfer.export_to(schemas, filled.name, path, told.append)) == COUNT == sum(told)
+        assert path.read_bytes() == whole
+
+
+def test_a_file_of_something_else_stays_as_it_is(filled, tmp_path):
+    schemas, path = CollectionSchemas(filled.store), tmp_path / "docs.jsonl"
+
+    def export(name: str) -> int:
+        return filled.run(transfer.export_to(schemas, name, path, lambda count: None))
+
+    for content, message in (
+        (stream(filled), "docs.jsonl is a whole export, of 150 points: delete it"),
+        (b"my diary", "no export of this collection as it is now"),
+        (b'{"hybridtei":"0","collection":"others"}\n', "no export of this collection as it is now"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InvalidInput, match=message):
+            export(filled.name)
+        assert path.read_bytes() == content
+    path.unlink()
+    with pytest.raises(UnknownCollection):
+        export("nowhere")
+    assert not path.exists()
+
+
+def test_an_import_that_was_stopped_writes_what_is_missing(filled, empty):
+    content = stream(filled)
+    lines = content.splitlines(keepends=True)
+    with pytest.raises(InvalidInput, match=r'line 102: should be ."points":100. as the last one: the export was cut off'):
+        taken(empty, b"".join(lines[:101]))
+    told: list[int] = []
+    assert taken(empty, content, advance=told.append) == transfer.Imported(empty.name, False, COUNT, 50)
+    assert sum(told) == COUNT
+    assert len(told) > 10
+    assert records(empty) == records(filled)
+
+
+GOOD = {
+    "id": 1,
+    "payload": {},
+    "vectors": {
+        "dense": [1.0] + [0] * 15,
+        "multivector": [[1.0] + [0] * 7] * 2,
+        "sparse": {"indices": [3, 5], "values": [1, 2.5]},
+    },
+}
+HEADER = {"hybridtei": "0", "collection": "docs", "schema": {"vectors": {}, "sparse": {}}}
+
+
+def changed(**vectors: Any) -> dict[str, Any]:
+    return {**GOOD, "vectors": {**GOOD["vectors"], **vectors}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (changed(dense=[1.0] * 3), "line 3: point 1, vector `dense`: has 3 dimensions, the collection 16"),
+        (changed(dense=["?"] * 16), "line 3: point 1, vector `dense`: should hold numbers"),
+        (changed(dense="?"), "line 3: point 1, vector `dense`: should hold numbers"),
+        (changed(dense={"indices": [1], "values": [1]}), "line 3: point 1, vector `dense`: should hold numbers"),
+        (changed(dense=[1e39] * 16), "line 3: point 1, vector `dense`: number 0 is not finite in float32"),
+        (changed(multivector=[[1.0] * 7]), "line 3: point 1, vector `multivector`: has 7 dimensions, the collection 8"),
+        (changed(multivector=[]), "line 3: point 1, vector `multivector`: should be a list of vectors"),
+        (changed(sparse=[1, 2]), "line 3: point 1, vector `sparse`: should be a SparseVector of `indices` and `values`"),
+        (changed(sparse={"indices": [1]}), "line 3: point 1, vector `sparse`: 1 indices and 0 values"),
+        (changed(sparse={"indices": [-1], "values": [1]}), "line 3: point 1, vector `sparse`: `indices` should be integers"),
+        (changed(colour=[1]), "line 3: point 1: the collection has no vector `colour`; it has `dense`"),
+        ({**GOOD, "id": True}, "line 3: id: Expected `int | str`, got `bool`"),
+        ({**GOOD, "id": -1}, "line 3: point -1: `id` should be between 0"),
+        ({**GOOD, "id": "seven"}, "line 3: point 'seven': `id` is neither an integer nor a UUID"),
+        ({**GOOD, "payload": []}, "line 3: payload: Expected `object`, got `array`"),
+        ({**GOOD, "score": 1}, "line 3: Object contains unknown field `score`"),
+        ({"id": 1}, "line 3: Object missing required field `payload`"),
+        ([], "line 3: Expected `object`, got `array`"),
+        (b"{", "line 3: should be JSON"),
+        (b"", "line 3: should be JSON"),
+        (b"[" * 100_000, "line 3: "),
+        (b"\xff", "line 3: should be JSON"),
+        (b" " * 4001, "line 3: has more than 2000 bytes"),
+        ({"points": 7}, 'line 3: should be {"points":1} as the last one: the export was cut off'),
+        ({"points": "1"}, "line 3: should be {"),
+    ],
+)
+def test_a_broken_line_is_named_with_its_field(tmp_path_factory, line, message, broken):
+    text = line if isinstance(line, bytes) else json.dumps(line, separators=(",", ":")).encode()
+    lines = [stream(broken).splitlines()[0], json.dumps({**GOOD, "id": 0}).encode(), text]
+    most = 2000 if text == b" " * 4001 else transfer.MAX_LINE_BYTES
+    with pytest.raises(InvalidInput) as caught:
+        taken(broken, b"\n".join([*lines, b""]), max_line_bytes=most)
+    assert message in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    with asked("memory", tmp_path_factory.mktemp("unused")) as given:
+        given.run(given.store.create(given.name, plan()))
+        yield given
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({}, "line 1: Object missing required field `hybridtei`"),
+        ({**HEADER, "schema": {}}, "line 1: schema.vectors: Field required"),
+        ({**HEADER, "schema": {"vectors": {"dense": {"size": "?"}}, "sparse": {}}}, "line 1: schema.vectors.dense.size: "),
+        ({**HEADER, "schema": {"vectors": [], "sparse": {}}}, "line 1: schema.vectors: "),
+        (None, "line 1: should be JSON"),
+    ],
+)
+def test_a_broken_header_makes_nothing(broken, line, message):
+    schemas = CollectionSchemas(broken.store)
+    content = b"" if line is None else json.dumps(line).encode() + b"\n"
+    with pytest.raises(InvalidInput) as caught:
+        broken.run(transfer.import_from(schemas, pieces(content), "new"))
+    assert message in str(caught.value)
+    assert broken.run(broken.store.describe("new")) is None
+
+
+def test_a_collection_of_another_model_is_refused(filled, empty):
+    empty.run(empty.store.create(empty.name, plan(model_id="other")))
+    with pytest.raises(CollectionMismatch, match="there other, wanted tiny"):
+        taken(empty, stream(filled))
+
+
+@given(st.lists(st.binary(max_size=9).filter(lambda line: b"\n" not in line)), st.integers(1, 12), st.booleans())
+def test_lines_are_the_same_however_they_come(lines: list[bytes], size: int, is_ended: bool):
+    content = b"\n".join(lines) + (b"\n" if is_ended and lines else b"")
+
+    async def split() -> list[bytes]:
+        return [line async for lines in transfer._whole_lines(pieces(content, size), 9) for line in lines]
+
+    wanted = content.split(b"\n")
+    assert asyncio.run(split()) == (wanted if wanted[-1] else wanted[:-1] or [b""])
+
+
+def test_a_line_is_read_by_any_json_parser(filled):
+    line = json.loads(stream(filled).splitlines()[1])
+    assert line["payload"] == PAYLOADS[0]
+    assert line["vectors"]["dense"] == pytest.approx(embeddings(COUNT).dense[0], abs=1e-6)
+    assert len(line["vectors"]["sparse"]["indices"]) == len(line["vectors"]["sparse"]["values"])

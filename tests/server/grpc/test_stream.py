@@ -1,0 +1,131 @@
+"""Laws of a stream: order, how much is in the works, and that nothing runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridtei.server.grpc.calls import in_order
+
+
+class Scene:
+    """What happens around one stream: how many requests were read, begun and left, and what was sent."""
+
+    def __init__(self) -> None:
+        self.read = self.left = self.inside = self.most_inside = 0
+        self.sent: list[bytes] = []
+        self.reads, self.answers = asyncio.Event(), asyncio.Event()  # the client reads; the engine answers
+        self.reads.set()
+        self.answers.set()
+
+    async def requests(self, items: list[bytes]) -> AsyncIterator[bytes]:
+        for item in items:
+            await asyncio.sleep(0)
+            self.read += 1
+            yield item
+
+    async def begin(self, item: bytes) -> asyncio.Task[bytes]:
+        task = asyncio.ensure_future(self.answer(item))
+        task.add_done_callback(self.leave)
+        return task
+
+    def leave(self, _: object) -> None:
+        self.left += 1
+
+    async def answer(self, item: bytes) -> bytes:
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        try:
+            await self.answers.wait()
+            for _ in range(item[0] % 7):
+                await asyncio.sleep(0)
+            if item == b"!":
+                raise ValueError("bad")
+            return item * 2
+        finally:
+            self.inside -= 1
+
+    async def send(self, body: bytes) -> None:
+        await self.reads.wait()
+        self.sent.append(body)
+
+    def run(self, items: list[bytes], most: int) -> asyncio.Task[None]:
+        return asyncio.ensure_future(in_order(self.requests(items), self.begin, self.send, lambda count: count >= most))
+
+
+async def turns() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@given(st.lists(st.integers(1, 32).map(lambda number: bytes([number]))), st.integers(1, 5))
+def test_answers_keep_the_order_and_no_more_are_in_the_works(items, most):
+    async def run() -> None:
+        scene = Scene()
+        await scene.run(items, most)
+        assert scene.sent == [item * 2 for item in items]
+        assert scene.most_inside <= most
+        assert scene.left == len(items)
+
+    asyncio.run(run())
+
+
+@given(st.integers(0, 6), st.integers(0, 6))
+def test_the_first_failure_by_place_ends_it_and_what_came_before_was_sent(before, after):
+    async def run() -> None:
+        scene = Scene()
+        with pytest.raises(ValueError, match="bad"):
+            await scene.run([b"\x06"] * before + [b"!"] + [b"\x06"] * after, 4)
+        await asyncio.sleep(0)
+        assert scene.sent == [b"\x06\x06"] * before
+        assert scene.inside == 0
+
+    asyncio.run(run())
+
+
+def test_a_client_that_does_not_read_is_not_read():
+    async def run() -> None:
+        scene = Scene()
+        scene.reads.clear()
+        running = scene.run([b"\x01"] * 1000, 8)
+        await turns()
+        assert (scene.left, scene.read) == (8, 9)
+        scene.reads.set()
+        await running
+        assert len(scene.sent) == 1000
+
+    asyncio.run(run())
+
+
+def test_when_it_is_cancelled_nothing_runs_on_and_every_request_leaves():
+    async def run() -> None:
+        scene = Scene()
+        scene.answers.clear()
+        running = scene.run([b"a"] * 20, 8)
+        await turns()
+        assert scene.inside == 8
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (scene.inside, scene.left) == (0, 8)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+
+
+def test_requests_that_break_off_break_it_off_behind_the_answers():
+    async def requests() -> AsyncIterator[bytes]:
+        yield b"\x01"
+        raise ConnectionError("gone")
+
+    async def run() -> None:
+        scene = Scene()
+        with pytest.raises(ConnectionError):
+            await in_order(requests(), scene.begin, scene.send, lambda count: count >= 8)
+        assert scene.sent == [b"\x01\x01"]
+
+    asyncio.run(run())

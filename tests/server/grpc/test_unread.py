@@ -1,0 +1,102 @@
+"""Clients that take none of their answers: flow control and `--max-unsent-bytes` bound the memory of all of them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from hybridtei.server.grpc import messages
+from hybridtei.system.memory import resident
+from tests.inference.engine import small
+from tests.server.grpc.live import Rpc, method_of, rpc_serving, start
+from tests.server.http.test_unsent import unsent
+from tests.server.live import HANG
+from tests.server.test_serve import until
+
+WIDE = small.model_spec(hidden_size=8192, max_input_length=512)
+TEXT = "one two three " * 160  # an answer of some 16 MB, of which a kernel takes a part
+LIMIT = 64_000_000
+OWN = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]  # or channels would share a connection
+AS_MANY = 100  # messages of a stream, or calls of a connection
+
+
+@contextmanager
+def unread(rpc: Rpc, name: str, clients: int, messages_of_each: int = AS_MANY) -> Iterator[list[Any]]:
+    """Calls that ask for much, on a connection for each client. It takes nothing: answers are taken by iterating over them."""
+    method = method_of(name)
+    body = messages.message(method.input_type.name)(inputs=TEXT).SerializeToString()
+    path = f"/{method.containing_service.full_name}/{name}"
+    over = threading.Event()
+    in_a_call, calls = (messages_of_each, 1) if method.client_streaming else (1, messages_of_each)
+
+    def asks() -> Iterator[bytes]:
+        yield from itertools.repeat(body, in_a_call)
+        over.wait(HANG)
+
+    with ExitStack() as stack:
+        stack.callback(over.set)
+        channels = [stack.enter_context(grpc.insecure_channel(rpc.address, options=OWN)) for _ in range(clients)]
+        opened = [channel.stream_stream(path)(asks(), timeout=HANG) for channel in channels for _ in range(calls)]
+        yield opened  # and kept: a call ends when it is forgotten
+
+
+def ended(opened: list[Any]) -> list[Any]:
+    return [call for call in opened if not call.is_active()]
+
+
+@pytest.mark.parametrize(("name", "clients"), [("EmbedAll", 1), ("EmbedAllStream", 12)])
+def test_the_memory_for_answers_that_no_client_takes_is_bounded(name, clients):
+    """Each of them is asked for some 1.6 GB."""
+    with rpc_serving(WIDE, server={"max_unsent_bytes": LIMIT}) as rpc:
+        before = resident()
+        with unread(rpc, name, clients) as opened:
+            until(lambda: ended(opened))  # as much waits as may
+            assert {call.code().name for call in ended(opened)} == {"RESOURCE_EXHAUSTED"}
+            assert all("max-unsent-bytes" in call.details() for call in ended(opened))
+            until(lambda: unsent(rpc.running) > LIMIT // 3 and rpc.admission.free == 512)  # what was begun is answered
+            assert 0 < unsent(rpc.running) < LIMIT
+            assert resident() - before < 6 * LIMIT  # an answer is copied on its way, and the client has buffers too
+            assert len(rpc.ask("Embed", {"inputs": "one"}).embeddings) == 8192  # a quarter is for what is small
+            assert rpc.running.post("/embed_all", {"inputs": TEXT[:1500]}).status_code == 200  # HTTP has its own bound
+        until(lambda: unsent(rpc.running) == 0)
+        assert len(rpc.ask("EmbedAll", {"inputs": "one two"}).token_embeddings) > 0
+
+
+def test_one_stream_whose_client_takes_nothing_leaves_room_to_others():
+    with rpc_serving(WIDE, server={"max_unsent_bytes": LIMIT}) as rpc, unread(rpc, "EmbedAllStream", 1) as opened:
+        until(lambda: unsent(rpc.running) >= 16_000_000)
+        for _ in range(20):
+            assert len(rpc.ask("EmbedAll", {"inputs": "one two"}).token_embeddings) > 0
+        assert unsent(rpc.running) < LIMIT // 2
+        assert not ended(opened)
+
+
+def test_at_the_bound_no_call_is_begun():
+    with rpc_serving(WIDE, server={"max_unsent_bytes": 1}) as rpc:
+        with unread(rpc, "EmbedAll", 1, 1):
+            until(lambda: unsent(rpc.running) > 1)
+            before = rpc.running.backend.forwards
+            for name in ("Embed", "EmbedStream"):
+                given = {"inputs": "one"}
+                code, details = rpc.refusal(name, [given] if name.endswith("Stream") else given)
+                assert code == "RESOURCE_EXHAUSTED"
+                assert "1 are allowed (max-unsent-bytes): try again later" in details
+            assert rpc.running.backend.forwards == before
+        until(lambda: unsent(rpc.running) == 0)
+        assert rpc.ask("Embed", {"inputs": "one"}).embeddings
+
+
+def test_an_answer_that_waits_for_room_is_given_when_others_leave():
+    with rpc_serving(WIDE, server={"max_unsent_bytes": 24_000_000}) as rpc:
+        with unread(rpc, "EmbedAll", 1, 1):
+            until(lambda: unsent(rpc.running) > 10_000_000)
+            waiting = start(rpc.channel, "EmbedAll", {"inputs": "one " * 100}, wait=False)
+            assert rpc.ask("Embed", {"inputs": "one"}).embeddings
+            assert not waiting.done()
+        assert len(waiting.result(HANG).token_embeddings) >= 100

@@ -1,0 +1,24 @@
+"""The root logger, put back after a test that configures it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from hybridtei.system import logs
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    logger = logging.getLogger()
+    handlers, level = list(logger.handlers), logger.level
+    levels = {name: logging.getLogger(name).level for name in (*logs.NOISY, "hyper", "hybridtei")}
+    record_facts = logging.logThreads, logging.logProcesses, logging.logMultiprocessing
+    yield logger
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logging.logThreads, logging.logProcesses, logging.logMultiprocessing = record_facts
+    for name, before in levels.items():
+        logging.getLogger(name).setLevel(before)

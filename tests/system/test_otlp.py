@@ -1,0 +1,174 @@
+"""Traces at a real collector: a gRPC server that keeps what it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from hybridtei.system import tracing
+from hybridtei.system.tracing import Recorder, arrived, handler
+from tests.server.live import HANG, serving
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TIMES = {"total_time", "tokenization_time", "queue_time", "inference_time"}
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    def Export(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def spans(self) -> list[Any]:
+        return [
+            span
+            for request in self.requests
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+    def services(self) -> set[str]:
+        return {
+            attribute.value.string_value
+            for request in self.requests
+            for resource in request.resource_spans
+            for attribute in resource.resource.attributes
+            if attribute.key == "service.name"
+        }
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, Collector]]:
+    """Its endpoint, and what it got."""
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    collector = Collector()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}", collector
+    server.stop(0).wait(HANG)
+
+
+def traced(*requests: tuple[str, Any, dict[str, str]], scheme: str = "http://", **settings: Any) -> Collector:
+    """What a collector got by the time the server has stopped."""
+    with collecting() as (address, collector):
+        with serving(server={"otlp_endpoint": f"{scheme}{address}", **settings}) as running:
+            for path, body, headers in requests:
+                running.post(path, body, headers={"content-type": "application/json", **headers})
+        return collector
+
+
+def parent(version: str = "00", flags: str = "01") -> dict[str, str]:
+    return {"traceparent": f"{version}-{TRACE}-{PARENT}-{flags}", "tracestate": "vendor=1"}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "settings", "name"),
+    [("http://", {}, "text-embeddings-inference.server"), ("", {"otlp_service_name": "mine"}, "mine")],
+)
+def test_a_request_is_a_span_with_its_times(scheme, settings, name):
+    collector = traced(("/embed", {"inputs": "one"}, {}), scheme=scheme, **settings)
+    (span,) = collector.spans()
+    assert span.name == "embed"
+    assert span.parent_span_id == b""
+    assert (len(span.trace_id), len(span.span_id)) == (16, 8)
+    assert span.end_time_unix_nano > span.start_time_unix_nano > 1_700_000_000 * 10**9
+    assert {attribute.key for attribute in span.attributes} == TIMES
+    assert all(attribute.value.string_value.endswith("s") for attribute in span.attributes)
+    assert collector.services() == {name}
+
+
+def test_the_callers_span_is_the_parent():
+    """Every span is kept, whatever the caller samples."""
+    spans = traced(*(("/v1/embeddings", {"input": "one"}, parent(flags=flags)) for flags in ("01", "00"))).spans()
+    for span in spans:
+        assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("openai_embed", TRACE, PARENT)
+        assert span.trace_state == "vendor=1"
+    assert len(spans) == 2
+
+
+NO_PARENTS = ("", "nonsense", f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01", "00-é-é-01")
+
+
+def test_what_is_no_parent_is_none():
+    headers = [{"traceparent": header.encode("latin-1")} for header in NO_PARENTS]
+    spans = traced(*(("/embed", {"inputs": "one"}, one) for one in headers)).spans()
+    assert len(spans) == len(NO_PARENTS)
+    assert all(span.parent_span_id == b"" and span.trace_id.hex() != TRACE for span in spans)
+
+
+def test_failures_and_spans_within_spans():
+    body = {"instances": [{"inputs": "one"}, {"inputs": "two"}]}
+    collector = traced(("/vertex", body, parent()), ("/embed", {"inputs": ""}, {}), ("/embed", b"{", {}))
+    spans = collector.spans()
+    assert sorted(span.name for span in spans) == ["embed", "embed", "embed", "vertex_compatibility"]
+    outer = next(span for span in spans if span.name == "vertex_compatibility")
+    assert outer.parent_span_id.hex() == PARENT
+    within = [span for span in spans if span.parent_span_id == outer.span_id]
+    assert [span.trace_id for span in within] == [outer.trace_id] * 2
+    (failed,) = [span for span in spans if span.status.code == 2]
+    assert failed.parent_span_id == b""
+    assert failed.status.message
+    assert not failed.attributes
+
+
+def test_several_batches_arrive_whole():
+    collector = traced(*[("/embed", {"inputs": "one"}, {})] * 600)
+    spans = collector.spans()
+    assert len({span.span_id for span in spans}) == 600
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_a_collector_that_is_down_holds_up_no_request(monkeypatch):
+    monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.2)
+    with serving(server={"otlp_endpoint": f"http://127.0.0.1:{closed_port()}"}) as running:
+        assert {running.post("/embed", {"inputs": "one"}).status_code for _ in range(20)} == {200}
+        running.is_well()
+    assert not any(thread.name == "otlp-close" and not thread.daemon for thread in threading.enumerate())
+
+
+@handler("slow")
+async def slow() -> None:
+    await asyncio.Event().wait()
+
+
+async def cancelled(address: str) -> None:
+    """A handler's work that is cancelled, and the end of its recorder."""
+    recorder = Recorder(address, "x")
+    arrived(recorder, [])
+    task = asyncio.create_task(slow())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.wait_for(recorder.close(), HANG)
+
+
+def test_cancelled_work_is_a_span_too():
+    with collecting() as (address, collector):
+        asyncio.run(cancelled(address))
+    (span,) = collector.spans()
+    assert (span.name, span.status.code, span.status.message) == ("slow", 2, "CancelledError")
+
+
+def test_a_collector_that_never_answers_does_not_keep_the_server(monkeypatch):
+    monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(cancelled(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        silent.settimeout(HANG)
+        silent.accept()[0].close()  # it was asked
