@@ -11,8 +11,9 @@ import sys
 import numpy as np
 
 from conformance.amplify.probe import watch
-from hybridtei import cli, load
+from hybridtei import cli
 from hybridtei.batch import PackedBatch, Padding
+from hybridtei.inference import load
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats
 from hybridtei.system.machine import LaneKind
@@ -34,7 +35,6 @@ def _rows(batch: PackedBatch, width: int) -> Floats:
 def main() -> int:
     watch(int(sys.argv[1]))
     load.open_backend = _backend  # type: ignore[assignment]
-    load._budget = lambda backend, most: PASS_TOKENS
     fake._states = _rows
     return cli.main(["serve", *sys.argv[2:]])
 

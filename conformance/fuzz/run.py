@@ -1,7 +1,6 @@
 """Fuzz the server: every route, every kind of model, whatever bytes; and between them requests whose answers may never change.
 
     python conformance/fuzz/run.py --requests 200000 [--seed N] [--only PLAN …] [--findings FOLDER]
-    python conformance/fuzz/run.py --cases                                                          the kept cases only
 
 Starts one server after the other (`servers.PLANS`) over seeded tiny checkpoints. A finding is: a process that ends, no end
 within 20 s, a 5xx, a body that is not what it says, an answer that is missing, a valid request answered otherwise than before,
@@ -30,16 +29,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(ROOT))  # run as a file, this package is not on the path
 
-from conformance.fuzz import cases  # noqa: E402 (run as a file, this package is not on the path)
 from conformance.fuzz.servers import PLANS, Plan, Server, serving, write_model  # noqa: E402
+from conformance.fuzz.shot import Shot  # noqa: E402
 from conformance.fuzz.storm import Finding, Storm, Tally  # noqa: E402
 
 GROWTH_SHARE, GROWTH_MB = 0.05, 16.0  # by which the second half's low-water mark may be above the first's, whichever is more
 LOOKS = 60  # two a second; fewer say nothing about memory
 WARM_UP = 5  # one part in so many does not count
 KEPT = 200  # findings of a server whose bytes are written
+NOTHING = Shot("none", (b"",))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--only", nargs="+", choices=[plan.name for plan in PLANS])
     parser.add_argument("--findings", default="fuzz-findings", help="folder for the bytes of findings")
-    parser.add_argument("--cases", action="store_true", help="replay the kept cases, and send nothing else")
     return parser
 
 
@@ -83,10 +82,9 @@ def _storm(plan: Plan, plans: Sequence[Plan], seed: int, arguments: argparse.Nam
 def _against(server: Server, seed: int, wanted: int, arguments: argparse.Namespace) -> Result:
     findings = Findings(Path(arguments.findings))
     before = server.pids()
-    tally = asyncio.run(Storm(server, str(seed), 0 if arguments.cases else wanted, findings.add).run())
-    cases.replay(server, findings.add)
+    tally = asyncio.run(Storm(server, str(seed), wanted, findings.add).run())
     for reason in (*flatness(server), *strangers(server, before), *server.alarms()):
-        findings.add(Finding(server.plan.name, (reason,), cases.NOTHING))
+        findings.add(Finding(server.plan.name, (reason,), NOTHING))
     line = f"{server.plan.name:10s} {tally.requests:7d} requests {tally.requests / max(tally.seconds, 0.001):6.0f}/s"
     valid = f"{tally.valid:6d} valid ({tally.exactly_equal} byte-equal)"
     print(f"{line} {valid} {findings.count} findings", flush=True)

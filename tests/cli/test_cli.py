@@ -311,10 +311,3 @@ def test_explain_names_what_it_knows(capsys):
         main(["explain", "Nonsense"])
     assert ended.value.code == 2
     assert "known: HybridTeiError, RequestError" in capsys.readouterr().err
-
-
-def test_an_error_prints_a_command_that_explains_it(tmp_path, capsys):
-    assert main(["embed", str(tmp_path / "in.txt"), "-o", "x.npz", "--model-id", "./none"]) == 1
-    command = capsys.readouterr().err.splitlines()[-1].removeprefix("Cause and cure: hybridtei ").split()
-    assert main(command) == 0
-    assert capsys.readouterr().out.startswith(command[-1])

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from tests.server.live import ROOT, commanded, serving
@@ -30,7 +29,6 @@ def module(path: Path) -> ModuleType:
 
 
 harness = module(CLIENTS / "calls" / "harness.py")
-environments = module(CLIENTS / "environments.py")
 models = module(CLIENTS / "models.py")
 
 
@@ -86,21 +84,6 @@ def test_a_server_that_answers_wrongly_is_found_out():
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted"),
-    [
-        ([1.0, 2.0], (1.0, 2.0)),
-        (np.float32([[0.25]]), [[0.25]]),
-        (0.1 + 1e-7, 0.1),
-        (1.0, 1),
-        ({"a": [0.5, "x"]}, {"a": [0.5, "x"]}),
-        (None, None),
-    ],
-)
-def test_what_is_the_same(found, wanted):
-    harness.same(found, wanted)
-
-
-@pytest.mark.parametrize(
     ("found", "wanted", "where"),
     [
         ([1.0], [1.0, 2.0], r"answer: 1 items"),
@@ -127,40 +110,6 @@ def test_refused_wants_all_words():
         harness.refused(fails, "34")
     with pytest.raises(AssertionError, match="should have been refused"):
         harness.refused(lambda: None)
-
-
-def test_an_environment_is_kept_while_its_list_is_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(environments, "REQUIREMENTS", tmp_path)
-    made = []
-
-    def run_nothing(command):
-        made.append(command[-1])
-
-    monkeypatch.setattr(environments, "_run", run_nothing)
-    monkeypatch.setattr(environments.venv, "create", lambda home, **_: _interpreter(home))
-    listed, bare = tmp_path / "some.txt", tmp_path / "some.no-deps.txt"
-    listed.write_text("one==1\n")
-    bare.write_text("two==2\n")
-    folder = tmp_path / "environments"
-    python = environments.environment("some", folder)
-    assert python == folder / "some" / "bin" / "python"
-    assert made == [str(listed), str(bare)]
-    environments.environment("some", folder)
-    assert len(made) == 2
-    bare.write_text("two==3\n")
-    environments.environment("some", folder)
-    assert len(made) == 4
-
-
-def _interpreter(home: Path) -> None:
-    (home / "bin").mkdir(parents=True)
-    (home / "bin" / "python").touch()
-
-
-def test_what_cannot_be_installed_says_why():
-    command = [sys.executable, "-c", "import sys; print('ERROR: no such version', file=sys.stderr); sys.exit(1)"]
-    with pytest.raises(environments.InstallError, match="no such version"):
-        environments._run(command)
 
 
 def test_every_client_has_a_script_and_a_list():

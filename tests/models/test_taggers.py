@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
 from hybridtei.encoder import Encoder
-from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead, WeightMismatch
+from hybridtei.errors import EmptyInput, InvalidInput, WeightMismatch
 from hybridtei.inference.tasks.label import AGGREGATIONS
 from tests import tiny, tolerances, vocabulary
 from tests.sampled import sampled
@@ -105,10 +105,6 @@ def encoder(folder: Path) -> Encoder:
     return Encoder.load(str(folder))
 
 
-def test_no_texts_have_no_spans(encoder: Encoder) -> None:
-    assert encoder.tag([]) == []
-
-
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_offsets_are_into_the_whole_text_however_it_was_cut(encoder: Encoder, folder: Path, direction: str) -> None:
     text = " ".join(vocabulary.texts(20, most=60))
@@ -143,15 +139,6 @@ def test_small_letters_keep_their_places(tmp_path: Path) -> None:
 def test_bad_input_is_refused(encoder: Encoder, texts: Any, options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         encoder.tag(texts, **options)
-
-
-def test_roles_are_refused(encoder: Encoder, bert: Path) -> None:
-    with pytest.raises(UnsupportedHead, match=r"^Model is not a token classification model$"):
-        Encoder.load(str(bert)).tag("baka")
-    with pytest.raises(UnsupportedHead, match=r"^Model is not a classifier model$"):
-        encoder.classify("baka")
-    with pytest.raises(UnsupportedHead, match=r"^model is not a re-ranker model$"):
-        encoder.rerank("baka", ["bake"])
 
 
 def test_labels_and_weights_must_agree(tmp_path: Path) -> None:

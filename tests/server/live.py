@@ -12,7 +12,8 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,7 @@ import uvicorn
 from litestar import Litestar
 
 from hybridtei import cli
+from hybridtei.batch import PackedBatch
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import default_alias
@@ -115,6 +117,28 @@ def serving(
         uvicorn_server.should_exit = True
         thread.join(HANG)
         assert not thread.is_alive()
+
+
+class Hold:
+    """A gate that holds passes while told to."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self._go = threading.Event()
+
+    def __call__(self, _: PackedBatch) -> None:
+        self.entered.set()
+        assert self._go.wait(HANG)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def create_app(

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.fuzz.judge import same
 from hybridtei.inference.engine import admission as permits_of
 from hybridtei.inference.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, max_of_turns
 from hybridtei.inference.engine.service import in_order
@@ -37,16 +37,6 @@ def whole() -> Iterator[Running]:
         yield running
 
 
-def near(one: Any, other: Any) -> bool:
-    if isinstance(one, float):
-        return bool(np.isclose(one, other, atol=1e-5))
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(near, one, other))
-    if isinstance(one, dict):
-        return [*one] == [*other] and all(near(one[key], other[key]) for key in one)
-    return one == other
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -65,7 +55,7 @@ def near(one: Any, other: Any) -> bool:
 def test_the_answer_is_that_of_one_chunk(split, whole, path, body):
     answer, expected = split.post(path, body), whole.post(path, body)
     assert answer.status_code == expected.status_code == 200
-    assert near(answer.json(), expected.json())
+    assert same(answer.json(), expected.json())
     for name in ("x-compute-tokens", "x-compute-characters"):
         assert answer.headers.get(name) == expected.headers.get(name)
     assert split.service.admission.free == PERMITS
@@ -82,7 +72,7 @@ def test_classes_and_tags_in_chunks():
         if isinstance(one, dict):
             one, two = one["data"], two["data"]
         assert len(one) == len(TEXTS)
-        assert near(one, two)
+        assert same(one, two)
 
 
 @pytest.mark.parametrize("place", [0, 7, 24])

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from litestar.testing import TestClient
-from tests.test_inference_free import routed
-from tests.test_late_interaction import pylate
 
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.encoder import Encoder
@@ -17,6 +15,8 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import load_model
 from hybridtei.server.start import Fleet
 from tests import tiny, tolerances
+from tests.inference.test_inference_free import routed
+from tests.models.test_late_interaction import pylate
 from tests.server.live import create_app
 
 TEXTS = ["baka bulo", "baka", "mo bulo baka"]

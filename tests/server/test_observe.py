@@ -145,13 +145,6 @@ def test_one_classified_text_is_one_request_and_one_success():
         assert seen["te_request_duration_count"] == 2
 
 
-def test_metrics_need_no_key():
-    with serving(server={"api_key": "secret"}) as running:
-        assert running.get("/metrics").status_code == 200
-        assert running.post("/embed", {"inputs": "one"}).status_code == 401
-        assert failures(running) == {}
-
-
 def test_length_bounds_end_at_two_to_the_nineteenth():
     registry = Registry()
     RequestMetrics(registry, 2**30)

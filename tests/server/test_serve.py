@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import threading
-import time
 from typing import Any
 
 import httpx
 import pytest
 
-from hybridtei.batch import PackedBatch
+from conformance.fuzz.judge import same
 from hybridtei.server.endpoint import while_connected
 from hybridtei.server.http.connection import DISCONNECT, ClientDisconnected, Disconnect
 from tests.inference.engine import small
-from tests.server.live import HANG, JSON, Running, serving
+from tests.server.live import HANG, JSON, Hold, Running, serving, until
 
 Request = tuple[str, dict[str, Any]]
 CONCURRENT = 512
@@ -42,15 +40,6 @@ def mixed(count: int) -> list[Request]:
     return requests
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equal, but for the last bits of numbers."""
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return math.isclose(one, other, abs_tol=1e-6) if isinstance(one, float) and isinstance(other, float) else one == other
-
-
 async def all_at_once(running: Running, requests: list[Request]) -> list[httpx.Response]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=running.url, timeout=HANG, limits=limits, trust_env=False) as client:
@@ -73,28 +62,6 @@ def test_mixed_requests_at_once_are_answered_as_each_alone(count):
         running.is_well()
 
 
-class Hold:
-    """A gate that holds passes while told to."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self._go = threading.Event()
-
-    def __call__(self, _: PackedBatch) -> None:
-        self.entered.set()
-        assert self._go.wait(HANG)
-
-    def let_go(self) -> None:
-        self._go.set()
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + HANG
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def test_overload_is_told_at_once_and_permits_come_back():
     hold = Hold()
     with serving(engine={"max_concurrent_requests": 8}, gate=hold) as running:
@@ -107,6 +74,8 @@ def test_overload_is_told_at_once_and_permits_come_back():
             assert response.status_code == 429
             assert response.json() == {"error": "Model is overloaded", "error_type": "Overloaded"}
             assert response.headers["retry-after"] == "1"
+        assert 'hybridtei_refusals_total{limit="max_concurrent_requests"} 100\n' in running.get("/metrics").text
+        assert running.service.engine.metrics.queued.value() <= 8  # none took a place
         openai = running.post("/v1/embeddings", {"input": "one"})
         assert (openai.status_code, openai.json()) == (
             429,

@@ -1,4 +1,4 @@
-// What each kind of vector is for. `answer`: the document that should come first. tests/server/test_page_examples.py reads the
+// What each kind of vector is for. `answer`: the document that should come first. tests/server/page/test_examples.py reads the
 // list as JSON, and asserts what the titles say of the embedded model.
 
 export const EXAMPLES = [

@@ -39,16 +39,6 @@ def test_it_gets_what_it_asked_for_whatever_else_was_computed(inputs, wanted):
         np.testing.assert_array_equal(alone.dense, shared.dense)
 
 
-@given(texts, st.integers(1, small.HIDDEN))
-def test_cut_before_normalised(inputs, dimensions):
-    raw = answer(Embed(inputs, frozenset({Head.DENSE}), normalize=False)).dense
-    short = answer(Embed(inputs, frozenset({Head.DENSE}), dimensions=dimensions)).dense
-    assert short.shape == (len(inputs), dimensions)
-    np.testing.assert_allclose(
-        short, raw[:, :dimensions] / np.linalg.norm(raw[:, :dimensions], axis=1, keepdims=True), atol=1e-6
-    )
-
-
 def test_merged_tokens_are_words():
     everything, budget = frozenset({Head.MULTIVECTOR}), MultivectorBudget(max_tokens=3)
     rows = answer(Embed(["one, two, three"], everything)).multivector

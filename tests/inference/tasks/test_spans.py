@@ -47,26 +47,6 @@ def test_dense_is_the_mean_of_transformers_states(tmp_path: Path, model_type: st
     assert np.abs(theirs[0] - theirs[1]).max() > 1e-3
 
 
-def test_the_embedded_models_spans_are_slices_from_one_pass() -> None:
-    encoder = Encoder.load(measures=False)
-    text = "Late chunking reads the whole text: then it pools parts, such as this one, or Z\u00fcrich \U0001f642."
-    places = [(0, 34), (36, len(text)), (0, len(text)), (30, 50)]
-    before = encoder.forwards
-    spans = encoder.encode([text, "three words here"], ("dense", "sparse", "multivector"), spans=[places, [(6, 11)]])
-    assert encoder.forwards == before + 1
-    assert len(spans) == len(places) + 1
-    whole = encoder.encode(text, ("multivector", "sparse"))
-    located = encoder._model.reader.locate([text], truncate=False)[0]
-    starts = located.offsets[~located.special][:, 0]
-    rows = whole.multivector.row(0)[: len(starts)]
-    for place, (begin, end) in enumerate(places):
-        held = (starts >= begin) & (starts < end)
-        np.testing.assert_allclose(spans.multivector.row(place), rows[held], atol=TOLERANCE, rtol=0)
-    for ours, theirs in zip(spans.sparse.row(2), whole.sparse.row(0), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=0)
-    assert [word for word, _ in encoder.tokens(spans.sparse)[-1]] == ["words"]
-
-
 def task(*inputs: SpanText, heads: frozenset[Head] = frozenset({Head.DENSE}), **options: object) -> EmbedSpans:
     return EmbedSpans(inputs, Embed((), heads, **options))
 

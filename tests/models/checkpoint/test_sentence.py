@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer, SparseEncoder
-from tests.test_inference_free import routed
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidDimensions, LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.checkpoint.fingerprint import fingerprint
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
+from tests.inference.test_inference_free import routed
 from tests.models.checkpoint.refused import raised
 
 Copied = Callable[[Path], Path]

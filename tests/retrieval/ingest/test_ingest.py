@@ -26,7 +26,7 @@ from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import NAME, Ingest, points, raw, write, written
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import Failure, speaking
-from tests.server.test_serve import until
+from tests.server.live import until
 
 HANG = 60
 ROOT = Path(__file__).parents[3]

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-
-import numpy as np
 import pytest
 
 from tests.inference.engine import small
 from tests.server.live import serving
-
-PATHS = pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
 
 
 def dense(server, *texts: str) -> list[list[float]]:
     return server.post("/embed", {"inputs": list(texts)}).json()
 
 
-@PATHS
-def test_shape_and_usage(server, path):
-    response = server.post(path, {"input": ["one", "two three"], "model": "whatever", "user": "me"})
-    one, two = dense(server, "one", "two three")
-    body = response.json()
-    assert list(body) == ["object", "data", "model", "usage"]
-    assert body == {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "embedding": one, "index": 0},
-            {"object": "embedding", "embedding": two, "index": 1},
-        ],
-        "model": "small",
-        "usage": {"prompt_tokens": 7, "total_tokens": 7},
-    }
-    assert response.headers["x-compute-tokens"] == "7"
-
-
 @pytest.mark.parametrize("given", ["one", ["one"], [2, small.IDS["one"], 3], [[2, small.IDS["one"], 3]]])
 def test_every_form_of_input(server, given):
     assert server.post("/v1/embeddings", {"input": given}).json()["data"][0]["embedding"] == dense(server, "one")[0]
-
-
-def test_base64_is_little_endian_float32(server):
-    body = {"input": "one", "dimensions": 5}
-    text = server.post("/v1/embeddings", {**body, "encoding_format": "base64"}).json()["data"][0]["embedding"]
-    floats = server.post("/v1/embeddings", body).json()["data"][0]["embedding"]
-    assert np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4").tolist() == np.float32(floats).tolist()
 
 
 def test_outputs_stand_beside_the_embedding(server):

@@ -25,8 +25,7 @@ from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
 from tests.server.conftest import labelled
 from tests.server.grpc.live import Rpc, rpc_serving, start
-from tests.server.live import HANG
-from tests.server.test_serve import Hold, until
+from tests.server.live import HANG, Hold, until
 
 KEY = (("authorization", "Bearer secret"),)
 WATCH = health_pb2.HealthCheckRequest(service="tei.v1.Info")

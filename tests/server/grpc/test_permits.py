@@ -11,8 +11,7 @@ import pytest
 
 from tests.server.conftest import labelled
 from tests.server.grpc.live import Rpc, rpc_serving, start
-from tests.server.live import HANG
-from tests.server.test_serve import Hold, until
+from tests.server.live import HANG, Hold, until
 
 
 def test_single_calls_are_refused_and_streams_wait():

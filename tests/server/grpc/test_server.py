@@ -26,8 +26,7 @@ from hybridtei.server.start import serve
 from tests import tiny
 from tests.sampled import sampled
 from tests.server.grpc.live import free_port, rpc_serving, start
-from tests.server.live import HANG, commanded, process
-from tests.server.test_serve import until
+from tests.server.live import HANG, commanded, process, until
 
 
 def address_of(running) -> str:
@@ -81,7 +80,7 @@ def check_reflection(channel: grpc.Channel) -> None:
 
 
 def fake(folder: Path, seconds: str, *settings: str) -> list[str]:
-    return ["-m", "tests.server.fake_process", str(folder), seconds, "grpc_port=0", *settings]
+    return ["-m", "tests.server.processes.fake_process", str(folder), seconds, "grpc_port=0", *settings]
 
 
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))

@@ -16,8 +16,7 @@ from hybridtei.system.memory import resident
 from tests.inference.engine import small
 from tests.server.grpc.live import Rpc, method_of, rpc_serving, start
 from tests.server.http.test_unsent import unsent
-from tests.server.live import HANG
-from tests.server.test_serve import until
+from tests.server.live import HANG, until
 
 WIDE = small.model_spec(hidden_size=8192, max_input_length=512)
 TEXT = "one two three " * 160  # an answer of some 16 MB, of which a kernel takes a part

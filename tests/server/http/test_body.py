@@ -7,18 +7,15 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, SimilarityRequest
+from hybridtei.server.api.tei import EmbedRequest
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.decoding import decode
 from tests.inference.engine import small
 from tests.server.live import HANG, JSON, Running
 
-EMPTY = "Input validation error: `inputs` cannot be empty"
+EMPTY = "`inputs` cannot be empty"
 SYNTAX = "Failed to parse the request body as JSON: "
 SHAPE = "Failed to deserialize the JSON body into the target type: "
 TOO_LARGE = "Failed to buffer the request body: length limit exceeded"
@@ -26,10 +23,11 @@ NOT_JSON = "Expected request with `Content-Type: application/json`"
 LIMIT = 2_000_000
 DEEP = b"[" * 10_000 + b"]" * 10_000
 UNKNOWN_PROMPT = (
-    "Input validation error: `default-prompt-name` is set to `nobody` but it was not found in the Sentence Transformers "
+    "`default-prompt-name` is set to `nobody` but it was not found in the Sentence Transformers "
     'prompts. Available prompts: ["query", "passage"]'
 )
-TOO_WIDE = "Input validation error: `dimensions` should be smaller than the maximum embedding dimension."
+TOO_WIDE = "`dimensions` should be smaller than the maximum embedding dimension."
+LAST_ID = f"but the vocabulary ends at {len(small.PIECES) - 1}"
 MIXED = "inputs: got ids beside texts or lists, expected ids alone, or texts and lists of ids"
 
 
@@ -43,21 +41,12 @@ def asked(server: Running) -> Iterator[Running]:
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        (b"", ""),
-        (b"{", ""),
-        (b'{"inputs":"a"', ""),
-        (b'{"inputs":"a', ""),
-        (b"nonsense", ""),
-        (b"{'inputs':'a'}", ""),
-        (b'{"inputs":"a",}', ""),
         (b'{"inputs":NaN}', ""),
         (b'{"inputs":"a","dimensions":Infinity}', ""),
-        (b'{"inputs":"a","other":NaN}', ""),
         (b'\xef\xbb\xbf{"inputs":"a"}', ""),
         (b'{"inputs":"\xff"}', ""),
         (b'{"inputs":"a\xc3"}', ""),
         (b'{"inputs":"\xed\xa0\x80"}', ""),  # a surrogate in UTF-8's form
-        (b'{"inputs":"\\ud800"}', ""),
         (b'{"inputs":"\\ud800 and so on"}', ""),
         (b'{"inputs":"\\udc00 and so on"}', ""),
         (b'{"inputs":"a","prompt_name":"\\ud800"}', ""),
@@ -65,7 +54,6 @@ def asked(server: Running) -> Iterator[Running]:
         (b'{"inputs":"a\nb"}', ""),
         (b'{"inputs":[1e400]}', "inputs[0]: "),
         (b'{"inputs":[1' + b"0" * 5000 + b"]}", "inputs[0]: "),
-        (b'{"inputs":"a","truncation_direction":null}', "truncation_direction: "),
         (b'{"inputs":"a","other":' + DEEP + b"}", ""),
     ],
 )
@@ -80,20 +68,15 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
 @pytest.mark.parametrize(
     ("path", "body", "detail"),
     [
-        ("/embed", b"null", "expected `object`, got `null`"),
         ("/embed", b"[]", "expected `object`, got `array`"),
         ("/embed", b"5", "expected `object`, got `int`"),
         ("/embed", b'"inputs"', "expected `object`, got `str`"),
         ("/embed", DEEP, "expected `object`"),
-        ("/embed", b"{}", "missing field `inputs`"),
-        ("/embed", {"input": "a"}, "missing field `inputs`"),
         ("/embed", {"inputs": None}, "inputs: "),
-        ("/embed", {"inputs": 5}, "inputs: "),
         ("/embed", {"inputs": True}, "inputs: "),
         ("/embed", {"inputs": {"text": "a"}}, "inputs: "),
         ("/embed", {"inputs": [1.0]}, "inputs[0]: "),
         ("/embed", {"inputs": [-1]}, "inputs[0]: "),
-        ("/embed", {"inputs": [2**32]}, "inputs[0]: "),
         ("/embed", {"inputs": [2**63]}, "inputs[0]: "),
         ("/embed", {"inputs": [True]}, "inputs[0]: "),
         ("/embed", {"inputs": [None]}, "inputs[0]: "),
@@ -103,40 +86,22 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
         ("/embed", {"inputs": ["a", 1]}, MIXED),
         ("/embed", {"inputs": [[1], 1]}, MIXED),
         ("/embed", b'{"inputs":' + DEEP + b"}", "inputs[0][0]: "),
-        ("/embed", {"inputs": "a", "truncate": "true"}, "truncate: "),
         ("/embed", {"inputs": "a", "truncate": 1}, "truncate: "),
-        ("/embed", {"inputs": "a", "normalize": None}, "normalize: "),
-        ("/embed", {"inputs": "a", "dimensions": -1}, "dimensions: "),
-        ("/embed", {"inputs": "a", "dimensions": 128.0}, "dimensions: "),
         ("/embed", {"inputs": "a", "dimensions": "8"}, "dimensions: "),
-        ("/embed", {"inputs": "a", "truncation_direction": "up"}, "truncation_direction: "),
         ("/embed", {"inputs": "a", "prompt_name": 5}, "prompt_name: "),
-        ("/embed", b'{"inputs":"a","inputs":"a"}', "duplicate field `inputs`"),
         ("/embed", b'{"truncate":null,"inputs":"a","truncate":null}', "duplicate field `truncate`"),
         ("/embed", b'{"inputs":"a","inputs":"a","other":"\xff"}', "duplicate field `inputs`"),
         ("/embed", b'{"inputs":"a","inputs":"a","other":1' + b"0" * 5000 + b"}", "duplicate field `inputs`"),
         ("/embed", b'{"inputs":"a","inputs":"a","other":' + DEEP + b"}", "duplicate field `inputs`"),
         ("/", b'{"inputs":"a","inputs":"a"}', "duplicate field `inputs`"),
-        ("/", b"null", "expected `object`, got `null`"),
-        ("/embed_all", {"inputs": 5}, "inputs: "),
-        ("/embed_sparse", {"inputs": 5}, "inputs: "),
-        ("/embed_multivector", {"inputs": 5}, "inputs: "),
         ("/embed_hybrid", {"inputs": "a", "outputs": ["vectors"]}, "outputs[0]: "),
         ("/embed_hybrid", {"inputs": "a", "outputs": ["tokens"]}, "outputs[0]: "),
         ("/embed_hybrid", {"inputs": "a", "outputs": "dense"}, "outputs: "),
         ("/embed_hybrid", {"inputs": "a", "sparse_format": "csr"}, "sparse_format: "),
-        ("/v1/embeddings", {"inputs": "a"}, "missing field `input`"),
-        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format: "),
         ("/v1/embeddings", {"input": [1, "a"]}, "input: got ids beside texts"),
         ("/tokenize", {"inputs": [1]}, "inputs[0]: "),
-        ("/tokenize", {"inputs": "a", "add_special_tokens": None}, "add_special_tokens: "),
         ("/decode", {"ids": [-1]}, "ids[0]: "),
         ("/decode", {"ids": [2**32]}, "ids[0]: "),
-        ("/decode", {"ids": [1, [2]]}, "ids: got ids beside lists"),
-        ("/decode", {"ids": "a"}, "ids: "),
-        ("/decode", {"ids": [1], "skip_special_tokens": None}, "skip_special_tokens: "),
-        ("/similarity", {"inputs": {"source_sentence": "a"}}, "inputs: "),
-        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [1]}}, "inputs.sentences[0]: "),
         ("/similarity", {"inputs": {"source_sentence": None, "sentences": ["a"]}}, "inputs.source_sentence: "),
         ("/vertex", {"instances": None}, "instances: "),
     ],
@@ -149,102 +114,26 @@ def test_json_of_another_shape_is_422_in_plain_text_and_names_the_field(asked, p
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "kind", "error"),
+    ("path", "body", "error"),
     [
-        ("/embed", {"inputs": ""}, 400, "Empty", EMPTY),
-        ("/embed", {"inputs": []}, 400, "Empty", EMPTY),
-        ("/embed", {"inputs": ["a", ""]}, 400, "Empty", EMPTY),
-        ("/embed", {"inputs": [[]]}, 400, "Empty", EMPTY),
-        ("/embed_hybrid", {"inputs": ""}, 400, "Empty", EMPTY),
-        ("/tokenize", {"inputs": ""}, 400, "Empty", EMPTY),
-        ("/tokenize", {"inputs": []}, 400, "Empty", "`inputs` cannot be empty"),
-        ("/decode", {"ids": []}, 400, "Empty", "Input validation error: `input_ids` cannot be empty"),
-        ("/decode", {"ids": [[1], []]}, 400, "Empty", "Input validation error: `input_ids` cannot be empty"),
-        (
-            "/similarity",
-            {"inputs": {"source_sentence": "a", "sentences": []}},
-            400,
-            "Empty",
-            "`inputs.sentences` cannot be empty",
-        ),
-        ("/rerank", {"query": "a", "texts": []}, 400, "Empty", "`texts` cannot be empty"),
-        (
-            "/embed",
-            {"inputs": "a " * 63, "truncate": False},
-            422,
-            "Validation",
-            "Input validation error: `inputs` must have less than 64 tokens. Given: 65",
-        ),
-        (
-            "/embed",
-            {"inputs": "a" * 16_001, "truncate": False},
-            422,
-            "Validation",
-            "Input validation error: `inputs` must have less than 16000 characters. Given: 16001",
-        ),
-        (
-            "/tokenize",
-            {"inputs": "a" * 16_001},
-            422,
-            "Validation",
-            "Input validation error: `inputs` must have less than 16000 characters. Given: 16001",
-        ),
-        ("/embed", {"inputs": ["a"] * 33}, 422, "Validation", "batch size 33 > maximum allowed batch size 32"),
-        ("/tokenize", {"inputs": ["a"] * 33}, 422, "Validation", "batch size 33 > maximum allowed batch size 32"),
-        ("/decode", {"ids": [[5]] * 33}, 422, "Validation", "batch size 33 > maximum allowed batch size 32"),
-        (
-            "/similarity",
-            {"inputs": {"source_sentence": "a", "sentences": ["a"] * 32}},
-            422,
-            "Validation",
-            "batch size 33 > maximum allowed batch size 32",
-        ),
-        (
-            "/embed",
-            {"inputs": "a", "dimensions": 0},
-            422,
-            "Validation",
-            "Input validation error: `dimensions` should be positive",
-        ),
-        ("/embed", {"inputs": "a", "dimensions": small.HIDDEN + 1}, 422, "Validation", TOO_WIDE),
-        ("/embed", {"inputs": "a", "dimensions": 10**30}, 422, "Validation", TOO_WIDE),
-        ("/embed", {"inputs": "a", "prompt_name": "nobody"}, 422, "Validation", UNKNOWN_PROMPT),
-        ("/tokenize", {"inputs": "a", "prompt_name": "nobody"}, 422, "Validation", UNKNOWN_PROMPT),
-        (
-            "/embed",
-            {"inputs": [[5], [999_999]]},
-            422,
-            "Validation",
-            f"Input validation error: `inputs` holds the id 999999, but the vocabulary ends at {len(small.PIECES) - 1}",
-        ),
-        (
-            "/embed",
-            {"inputs": [2**32 - 1]},
-            422,
-            "Validation",
-            f"Input validation error: `inputs` holds the id 4294967295, but the vocabulary ends at {len(small.PIECES) - 1}",
-        ),
-        (
-            "/embed",
-            {"inputs": [small.IDS[small.CONTROL]]},
-            422,
-            "Validation",
-            "Input validation error: `inputs` holds an input that becomes no token at all",
-        ),
+        ("/embed_hybrid", {"inputs": ""}, EMPTY),
+        ("/decode", {"ids": [[1], []]}, "`input_ids` cannot be empty"),
+        ("/decode", {"ids": [[5]] * 33}, "batch size 33 > maximum allowed batch size 32"),
+        ("/embed", {"inputs": "a", "dimensions": 10**30}, TOO_WIDE),
+        ("/tokenize", {"inputs": "a", "prompt_name": "nobody"}, UNKNOWN_PROMPT),
+        ("/embed", {"inputs": [[5], [999_999]]}, f"`inputs` holds the id 999999, {LAST_ID}"),
+        ("/embed", {"inputs": [2**32 - 1]}, f"`inputs` holds the id 4294967295, {LAST_ID}"),
+        ("/embed", {"inputs": [small.IDS[small.CONTROL]]}, "`inputs` holds an input that becomes no token at all"),
     ],
 )
-def test_values_outside_their_limits_in_teis_words(asked, path, body, status, kind, error):
+def test_values_outside_their_limits_in_teis_words(asked, path, body, error):
+    """Those that `conformance/wire` does not ask for."""
     response = asked.post(path, body)
-    assert response.status_code == status
-    assert list(response.json().items()) == [("error", error), ("error_type", kind)]
+    kind, status = ("Empty", 400) if error.endswith("empty") else ("Validation", 422)
+    told = error if error.startswith("batch") else f"Input validation error: {error}"
+    assert (response.status_code, [*response.json().items()]) == (status, [("error", told), ("error_type", kind)])
     assert response.headers["content-type"] == "application/json"
     assert "x-compute-type" not in response.headers
-
-
-def test_prompts_where_the_model_has_none(dense_server):
-    error = "`default-prompt-name` is set to `query` but no prompts were found in the Sentence Transformers configuration"
-    response = dense_server.post("/embed", {"inputs": "a", "prompt_name": "query"})
-    assert (response.status_code, response.json()["error"]) == (422, f"Input validation error: {error}")
 
 
 @pytest.mark.parametrize(
@@ -272,30 +161,12 @@ def test_odd_text_is_text(asked, path, text):
     assert asked.post(path, {"inputs": text}).status_code == 200
 
 
-ODD_TYPES = [
-    None,
-    "",
-    "text/plain",
-    "application/jsonx",
-    "json",
-    "text/json",
-    "application/x-www-form-urlencoded",
-    "a/b; c=json",
-]
-GOOD_TYPES = ["application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json", "application/json;"]
-
-
-@pytest.mark.parametrize("kind", ODD_TYPES)
-def test_content_types_that_are_not_json(asked, kind):
-    headers = {} if kind is None else {"content-type": kind}
-    response = asked.post("/embed", b"not even JSON", headers=headers)
-    assert (response.status_code, response.text) == (415, NOT_JSON)
-    assert response.headers["content-type"] == "text/plain; charset=utf-8"
-
-
-@pytest.mark.parametrize("kind", GOOD_TYPES)
-def test_content_types_that_are(asked, kind):
-    assert asked.post("/embed", {"inputs": "a"}, headers={"content-type": kind}).status_code == 200
+def test_which_content_types_are_jsons(asked):
+    for kind in (None, "application/jsonx", "json", "text/json", "a/b; c=json"):
+        response = asked.post("/embed", b"not even JSON", headers={} if kind is None else {"content-type": kind})
+        assert (response.status_code, response.text) == (415, NOT_JSON)
+        assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    assert asked.post("/embed", {"inputs": "a"}, headers={"content-type": "application/json;"}).status_code == 200
 
 
 def test_compressed_bodies_are_refused(asked):
@@ -310,17 +181,14 @@ def test_v1_embeddings_needs_no_content_type(asked):
     assert asked.post("/embeddings", {"input": "a"}, headers={}).status_code == 415
 
 
-@pytest.mark.parametrize("megabytes", [3, 10, 20])
-def test_a_body_over_the_limit(asked, megabytes):
-    body = b'{"inputs":"' + b"a" * (megabytes * 1_000_000) + b'"}'
-    response = asked.post("/embed", body)
+def test_a_body_far_over_the_limit(asked):
+    response = asked.post("/embed", b'{"inputs":"' + b"a" * 20_000_000 + b'"}')
     assert (response.status_code, response.text) == (413, TOO_LARGE)
     assert response.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-@pytest.mark.parametrize("megabytes", [3, 10])
-def test_a_chunked_body_over_the_limit(asked, megabytes):
-    chunks = (b"a" * 100_000 for _ in range(megabytes * 10))
+def test_a_chunked_body_over_the_limit(asked):
+    chunks = (b"a" * 100_000 for _ in range(100))
     response = asked.client.post("/embed", content=chunks, headers=JSON)
     assert (response.status_code, response.text) == (413, TOO_LARGE)
 
@@ -356,30 +224,12 @@ def test_what_is_not_http_or_ends_early_harms_nobody(asked, data):
     assert not answer.startswith(b"HTTP/1.1 2")
 
 
-values = st.sampled_from([None, True, False, 0, -1, 1, 2**32, 2**63, 1.5, "", "a", "left", [], [1], ["a"], [[1]], ["a", 1], {}])
-
-
 def decoded(body: bytes, kind: type) -> object:
     """What came of it: a request, or the refusal."""
     try:
         return decode(body, kind)
     except BodyError as refusal:
         return refusal
-
-
-def is_request_or_refusal(outcome: object, kind: type) -> bool:
-    return isinstance(outcome, kind) or (isinstance(outcome, BodyError) and str(outcome).startswith(outcome.prefix))
-
-
-@given(st.binary(max_size=60) | st.text(alphabet='{}[]",:inputs\\u0d8"1eE-. null', max_size=40).map(str.encode))
-def test_decoding_refuses_or_returns_whatever_comes(body):
-    for kind in (EmbedRequest, SimilarityRequest, DecodeRequest):
-        assert is_request_or_refusal(decoded(body, kind), kind)
-
-
-@given(st.dictionaries(st.sampled_from([field.name for field in msgspec.structs.fields(EmbedRequest)]), values))
-def test_decoding_any_object(value):
-    assert is_request_or_refusal(decoded(msgspec.json.encode(value), EmbedRequest), EmbedRequest)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +281,3 @@ def test_a_long_body_is_not_read_key_by_key_in_search_of_a_field_given_twice(mon
 def test_a_long_table_with_escapes_has_no_fields_to_be_given_twice():
     body = b'{"model_id":"a","dtype":"%b"}' % (b"\\u00df" * 1000)
     assert decoded(body, dict[str, Any]) == {"model_id": "a", "dtype": "ß" * 1000}
-
-
-def test_half_a_surrogate_pair_is_called_so(asked):
-    assert asked.post("/embed", b'{"inputs":"\\ud800"}').text == f"{SYNTAX}half of a surrogate pair"

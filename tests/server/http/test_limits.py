@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from hybridtei.config import EngineConfig
 from hybridtei.server.http.connection import BODY_BYTES_PER_SECOND, FILES_BESIDE, allow_files, body_deadline
 from tests.server.clock import SteppedClock
-from tests.server.http.test_protocol import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
-from tests.server.live import HANG, JSON, Running, serving
-from tests.server.test_serve import Hold, until
+from tests.server.http.raw import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
+from tests.server.live import HANG, JSON, Hold, Running, serving, until
 
 SOON = 0.2  # seconds: a bound that is reached at once
 

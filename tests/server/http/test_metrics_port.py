@@ -20,7 +20,7 @@ def metrics_url(running: Process) -> str:
 
 
 def test_it_tells_what_there_is_to_tell_and_nothing_else():
-    with process(["-m", "tests.server.fake_server", "0"], {"METRICS_PORT": "0"}) as running:
+    with process(["-m", "tests.server.processes.fake_server", "0"], {"METRICS_PORT": "0"}) as running:
         main = running.wait_ready()
         assert httpx.post(f"{main}/embed", json={"inputs": "x"}).status_code == 200
         with httpx.Client(base_url=metrics_url(running), trust_env=False) as client:

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from hybridtei.server.app import endpoints_of, framework
 from hybridtei.server.http import protocol
 from tests.server.clock import SteppedClock
-from tests.server.http.test_protocol import BODY, CHUNKED, POST, WHOLE, connected
-from tests.server.live import HANG, Running, serving
-from tests.server.test_serve import Hold, until
+from tests.server.http.raw import BODY, CHUNKED, POST, WHOLE, connected
+from tests.server.live import HANG, Hold, Running, serving, until
 
 PERMITS = 8
 Answer = tuple[int, dict[str, str], bytes]
@@ -101,24 +100,6 @@ def test_the_key_comes_first():
         for key, status in ((None, 401), ("wrong", 401), ("secret", 429)):
             headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
             assert running.client.post("/embed", content=BODY, headers=headers).status_code == status
-
-
-def test_refusals_are_counted():
-    with at_capacity() as (running, _):
-        before = running.registry.text()
-        for _ in range(2):
-            assert running.post("/embed", {"inputs": "one"}).status_code == 429
-        after = running.registry.text()
-        for sample in (
-            'hybridtei_refusals_total{limit="max_concurrent_requests"}',
-            'te_request_failure{err="overloaded"}',
-            'te_request_count{method="single"}',
-        ):
-            assert value(after, sample) - value(before, sample) == 2, sample
-
-
-def value(text: str, sample: str) -> float:
-    return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{sample} ")), 0.0)
 
 
 CHUNK = CHUNKED + b"14\r\n" + BODY + b"\r\n0\r\n\r\n"

@@ -18,10 +18,9 @@ from hybridtei.server.http.connection import Unsent
 from tests.inference.engine import small
 from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
+from tests.server.http.raw import GET, connected
 from tests.server.http.test_limits import refusals
-from tests.server.http.test_protocol import GET, connected
-from tests.server.live import Running, serving
-from tests.server.test_serve import until
+from tests.server.live import Running, serving, until
 
 HANG = 60
 LIMIT = 64_000_000

@@ -19,8 +19,7 @@ from hybridtei.errors import LoadError
 from hybridtei.server.http.security import certificate_of
 from tests.server.grpc.live import free_port, start
 from tests.server.http.test_metrics_port import metrics_url
-from tests.server.live import HANG, JSON, process, serving
-from tests.server.test_serve import until
+from tests.server.live import HANG, JSON, process, serving, until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 BODY = {"inputs": "one two"}
@@ -48,7 +47,7 @@ def trusting(files: dict[str, str]) -> ssl.SSLContext:
 
 def test_http_over_tls_and_nothing_else(files):
     settings = {"METRICS_PORT": "0", **{k.upper(): v for k, v in files.items()}}
-    with process(["-m", "tests.server.fake_server", "0"], settings) as running:
+    with process(["-m", "tests.server.processes.fake_server", "0"], settings) as running:
         url = running.wait_ready().replace("http:", "https:")
         assert httpx.get(metrics_url(running)).status_code == 200
         with httpx.Client(base_url=url, verify=trusting(files), trust_env=False) as client:
@@ -67,7 +66,7 @@ def test_http_over_tls_and_nothing_else(files):
 
 @pytest.mark.slow
 def test_malformed_heads_are_refused_over_tls_too(files):
-    with process(["-m", "tests.server.fake_server", "0"], {k.upper(): v for k, v in files.items()}) as running:
+    with process(["-m", "tests.server.processes.fake_server", "0"], {k.upper(): v for k, v in files.items()}) as running:
         port = httpx.URL(running.wait_ready()).port
         for said, status in ((b"nonsense\r\n\r\n", b"400"), (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200, b"431")):
             with (
@@ -97,27 +96,11 @@ def serving_tls(files, port):
     return serving(server={"hostname": "127.0.0.1", "grpc_port": port, **files}, verify=trusting(files))
 
 
-def test_a_new_certificate_is_taken_on_sighup(tmp_path):
-    files, other = make(tmp_path / "a"), make(tmp_path / "b")
-    with process(["-m", "tests.server.fake_server", "0"], {k.upper(): v for k, v in files.items()}) as running:
-        url = running.wait_ready().replace("http:", "https:")
-        assert httpx.get(f"{url}/health", verify=trusting(files), trust_env=False).status_code == 200
-        for name in files:
-            Path(other[name]).replace(files[name])
-        running.process.send_signal(signal.SIGHUP)
-        until(lambda: any("read the certificate again" in line for line in running.lines))
-        assert httpx.get(f"{url}/health", verify=trusting(files), trust_env=False).status_code == 200
-        Path(files["keyfile"]).write_text("nonsense")
-        running.process.send_signal(signal.SIGHUP)
-        until(lambda: any("the certificate stays as it is" in line for line in running.lines))
-        assert httpx.get(f"{url}/health", verify=trusting(files), trust_env=False).status_code == 200
-
-
 def test_a_reload_between_the_two_writes_keeps_the_old_pair_and_the_next_one_takes_the_new(tmp_path):
     files, old, new = make(tmp_path / "a"), make(tmp_path / "b"), make(tmp_path / "c")
     port = free_port()
     environment = {**{name.upper(): path for name, path in files.items()}, "GRPC_PORT": str(port)}
-    with process(["-m", "tests.server.fake_server", "0"], environment) as running:
+    with process(["-m", "tests.server.processes.fake_server", "0"], environment) as running:
         url = running.wait_ready().replace("http:", "https:")
 
         def reload(expected: str) -> None:

@@ -1,4 +1,4 @@
-"""The command `serve` over the fake backend: `python -m tests.server.fake_process FOLDER PAUSE [SETTING=VALUE]...`.
+"""The command `serve` over the fake backend: `python -m tests.server.processes.fake_process FOLDER PAUSE [SETTING=VALUE]...`.
 
 PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. The word "duti" makes its pass fail, and "dura"
 ends the lanes. Settings: of the engine and the server.

@@ -23,8 +23,7 @@ from hybridtei.retrieval.store.embedded_folder import Folder, FolderError
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
 from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest
-from tests.server.live import HANG, Running, commanded, serving
-from tests.server.test_serve import until
+from tests.server.live import HANG, Running, commanded, serving, until
 
 POINTS = [{"id": place, "text": text} for place, text in enumerate(["baka bulo", "bomo", "bake balo baka"])]
 SEARCH = {"collection": "papers", "query": "baka"}

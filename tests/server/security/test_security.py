@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
 
-from tests.server.live import JSON, POSTS, Running, serving
+from tests.server.live import Running, serving
 
 KEY = "s3cret-Kéy"
 RIGHT = f"Bearer {KEY}".encode()
-PROTECTED = ["/", *POSTS]
 NO_KEY = "no API key, or one that this server does not know: send the header `Authorization: Bearer KEY`"
 OPEN = ["/", "/health", "/ping", "/metrics", "/docs", "/docs/", "/docs/swagger-ui.css", "/api-doc/openapi.json"]
 
@@ -24,19 +22,7 @@ def locked() -> Iterator[Running]:
 
 @pytest.mark.parametrize(
     "given",
-    [
-        None,
-        b"",
-        b"Bearer",
-        b"Bearer wrong",
-        KEY.encode(),
-        f"bearer {KEY}".encode(),
-        f"Bearer  {KEY}".encode(),
-        f"Bearer {KEY}x".encode(),
-        f"Basic {KEY}".encode(),
-        f"Bearer {KEY}".encode("latin-1"),
-        b"Bearer \xff\xfe",
-    ],
+    [None, b"Bearer", RIGHT + b"x", f"Basic {KEY}".encode(), f"Bearer {KEY}".encode("latin-1"), b"Bearer \xff\xfe"],
 )
 def test_anything_but_the_key_is_401_and_on_teis_routes_without_a_body(locked, given, caplog):
     headers = {} if given is None else {b"authorization": given}
@@ -62,12 +48,6 @@ def test_a_missing_key_is_told_in_each_dialects_form(locked):
         assert response.headers["link"].startswith("</page/errors.html#nokey>")
 
 
-@pytest.mark.parametrize("path", PROTECTED)
-def test_every_post_is_protected(locked, path):
-    assert locked.post(path, {}).status_code == 401
-    assert locked.post(path, {}, headers={**JSON, b"authorization": RIGHT}).status_code in (422, 424)
-
-
 def test_info_is_protected(locked):
     assert locked.get("/info").status_code == 401
     assert locked.get("/info", headers={b"authorization": RIGHT}).status_code == 200
@@ -82,14 +62,3 @@ def test_unknown_paths_and_preflights_are_open(locked):
     assert locked.get("/nope").status_code == 404
     assert locked.post("/embed/", {}).status_code == 404
     assert locked.client.options("/embed").status_code == 200
-
-
-def test_the_key_works_and_is_told_nowhere(locked, caplog):
-    caplog.set_level(logging.DEBUG)
-    body = {"inputs": "one"}
-    assert locked.post("/embed", body, headers={**JSON, b"authorization": RIGHT}).status_code == 200
-    assert locked.post("/embed", body, headers={**JSON, b"authorization": RIGHT + b"x"}).status_code == 401
-    assert KEY not in locked.get("/info", headers={b"authorization": RIGHT}).text
-    assert KEY not in locked.get("/metrics").text
-    ours = [record.getMessage() for record in caplog.records if record.name.startswith(("hybridtei", "uvicorn", "litestar"))]
-    assert not any(KEY in message or "s3cret" in message for message in ours)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,7 +29,7 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server import engine_process
 from hybridtei.server.engine_process import IN_BAND, EngineProcess, receive, send
-from tests.server.live import HANG, Process, process
+from tests.server.live import HANG, Process, process, until
 from tests.vocabulary import texts
 
 SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--offline"]
@@ -57,7 +56,7 @@ def test_a_result_is_copied_once_into_the_memory_that_receives_it():
 
 @asynccontextmanager
 async def engine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> AsyncIterator[tuple[EngineProcess, EngineService]]:
-    monkeypatch.setattr(engine_process, "MODULE", "tests.server.fake_child")
+    monkeypatch.setattr(engine_process, "MODULE", "tests.server.processes.fake_child")
     monkeypatch.setattr(engine_process, "RETRY_SECONDS", 0.0)
     config = EngineConfig()
     running = EngineProcess(config, {"json_output": False, "level": "off"})
@@ -153,13 +152,6 @@ def server(hybrid: Path) -> Iterator[tuple[Process, str]]:
 
 def child_of(running: Process) -> psutil.Process | None:
     return next((child for child in psutil.Process(running.process.pid).children() if child.is_running()), None)
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + HANG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def counted(url: str, name: str) -> float:

@@ -27,7 +27,7 @@ class Server:
         known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         environment = {**known, "HF_HUB_OFFLINE": "1", "API_KEY_FILE": str(keys)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.fake_server", "0"],
+            [sys.executable, "-m", "tests.server.processes.fake_server", "0"],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,

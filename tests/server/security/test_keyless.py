@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from tests.server.http.test_protocol import connected, heard
-from tests.server.live import HANG, Running, serving
-from tests.server.test_serve import until
+from tests.server.http.raw import connected, heard
+from tests.server.live import HANG, Running, serving, until
 
 SIZE = 1_900_000
 KEY = {"authorization": "Bearer secret"}

@@ -1,4 +1,4 @@
-"""A server process over the fake backend whose passes take a while: `python -m tests.server.fake_server SECONDS [DRAIN]`."""
+"""A server process over a fake backend with slow passes: `python -m tests.server.processes.fake_server SECONDS [DRAIN]`."""
 
 from __future__ import annotations
 

@@ -12,9 +12,8 @@ import pytest
 from hybridtei.errors import LoadError
 from hybridtei.server.http.security import FLAG_NAME, Key, Keyring, is_sendable, read_keys
 from hybridtei.system.tracing import CURRENT
-from tests.server.http.test_protocol import CLOSE, GET, WHOLE, connected, heard, statuses
-from tests.server.live import JSON, process, serving
-from tests.server.test_serve import until
+from tests.server.http.raw import CLOSE, GET, WHOLE, connected, heard, statuses
+from tests.server.live import JSON, process, serving, until
 
 KEYS = "# of the search team\nsearch:s3cret-1\n\nbatch.jobs:s3:cret-2\n"
 BODY = {"inputs": "one"}
@@ -138,7 +137,7 @@ def test_a_pipelined_request_is_not_logged_under_the_key_of_the_one_before(file)
 
 
 def test_the_log_names_the_key(file):
-    server = ["-m", "tests.server.fake_server", "0"]
+    server = ["-m", "tests.server.processes.fake_server", "0"]
     with process([*server], {"API_KEY_FILE": str(file)}) as running:
         url = running.wait_ready()
         assert httpx.post(f"{url}/embed", json=BODY).status_code == 401

@@ -1,4 +1,4 @@
-"""`output_dtype` on every route that gives vectors; int8 only with ranges that were measured beforehand."""
+"""`output_dtype` on every route that gives vectors; int8 only with ranges measured beforehand: the embedded model has them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import base64
 import numpy as np
 import pytest
 
+from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError
-from hybridtei.inference.tasks.quantize import quantized
+from hybridtei.inference.tasks.quantize import BUCKETS, quantized
+from hybridtei.server.vectors import EMBEDDED_RANGES, ranges_in
 from tests.inference.engine import small
 from tests.server.live import serving
 
 TEXTS = ["the hybrid search", "one two three"]
+SENTENCES = ["The display shows E41.", "Beethoven was born in Bonn.", "def main() -> None: ...", "Tomatoes need six hours."]
 DTYPES = {"float": "<f4", "float16": "<f2", "int8": "i1", "uint8": "u1", "binary": "i1", "ubinary": "u1"}
 
 
@@ -133,3 +136,18 @@ def test_names_that_are_none(server):
 def test_a_file_that_cannot_be_read_is_told_at_start():
     with pytest.raises(LoadError, match="not a file of ranges"), serving(model={"quantization_ranges": "absent.npy"}):
         pass
+
+
+def test_the_embedded_models_ranges_hold_what_it_gives() -> None:
+    ranges = ranges_in(EMBEDDED_RANGES)
+    encoder = Encoder.load(measures=False)
+    for width in (64, 128, 192, 256, 384):
+        least, most = ranges.get(f"dense_{width}", ranges["dense"])
+        dense = encoder.encode(SENTENCES, dimensions=width).dense
+        assert dense is not None
+        places = quantized(dense, "uint8", np.stack([least, most])).astype(np.float32) + 0.5
+        again = least + places * (most - least) / BUCKETS
+        cosines = (again * dense).sum(1) / np.linalg.norm(again, axis=1)
+        assert cosines.min() > 0.99
+    assert encoder.spec.multivector is not None
+    assert ranges["multivector"].shape == (2, encoder.spec.multivector.dim)

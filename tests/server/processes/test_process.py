@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -16,27 +14,11 @@ from hybridtei.server import run, start
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 from tests.server.grpc.live import free_port
-from tests.server.live import HANG, process
+from tests.server.live import HANG, process, until
 
-POISON, MURDER = "duti", "dura"  # see `fake_process`
-FAKE = ["-m", "tests.server.fake_process"]
+MURDER = "dura"  # see `fake_process`
+FAKE = ["-m", "tests.server.processes.fake_process"]
 WEB = httpx.Client(timeout=HANG, trust_env=False, headers={"Connection": "close"})
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + HANG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_a_failed_pass_fails_its_request_and_health_recovers(hybrid):
-    with process([*FAKE, str(hybrid), "0"]) as running:
-        url = running.wait_ready()
-        answer = WEB.post(f"{url}/embed", json={"inputs": POISON})
-        assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")
-        assert answer.json()["error"].startswith("Backend error: the batch holds the id ")
-        assert WEB.get(f"{url}/health").status_code == 200  # a probe decides
 
 
 def test_a_dead_engine_ends_the_server(hybrid):
