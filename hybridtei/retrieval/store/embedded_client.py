@@ -1,4 +1,8 @@
-"""A connection to the process of an embedded engine; and an event loop in a thread, for callers that have none.
+"""Where the process of an embedded engine listens, and a connection to it.
+
+A folder has one process, whose socket any command of the same user may join. The socket lies in a private folder, named by the
+store folder's device and inode, so that every path of the folder leads to it. `flock` on a file in the folder decides who owns
+it, and that file tells where the owner listens: the system unlocks it when that process ends, however it ends.
 
 Imports no qdrant-client, which takes half a second: a command starts the process first, and itself meanwhile.
 """
@@ -7,22 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
+import socket
+import struct
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from copy import copy
-from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
-from hybridtei.retrieval.store.embedded_socket import LAYOUT, is_own, listening_at, release
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
 
+LOCK = ".lock"
+LAYOUT = "layout.json"  # in the folder of each collection
+MAX_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
 START_S = 60.0
 TAKEN_S, RETRY_S = 5.0, 0.1  # how long a folder's owner may be about to begin or to end, and between attempts
 CLOSE_S = 120.0
@@ -33,13 +43,59 @@ KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_RUNTIME_DIR",
 WITHOUT_COLLECTIONS: Mapping[str, Any] = {"collections": [], "aliases": {}, "describe": None, "drop": None}
 
 
-@dataclass(eq=False, slots=True)
-class _Call:
-    """A call as a frame, and the future of its answer."""
+class FolderError(Exception):
+    """An error whose message goes to the caller."""
 
-    name: str
-    message: bytes
-    answer: asyncio.Future[Any]
+
+class FolderTaken(FolderError):
+    """Another process holds the folder's lock."""
+
+
+def socket_path(folder: Path) -> Path:
+    """Return where the process of a store folder is to listen. Raises FolderError if no private folder can be used."""
+    own, refused = os.environ.get("XDG_RUNTIME_DIR"), ""
+    homes = [Path(path, f"hybridtei-{os.geteuid()}") for path in dict.fromkeys((tempfile.gettempdir(), "/tmp"))]
+    for home in (*([Path(own, "hybridtei")] if own else []), *homes):
+        if len(os.fsencode(home / _name(folder))) <= MAX_SOCKET_PATH:
+            try:
+                return machine.private_folder(home) / _name(folder)
+            except OSError as error:
+                refused = f": {error}"
+    raise FolderError(f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to a private one")
+
+
+def listening_at(folder: Path) -> Path | None:
+    """Return the socket that the folder's process has written into the lock file, alive or not; None if there is none.
+
+    Processes of one user may have other temporary folders, so the path is not computed again. A stranger's lock file could name
+    any socket: the name must be the folder's own, and `is_own` checks who listens.
+    """
+    try:
+        path = Path((folder / LOCK).read_text(encoding="utf-8"))
+        return path if path.name == _name(folder) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _name(folder: Path) -> str:
+    found = folder.stat()
+    return hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).hexdigest()[:16] + ".sock"
+
+
+def release() -> str:
+    """What both ends of the socket must agree on."""
+    from hybridtei import __version__
+
+    return f"hybridtei {__version__} with qdrant-edge-py {version('qdrant-edge-py')}"
+
+
+def is_own(connection: Any) -> bool:
+    """Whether the other end of a socket belongs to this user, as far as the system tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    credentials = struct.Struct("3i")
+    _, user, _ = credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    return int(user) == os.geteuid()
 
 
 class ProcessClient:
@@ -55,25 +111,29 @@ class ProcessClient:
         self._folder = Path(os.path.abspath(path))  # the process works elsewhere
         self._clock = clock
         self._starting: asyncio.Task[None] | None = None
-        self._waiting: dict[_Call, None] = {}  # calls whose callers wait, in their order, the sent one included
-        self._sent: _Call | None = None  # the call that the process executes, whether or not its caller still waits
-        self._sent_s = 0.0
+        self._turn = asyncio.Lock()  # held while the process executes a call, whether or not its caller still waits
+        self._waiting: list[str] = []  # the names of calls whose callers wait, the executed one included
         self._mean_s: dict[str, float] = {}  # duration of calls of this name
-        self.pid: int | None = None  # of the process, while there is a connection to it
-        self._writer: asyncio.StreamWriter | None = None
-        self._listening: asyncio.Task[None] | None = None
+        self.pid: int | None = None  # of the process that was joined last
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._closed = False
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether there is a connection, whose other end is not known to be gone."""
+        return self._streams is not None and not self._streams[0].at_eof()
 
     async def ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
         """The process's answer. Raises StoreError with the process's words, StoreUnavailable if it dies or takes too long, and
         StoreAtCapacity at once if so many calls wait that this one would not be answered within `timeout_s`."""
         if self._closed:
             raise StoreError(f"{self.path}: the store is closed")
-        if self._writer is None and not self._holds_collections():
+        if not self.is_joined and not self._holds_collections():
             if call in WITHOUT_COLLECTIONS:
                 return copy(WITHOUT_COLLECTIONS[call])
             if call != "create":
                 raise StoreError(f"embedded Qdrant: there is no collection {arguments[0]!r} in {self._folder}")
+        self._admit(timeout_s)
         return await self._ask(call, *arguments, timeout_s=timeout_s)
 
     def _holds_collections(self) -> bool:
@@ -84,85 +144,91 @@ class ProcessClient:
         except OSError as error:
             raise _unusable(self.path, error) from error
 
-    async def _ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
-        self._admit(timeout_s)
-        waiting = _Call(call, frame([call, arguments]), asyncio.get_running_loop().create_future())
-        self._waiting[waiting] = None
-        try:
-            await self._joined()  # which has a bound of its own
-            async with asyncio.timeout(timeout_s):
-                self._send_next()
-                return await waiting.answer
-        except TimeoutError as error:
-            raise StoreUnavailable(
-                f"{self.path}: the embedded Qdrant engine has not answered for {timeout_s:g} s: it may be building an index; "
-                "try later, or raise `qdrant_timeout`"
-            ) from error
-        finally:
-            del self._waiting[waiting]
-
     def _admit(self, timeout_s: float | None) -> None:
         """Raises StoreAtCapacity where the calls that wait already will take longer than the bound of this one."""
         waiting = len(self._waiting)
         if timeout_s is None or waiting == 0:
             return
-        expected_s = sum(self._mean_s.get(call.name, 0.0) for call in self._waiting)
+        expected_s = sum(self._mean_s.get(name, 0.0) for name in self._waiting)
         if waiting >= MAX_WAITING or expected_s > timeout_s:
             raise StoreAtCapacity(
                 f"{self.path}: {waiting} calls wait for the embedded Qdrant engine, about {expected_s:.1f} s of work; one more "
                 f"would not be answered within {timeout_s:g} s (qdrant-timeout): try again later"
             )
 
-    def _send_next(self) -> None:
-        """Send the call that has waited longest, unless the process executes one."""
-        if self._sent is not None or self._writer is None:
-            return
-        self._sent = next((call for call in self._waiting if not call.answer.done()), None)
-        if self._sent is not None:
-            self._sent_s = self._clock()
-            self._writer.write(self._sent.message)
+    async def _ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
+        message = frame([call, arguments])
+        self._waiting.append(call)
+        try:
+            await self._joined()  # which has a bound of its own
+            async with asyncio.timeout(timeout_s):
+                await self._turn.acquire()
+                word, answer = await asyncio.shield(started(self._exchange(call, message)))
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"{self.path}: the embedded Qdrant engine has not answered for {timeout_s:g} s: it may be building an index; "
+                "try later, or raise `qdrant_timeout`"
+            ) from error
+        except (EOFError, ConnectionError) as error:
+            raise StoreUnavailable(
+                f"{self.path}: the process of the embedded Qdrant engine has ended; it is started again when asked"
+            ) from error
+        finally:
+            self._waiting.remove(call)
+        if word != "done":
+            raise StoreError(f"embedded Qdrant: {answer}")
+        return answer
 
-    def _answered(self, word: str, answer: Any) -> None:
-        """Resolve the sent call's future, if its caller still waits, and send the next."""
-        call, self._sent = self._sent, None
-        assert call is not None
-        took_s = self._clock() - self._sent_s
-        mean_s = self._mean_s.get(call.name, took_s)
-        self._mean_s[call.name] = mean_s + (took_s - mean_s) * NEWEST_SHARE
-        if not call.answer.done():
-            if word == "done":
-                call.answer.set_result(answer)
-            else:
-                call.answer.set_exception(StoreError(f"embedded Qdrant: {answer}"))
-        self._send_next()
+    async def _exchange(self, call: str, message: bytes) -> Any:
+        """The answer, read to its end even if the caller has gone, since the next one follows it."""
+        try:
+            if self._streams is None:
+                raise EOFError
+            reader, writer = self._streams
+            began_s = self._clock()
+            writer.write(message)
+            answer = await _receive(reader)
+            took_s = self._clock() - began_s
+            mean_s = self._mean_s.get(call, took_s)
+            self._mean_s[call] = mean_s + (took_s - mean_s) * NEWEST_SHARE
+            return answer
+        except (EOFError, ConnectionError):
+            self._leave()
+            raise
+        finally:
+            self._turn.release()
 
     async def close(self) -> None:
         """Wait for the answers of all calls, and until all that was written is flushed."""
         self._closed = True
         if self._starting is not None:
             await asyncio.wait([self._starting])
-        if self._writer is None:
-            return
-        if self._waiting:
-            await asyncio.wait([call.answer for call in self._waiting], timeout=CLOSE_S)
-        with contextlib.suppress(StoreError):
-            await self._ask("flush", timeout_s=CLOSE_S)
-        if self._writer is not None:
-            self._writer.close()
-        if self._listening is not None:
-            await self._listening
+        if self.is_joined:
+            with contextlib.suppress(StoreError):
+                await self._ask("flush", timeout_s=CLOSE_S)  # behind the calls that wait
+        if (writer := self._leave()) is not None:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    def _leave(self) -> asyncio.StreamWriter | None:
+        """Closes the connection, if there is one."""
+        writer = None if self._streams is None else self._streams[1]
+        self._streams = None
+        if writer is not None:
+            writer.close()
+        return writer
 
     async def _joined(self) -> None:
         """Connects to the process unless that is done. Callers share one start, which a cancelled caller does not stop."""
-        if self._writer is None:
+        if not self.is_joined:
             if self._starting is None or self._starting.done():
-                self._starting = asyncio.create_task(self._join())
-                self._starting.add_done_callback(lambda start: start.cancelled() or start.exception())  # so retrieved
+                self._starting = started(self._join())
             await asyncio.shield(self._starting)
 
     async def _join(self) -> None:
         """Connects to the folder's process; starts it where there is none. Raises StoreError with the reason."""
         begun_s = self._clock()
+        self._leave()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -198,8 +264,7 @@ class ProcessClient:
         except BaseException:
             writer.close()
             raise
-        self._writer = writer
-        self._listening = asyncio.create_task(self._listen(reader, writer))
+        self._streams = reader, writer
 
     def _start(self) -> tuple[str, str]:
         """Start a process, and return what it tells: `ready`, `taken`, `refused` or `dead`, and the reason. Blocks."""
@@ -221,21 +286,6 @@ class ProcessClient:
             return "dead", "it ended before it told why"
         return word, message or ""
 
-    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Resolves calls until the connection ends; then fails the calls that still wait."""
-        try:
-            while True:
-                self._answered(*await _receive(reader))
-        except (EOFError, ConnectionError):
-            pass
-        finally:
-            self._writer = self._sent = self.pid = None
-            ended = f"{self.path}: the process of the embedded Qdrant engine has ended; it is started again when asked"
-            for call in self._waiting:
-                if not call.answer.done():
-                    call.answer.set_exception(StoreUnavailable(ended))
-            writer.close()
-
 
 def _unusable(path: str, error: OSError) -> StoreError:
     return StoreError(f"{path}: cannot be used as the folder of the embedded Qdrant engine: {error}")
@@ -256,18 +306,28 @@ async def _receive(reader: asyncio.StreamReader) -> Any:
 T = TypeVar("T")
 
 
+def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that goes on without its caller, and then fails in silence."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
 class OwnLoop:
-    """An event loop in a thread, from the first call until `close`: connections opened in one call serve the next."""
+    """An event loop in a thread until `close`: connections opened in one call serve the next."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._loop, self._ended = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._serve, name="own-loop", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._ended.wait())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Returns or raises what the coroutine does, and blocks until then. Ctrl-C cancels the coroutine."""
-        future = asyncio.run_coroutine_threadsafe(work, self._started())
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
@@ -276,30 +336,10 @@ class OwnLoop:
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Begins the coroutine and returns; what it returns or raises is dropped."""
-        asyncio.run_coroutine_threadsafe(work, self._started()).add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )
+        asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def close(self) -> None:
         """Cancels what still runs, and ends the thread."""
-        with self._lock:
-            if self._loop is not None and self._stop is not None and self._thread is not None:
-                self._loop.call_soon_threadsafe(self._stop.set)
-                self._thread.join()
-            self._loop = self._stop = self._thread = None
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                ready = threading.Event()
-                self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),), name="own-loop", daemon=True)
-                self._thread.start()
-                ready.wait()
-            assert self._loop is not None
-            return self._loop
-
-    async def _serve(self, ready: threading.Event) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        stop = self._stop
-        ready.set()
-        await stop.wait()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._thread.join()

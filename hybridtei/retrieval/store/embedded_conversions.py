@@ -116,15 +116,11 @@ def _plain_vector(vector: Any) -> Any:
     return vector
 
 
-def plain_point(record: Any) -> list[Any]:
-    """[id, payload, vectors] of a retrieved or scrolled point; sparse vectors as `indices` and `values`."""
-    vectors = record.vector and {name: _plain_vector(vector) for name, vector in record.vector.items()}
-    return [plain_id(record.id), record.payload, vectors]
-
-
-def plain_scored(point: Any) -> list[Any]:
-    """[id, payload, vectors, score] of a point that a query returned."""
-    return [*plain_point(point), point.score]
+def plain_point(point: Any) -> list[Any]:
+    """[id, payload, vectors] of a point, and its score where it was queried; sparse vectors as `indices` and `values`."""
+    vectors = point.vector and {name: _plain_vector(vector) for name, vector in point.vector.items()}
+    score = [point.score] if isinstance(point, edge.ScoredPoint) else []
+    return [plain_id(point.id), point.payload, vectors, *score]
 
 
 def filter_of(plain: Plain | None) -> Any:

@@ -1,5 +1,6 @@
 """The folder of the embedded engine, which one process alone has open. A collection is a folder in it: `layout.json` and
-`shard/`. The engine optimizes nothing by itself, so the process that has it calls `tidy` when it is idle.
+`shard/`; an alias is one whose layout names another collection. Layouts are replaced whole: a crash leaves the old one or the
+new one. The engine optimizes nothing by itself, so the process that has it calls `tidy` when it is idle.
 
 A panic inside the engine raises a `BaseException` that is no `Exception`; after one at a write, the write-ahead log holds an
 entry that may panic again at every write and load. So the collection is read-only from then on.
@@ -21,6 +22,7 @@ from uuid import uuid4
 
 import qdrant_edge as edge
 
+from hybridtei.retrieval.store.embedded_client import LAYOUT, FolderError
 from hybridtei.retrieval.store.embedded_conversions import (
     Plain,
     config_of,
@@ -28,20 +30,18 @@ from hybridtei.retrieval.store.embedded_conversions import (
     payload_selector,
     plain_id,
     plain_point,
-    plain_scored,
     point_of,
     request_of,
 )
-from hybridtei.retrieval.store.embedded_layouts import Layouts
-from hybridtei.retrieval.store.embedded_socket import LAYOUT, FolderError, take
 from hybridtei.system.frames import encoded
 
 T = TypeVar("T")
 SHARD = "shard"
+ALIAS_OF = "alias_of"  # key of a layout that is an alias
 OPTIMIZE_AFTER = 1000  # points written since the last optimization
 MAX_ANSWER_BYTES = 2**28
 MIN_FREE_BYTES = 2**25  # on the disk, for a write: a segment of the write-ahead log
-FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0  # before failed housekeeping is retried
+PAUSE_S = 60.0  # before failed housekeeping is tried again
 
 log = logging.getLogger(__name__)
 
@@ -49,18 +49,17 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Collection:
     """An open collection. `written`: points since the last optimization; `dirty`: not flushed yet. `broken`: why it is read-
-    only. `resume_s`: when failed housekeeping is retried, `pause_s` after the failure."""
+    only. `resume_s`: when failed housekeeping is tried again."""
 
     shard: Any
     written: int = OPTIMIZE_AFTER
     dirty: bool = False
     broken: str | None = None
     resume_s: float = 0.0
-    pause_s: float = 0.0
 
 
 class Folder:
-    """All collections below a path, which it locks."""
+    """All collections below a path, which exists and belongs to this process."""
 
     CALLS: ClassVar = frozenset(
         {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
@@ -68,31 +67,61 @@ class Folder:
     )
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """The path exists. Raises FolderError, or FolderTaken if another process has the folder."""
-        self._clock = clock
-        self._lock = take(path)
-        self.path = path
+        self.path, self._clock = path, clock
         self._open: dict[str, _Collection] = {}
-        self._layouts = Layouts(path)
-        self.annotate, self.aliases = self._layouts.annotate, self._layouts.aliases
         for leftover in (*path.glob(".new-*"), *path.glob(".old-*")):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def collections(self) -> list[str]:
-        """The names of all collections, sorted."""
-        return self._layouts.collections()
+        """The names of all collections but aliases, sorted."""
+        return sorted(name for name, layout in self._layouts() if ALIAS_OF not in layout)
+
+    def aliases(self) -> dict[str, str]:
+        """{alias: collection}."""
+        return {name: layout[ALIAS_OF] for name, layout in self._layouts() if ALIAS_OF in layout}
 
     def describe(self, name: str) -> Any:
         """The layout that `create` wrote; None if there is no such collection."""
-        return self._layouts.read(self._layouts.behind(name))
+        return self._layout(self._stored_as(name))
+
+    def annotate(self, name: str, metadata: Plain) -> None:
+        """Replaces keys of a collection's metadata; a None removes its key."""
+        layout = self.describe(name)
+        if layout is None:
+            raise FolderError(f"there is no collection {name!r} in {self.path}")
+        merged = {**layout.get("metadata", {}), **metadata}
+        layout["metadata"] = {key: value for key, value in merged.items() if value is not None}
+        self._write_layout(self._stored_as(name), layout)
 
     def alias(self, name: str, collection: str) -> None:
         """Makes `name` another name of a collection, and deletes the points of a collection of that name."""
-        opened = self._open.pop(name, None)
-        if opened is not None:
-            _close(opened)
-        self._layouts.alias(name, collection)
+        if name in self._open:
+            _close(self._open.pop(name))
+        self._write_layout(name, {ALIAS_OF: collection})
         shutil.rmtree(self.path / name / SHARD, ignore_errors=True)
+
+    def _layouts(self) -> Iterator[tuple[str, Any]]:
+        for file in self.path.glob(f"[!.]*/{LAYOUT}"):
+            yield file.parent.name, self._layout(file.parent.name)
+
+    def _layout(self, name: str) -> Any:
+        file = self.path / name / LAYOUT
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+    def _write_layout(self, name: str, layout: Plain) -> None:
+        home = self.path / name
+        home.mkdir(exist_ok=True)
+        aside = home / f"{LAYOUT}.new"
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump(layout, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, home / LAYOUT)
+
+    def _stored_as(self, name: str) -> str:
+        """The collection of a name, which may be an alias."""
+        stored_as: str = (self._layout(name) or {}).get(ALIAS_OF, name)
+        return stored_as
 
     def create(self, name: str, layout: Plain) -> None:
         """Creates the collection aside and renames it: a crash leaves all of it or nothing."""
@@ -113,10 +142,8 @@ class Folder:
 
     def drop(self, name: str) -> None:
         """Renames the collection and deletes it; no error if there was none."""
-        self._layouts.forget(name)
-        collection = self._open.pop(name, None)
-        if collection is not None:
-            _close(collection)
+        if name in self._open:
+            _close(self._open.pop(name))
         home = self.path / name
         if home.is_dir():
             aside = self.path / f".old-{uuid4().hex}"
@@ -135,12 +162,12 @@ class Folder:
     def query(self, name: str, request: Plain) -> list[Any]:
         """Points as [id, payload, vectors, score], the best first."""
         query = request_of(request)
-        return _bounded(self._read(name, lambda shard: shard.query(query)), plain_scored)
+        return _bounded(self._read(name, lambda shard: shard.query(query)))
 
     def retrieve(self, name: str, ids: list[Any], with_payload: Any, with_vectors: Any) -> list[Any]:
         """Points as [id, payload, vectors]."""
         records = self._read(name, lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors))
-        return _bounded(records, plain_point)
+        return _bounded(records)
 
     def scroll(self, name: str, page: Plain) -> list[Any]:
         """[records, id where the next page begins]."""
@@ -152,7 +179,7 @@ class Folder:
             with_vector=page["with_vectors"],
         )
         records, following = self._read(name, lambda shard: shard.scroll(request))
-        return [_bounded(records, plain_point), None if following is None else plain_id(following)]
+        return [_bounded(records), None if following is None else plain_id(following)]
 
     def count(self, name: str, count_filter: Any) -> int:
         """The exact number of points that match a filter."""
@@ -171,55 +198,36 @@ class Folder:
             if collection.dirty and collection.broken is None:
                 self._flush(name, collection)
 
-    @property
-    def untidy(self) -> bool:
-        """Whether a collection is to be flushed or optimized."""
-        return any(one.broken is None and (one.dirty or one.written >= OPTIMIZE_AFTER) for one in self._open.values())
-
     def tidy(self, *, optimizing: bool) -> None:
         """One piece of housekeeping: a flush, which is short, or else an optimization, which may take half a minute.
 
-        A failure (a full disk) is logged once and retried after pauses that double from 10 s to 10 minutes.
+        A failure (a full disk) is logged once, and it is tried again a minute later.
         """
-        due = [(name, one) for name, one in self._open.items() if one.broken is None and one.resume_s <= self._clock()]
-        for name, collection in due:
-            if collection.dirty:
-                return self._attempt(name, collection, self._flush)
-        for name, collection in due:
-            if optimizing and collection.written >= OPTIMIZE_AFTER:
-                return self._attempt(name, collection, lambda name, _: self.optimize(name))
+        due = {name: one for name, one in self._open.items() if one.broken is None and one.resume_s <= self._clock()}
+        dirty = [name for name, one in due.items() if one.dirty]
+        grown = [name for name, one in due.items() if optimizing and one.written >= OPTIMIZE_AFTER]
+        for name in (dirty or grown)[:1]:
+            try:
+                self._flush(name, due[name]) if dirty else self.optimize(name)
+            except Exception as error:
+                if not due[name].resume_s:
+                    log.warning("collection %r in %s: housekeeping failed and is tried again later: %s", name, self.path, error)
+                due[name].resume_s = self._clock() + PAUSE_S
+            else:
+                due[name].resume_s = 0.0
 
     def _flush(self, name: str, collection: _Collection) -> None:
         self._change(name, collection, lambda shard: shard.flush())
         collection.dirty = False
 
-    def _attempt(self, name: str, collection: _Collection, work: Callable[[str, _Collection], None]) -> None:
-        try:
-            work(name, collection)
-        except Exception as error:
-            if not collection.pause_s:
-                log.warning("collection %r in %s: housekeeping failed and is tried again later: %s", name, self.path, error)
-            collection.pause_s = min(max(collection.pause_s * 2, FIRST_PAUSE_S), MAX_PAUSE_S)
-            collection.resume_s = self._clock() + collection.pause_s
-        else:
-            collection.pause_s = collection.resume_s = 0.0
-
-    def tell(self, socket: str) -> None:
-        """Write into the lock file where the process that has the folder listens."""
-        self._lock.truncate(0)
-        self._lock.write(socket)
-        self._lock.flush()
-
     def close(self) -> None:
-        """Flush all collections and unlock the folder."""
+        """Flush all collections."""
         for collection in self._open.values():
             _close(collection)
         self._open.clear()
-        self._lock.close()
 
     def _collection(self, name: str, *, writing: bool = False) -> _Collection:
-        name = self._layouts.behind(name)
-        collection = self._open.get(name)
+        collection = self._open.get(name) or self._open.get(name := self._stored_as(name))
         if collection is None:
             if not (self.path / name / LAYOUT).is_file():
                 raise FolderError(f"there is no collection {name!r} in {self.path}")
@@ -262,12 +270,12 @@ class Folder:
             raise FolderError(collection.broken) from error
 
 
-def _bounded(points: Sequence[Any], plain: Callable[[Any], list[Any]]) -> list[Any]:
+def _bounded(points: Sequence[Any]) -> list[Any]:
     """The points, each encoded by itself. Raises FolderError as soon as they take more than MAX_ANSWER_BYTES."""
     answer: list[Any] = []
     size = 0
     for place, point in enumerate(points, 1):
-        answer.append(encoded(plain(point)))
+        answer.append(encoded(plain_point(point)))
         size += len(answer[-1])
         if size > MAX_ANSWER_BYTES:
             raise FolderError(

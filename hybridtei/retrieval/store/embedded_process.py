@@ -9,134 +9,100 @@ It tells its starter by a line on stdout, JSON of [word, message]: `ready`, `ref
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hybridtei.retrieval.store.embedded_client import LOCK, FolderError, FolderTaken, is_own, release, socket_path
 from hybridtei.retrieval.store.embedded_folder import Folder
-from hybridtei.retrieval.store.embedded_socket import FolderError, FolderTaken, is_own, release, socket_path
 from hybridtei.system.frames import HEADER, MAX_FRAME, frame, unframe
 
 LINGER_S = 5.0  # from the last client to the end
 FIRST_CLIENT_S = 60.0  # from the start, for the client that started it
-STALLED_S = 60.0  # a client that sends half a frame, or does not read its answer, is disconnected
 DEADLINE_S = 120.0  # the longest call; `optimize` has none
 TICK_S, IDLE_TICKS = 1.0, 5  # ticks without a call, before an optimization, during which every call waits
+STALLED_TICKS = 60  # a client that sends half a frame, or does not read its answer, is disconnected; a long call is one tick
 MAX_CLIENTS = 256
-PIECE = 2**20  # bytes read at once
-
-
-@dataclass(eq=False, slots=True)
-class _Client:
-    """`received`: bytes of requests not answered yet. `unsent`: of an answer. `moved_s`: when bytes last came or went."""
-
-    connection: socket.socket
-    moved_s: float
-    received: bytearray = field(default_factory=bytearray)
-    unsent: memoryview = field(default_factory=lambda: memoryview(b""))
-
-    def request(self) -> bytes | None:
-        """The body of the first request, if it is whole. Raises ValueError on one that is too large."""
-        if len(self.received) < HEADER.size:
-            return None
-        (length,) = HEADER.unpack_from(self.received)
-        if length >= MAX_FRAME:
-            raise ValueError(length)
-        end = HEADER.size + length
-        return bytes(memoryview(self.received)[HEADER.size : end]) if len(self.received) >= end else None
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it is in the midst of a request or an answer."""
-        return bool(self.unsent or self.received)
+BUFFER = 2**20  # bytes of a request that are read ahead
+MOUNTS = Path("/proc/self/mountinfo")
+NETWORK_TYPES = frozenset({"afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"})
 
 
 class Service:
-    """The listening socket, its clients, and the folder whose calls they make."""
+    """The clients that have joined, and the folder whose calls they make."""
 
-    def __init__(self, folder: Folder, listener: socket.socket, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._listener, self._clock = folder, listener, clock
+    def __init__(self, folder: Folder, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
         self._linger_s = LINGER_S
-        self._clients: list[_Client] = []
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._moving: dict[asyncio.StreamWriter, int] = {}  # the ticks that are left to send a request, or to read an answer
         self._ends_s = clock() + FIRST_CLIENT_S  # unless a client comes
         self._idle_ticks = 0
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
         self._greeting = frame([release(), os.getpid()])
 
-    def run(self) -> None:
+    async def run(self, listener: socket.socket) -> None:
         """Serve until no client has been there for a while."""
-        answered = False
+        server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
         while self._clients or self._clock() < self._ends_s:
-            events = self._selector.select(0 if answered else TICK_S)
-            for key, mask in events:
-                self._happened(key.data, mask)
-            answered = self._answer_each()
-            if events or answered:
-                self._idle_ticks = 0
-            else:
-                self._idle_ticks += 1
+            await asyncio.sleep(TICK_S)
+            for client in self._moving:
+                self._moving[client] -= 1
+                if self._moving[client] < 0:
+                    client.transport.abort()
+            if self._idle_ticks:
                 self._folder.tidy(optimizing=self._idle_ticks >= IDLE_TICKS)
-            for client in [one for one in self._clients if one.is_stuck and self._clock() - one.moved_s > STALLED_S]:
-                self._disconnect(client)
+            self._idle_ticks += 1
+        server.close()
 
     def hurry(self, *_: object) -> None:
         """End once no client is there."""
         self._linger_s, self._ends_s = 0.0, self._clock()
 
-    def _happened(self, client: _Client | None, mask: int) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer a client's requests until it leaves, stalls, or sends what is no request."""
+        if len(self._clients) >= MAX_CLIENTS or not is_own(writer.get_extra_info("socket")):
+            return writer.close()
+        self._clients.add(writer)
+        writer.transport.set_write_buffer_limits(0)  # so `drain` waits until all is sent
         try:
-            if client is None:
-                self._accept()
-            elif mask & selectors.EVENT_WRITE:
-                self._send(client)
-            else:
-                self._receive(client)
-        except BlockingIOError:
+            await self._send(writer, self._greeting)
+            while True:
+                body = await self._request(reader, writer)
+                self._idle_ticks = 0
+                await self._send(writer, self._answer(*unframe(body)))
+                await asyncio.sleep(0)  # the others' turn
+        except (EOFError, OSError, ValueError, TypeError):
             pass
-        except OSError:
-            if client is not None:
-                self._disconnect(client)
+        finally:
+            self._clients.discard(writer)
+            writer.close()
+            self._ends_s = self._clock() + self._linger_s
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        if len(self._clients) >= MAX_CLIENTS or not is_own(connection):
-            connection.close()
-            return
-        connection.setblocking(False)
-        client = _Client(connection, self._clock())
-        self._clients.append(client)
-        self._selector.register(connection, selectors.EVENT_READ, client)
-        self._reply(client, self._greeting)
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+        if length >= MAX_FRAME:
+            raise ValueError(length)
+        self._moving[writer] = STALLED_TICKS
+        try:
+            return await reader.readexactly(length)
+        finally:
+            del self._moving[writer]
 
-    def _receive(self, client: _Client) -> None:
-        piece = client.connection.recv(PIECE)
-        if not piece:
-            return self._disconnect(client)
-        client.received += piece
-        client.moved_s = self._clock()
-
-    def _answer_each(self) -> bool:
-        """Execute the first whole request of each client; whether there was one."""
-        answered = False
-        for client in list(self._clients):
-            try:
-                body = None if client.unsent else client.request()
-                if body is not None:
-                    del client.received[: HEADER.size + len(body)]
-                    self._reply(client, self._answer(*unframe(body)))
-                    answered = True
-            except (ValueError, TypeError):  # what it sent is no request
-                self._disconnect(client)
-        return answered
+    async def _send(self, writer: asyncio.StreamWriter, message: bytes) -> None:
+        self._moving[writer] = STALLED_TICKS
+        try:
+            writer.write(message)
+            await writer.drain()
+        finally:
+            del self._moving[writer]
 
     def _answer(self, call: str, arguments: list[Any]) -> bytes:
         method: Callable[..., Any] | None = getattr(self._folder, call, None) if call in Folder.CALLS else None
@@ -151,54 +117,68 @@ class Service:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _reply(self, client: _Client, message: bytes) -> None:
-        client.unsent, client.moved_s = memoryview(message), self._clock()
-        try:
-            self._send(client)
-        except BlockingIOError:
-            self._selector.modify(client.connection, selectors.EVENT_WRITE, client)
-        except OSError:
-            self._disconnect(client)
-
-    def _send(self, client: _Client) -> None:
-        """Send what the connection takes; the client's next request is read once all is sent. Raises BlockingIOError."""
-        while client.unsent:
-            client.unsent = client.unsent[client.connection.send(client.unsent) :]
-            client.moved_s = self._clock()
-        self._selector.modify(client.connection, selectors.EVENT_READ, client)
-
-    def _disconnect(self, client: _Client) -> None:
-        if client in self._clients:
-            self._clients.remove(client)
-            self._selector.unregister(client.connection)
-            client.connection.close()
-            self._ends_s = self._clock() + self._linger_s
-
 
 def main(path: str) -> int:
     """Serve the folder; the exit status."""
     if os.fork():  # the starter waits for this process alone; init reaps the child
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    place = None
     try:
-        folder = Folder(Path(path))
-        place = socket_path(folder.path)
+        lock = take(Path(path))
+        place = socket_path(Path(path))
         listener = _listen(place)
-        folder.tell(str(place))
+        lock.truncate(0)
+        lock.write(str(place))
+        lock.flush()
+        folder = Folder(Path(path))
     except (FolderError, OSError) as error:
         _report("taken" if isinstance(error, FolderTaken) else "refused", f"{error}")
         return 1
-    service = Service(folder, listener)
+    service = Service(folder)
     signal.signal(signal.SIGTERM, service.hurry)
     _report("ready", None)
     try:
-        service.run()
+        asyncio.run(service.run(listener))
     finally:
         place.unlink(missing_ok=True)  # before the folder is unlocked: the next owner has a socket of this name
-        listener.close()
         folder.close()
+        lock.close()
     return 0
+
+
+def take(folder: Path) -> Any:
+    """Return an open file whose lock no other process can take. Raises FolderTaken, or FolderError naming the reason."""
+    kind = _network_type(folder)
+    if kind is not None:
+        raise FolderError(
+            f"{folder}: on a network file system ({kind}), whose locks and mapped files the embedded Qdrant engine cannot rely "
+            "on: choose a folder on a disk of this machine, or run a Qdrant server"
+        )
+    try:
+        file = (folder / LOCK).open("a")
+    except OSError as error:
+        raise FolderError(f"{folder}: cannot be used as the folder of the embedded Qdrant engine: {error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise FolderTaken(
+            f"{folder}: another process has this folder of the embedded Qdrant engine open, and does not answer to this user "
+            "here: another user, container or machine, or hybridtei 0.1; stop it, choose another folder, or run a Qdrant server"
+        ) from error
+    return file
+
+
+def _network_type(folder: Path) -> str | None:
+    """The type of a network file system that holds the folder; None on others, and where the system does not tell."""
+    device = folder.stat().st_dev
+    key = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = [line.split() for line in MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return None
+    kinds = {fields[fields.index("-") + 1] for fields in mounts if "-" in fields and fields[2] == key}
+    return min(kinds & NETWORK_TYPES, default=None)
 
 
 def _listen(place: Path) -> socket.socket:
@@ -209,7 +189,6 @@ def _listen(place: Path) -> socket.socket:
     listener.bind(str(place))
     os.umask(umask)
     listener.listen(MAX_CLIENTS)
-    listener.setblocking(False)
     return listener
 
 

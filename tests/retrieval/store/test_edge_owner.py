@@ -67,10 +67,9 @@ async def test_everything_acknowledged_survives_a_killed_owner(tmp_path: Path) -
 
 async def killed(store: EmbeddedStore) -> None:
     """Returns once that is noticed: a call before would go to the dead one, a call after starts another."""
-    listening = store._owner._listening
-    assert listening is not None
     os.kill(pid_of(store), signal.SIGKILL)
-    await listening
+    while store._owner.is_joined:
+        await asyncio.sleep(0.001)
 
 
 async def ended(store: EmbeddedStore) -> None:
@@ -192,8 +191,9 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -
     assert pid is not None  # os.kill(0) would stop this process's own group
     os.kill(pid, signal.SIGSTOP)
     slow = asyncio.create_task(owner.ask("collections", timeout_s=HANG))
-    while owner._sent is None:
+    while not owner._turn.locked():
         await asyncio.sleep(0)
+    await asyncio.sleep(0)  # now it is sent
     now_s += 100.0
     os.kill(pid, signal.SIGCONT)
     assert await slow == ["c"]  # their mean is 10 s now

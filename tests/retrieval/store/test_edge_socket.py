@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from hybridtei.errors import StoreError, StoreUnavailable
-from hybridtei.retrieval.store import embedded_socket
+from hybridtei.retrieval.store import embedded_client, embedded_process
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.embedded_client import ProcessClient
-from hybridtei.retrieval.store.embedded_socket import FolderError, is_own, listening_at, socket_path, take
+from hybridtei.retrieval.store.embedded_client import FolderError, ProcessClient, is_own, listening_at, release, socket_path
+from hybridtei.retrieval.store.embedded_process import take
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, receive, unframe
 from tests.retrieval.store.stores import plan
@@ -48,7 +48,7 @@ def connected(folder: Path) -> socket.socket:
     assert place is not None
     client = socket.socket(socket.AF_UNIX)
     client.connect(str(place))
-    assert unframe(receive(client))[0] == embedded_socket.release()
+    assert unframe(receive(client))[0] == release()
     return client
 
 
@@ -125,7 +125,7 @@ async def test_another_release_is_named_beside_this_one(tmp_path: Path) -> None:
 
 
 async def test_half_a_request_holds_up_nobody_and_its_client_is_disconnected(tmp_path: Path) -> None:
-    store = changed(tmp_path, "process.STALLED_S, process.TICK_S = 0.2, 0.05")
+    store = changed(tmp_path, "process.STALLED_TICKS, process.TICK_S = 4, 0.05")
     await store.create("c", plan())
     client = connected(tmp_path)
     client.sendall(HEADER.pack(1000) + b"half")
@@ -172,11 +172,16 @@ async def test_reading_where_no_collection_is_makes_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    with take(tmp_path), pytest.raises(FolderError, match="another process has this folder"):
+        take(tmp_path)
+
+
 def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - nfs4 host:/share rw\n")
-    monkeypatch.setattr(embedded_socket, "MOUNTS", mounts)
+    monkeypatch.setattr(embedded_process, "MOUNTS", mounts)
     with pytest.raises(FolderError, match=r"on a network file system \(nfs4\)"):
         take(tmp_path)
 
@@ -185,7 +190,7 @@ def test_a_long_path_of_the_temporary_folder_is_not_used(tmp_path: Path, monkeyp
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(embedded_socket.tempfile, "gettempdir", lambda: str(long))
+    monkeypatch.setattr(embedded_client.tempfile, "gettempdir", lambda: str(long))
     assert socket_path(tmp_path).parent == Path(f"/tmp/hybridtei-{os.geteuid()}")
     own = tmp_path / "run"
     own.mkdir()

@@ -18,8 +18,8 @@ from hybridtei.config import StoreConfig
 from hybridtei.inference.engine.admission import Deadlines
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.embedded_client import ProcessClient
-from hybridtei.retrieval.store.embedded_folder import Folder, FolderError
+from hybridtei.retrieval.store.embedded_client import FolderError, ProcessClient
+from hybridtei.retrieval.store.embedded_process import take
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
 from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest
@@ -69,13 +69,13 @@ def owner_of(folder: Path) -> psutil.Process:
     return owner
 
 
-def taken(path: Path) -> Folder:
-    """The folder, once its killed owner has let go of it."""
-    found: list[Folder] = []
+def taken(path: Path) -> Any:
+    """The folder's lock, once its killed owner has let go of it."""
+    found: list[Any] = []
 
     def free() -> bool:
         with suppress(FolderError):
-            found.append(Folder(path))
+            found.append(take(path))
         return bool(found)
 
     until(free)
