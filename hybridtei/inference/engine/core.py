@@ -1,8 +1,7 @@
 """The queue: sequences of many requests in, batches out, outputs back to their requests. Knows no thread and no clock.
 
-Where the backend has express lanes, short requests wait in a queue of their own; each queue is fair by itself, and what came
-later overtakes no request, of either queue, by more than `fairness.OVERTAKEN` times its tokens; bulk work takes a half of that
-only, and leaves the rest to short requests.
+Where the backend has express lanes, short requests wait in a queue of their own. Each queue is fair by itself, and what came
+later overtakes no request, of either queue, by more than `fairness.OVERTAKEN` times its tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
@@ -129,9 +127,10 @@ class EngineCore:
         self._cache = cache
         self._look_ahead = max(LOOK_AHEAD, max_tokens // SHORT_TOKENS)
         self._shared_tokens = shared_tokens
-        self._arrivals = Arrivals()
-        self._bulk = FairQueue(self._arrivals)
-        self._express = FairQueue(self._arrivals) if LaneKind.EXPRESS in lanes else None
+        both = {LaneKind.EXPRESS: OVERTAKEN - OVERTAKEN_BY_BULK, LaneKind.BULK: OVERTAKEN_BY_BULK}
+        arrivals = Arrivals(both if LaneKind.EXPRESS in lanes else {LaneKind.BULK: OVERTAKEN})
+        self._bulk = FairQueue(LaneKind.BULK, arrivals)
+        self._express = FairQueue(LaneKind.EXPRESS, arrivals) if LaneKind.EXPRESS in lanes else None
         self._lanes = Counter(lanes)
         self._running = 0  # batches that lanes have taken and not given back
         self._bulk_served_ns = 0
@@ -259,47 +258,32 @@ class EngineCore:
         return kind
 
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
-        """Return the next sequences by tags; or, where the bound forbids these, of the request that came first, or as many in
-        order of arrival as it allows; or the oldest, or none."""
-        bound = OVERTAKEN if self._express in (None, queue) else OVERTAKEN_BY_BULK
+        """Return the next sequences by tags; or, where a request has been overtaken enough for that, those that came first, as
+        far as they may be taken."""
         chosen = self._fitting(head, budget)
-        if self._arrivals.allow(chosen, bound):
+        allowed = queue.allowed(chosen)
+        if len(allowed) == len(chosen):
             return chosen
-        by_arrival = sorted(head, key=lambda waiting: waiting.number)
-        first, _ = by_arrival[0].callers[0]
-        own = [waiting for waiting in by_arrival if any(request is first for request, _ in waiting.callers)]
-        if len(own) > 1:  # like lengths go together, as by tags
-            chosen = self._fitting(own, budget)
-            if self._arrivals.allow(chosen, bound):
-                return chosen
-        chosen = self._fitting(by_arrival, budget, skips=False)
-        while chosen:
-            if self._arrivals.allow(chosen, bound):
-                return chosen
-            chosen = chosen[: len(chosen) // 2]
-        oldest = queue.oldest
-        return oldest if self._arrivals.allow(oldest) else []
+        return queue.allowed(self._fitting(queue.first_come(budget), budget))
 
-    def _fitting(self, order: Sequence[Waiting], budget: int, *, skips: bool = True) -> Sequence[Waiting]:
-        alike, prefix = self._alike(order, skips=skips)
+    def _fitting(self, order: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
+        alike, prefix = self._alike(order)
         places = choose(
             [len(waiting) - prefix for waiting in alike],
             max_tokens=budget,
             max_sequences=self._max_sequences,
             padding=self._padding,
-            skips=skips,
             prefix=prefix,
             shared_tokens=self._shared_tokens,
         )
         return [alike[place] for place in places]
 
-    def _alike(self, order: Sequence[Waiting], *, skips: bool = True) -> tuple[Sequence[Waiting], int]:
+    def _alike(self, order: Sequence[Waiting]) -> tuple[Sequence[Waiting], int]:
         """Return what may run with the first, which shares its prefix or has none as it has, and the tokens of that prefix."""
-        if not self._shared_tokens:
+        if not (self._shared_tokens and order):
             return order, 0
         prefix = order[0].encoding.prefix
-        pick = filter if skips else takewhile
-        return [*pick(lambda waiting: waiting.encoding.prefix == prefix, order)], order[0].encoding.shared
+        return [waiting for waiting in order if waiting.encoding.prefix == prefix], order[0].encoding.shared
 
     def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool) -> Batch:
         encodings, rows = [waiting.encoding for waiting in chosen], [waiting.callers for waiting in chosen]

@@ -4,25 +4,26 @@
 lowest tag runs first. So a request's thousandth text waits behind another's five-token query, and nothing starves, as virtual
 time moves on with what is served (start-time fair queueing, Goyal et al. 1996).
 
-`Arrivals` keeps the bound, over all queues of a model: of what came later than a request, at most `OVERTAKEN` times the
-request's own tokens are taken before the last of its sequences.
+`Arrivals` bounds that order. What comes to a queue after a request may go before the request's last sequence for so many of the
+request's tokens (`OVERTAKEN`, over all queues of a model); then the request's turn has come.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from math import inf
 
 from hybridtei.batch import Encoding
 from hybridtei.inference.engine.scheduler import EngineRequest
+from hybridtei.system.machine import LaneKind
 
 CallerPlace = tuple[EngineRequest, int]  # a request, and the place of the sequence in it
 
-OVERTAKEN = 2  # times its own tokens that later work may be taken before a request
-OVERTAKEN_BY_BULK = 1  # of these, by bulk work, where short requests have lanes of their own and must not wait for a bulk lane
+OVERTAKEN = 2.0  # times its own tokens that later work may be taken before a request
+OVERTAKEN_BY_BULK = 0.25  # of these, where short requests have lanes of their own and must not wait for a bulk lane
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,7 +31,7 @@ class Waiting:
     """One sequence, and the requests that wait for it; `tag` is the lowest of theirs."""
 
     tag: int
-    number: int  # arrival, among all queues of the model
+    arrived: int  # tokens that had come to its queue, its own included
     encoding: Encoding = field(compare=False)
     key: bytes = field(compare=False)  # of the encoding
     callers: list[CallerPlace] = field(compare=False)
@@ -45,84 +46,71 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class _Arrival:
-    """A request that waits. `number`: the last sequence's at its arrival. `left`: its sequences that wait."""
+class _Turn:
+    """A request that waits. `left`: its sequences that wait. `limits`: what may be taken of each queue before the last of them,
+    by `Waiting.arrived`."""
 
-    number: int
-    tokens: int
     left: int
-    waiting_tokens: int  # at its arrival, its own included
-    gone_tokens: int  # before its arrival
+    limits: dict[LaneKind, float]
 
 
 class Arrivals:
-    """What waits in the queues of one model, in the order in which it came. Not thread-safe."""
+    """The requests that wait in the queues of one model, and what may be taken before each. Not thread-safe.
 
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._gone_tokens = 0  # of all sequences that have left the queues
-        self._last = -1
-        self._waiting: dict[int, int] = {}  # tokens of each sequence by its number, ascending
-        self._requests: dict[EngineRequest, _Arrival] = {}
+    `overtaken`: for each queue, how many times a request's tokens may be taken before it of what came later.
+    """
 
-    def enter(self, tokens: int) -> int:
-        """Return the number of a sequence that begins to wait."""
-        self._last += 1
-        self._waiting[self._last] = tokens
-        self.tokens += tokens
-        return self._last
+    def __init__(self, overtaken: Mapping[LaneKind, float]) -> None:
+        self._overtaken = overtaken
+        self._tokens = dict.fromkeys(overtaken, 0)  # that ever came to each queue
+        self._turns: dict[EngineRequest, _Turn] = {}
+
+    def enter(self, kind: LaneKind, tokens: int) -> int:
+        """Return the tokens that have come to a queue with a sequence that begins to wait there."""
+        self._tokens[kind] += tokens
+        return self._tokens[kind]
 
     def opened(self, request: EngineRequest, sequences: int, tokens: int) -> None:
         """A request has entered `sequences` of so many `tokens` together."""
-        self._requests[request] = _Arrival(self._last, tokens, sequences, self.tokens, self._gone_tokens)
+        limits = {kind: self._tokens[kind] + times * tokens for kind, times in self._overtaken.items()}
+        self._turns[request] = _Turn(sequences, limits)
 
     def leave(self, sequences: Sequence[Waiting]) -> None:
         """They wait no more."""
-        for waiting in sequences:
-            tokens = self._waiting.pop(waiting.number)
-            self.tokens -= tokens
-            self._gone_tokens += tokens
-            for request, _ in waiting.callers:
-                arrival = self._requests[request]
-                arrival.left -= 1
-                if not arrival.left:
-                    del self._requests[request]
+        for request, left in _requests_of(sequences).items():
+            turn = self._turns[request]
+            turn.left -= left
+            if not turn.left:
+                del self._turns[request]
 
-    def allow(self, chosen: Sequence[Waiting], bound: int = OVERTAKEN) -> bool:
-        """Whether every request that goes on waiting stays within `bound` times its tokens if these are taken now."""
-        if len(self._requests) < 2:
-            return True
-        leaving = Counter(request for waiting in chosen for request, _ in waiting.callers)
-        arrived = sorted((waiting.number, len(waiting)) for waiting in chosen)
-        later, before, place = sum(tokens for _, tokens in arrived), 0, 0
-        waiting = iter(self._waiting.items())
-        number, tokens = next(waiting)
-        for request, arrival in self._requests.items():  # in order of arrival, so each list is read once
-            while number <= arrival.number and tokens:
-                before += tokens
-                number, tokens = next(waiting, (number, 0))
-            while place < len(arrived) and arrived[place][0] <= arrival.number:
-                later -= arrived[place][1]
-                place += 1
-            if not later:
-                return True
-            overtaken = self._gone_tokens - arrival.gone_tokens - (arrival.waiting_tokens - before)
-            stays = arrival.left > leaving[request] and not (request.cancelled or request.done)
-            if stays and overtaken + later > bound * arrival.tokens:
-                return False
-        return True
+    def limit(self, kind: LaneKind, chosen: Sequence[Waiting] = ()) -> float:
+        """Return how much may be taken of a queue now, by `Waiting.arrived`, if `chosen` is taken too."""
+        leaving = _requests_of(chosen)
+        return min(
+            (
+                turn.limits[kind]
+                for request, turn in self._turns.items()
+                if turn.left > leaving[request] and not (request.cancelled or request.done)
+            ),
+            default=inf,
+        )
+
+
+def _requests_of(sequences: Sequence[Waiting]) -> Counter[EngineRequest]:
+    return Counter(request for waiting in sequences for request, _ in waiting.callers)
 
 
 class FairQueue:
-    """Not thread-safe. `arrivals`: of the model, where it has several queues."""
+    """Not thread-safe. `kind`: of the lanes that take from it. `arrivals`: of the model, where it has several queues."""
 
-    def __init__(self, arrivals: Arrivals | None = None) -> None:
+    def __init__(self, kind: LaneKind = LaneKind.BULK, arrivals: Arrivals | None = None) -> None:
+        self.kind = kind
         self.tokens = 0
         self.shared = 0  # sequences, ever, that waited here already when they were added
         self._queue: list[Waiting] = []
         self._by_key: dict[bytes, Waiting] = {}  # in order of arrival
         self._virtual_time = 0
-        self._arrivals = arrivals or Arrivals()
+        self._arrivals = arrivals or Arrivals({kind: OVERTAKEN})
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -142,8 +130,8 @@ class FairQueue:
                 del self._queue[bisect_left(self._queue, waiting)]
                 waiting = replace(waiting, tag=tag + len(encoding))
             else:
-                number = self._arrivals.enter(len(encoding))
-                waiting = Waiting(tag + len(encoding), number, encoding, key, [(request, place)])
+                arrived = self._arrivals.enter(self.kind, len(encoding))
+                waiting = Waiting(tag + len(encoding), arrived, encoding, key, [(request, place)])
                 self.tokens += len(encoding)
             tag = waiting.tag
             insort(self._queue, waiting)
@@ -163,17 +151,30 @@ class FairQueue:
             self._queue[: len(head)] = awaited
             self._forget(dropped)
 
-    @property
-    def oldest(self) -> list[Waiting]:
-        """What came first of all that some request waits for; nothing if none does."""
-        return list(islice((waiting for waiting in self._by_key.values() if waiting.awaited), 1))
+    def first_come(self, tokens: int) -> list[Waiting]:
+        """Return what some request waits for, in order of arrival: the first `tokens` of it, and what may be taken before any
+        of these."""
+        limit = self._arrivals.limit(self.kind)
+        found: list[Waiting] = []
+        for waiting in self._by_key.values():
+            if waiting.awaited:
+                tokens -= len(waiting)
+                if found and tokens < 0 and waiting.arrived > limit:
+                    break
+                found.append(waiting)
+        return found
+
+    def allowed(self, chosen: Sequence[Waiting]) -> list[Waiting]:
+        """Return the part of a choice that may be taken now."""
+        limit = self._arrivals.limit(self.kind, chosen)
+        return [waiting for waiting in chosen if waiting.arrived <= limit]
 
     def remove(self, chosen: Sequence[Waiting]) -> None:
         """Remove some of what waits. Virtual time moves on to the lowest tag."""
         self._virtual_time = max(self._virtual_time, self._queue[0].tag)
-        numbers = {waiting.number for waiting in chosen}
+        arrived = {waiting.arrived for waiting in chosen}
         end = bisect_left(self._queue, max(chosen)) + 1
-        self._queue[:end] = [waiting for waiting in self._queue[:end] if waiting.number not in numbers]
+        self._queue[:end] = [waiting for waiting in self._queue[:end] if waiting.arrived not in arrived]
         self._forget(chosen)
 
     def clear(self) -> list[Waiting]:

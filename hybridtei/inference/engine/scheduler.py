@@ -140,14 +140,12 @@ def choose(
     max_tokens: int,
     max_sequences: int | None = None,
     padding: Padding = Padding.NONE,
-    skips: bool = True,
     prefix: int = 0,
     shared_tokens: int = 0,
 ) -> list[int]:
     """Return the places in `waiting` (lengths in tokens, in order of turn) of the sequences that run next, ascending.
 
-    The first is always chosen, however long it is, so the queue moves. Equal queues give equal batches. Without `skips` the
-    batch ends before the first sequence that does not fit it.
+    The first is always chosen, however long it is, so the queue moves. Equal queues give equal batches.
 
     `prefix`: of tokens before each sequence, which a batch computes once: padding may cost as much more, since another batch
     would compute them again. What attention reads is at most `shared_tokens`, the prefix counted for each sequence.
@@ -155,7 +153,7 @@ def choose(
     if not waiting:
         return []
     order = range(len(waiting))
-    by_length = sorted(order, key=lambda i: abs(waiting[i] - waiting[0])) if skips and padding is not Padding.NONE else order
+    by_length = sorted(order, key=lambda i: abs(waiting[i] - waiting[0])) if padding is not Padding.NONE else order
     chosen, useful, longest = [0], waiting[0], waiting[0]
     for i in by_length:
         if i == 0:
@@ -168,9 +166,7 @@ def choose(
         cost = price(tokens, sequences, tall, padding, prefix)
         too_large = tokens > max_tokens or sequences * (prefix + tall) > shared_tokens if prefix else cost > max_tokens
         if too_large or (padding in ALLOWED and cost > ALLOWED[padding] * tokens + prefix):
-            if skips:
-                continue
-            break
+            continue
         chosen.append(i)
         useful, longest = tokens, tall
     return sorted(chosen)
