@@ -165,8 +165,11 @@ class UnknownCollection(RequestError):
 class KeyNeeded(RequestError):
     """Only a server with an API key offers this."""
 
-    def __init__(self, what: str = "models are loaded and unloaded") -> None:
-        super().__init__(f"{what} only on a server that was started with `--api-key`")
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"`{path}` needs a key with the role `manage`, as all that loads models and moves whole collections does, and this "
+            "server has no keys: start it with `--api-key` or `--api-key-file`"
+        )
 
 
 class RoleNeeded(RequestError):

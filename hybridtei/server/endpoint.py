@@ -14,7 +14,9 @@ figures.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 import litestar
@@ -25,10 +27,10 @@ from litestar.params import SkipValidation
 from litestar.types import ASGIApp, Empty, Receive, Scope, Send
 from msgspec import Struct
 
-from hybridtei.errors import KeyNeeded, NoStore
+from hybridtei.errors import HybridTeiError, KeyNeeded, NoStore
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
-from hybridtei.server.http.body import SyntaxRefused, first_fields, read_body
+from hybridtei.server.http.body import SyntaxRefused, body_parts, first_fields, read_body
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
 from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.security import check_origin
@@ -41,6 +43,7 @@ Model = NamedDependency[SkipValidation[Context]]  # `model` of a handler: `serve
 AllModels = NamedDependency[SkipValidation[Models]]  # `models`: `all_models`
 Store = NamedDependency[SkipValidation[StoreContext]]  # `store`: `vector_store`
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 TAG = "Text Embeddings Inference"  # of all routes in the OpenAPI document
 
@@ -117,6 +120,15 @@ class ApiRequest(Request[Any, Any, Any]):
             raise SyntaxRefused("it ends too early (byte 0)")
         return body
 
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body as it comes, for a handler that takes no `data`. Raises BodyError, ClientDisconnected."""
+        try:
+            async for part in body_parts(self.scope, self.receive):
+                yield part
+        except ClientDisconnected:
+            self.scope["app"].state.models.default.metrics.disconnected.add()
+            raise
+
     async def json(self) -> Any:
         """The body as the struct that the handler takes. Raises what `body` and `decode` raise."""
         self.decoded = decode(await self.body(), self.endpoint.by_field or self.route_handler.parsed_data_field.annotation)  # type: ignore[union-attr]
@@ -178,7 +190,7 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
     if keys.is_open and role == "write":
         check_origin(scope, state.server.cors_allow_origin)
     if keys.is_open and role == "manage":
-        raise KeyNeeded
+        raise KeyNeeded(scope["path"])
     if endpoint.needs_store and state.schemas is None:
         raise NoStore
     if scope["method"] != "POST":
@@ -197,7 +209,7 @@ class Dialect(Controller):
 
 
 SLICE_BYTES = 262_144
-JSON = (b"content-type", b"application/json")
+JSON, JSON_LINES = (b"content-type", b"application/json"), (b"content-type", b"application/jsonl")
 
 
 class Answer(Response[T], Generic[T]):
@@ -242,7 +254,37 @@ class Answer(Response[T], Generic[T]):
             unsent.add(-len(body))
 
 
-async def _send_body(body: bytes, send: Any) -> None:
+class Lines(Response[Any]):
+    """What a generator gives, as JSON lines. The first of it comes before the status, so that an error until then has its own;
+    after a later one the connection is closed."""
+
+    def __init__(self, lines: AsyncGenerator[bytes]) -> None:
+        self._lines = lines
+
+    def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
+        """Called by Litestar: what sends the answer."""
+        return self._respond
+
+    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
+        """Raises what the generator raises before its first lines. A client that leaves ends the generator."""
+        disconnect: Disconnect = (scope.get("extensions") or {}).get(DISCONNECT) or Disconnect()
+        async with aclosing(self._lines) as lines:
+            first = await anext(lines)
+            await send({"type": "http.response.start", "status": 200, "headers": [JSON_LINES]})
+            if scope["method"] != "HEAD":
+                await _send_body(first, send, ends=False)
+                try:
+                    async for some in lines:
+                        if disconnect.happened:
+                            return
+                        await _send_body(some, send, ends=False)
+                except HybridTeiError as error:
+                    log.error("%s is cut off: %.1000s", scope["path"], error)
+                    return
+        await _send_body(b"", send)
+
+
+async def _send_body(body: bytes, send: Any, *, ends: bool = True) -> None:
     """A large body slice by slice: `send` waits until the system took the slice before, so that no second copy is kept."""
     rest: Any = body
     if len(body) > SLICE_BYTES:
@@ -251,7 +293,7 @@ async def _send_body(body: bytes, send: Any) -> None:
             await send({"type": "http.response.body", "body": rest[:SLICE_BYTES], "more_body": True})
             await asyncio.sleep(0)  # a client that reads fast would keep all others waiting
             rest = rest[SLICE_BYTES:]
-    await send({"type": "http.response.body", "body": rest, "more_body": False})
+    await send({"type": "http.response.body", "body": rest, "more_body": not ends})
 
 
 async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:

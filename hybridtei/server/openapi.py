@@ -14,11 +14,12 @@ from litestar.openapi.spec import License, Tag
 
 from hybridtei import __version__
 from hybridtei.server.api.tei import InputType
-from hybridtei.server.endpoint import TAG, Answer
+from hybridtei.server.endpoint import TAG, Answer, Lines
 from hybridtei.server.routing import ENDPOINT, AnyRequest, Endpoint
 
 ERRORS = {
     "400": "Empty input, or no JSON",
+    "403": "A key without the role of the route, or none where it needs one",
     "404": "No such model, or collection",
     "413": "Too large a body",
     "415": "Not called JSON",
@@ -30,6 +31,7 @@ ERRORS = {
 OF_BODIES = ("400", "413", "415", "422")  # plain text where the route's clients do not expect its struct
 NO_KEY = {"401": {"description": "No key, or one that is not known"}}
 PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+JSON_LINES = {"application/jsonl": {"schema": {"type": "string"}}}
 REFERENCE = "#/components/schemas/"
 # TEI's names for fields of requests that several share.
 REQUESTS_WITH_DIRECTION = ("EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest", "PredictRequest", "RerankRequest")
@@ -110,6 +112,10 @@ def document(app: Litestar) -> dict[str, Any]:
             operation["responses"]["200"]["content"] = _json(schema)
         if requests := _requests(handler):
             operation["requestBody"] = {"required": True, "content": _json(_one_of(requests, schema_of))}
+        if handler.opt[ENDPOINT].takes_lines:
+            operation["requestBody"] = {"required": True, "content": JSON_LINES}
+        if handler.parsed_return_field.is_subclass_of(Lines):
+            operation["responses"]["200"]["content"] = JSON_LINES
         if requests or handler.opt[ENDPOINT].needs_store:
             operation["responses"] |= _errors(handler.opt[ENDPOINT], schema_of)
     _name_fields(components)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -280,9 +281,12 @@ class StoreContext:
 
     async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of a request's work, with permits and within the time of a request. Raises Overloaded, TimedOut."""
-        service = self.models.default.service
-        with self.bounds.admission.inside(min(inputs, self.server.max_client_batch_size, self.bounds.admission.permits)):
-            return await service.within_deadline(work())
+        with self.holding(min(inputs, self.server.max_client_batch_size)):
+            return await self.models.default.service.within_deadline(work())
+
+    def holding(self, inputs: int) -> AbstractContextManager[None]:
+        """Hold a permit an input within, or all of them. Raises Overloaded."""
+        return self.bounds.admission.inside(min(inputs, self.bounds.admission.permits))
 
     def embedder(self, schema: CollectionSchema | None) -> Context:
         """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""

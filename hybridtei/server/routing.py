@@ -160,6 +160,7 @@ class Endpoint:
     needs_content_type: bool = True  # False: a missing one passes, because some clients of this route send none
     needs_store: bool = False
     key_in_body: bool = False  # a client may send its key as `token` of the body
+    takes_lines: bool = False  # the body is JSON lines, which the handler reads as they come
     outlives_client: bool = False  # what was begun is finished even if the client disconnects
     takes_permits: bool = True  # False: answered also while no permit is free; so is every GET
 

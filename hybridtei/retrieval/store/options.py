@@ -1,4 +1,4 @@
-"""Options of a new collection, for flags too: nothing here imports qdrant-client."""
+"""Options of a new collection, for flags too, and what an import answers: nothing here imports qdrant-client."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
     ] = False
     shards: Annotated[int | None, Meta(description="of a collection on a Qdrant cluster [default: one for each node]")] = None
     replicas: Annotated[int | None, Meta(description="copies of each shard [default: 2 on a cluster]")] = None
+
+
+class Imported(Struct, frozen=True):
+    """What an import did. `points`: of the stream; `written`: those whose ids were not there."""
+
+    collection: str
+    created: bool
+    points: int
+    written: int

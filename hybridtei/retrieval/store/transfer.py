@@ -29,6 +29,7 @@ from hybridtei import __version__
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreUnavailable, UnknownCollection
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
 from hybridtei.retrieval.store.collection import OF_ONE_STORE, CollectionSchemas, check_fits, schema_from_dict, schema_to_dict
+from hybridtei.retrieval.store.options import Imported
 from hybridtei.retrieval.store.points import check_points
 
 PAGE_POINTS = 64  # of one scroll: of the largest multi-vectors they take 256 MiB, which is what the embedded engine answers
@@ -52,15 +53,6 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True):
     id: int | str
     payload: dict[str, Any]
     vectors: dict[str, Any]
-
-
-class Imported(Struct, frozen=True):
-    """What an import did. `points`: of the stream; `written`: those whose ids were not there."""
-
-    collection: str
-    created: bool
-    points: int
-    written: int
 
 
 async def exported(schemas: CollectionSchemas, name: str) -> AsyncIterator[bytes]:

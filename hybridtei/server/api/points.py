@@ -1,13 +1,15 @@
-"""The collections, and texts into one: each point is checked by itself, so that an error names it and harms no other.
+"""The collections; texts into one; and whole ones, out of the store and into it.
 
-Texts go through the engine in chunks, so that a large upsert holds no more permits than an ordinary request.
+Each text is checked by itself, so that an error names it and harms no other. Texts go through the engine in chunks, so that a
+large upsert holds no more permits than an ordinary request. An export or import holds a permit for each point of a page, and
+takes as long as its client takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,9 +22,10 @@ from hybridtei.errors import InvalidPoint, RequestError, StoreUnavailable, Unkno
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Load, Usage
+from hybridtei.retrieval.store.options import Imported
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import Answer, Dialect, Store, get, post
+from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Lines, Store, get, post
 from hybridtei.server.registry import StoreContext
 from hybridtei.system.tracing import handler
 
@@ -241,6 +244,24 @@ async def _embedded(
     return [one for one, _, _ in good], Embeddings.concat([embedded for _, embedded, _ in good]), good[-1][2]
 
 
+async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
+    """`/collections/{name}/export`. Raises UnknownCollection, StoreError, Overloaded."""
+    from hybridtei.retrieval.store.transfer import PAGE_POINTS, exported
+
+    with stores.holding(PAGE_POINTS):
+        async for lines in exported(stores.schemas, name):
+            yield lines
+
+
+@handler("import")
+async def _imported(stores: StoreContext, name: str, parts: AsyncIterator[bytes]) -> Reply:
+    """`/collections/{name}/import`. Raises what `import_from` raises, Overloaded."""
+    from hybridtei.retrieval.store.transfer import PAGE_POINTS, import_from
+
+    with stores.holding(PAGE_POINTS):
+        return Reply(await import_from(stores.schemas, parts, name))
+
+
 class PointsController(Dialect):
     """The collections, and writes to them."""
 
@@ -255,3 +276,14 @@ class PointsController(Dialect):
     async def upsert(self, name: FromPath[str], data: JSONBody[PointsRequest], store: Store) -> Answer[PointsResponse]:
         """Embed texts and store them"""
         return Answer(upsert(store, name, data))
+
+    @get("/collections/{name:str}/export", role="manage", needs_store=True)
+    async def export(self, name: FromPath[str], store: Store) -> Lines:
+        """Write a collection as JSON lines, with its vectors"""
+        return Lines(_exported(store, name))
+
+    # A client that disconnected imports again: the points of whole parts are stored.
+    @post("/collections/{name:str}/import", role="manage", needs_store=True, takes_lines=True, outlives_client=True)
+    async def import_lines(self, name: FromPath[str], request: ApiRequest, store: Store) -> Answer[Imported]:
+        """Store the points of an export that are not there"""
+        return Answer(_imported(store, name, request.parts()))

@@ -17,6 +17,7 @@ from typing import Any
 from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisconnected
 
 JSON_TYPE = re.compile(rb"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
+PART_BYTES = 1_000_000  # of a body that is read in parts
 DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer
 
 
@@ -97,31 +98,51 @@ async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool
     content_type = fields.get(b"content-type")
     if type_required if content_type is None else not JSON_TYPE.match(content_type.strip()):
         raise ContentTypeError
-    coding = fields.get(b"content-encoding", b"")
-    if coding not in (b"", b"identity"):
-        raise CodingError(coding.decode("latin-1"))
+    _check_coding(scope)
     declared = fields.get(b"content-length", b"")
     too_large = declared.isdigit() and int(declared) > limit
     if too_large and int(declared) > limit * DRAIN_FACTOR:
         raise PayloadTooLarge
     chunks: list[bytes] = []
     size = 0
-    while True:
-        event = await receive()
-        if BROKEN_BODY in (scope.get("extensions") or ()):
-            raise SlowBody if SLOW_BODY in scope["extensions"] else BrokenBody
-        if event["type"] == "http.disconnect":
-            raise ClientDisconnected
-        chunk: bytes = event.get("body", b"")
+    more = True
+    while more and size <= limit * DRAIN_FACTOR:
+        chunk, more = await _next_chunk(scope, receive)
         size += len(chunk)
         too_large = too_large or size > limit
         if not too_large:
             chunks.append(chunk)
-        if not event.get("more_body", False) or size > limit * DRAIN_FACTOR:
-            break
     if too_large:
         raise PayloadTooLarge
     return b"".join(chunks)
+
+
+async def body_parts(scope: Any, receive: Any) -> AsyncIterator[bytes]:
+    """A body of any size as it comes, in parts of about `PART_BYTES`. Raises BodyError, ClientDisconnected."""
+    _check_coding(scope)
+    part, more = bytearray(), True
+    while more:
+        chunk, more = await _next_chunk(scope, receive)
+        part += chunk
+        if len(part) >= PART_BYTES or not more:
+            yield bytes(part)
+            part.clear()
+
+
+def _check_coding(scope: Any) -> None:
+    coding = first_fields(scope).get(b"content-encoding", b"")
+    if coding not in (b"", b"identity"):
+        raise CodingError(coding.decode("latin-1"))
+
+
+async def _next_chunk(scope: Any, receive: Any) -> tuple[bytes, bool]:
+    """The next bytes of a body, and whether more come. Raises BrokenBody, SlowBody, ClientDisconnected."""
+    event = await receive()
+    if BROKEN_BODY in (scope.get("extensions") or ()):
+        raise SlowBody if SLOW_BODY in scope["extensions"] else BrokenBody
+    if event["type"] == "http.disconnect":
+        raise ClientDisconnected
+    return event.get("body", b""), event.get("more_body", False)
 
 
 KEYLESS_BYTES = 16_000_000

@@ -23,7 +23,7 @@ ROUTES = [
     *((path, "infer") for path in INFER),
     *((path, "search") for path in ("/search", "/m/small/search")),
     *((path, "write") for path in ("/collections/c/points", "/m/small/collections/c/points")),
-    *((path, "manage") for path in ("/models/load", "/models/unload")),
+    *((path, "manage") for path in ("/models/load", "/models/unload", "/collections/c/import")),
 ]
 CALLS = ["Embed", "EmbedSparse", "EmbedAll", "Predict", "PredictPair", "Rerank", "Tokenize", "Decode"]
 STREAMS = ["EmbedStream", "EmbedSparseStream", "RerankStream", "TokenizeStream", "PredictPairStream"]
@@ -57,11 +57,12 @@ def test_a_route_asks_for_its_role_before_the_body(rpc, path, role):
     assert not refused.content or "no API key" in refused.text
 
 
-def test_the_names_of_collections_need_the_role_search(rpc):
+@pytest.mark.parametrize(("path", "role"), [("/collections", "search"), ("/collections/c/export", "manage")])
+def test_what_a_collection_holds_needs_a_role(rpc, path, role):
     def status(name: str) -> int:
-        return rpc.running.get("/collections", headers=bearing(name)).status_code
+        return rpc.running.get(path, headers=bearing(name)).status_code
 
-    assert [status(name) for name in ROLES] == [403, 404, 403, 403]  # 404: this server has no store
+    assert [status(name) for name in ROLES] == [404 if name == role else 403 for name in ROLES]  # 404: it has no store
     assert (status("flag"), status("unknown")) == (404, 401)
 
 
