@@ -9,6 +9,7 @@ after a kill in between the document lacks some, and is done again.
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,6 @@ from hybridtei.retrieval.ingest.records import excerpt
 from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.failures import retry_unavailable
 from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
-from hybridtei.system import frames
 
 RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is at fault and not the texts
 
@@ -195,19 +195,18 @@ class BufferedDocument:
 
     def __init__(self) -> None:
         self._vectors: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
-        self._parts: list[tuple[list[PendingChunk], int]] = []
+        self._parts: list[list[PendingChunk]] = []
 
     def add(self, pieces: Sequence[PendingChunk], embeddings: Embeddings) -> None:
         """A row for each piece."""
-        frame = b"".join(frames.encode(embeddings))
-        self._vectors.write(frame)
-        self._parts.append((list(pieces), len(frame)))
+        pickle.dump(embeddings, self._vectors, protocol=5)  # into a file without a name, which only this process reads
+        self._parts.append([*pieces])
 
     def parts(self) -> Iterator[tuple[list[PendingChunk], Embeddings]]:
         """(pieces, rows) in the order in which they were added."""
         self._vectors.seek(0)
-        for pieces, size in self._parts:
-            yield pieces, frames.decode(self._vectors.read(size))
+        for pieces in self._parts:
+            yield pieces, pickle.load(self._vectors)
 
     def close(self) -> None:
         """Frees the memory and the file."""
