@@ -23,7 +23,7 @@ from hybridtei.inference.engine.core import EngineCore, shared_tokens
 from hybridtei.inference.engine.device import Device
 from hybridtei.inference.engine.engine import Engine, EngineClient
 from hybridtei.inference.engine.scheduler import ResultCache
-from hybridtei.inference.tasks.base import Chunk, Model, Task
+from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import SHORT_CHARACTERS, Tokenizer
 from hybridtei.outputs import HeadOutputs, Timings
@@ -149,10 +149,10 @@ class EngineService:
                 done = await self._run_all(first, chunks, bounds, needs_first=task.needs_first)
         return _joined(task, done)
 
-    async def _run_all(self, first: Chunk[T], rest: Iterator[Chunk[T]], bounds: Bounds, *, needs_first: bool) -> list[_Done[T]]:
+    async def _run_all(self, first: Task[T], rest: Iterator[Task[T]], bounds: Bounds, *, needs_first: bool) -> list[_Done[T]]:
         place, numbers = 0, 0
 
-        async def run(chunk: Chunk[T], begin: int) -> _Done[T]:
+        async def run(chunk: Task[T], begin: int) -> _Done[T]:
             nonlocal numbers
             try:
                 done = await self._deadlines.within(self._run(chunk))
@@ -163,7 +163,7 @@ class EngineService:
             _check_numbers(numbers, bounds)
             return done
 
-        def starts(chunks: Iterable[Chunk[T]]) -> Iterator[Start[_Done[T]]]:
+        def starts(chunks: Iterable[Task[T]]) -> Iterator[Start[_Done[T]]]:
             nonlocal place
             for chunk in chunks:
                 yield partial(run, chunk, place)
@@ -175,7 +175,7 @@ class EngineService:
         done = await begin()
         return [done, *await in_order(starts(chunk.knowing(done.answer) for chunk in rest), bounds.at_once)]
 
-    async def _run(self, chunk: Chunk[T], *, short: bool = False) -> _Done[T]:
+    async def _run(self, chunk: Task[T], *, short: bool = False) -> _Done[T]:
         began = perf_counter_ns()
         if short:
             with _Panicking():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from hybridtei.batch import Encoding, Head
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import TextReader
-from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs
 
 Answer = TypeVar("Answer")
 
@@ -30,84 +30,67 @@ class Model:
         return self.spec.removed_ids | self.reader.tokenizer.punctuation_ids
 
 
-class Chunk(Protocol[Answer]):
-    """The part of a task that goes through the engine at once: all of its inputs, or some."""
+class Task(Generic[Answer]):
+    """What a caller can ask of a model about each of `inputs`; equal tasks have equal answers.
 
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def heads(self) -> frozenset[Head]: ...
-
-    def prepare(self, model: Model) -> list[Encoding]: ...
-
-    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Answer: ...
-
-    def knowing(self, first: Answer) -> Chunk[Answer]: ...
-
-    def max_numbers(self, spec: ModelSpec, tokens: int) -> int: ...
-
-    def numbers(self, answer: Answer) -> int: ...
-
-    def finishes_aside(self, spec: ModelSpec) -> bool: ...
-
-
-class Task(Protocol[Answer]):
-    """What a caller can ask of a model; equal tasks have equal answers. `ListTask` has what most tasks share."""
-
-    needs_first: ClassVar[bool]
-
-    @property
-    def size(self) -> int: ...
-
-    def for_model(self, spec: ModelSpec) -> Task[Answer]: ...
-
-    def check(self, spec: ModelSpec) -> None: ...
-
-    def split(self, max_inputs: int) -> Iterator[Chunk[Answer]]: ...
-
-    def join(self, answers: Sequence[Answer]) -> Answer: ...
-
-
-class ListTask:
-    """A task about each of `inputs`. `needs_first`: the first chunk's answer has to be known before the others run."""
+    A large task is split into chunks, which are tasks too; each goes through the engine at once. `needs_first`: the first
+    chunk's answer has to be known before the others run.
+    """
 
     __slots__ = ()
     needs_first: ClassVar[bool] = False
     inputs: Sequence[Any]
+    if TYPE_CHECKING:  # no attribute, which a dataclass would take for its field's default
+
+        @property
+        def heads(self) -> frozenset[Head]: ...
 
     @property
     def size(self) -> int:
         """How many inputs; each takes a permit."""
         return len(self.inputs)
 
-    def for_model(self, spec: ModelSpec) -> Any:
+    def for_model(self, spec: ModelSpec) -> Task[Answer]:
         """Return the task that answers this one on a model."""
         return self
 
-    def split(self, max_inputs: int) -> Iterator[Self]:
-        """Yield the same task for at most `max_inputs` inputs each, in order; at least once."""
-        if len(self.inputs) <= max_inputs:
-            yield self
-            return
-        for begin in range(0, len(self.inputs), max_inputs):
-            yield replace(self, inputs=self.inputs[begin : begin + max_inputs])  # type: ignore[type-var,unused-ignore]
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedHead, in TEI's words, or InvalidInput, for what can be told without reading the inputs."""
+        raise NotImplementedError
 
-    def knowing(self, first: Any) -> Self:
+    def split(self, max_inputs: int) -> Iterator[Task[Answer]]:
+        """Yield chunks: the same task for at most `max_inputs` inputs each, in order; at least one."""
+        for begin in range(0, max(self.size, 1), max_inputs):
+            yield self if self.size <= max_inputs else self._of(begin, begin + max_inputs)
+
+    def _of(self, begin: int, end: int) -> Self:
+        return replace(self, inputs=self.inputs[begin:end])  # type: ignore[type-var,unused-ignore]
+
+    def knowing(self, first: Answer) -> Task[Answer]:
         """Return the chunk with what it can reuse of the first chunk's answer."""
         return self
 
-    def join(self, answers: Sequence[Any]) -> Any:
+    def prepare(self, model: Model) -> list[Encoding]:
+        """Tokenise a chunk. Raises RequestError."""
+        raise NotImplementedError
+
+    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Answer:
+        """Return a chunk's answer. Raises NotANumber."""
+        raise NotImplementedError
+
+    def join(self, answers: Sequence[Answer]) -> Answer:
         """Return one answer from those of all chunks, in order."""
-        return [item for answer in answers for item in answer]
+        kind: Any = type(answers[0])
+        joined: Answer = kind.concat(answers)
+        return joined
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
-        """Return an upper bound of the numbers that the answer holds for so many tokens; 0 where they are few."""
+        """Return an upper bound of the numbers that the answer holds for this number of tokens; 0 where they are few."""
         return 0
 
-    def numbers(self, answer: Any) -> int:
+    def numbers(self, answer: Answer) -> int:
         """Return about how many numbers an answer holds; 0 where they are few."""
-        return 0
+        return answer.numbers if isinstance(answer, Embeddings) else 0
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
         """Whether `finish` computes for so long that it would block an event loop."""

@@ -5,16 +5,16 @@ Everything in which two requests may differ without needing two forward passes (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, kept_tokens, offsets_of, sharing
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
-from hybridtei.inference.tasks.base import ListTask, Model
+from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.pooling import (
     MultivectorBudget,
     budgeted,
@@ -61,7 +61,7 @@ class Embedder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Embed(ListTask):
+class Embed(Task[Embeddings]):
     """Embed `inputs`; `dimensions` cuts dense vectors, and multi-vectors where they are wider.
 
     `multivector`: how small the multi-vectors of documents are to be. `query_encoder` "table": sparse vectors of queries, from
@@ -88,7 +88,6 @@ class Embed(ListTask):
         return LookUp(self) if looks_up or self.query_encoder == "table" else self
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UnsupportedHead or InvalidInput for what can be told without reading the inputs."""
         if spec.kind != "embedding":
             raise UnsupportedHead("Model is not an embedding model")
         missing = self.heads - spec.heads
@@ -106,7 +105,6 @@ class Embed(ListTask):
             raise UnsupportedHead('`query_encoder` "table": the model has no table of what tokens weigh in queries')
 
     def prepare(self, model: Model) -> list[Encoding]:
-        """Tokenise. Raises RequestError."""
         encodings = self.read(model, allow_empty=False)
         self.check_width(model.spec)
         return sharing(encodings) if model.spec.pooling == ("lasttoken",) else encodings
@@ -151,7 +149,6 @@ class Embed(ListTask):
         return self.input_type or named or spec.default_route
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
-        """See `ListTask.max_numbers`."""
         states = spec.hidden_size if Head.TOKENS in self.heads else 0
         if Head.MULTIVECTOR not in self.heads or spec.multivector is None:
             return tokens * states
@@ -160,7 +157,6 @@ class Embed(ListTask):
         return tokens * states + rows * min(self.dimensions or width, width)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
-        """See `ListTask.finishes_aside`."""
         side = self.side(spec)
         return Head.MULTIVECTOR in self.heads and (self._budget is not None or (side is not None and side.pooling is not None))
 
@@ -173,14 +169,6 @@ class Embed(ListTask):
             multivector=None if outputs.multivector is None else self._multivector(model, encodings, outputs.multivector),
             tokens=outputs.tokens,
         )
-
-    def join(self, answers: Sequence[Embeddings]) -> Embeddings:
-        """See `ListTask.join`."""
-        return Embeddings.concat(answers)
-
-    def numbers(self, answer: Embeddings) -> int:
-        """See `ListTask.numbers`."""
-        return answer.numbers
 
     def _width(self, spec: ModelSpec) -> int:
         if Head.MULTIVECTOR in self.heads and Head.DENSE not in self.heads and spec.multivector is not None:
@@ -284,22 +272,17 @@ def _listed(heads: frozenset[Head]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LookUp(ListTask):
+class LookUp(Task[Embeddings]):
     """Answers `task` without a pass: its `heads` are empty."""
 
     task: Embed
+    heads: ClassVar[frozenset[Head]] = frozenset()
 
     @property
     def size(self) -> int:
-        """See `Task.size`."""
         return self.task.size
 
-    @property
-    def heads(self) -> frozenset[Head]:
-        return frozenset()
-
     def check(self, spec: ModelSpec) -> None:
-        """Raises as `Embed.check` does."""
         self.task.check(spec)
 
     def prepare(self, model: Model) -> list[Encoding]:
@@ -309,13 +292,8 @@ class LookUp(ListTask):
             task.inputs, truncate=task.truncate, direction=task.direction, prompt_name=task.prompt_name, special_tokens=False
         )
 
-    def split(self, max_inputs: int) -> Iterator[LookUp]:
-        """See `ListTask.split`."""
-        return map(LookUp, self.task.split(max_inputs))
-
-    def join(self, answers: Sequence[Embeddings]) -> Embeddings:
-        """See `ListTask.join`."""
-        return Embeddings.concat(answers)
+    def _of(self, begin: int, end: int) -> LookUp:
+        return LookUp(self.task._of(begin, end))
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
         """Return the weights of each query's words."""

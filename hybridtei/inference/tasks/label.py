@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hybridtei.batch import Encoding, Head, LocatedEncoding, sharing
 from hybridtei.errors import InvalidInput, NotANumber, UnsupportedHead
 from hybridtei.inference.backends.numpy_functions import sigmoid
-from hybridtei.inference.tasks.base import ListTask, Model
+from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.tokenizer import Direction, Text
 from hybridtei.outputs import Floats, HeadOutputs
@@ -38,27 +38,26 @@ class Classified:
         scores = self.scores[row]
         return [Prediction(self.labels[i], float(scores[i])) for i in best_first(scores)]
 
+    @staticmethod
+    def concat(parts: Sequence[Classified]) -> Classified:
+        return Classified(np.concatenate([part.scores for part in parts]), parts[0].labels)
+
 
 @dataclass(frozen=True, slots=True)
-class Classify(ListTask):
+class Classify(Task[Classified]):
     """Score every label for each of `inputs`; a pair is two texts that the checkpoint's template makes one input of."""
 
     inputs: Sequence[Text]
     truncate: bool = True
     direction: Direction | None = None
     raw_scores: bool = False
-
-    @property
-    def heads(self) -> frozenset[Head]:
-        return frozenset({Head.SCORES})
+    heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UnsupportedHead, in TEI's words: rerankers classify, too."""
         if Head.SCORES not in spec.heads:
             raise UnsupportedHead("Model is not a classifier model")
 
     def prepare(self, model: Model) -> list[Encoding]:
-        """Tokenise. Raises RequestError."""
         template, pairs = model.spec.template, [item for item in self.inputs if not isinstance(item, str)]
         if template is None:
             return model.reader.read_pairs(self.inputs, truncate=self.truncate, direction=self.direction)
@@ -67,16 +66,11 @@ class Classify(ListTask):
         return sharing(model.reader.ask(template, pairs, truncate=self.truncate, direction=self.direction))
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Classified:
-        """Raises NotANumber."""
         assert outputs.scores is not None
         assert model.spec.classifier is not None
         logits = refuse_nan(outputs.scores)
         scores = logits if self.raw_scores else probabilities(logits, multi_label=model.spec.classifier.multi_label)
         return Classified(scores, model.spec.labels)
-
-    def join(self, answers: Sequence[Classified]) -> Classified:
-        """See `ListTask.join`."""
-        return Classified(np.concatenate([answer.scores for answer in answers]), answers[0].labels)
 
 
 def probabilities(logits: Floats, *, multi_label: bool = False) -> Floats:
@@ -128,7 +122,7 @@ class Tagged:
 
 
 @dataclass(frozen=True, slots=True)
-class Tag(ListTask):
+class Tag(Task[list[Tagged]]):
     """Label what stands in `inputs`; `include_special_tokens` only where tokens are not merged."""
 
     inputs: Sequence[str]
@@ -137,25 +131,22 @@ class Tag(ListTask):
     direction: Direction | None = None
     raw_scores: bool = False
     include_special_tokens: bool = False
-
-    @property
-    def heads(self) -> frozenset[Head]:
-        return frozenset({Head.TAGS})
+    heads: ClassVar[frozenset[Head]] = frozenset({Head.TAGS})
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UnsupportedHead."""
         if Head.TAGS not in spec.heads:
             raise UnsupportedHead("Model is not a token classification model")
 
     def prepare(self, model: Model) -> list[Encoding]:
-        """Tokenise. Raises RequestError."""
         return [*model.reader.locate(self.inputs, truncate=self.truncate, direction=self.direction)]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> list[Tagged]:
-        """One answer a text. Raises NotANumber."""
         assert outputs.tags is not None
         refuse_nan(outputs.tags.values)
         return [self._tagged(model, encoding, logits) for encoding, logits in zip(encodings, outputs.tags, strict=True)]
+
+    def join(self, answers: Sequence[list[Tagged]]) -> list[Tagged]:
+        return [tagged for answer in answers for tagged in answer]
 
     def _tagged(self, model: Model, encoding: Encoding, logits: Floats) -> Tagged:
         assert isinstance(encoding, LocatedEncoding)
@@ -212,15 +203,6 @@ class Span:
     token_id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    start: int
-    end: int
-    label: str
-    score: np.float32
-    token_id: int
-
-
 def continues_word(
     text: str, offsets: NDArray[np.int64], pieces: Sequence[str], unknown: NDArray[np.bool_], *, wordpiece: bool
 ) -> NDArray[np.bool_]:
@@ -241,17 +223,17 @@ def spans(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Ag
         else _of_words(tokens, scores, labels, aggregation)
     )
     if aggregation == "none":
-        return [Span(item.start, item.end, item.label, float(item.score), item.token_id) for item in items]
+        return [*items]
     merged = (_merged(group) for group in _groups(items))
     return [span for span in merged if span.label != "O"]
 
 
-def _of_tokens(tokens: Tokens, scores: Floats, labels: Sequence[str]) -> Iterator[_Item]:
+def _of_tokens(tokens: Tokens, scores: Floats, labels: Sequence[str]) -> Iterator[Span]:
     best = scores.argmax(axis=1)
     for (start, end), token_id, row, label in zip(
         tokens.offsets.tolist(), tokens.input_ids.tolist(), scores, best.tolist(), strict=True
     ):
-        yield _Item(start, end, labels[label], row[label], token_id)
+        yield Span(start, end, labels[label], float(row[label]), token_id)
 
 
 def _first(rows: Floats) -> Floats:
@@ -269,18 +251,18 @@ def _average(rows: Floats) -> Floats:
 _WORD: Mapping[Aggregation, Callable[[Floats], Floats]] = {"first": _first, "max": _strongest, "average": _average}
 
 
-def _of_words(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation) -> Iterator[_Item]:
+def _of_words(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation) -> Iterator[Span]:
     begins = np.flatnonzero(~tokens.continues)
     begins = begins if len(begins) and begins[0] == 0 else np.concatenate(([0], begins))
     for begin, end in zip(begins, [*begins[1:], len(scores)], strict=True):
         if begin < end:
             row = _WORD[aggregation](scores[begin:end])
             label = int(row.argmax())
-            yield _Item(int(tokens.offsets[begin, 0]), int(tokens.offsets[end - 1, 1]), labels[label], row[label], 0)
+            yield Span(int(tokens.offsets[begin, 0]), int(tokens.offsets[end - 1, 1]), labels[label], float(row[label]))
 
 
-def _groups(items: Iterator[_Item]) -> Iterator[list[_Item]]:
-    group: list[_Item] = []
+def _groups(items: Iterator[Span]) -> Iterator[list[Span]]:
+    group: list[Span] = []
     for item in items:
         begins, tag = _tag(item.label)
         if group and (begins or tag != _tag(group[-1].label)[1]):
@@ -296,6 +278,6 @@ def _tag(label: str) -> tuple[bool, str]:
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def _merged(group: Sequence[_Item]) -> Span:
+def _merged(group: Sequence[Span]) -> Span:
     score = np.nanmean(np.array([item.score for item in group], dtype=np.float32))
     return Span(group[0].start, group[-1].end, group[0].label.split("-", 1)[-1], float(score))

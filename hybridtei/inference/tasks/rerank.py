@@ -14,7 +14,7 @@ import numpy as np
 
 from hybridtei.batch import Encoding, Head, Ragged, sharing
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
-from hybridtei.inference.tasks.base import ListTask, Model
+from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.label import probabilities, refuse_nan
 from hybridtei.inference.tasks.relevant import RelevantSpan, SpanOptions, relevant_spans
@@ -51,42 +51,34 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question(ListTask):
-    """Score `documents` for `query`. `max_document_tokens`: each document is cut to so many, whatever else is cut."""
+class _Question(Task[Scored]):
+    """Score documents, the `inputs`, for `query`. `max_document_tokens`: each document is cut to this number, before any other
+    cut."""
 
     query: str
-    documents: Sequence[str]
+    inputs: Sequence[str]
     truncate: bool = True
     direction: Direction | None = None
     raw_scores: bool = False
     max_document_tokens: int | None = field(default=None, kw_only=True)
 
-    @property
-    def size(self) -> int:
-        """How many documents."""
-        return len(self.documents)
-
     def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Iterator[Self]:
-        """The same question about at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters each, in order."""
+        """Yield the same question about at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters each, in order."""
         begin, characters = 0, 0
-        for place, document in enumerate(self.documents):
+        for place, document in enumerate(self.inputs):
             full = place - begin == max_inputs or characters + len(document) > MAX_CHUNK_CHARACTERS
             if full and place > begin:
-                yield replace(self, documents=self.documents[begin:place])
+                yield self._of(begin, place)
                 begin, characters = place, 0
             characters += len(document)
-        yield self if begin == 0 else replace(self, documents=self.documents[begin:])
-
-    def join(self, answers: Sequence[Scored]) -> Scored:
-        """See `ListTask.join`."""
-        return Scored.concat(answers)
+        yield self if begin == 0 else self._of(begin, self.size)
 
     def cut_documents(self, model: Model) -> Sequence[str]:
         """Return the documents, each cut to `max_document_tokens`."""
         limit = self.max_document_tokens
         if limit is None:
-            return self.documents
-        return model.reader.cut_to(self.documents, limit)
+            return self.inputs
+        return model.reader.cut_to(self.inputs, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +86,9 @@ class Rerank(_Question):
     """By a reranker, which reads query and document together. `instruction`: what a language model is to judge by."""
 
     instruction: str | None = None
-
-    @property
-    def heads(self) -> frozenset[Head]:
-        return frozenset({Head.SCORES})
+    heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UnsupportedHead, in TEI's words."""
         if spec.kind != "reranker":
             raise UnsupportedHead("model is not a re-ranker model")
         if self.instruction is not None and (spec.template is None or "{instruction}" not in "".join(spec.template.parts)):
@@ -110,7 +98,6 @@ class Rerank(_Question):
             raise InvalidInput(f"`instruction` holds {length} characters > maximum allowed {INSTRUCTION_CHARACTERS_MAX}")
 
     def prepare(self, model: Model) -> list[Encoding]:
-        """Tokenise. Raises RequestError."""
         pairs = [(self.query, document) for document in self.cut_documents(model)]
         if model.spec.template is None:
             return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
@@ -121,7 +108,6 @@ class Rerank(_Question):
         )
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
-        """Raises NotANumber."""
         assert outputs.scores is not None
         logits = refuse_nan(outputs.scores)
         return Scored((logits if self.raw_scores else probabilities(logits))[:, 0])
@@ -189,7 +175,6 @@ class RerankByVectors(_Question):
         return replace(self, known=first.query)
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UnsupportedHead, in TEI's words, or InvalidInput."""
         if not _has_vectors(spec):
             raise UnsupportedHead("model is not a re-ranker model")
         if isinstance(self.weights, str) and preset(self.weights) is None:
@@ -202,7 +187,6 @@ class RerankByVectors(_Question):
             raise InvalidInput(f"`weights` gives `{lacking[0]}` a share, which this model does not have")
 
     def prepare(self, model: Model) -> list[Encoding]:
-        """Tokenise. Raises RequestError."""
         texts = self.cut_documents(model)
         if not self.query and not all(texts):
             raise EmptyInput("`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text))
@@ -212,7 +196,6 @@ class RerankByVectors(_Question):
         return [*Embed([self.query], self.heads, self.truncate, self.direction, input_type="query").read(model), *documents]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
-        """Raises NotANumber."""
         query, first = self.known, 0 if self.known is not None else 1
         if query is None:
             query = Embed((), self.heads, input_type="query").finish(model, encodings[:1], outputs.take([0]))
@@ -224,7 +207,6 @@ class RerankByVectors(_Question):
         return Scored(self._scores(query, documents), query, found)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
-        """See `ListTask.finishes_aside`."""
         return self.spans is not None or Embed((), self.heads).finishes_aside(spec)
 
     def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
@@ -287,10 +269,9 @@ def rerank_task(
 
 
 @dataclass(frozen=True, slots=True)
-class RerankPairs:
+class RerankPairs(Task[Scored]):
     """Several questions, each about documents of its own; its chunks are theirs."""
 
-    needs_first: ClassVar[bool] = False
     questions: Sequence[Ranking]
 
     @property
@@ -298,12 +279,7 @@ class RerankPairs:
         """How many documents, of all questions."""
         return sum(question.size for question in self.questions)
 
-    def for_model(self, spec: ModelSpec) -> Self:
-        """See `Task.for_model`: this task, on every model."""
-        return self
-
     def check(self, spec: ModelSpec) -> None:
-        """Raises UnsupportedHead or InvalidInput."""
         if spec.kind not in ("reranker", "embedding"):
             raise UnsupportedHead("Model is neither a re-ranker nor an embedding model")
         for question in self.questions:
@@ -312,10 +288,6 @@ class RerankPairs:
     def split(self, max_inputs: int) -> Iterator[Ranking]:
         """Yield the chunks of each question, in order."""
         return (chunk for question in self.questions for chunk in question.split(max_inputs))
-
-    def join(self, answers: Sequence[Scored]) -> Scored:
-        """See `ListTask.join`."""
-        return Scored.concat(answers)
 
 
 BLOCK = 4_000_000  # similarities of token vectors that are held at a time

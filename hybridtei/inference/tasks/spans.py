@@ -18,7 +18,7 @@ from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragge
 from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.inference.backends.heads import Segments, dense, rounded
 from hybridtei.inference.backends.numpy_functions import NUMPY
-from hybridtei.inference.tasks.base import ListTask, Model
+from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed, have_vectors
 from hybridtei.inference.tasks.pooling import strongest
 from hybridtei.inference.tasks.windows import window_of_each, windows_over
@@ -55,7 +55,7 @@ class SpanEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedSpans(ListTask):
+class EmbedSpans(Task[Embeddings]):
     """Answers `task` for each span of each of `inputs`, in order. `first` and `field`: how errors name an input's spans, by its
     place."""
 
@@ -71,7 +71,6 @@ class EmbedSpans(ListTask):
         return heads - {Head.DENSE} | {Head.TOKENS} if Head.DENSE in heads else heads
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UnsupportedHead or InvalidInput for what can be told without reading the inputs."""
         self.task.check(spec)
         if Head.DENSE in self.task.heads and spec.pooling != ("mean",):
             raise UnsupportedHead(
@@ -84,10 +83,8 @@ class EmbedSpans(ListTask):
         if side is not None and side.expansion is not None:
             raise UnsupportedHead("`spans`: the model expands its queries, which have no spans; send `input_type` document")
 
-    def split(self, max_inputs: int) -> Iterator[EmbedSpans]:
-        """See `ListTask.split`."""
-        for begin in range(0, len(self.inputs), max_inputs):
-            yield replace(self, inputs=self.inputs[begin : begin + max_inputs], first=self.first + begin)
+    def _of(self, begin: int, end: int) -> EmbedSpans:
+        return replace(self, inputs=self.inputs[begin:end], first=self.first + begin)
 
     def prepare(self, model: Model) -> list[Encoding]:
         """Tokenise, and find each span's tokens. Raises RequestError, for a span with its place and offsets."""
@@ -121,24 +118,14 @@ class EmbedSpans(ListTask):
         )
         return answer if (np.diff(rows) == 1).all() else answer.take(rows.argsort())
 
-    def join(self, answers: Sequence[Embeddings]) -> Embeddings:
-        """See `ListTask.join`."""
-        return Embeddings.concat(answers)
-
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
-        """See `ListTask.max_numbers`."""
         rows = sum(len(item.spans) for item in self.inputs)
         covered = max(_depth(item.spans) for item in self.inputs) if Head.MULTIVECTOR in self.task.heads else 1
         # The states that are pooled are no part of the answer, but are held until it is made.
         pooled = rows * spec.dense_width + tokens * spec.hidden_size if Head.DENSE in self.task.heads else 0
         return pooled + replace(self.task, inputs=("",) * rows).max_numbers(spec, tokens * covered)
 
-    def numbers(self, answer: Embeddings) -> int:
-        """See `ListTask.numbers`."""
-        return answer.numbers
-
     def finishes_aside(self, spec: ModelSpec) -> bool:
-        """See `ListTask.finishes_aside`."""
         return True
 
     def _check(self, place: int, item: SpanText, most: int) -> None:

@@ -38,7 +38,7 @@ def answer(task, model=MODEL):
 @given(st.lists(st.integers(0, MAX_CHUNK_CHARACTERS // 3), max_size=700))
 def test_parts_are_all_the_documents_in_order_and_bounded(lengths):
     documents = ["x" * length for length in lengths]
-    parts = [part.documents for part in Rerank("q", documents).split()]
+    parts = [part.inputs for part in Rerank("q", documents).split()]
     assert [document for part in parts for document in part] == documents
     for part in parts:
         assert len(part) <= MAX_CHUNK_DOCUMENTS
