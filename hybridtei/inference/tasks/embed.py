@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Encoding, Head, Ids, Offsets, Ragged, kept_tokens, offsets_of, sharing
+from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, kept_tokens, offsets_of, sharing
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.pooling import (
@@ -27,7 +27,7 @@ from hybridtei.inference.tasks.pooling import (
 )
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.text.reader import Input, read_side
+from hybridtei.models.text.reader import Input, locate_side, read_side
 from hybridtei.models.text.tokenizer import Direction, Prompts
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 
@@ -131,6 +131,25 @@ class Embed(Task[Embeddings]):
             truncate=self.truncate,
             direction=self.direction,
             prompt_name=name,
+            allow_empty=allow_empty,
+        )
+
+    def locate(self, model: Model, *, times: int = 1, allow_empty: bool = False) -> list[LocatedEncoding]:
+        """Tokenise texts as `read` does, with each token's place; of late-interaction models only inputs that are not expanded.
+        `times`: see `TextReader.locate`. Raises RequestError."""
+        texts, side, reader = [str(item) for item in self.inputs], self.side(model.spec), model.reader
+        if side is not None and self.prompt_name is None:
+            return locate_side(
+                reader, texts, side, truncate=self.truncate, direction=self.direction, times=times, allow_empty=allow_empty
+            )
+        name = self.prompt(reader.prompts)
+        return reader.locate(
+            texts,
+            truncate=self.truncate,
+            direction=self.direction,
+            prompt=reader.prompts.named(name) or "",
+            adapter=reader.prompts.adapter(name),
+            times=times,
             allow_empty=allow_empty,
         )
 

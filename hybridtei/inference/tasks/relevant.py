@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
-from hybridtei.batch import Encoding, Ids, LocatedEncoding, kept_tokens, offsets_of
-from hybridtei.inference.tasks.base import Model
+from hybridtei.batch import Encoding, Ids, LocatedEncoding, offsets_of
+from hybridtei.inference.tasks.embed import have_vectors
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats
 
 SENTENCE = re.compile(r"[^.!?。！？\n]*(?:[.!?。！？]+|\n|$)")
 MAX_SPANS = 32  # of a document; each is written out
-MAX_PREFIX_TOKENS = 512  # before a document's own: a prompt, a marker
+DEFAULT_THRESHOLD = 0.1
 
 
 class RelevantSpan(Struct, frozen=True):
@@ -26,14 +26,6 @@ class RelevantSpan(Struct, frozen=True):
     start: int
     end: int
     score: float
-
-
-@dataclass(frozen=True, slots=True)
-class SpanOptions:
-    """Spans of a score of `threshold` and more, the best `max_spans` of each document."""
-
-    threshold: float = 0.1
-    max_spans: int = MAX_SPANS
 
 
 class RelevantSpans(Struct, frozen=True):
@@ -48,52 +40,46 @@ class RelevantSpans(Struct, frozen=True):
     ] = None
 
     @property
-    def options(self) -> SpanOptions | None:
-        if self.mode == "disabled":
-            return None
-        return SpanOptions(0.1 if self.threshold is None else self.threshold, self.max_spans or MAX_SPANS)
+    def if_enabled(self) -> RelevantSpans | None:
+        """These options, or None where the mode is "disabled"."""
+        return None if self.mode == "disabled" else self
 
 
 def relevant_spans(
-    model: Model,
-    query: Embeddings,
-    texts: Sequence[str],
-    encodings: Sequence[Encoding],
-    documents: Embeddings,
-    *,
-    options: SpanOptions,
+    spec: ModelSpec, query: Embeddings, encodings: Sequence[Encoding], documents: Embeddings, options: RelevantSpans
 ) -> list[list[RelevantSpan]]:
-    """The spans of each document, the best first; `encodings` are what was embedded of the documents.
+    """Return the spans of each document, the best first; `encodings`: located ones, of which `documents` were computed.
 
     Each of the query's vectors gives its similarity, divided by their number, to the sentence of its best match. A document
     whose vectors cannot be led back to places in its text, as where vectors are merged, has none.
     """
     if query.multivector is None or documents.multivector is None:
         return []
-    located = model.reader.locate([text or " " for text in texts], truncate=True)
     found = []
-    for row, (text, encoding, places) in enumerate(zip(texts, encodings, located, strict=True)):
-        offsets, vectors = _offsets(model.spec, encoding, places), documents.multivector.row(row)
+    for encoding, vectors in zip(encodings, documents.multivector, strict=True):
+        assert isinstance(encoding, LocatedEncoding)
+        offsets = encoding.offsets[_have_rows(spec, encoding.input_ids)]
         is_whole = len(offsets) == len(vectors)
-        found.append(_spans(text, query.multivector.row(0), vectors, offsets, options) if is_whole else [])
+        found.append(_spans(encoding.text, query.multivector.row(0), vectors, offsets, options) if is_whole else [])
     return found
 
 
-def _spans(text: str, query: Floats, vectors: Floats, offsets: Ids, options: SpanOptions) -> list[RelevantSpan]:
-    inside = offsets[:, 1] > offsets[:, 0]
+def _spans(text: str, query: Floats, vectors: Floats, offsets: Ids, options: RelevantSpans) -> list[RelevantSpan]:
+    inside = offsets[:, 1] > np.maximum(offsets[:, 0], 0)  # neither special tokens nor those of a prompt
     if not len(query) or not inside.any():
         return []
+    least = DEFAULT_THRESHOLD if options.threshold is None else options.threshold
     alike = query @ vectors.T
     best = alike.argmax(axis=1)
     gains = np.maximum(alike[np.arange(len(query)), best], 0) / len(query)
     ends = np.array([match.end() for match in SENTENCE.finditer(text)])
     sentence = np.minimum(np.searchsorted(ends, offsets[:, 0], side="right"), len(ends) - 1)
     shares = np.bincount(sentence[best[inside[best]]], gains[inside[best]], minlength=len(ends))
-    order = np.argsort(-shares, kind="stable")[: options.max_spans]
+    order = np.argsort(-shares, kind="stable")[: options.max_spans or MAX_SPANS]
     return [
         RelevantSpan(*_bounds(text, int(ends[i - 1]) if i else 0, int(ends[i])), min(float(shares[i]), 1.0))
         for i in order.tolist()
-        if shares[i] >= options.threshold and shares[i] > 0
+        if shares[i] >= least and shares[i] > 0
     ]
 
 
@@ -103,25 +89,8 @@ def _bounds(text: str, start: int, end: int) -> tuple[int, int]:
     return start + len(part) - len(part.lstrip()), start + len(part.rstrip())
 
 
-def _offsets(spec: ModelSpec, encoding: Encoding, located: LocatedEncoding) -> Ids:
-    """The places int64[t, 2] of the tokens that have a vector; (0, 0) for those that are not the text's own."""
-    ids = encoding.input_ids
-    offsets = np.zeros((len(ids), 2), dtype=np.int64)
-    own, places = located.input_ids[~located.special], located.offsets[~located.special]
-    for begin in range(min(len(ids), MAX_PREFIX_TOKENS)):
-        length = min(len(own), len(ids) - begin)
-        same = ids[begin : begin + length] == own[:length]
-        length = length if same.all() else int(same.argmin())
-        if length and (length == len(own) or begin + length >= len(ids) - 1):  # a prompt takes the room of the last ones
-            offsets[begin : begin + length] = places[:length]
-            break
-    else:
-        return np.empty((0, 2), dtype=np.int64)
-    assert spec.multivector is not None
-    kept, _ = kept_tokens(
-        spec.multivector.drop, ids, offsets_of([len(ids)]), np.array(sorted(spec.removed_ids), dtype=np.int64)
-    )
+def _have_rows(spec: ModelSpec, input_ids: Ids) -> NDArray[np.bool_]:
+    """Return which tokens of a document have a vector: bool[t]."""
+    kept = have_vectors(spec, input_ids, offsets_of([len(input_ids)]))
     side = None if spec.late is None else spec.late.document
-    if side is not None and side.skipped:
-        kept &= ~np.isin(ids, list(side.skipped))
-    return offsets[kept]
+    return kept if side is None or not side.skipped else kept & ~np.isin(input_ids, list(side.skipped))

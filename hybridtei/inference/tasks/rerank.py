@@ -17,7 +17,7 @@ from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.label import probabilities, refuse_nan
-from hybridtei.inference.tasks.relevant import RelevantSpan, SpanOptions, relevant_spans
+from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans, relevant_spans
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.tokenizer import Direction
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
@@ -159,7 +159,7 @@ class RerankByVectors(_Question):
     mean: bool | None = None
     kinds: frozenset[Head] = frozenset()
     known: Embeddings | None = None
-    spans: SpanOptions | None = None
+    spans: RelevantSpans | None = None
 
     @property
     def heads(self) -> frozenset[Head]:
@@ -190,7 +190,8 @@ class RerankByVectors(_Question):
         texts = self.cut_documents(model)
         if not self.query and not all(texts):
             raise EmptyInput("`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text))
-        documents = Embed(texts, self.heads, self.truncate, self.direction, input_type="document").read(model)
+        asked = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
+        documents: list[Encoding] = [*asked.locate(model, allow_empty=True)] if self.spans is not None else asked.read(model)
         if self.known is not None:
             return documents
         return [*Embed([self.query], self.heads, self.truncate, self.direction, input_type="query").read(model), *documents]
@@ -203,7 +204,7 @@ class RerankByVectors(_Question):
         documents = Embed((), self.heads, input_type="document").finish(model, encodings[first:], outputs)
         if self.spans is None:
             return Scored(self._scores(query, documents), query)
-        found = relevant_spans(model, query, self.cut_documents(model), encodings[first:], documents, options=self.spans)
+        found = relevant_spans(model.spec, query, encodings[first:], documents, self.spans)
         return Scored(self._scores(query, documents), query, found)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
@@ -257,7 +258,7 @@ def rerank_task(
     weights: Weights | str | None = None,
     mean: bool | None = None,
     max_document_tokens: int | None = None,
-    spans: SpanOptions | None = None,
+    spans: RelevantSpans | None = None,
 ) -> Ranking:
     """Return the task that fits the model; its `check` raises if the model cannot rank."""
     if _has_vectors(spec):

@@ -23,11 +23,9 @@ from hybridtei.inference.tasks.embed import Embed, have_vectors
 from hybridtei.inference.tasks.pooling import strongest
 from hybridtei.inference.tasks.windows import window_of_each, windows_over
 from hybridtei.models.checkpoint.classifiers import Layer
-from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.layers import step_layer
 from hybridtei.models.checkpoint.modules import StepModule
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.text.reader import TextReader, locate_side
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 
 Spans = Sequence[tuple[int, int]]
@@ -96,7 +94,8 @@ class EmbedSpans(Task[Embeddings]):
             self._check(place, item, MAX_COVERAGE * times * reader.max_input_length)
         encodings: list[Encoding] = []
         row = 0
-        for place, (item, located) in enumerate(zip(self.inputs, self._locate(reader, side, times), strict=True)):
+        texts = replace(self.task, inputs=[item.text for item in self.inputs])
+        for place, (item, located) in enumerate(zip(self.inputs, texts.locate(model, times=times), strict=True)):
             encodings += self._spanned(place, item, located, longest, row)
             row += len(item.spans)
         return encodings
@@ -137,17 +136,6 @@ class EmbedSpans(Task[Embeddings]):
 
     def _name(self, place: int) -> str:
         return self.field.format(self.first + place)
-
-    def _locate(self, reader: TextReader, side: Side | None, times: int) -> list[LocatedEncoding]:
-        task = self.task
-        texts = [item.text for item in self.inputs]
-        if side is not None and task.prompt_name is None:
-            return locate_side(reader, texts, side, truncate=task.truncate, direction=task.direction, times=times)
-        name = task.prompt(reader.prompts)
-        prompt, adapter = reader.prompts.named(name) or "", reader.prompts.adapter(name)
-        return reader.locate(
-            texts, truncate=task.truncate, direction=task.direction, prompt=prompt, adapter=adapter, times=times
-        )
 
     def _spanned(self, place: int, item: SpanText, located: LocatedEncoding, longest: int, row: int) -> Iterator[SpanEncoding]:
         """The text as one encoding, or window by window; `row`: its first span's."""

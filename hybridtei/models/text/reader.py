@@ -132,13 +132,16 @@ class TextReader:
         prompt: str = "",
         adapter: int = 0,
         times: int = 1,
+        allow_empty: bool = False,
     ) -> list[LocatedEncoding]:
         """Return one encoding a text, with each token's place in it, below 0 within `prompt`. Raises as `read` does.
 
         `times`: texts are cut to so many times what the model reads, for windows; their characters are bounded as ever.
         """
         side = direction or self.tokenizer.truncation_side
-        ready, refused = _until_refused(texts, lambda text: _Ready(self._bounded(_some(text), truncate, side)))
+        ready, refused = _until_refused(
+            texts, lambda text: _Ready(self._bounded(text if allow_empty else _some(text), truncate, side))
+        )
         bodies = [prompt + str(item.text) for item in ready]
         raws = (raw for some in _portions(bodies) for raw in self.tokenizer.encode(some, offsets=True))
         encodings = []
@@ -146,7 +149,7 @@ class TextReader:
             self._check_length(raw, truncate)
             shift = len(text) - len(body) if side == "left" else -len(prompt)
             located = self.tokenizer.cut_located(raw, text, times * self.max_input_length, side, shift=shift)
-            self._checked(located)
+            located = self._ended(self._checked(located))
             encodings.append(replace(located, adapter=adapter) if adapter else located)
         if refused is not None:
             raise refused
@@ -232,18 +235,16 @@ class TextReader:
         encoding = self._ended(self._checked(self.tokenizer.cut(raw, self.max_input_length, direction)))
         return replace(encoding, adapter=adapter) if adapter else encoding
 
-    def _ended(self, encoding: Encoding) -> Encoding:
+    def _ended(self, encoding: Laid) -> Laid:
         """Leave out `skipped` at the end; of an input of nothing else the first token stays, as transformers has it."""
         if self.skipped is None or encoding.input_ids[-1] != self.skipped:
             return encoding
         others = np.flatnonzero(encoding.input_ids != self.skipped)
         length = int(others[-1]) + 1 if len(others) else 1
-        types = encoding.token_type_ids
-        return replace(
-            encoding, input_ids=encoding.input_ids[:length], token_type_ids=None if types is None else types[:length]
-        )
+        columns = {name: getattr(encoding, name, None) for name in ("input_ids", "token_type_ids", "offsets", "special")}
+        return replace(encoding, **{name: column[:length] for name, column in columns.items() if column is not None})
 
-    def _checked(self, encoding: Encoding) -> Encoding:
+    def _checked(self, encoding: Laid) -> Laid:
         if not len(encoding):
             raise InvalidInput("`inputs` holds an input that becomes no token at all")
         if encoding.input_ids.max() >= self.vocab_size:  # one such id would fail the whole batch
@@ -322,11 +323,26 @@ def read_side(
 
 
 def locate_side(
-    reader: TextReader, texts: Sequence[str], side: Side, *, truncate: bool, direction: Direction | None, times: int = 1
+    reader: TextReader,
+    texts: Sequence[str],
+    side: Side,
+    *,
+    truncate: bool,
+    direction: Direction | None,
+    times: int = 1,
+    allow_empty: bool = False,
 ) -> list[LocatedEncoding]:
     """Do what `read_side` does for a side without expansion, with each token's place in the text; `times`: see `locate`."""
     limited, _ = _limited(reader, side)
-    encodings = limited.locate(texts, truncate=truncate, direction=direction, prompt=side.text, times=times)
+    encodings = limited.locate(
+        texts,
+        truncate=truncate,
+        direction=direction,
+        prompt=side.text,
+        adapter=limited.prompts.adapter(None),
+        times=times,
+        allow_empty=allow_empty,
+    )
     return [_marked(encoding, side, reader.tokenizer.leading_specials) for encoding in encodings]
 
 

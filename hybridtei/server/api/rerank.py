@@ -271,7 +271,7 @@ def _task(
 ) -> Ranking:
     check_instruction(request.instruction, len(documents))
     asked = None if isinstance(request, RerankRequest) else request.relevant_spans
-    spans = None if asked is None else asked.options
+    spans = None if asked is None else asked.if_enabled
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput("`relevant_spans` needs a model that ranks by multi-vectors")
     return rerank_task(

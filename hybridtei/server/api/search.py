@@ -17,7 +17,7 @@ from hybridtei.config import ServerConfig
 from hybridtei.errors import InvalidInput, Overloaded, StoreError, TooManyCandidates
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans, SpanOptions
+from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.inference.tasks.rerank import Weights, rerank_task
 from hybridtei.models.checkpoint.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
@@ -56,8 +56,8 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
 
     @property
-    def spans(self) -> SpanOptions | None:
-        return None if self.relevant_spans is None else self.relevant_spans.options
+    def spans(self) -> RelevantSpans | None:
+        return None if self.relevant_spans is None else self.relevant_spans.if_enabled
 
     @property
     def texts(self) -> list[str]:
@@ -200,7 +200,9 @@ async def _searched(
     return Reply(results[0] if request.query is not None else {"results": results}, usages[-1], numbers)
 
 
-async def _spans(context: Context, request: SearchRequest, found: Sequence[SearchResult], options: SpanOptions) -> list[Spans]:
+async def _spans(
+    context: Context, request: SearchRequest, found: Sequence[SearchResult], options: RelevantSpans
+) -> list[Spans]:
     """The spans of each query's hits, from one more pass over their texts. Raises InvalidInput where no hit has a text."""
     texts = [[str(hit.payload.get(TEXT) or "") for hit in one.hits] for one in found]
     count = sum(map(len, texts))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridtei.encoder import Encoder
-from hybridtei.inference.tasks.relevant import RelevantSpan, SpanOptions, relevant_spans
+from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans, relevant_spans
 from tests.server.live import commanded
 
 SENTENCES = (
@@ -79,8 +79,8 @@ def test_all_gains_together_are_maxsim(name: str, request: pytest.FixtureRequest
     documents = encoder.encode(texts, ["multivector"], input_type="document", truncate=True)
     assert query.multivector is not None
     assert documents.multivector is not None
-    encodings = model.reader.read(texts, truncate=True)
-    found = relevant_spans(model, query, texts, encodings, documents, options=SpanOptions(threshold=0))
+    encodings = model.reader.locate(texts, truncate=True)
+    found = relevant_spans(model.spec, query, encodings, documents, RelevantSpans("enabled", threshold=0))
     assert any(found)
     for text, spans, row in zip(texts, found, range(3), strict=True):
         alike = query.multivector.row(0) @ documents.multivector.row(row).T
