@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
@@ -20,7 +19,7 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import CHUNK, Encoder, heads_named
 from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.outputs import Embeddings
-from hybridtei.system.machine import require_extra
+from hybridtei.system.machine import require_extra, whole
 
 
 def add(commands: Commands) -> None:
@@ -45,52 +44,26 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{count} texts -> {arguments.output}", file=sys.stderr)
 
 
-class Writer(Protocol):
-    """Writes chunks into an open file in order; `close` writes what comes last."""
-
-    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None: ...
-
-    def close(self) -> None: ...
+Chunks = Iterator[tuple[Sequence[str], Embeddings]]
 
 
 def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str] | None = None, *, field: str = "text") -> int:
     """Embed every text of `source` into `target`; return their number. Raises InvalidInput, naming file and line."""
-    kind = writer_for(target)
+    write = writer_for(target)
     texts = list(read_texts(Path(source), field))
     if not texts:
         raise EmptyInput(f"{source}: holds no text")
     heads = _heads(encoder, outputs)
-    with replacing(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
-        writer = kind(file)
-        for start in range(0, len(texts), CHUNK):
-            chunk = texts[start : start + CHUNK]
-            writer.write(chunk, encoder.encode(chunk, outputs=heads))
-            bar.update(len(chunk))
-        writer.close()
+    with whole(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
+        write(file, _embedded(encoder, texts, heads, bar))
     return len(texts)
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A file to write, which becomes `target` at the end, unless there is an error.
-
-    Until then it has no name, where the system has such files, so that nothing of it stays when the process is killed.
-    """
-    part, is_named = Path(f"{target}.part"), False
-    try:
-        file: BinaryIO = os.fdopen(os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
-    except (AttributeError, OSError):  # not on Linux, or a file system without them
-        file, is_named = part.open("wb"), True
-    try:
-        with file:
-            yield file
-            file.flush()
-            if not is_named:
-                part.unlink(missing_ok=True)
-                os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())  # so that the link is followed
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+def _embedded(encoder: Encoder, texts: Sequence[str], heads: frozenset[Head], bar: Any) -> Chunks:
+    for start in range(0, len(texts), CHUNK):
+        chunk = texts[start : start + CHUNK]
+        yield chunk, encoder.encode(chunk, outputs=heads)
+        bar.update(len(chunk))
 
 
 def _heads(encoder: Encoder, outputs: Sequence[str] | None) -> frozenset[Head]:
@@ -145,88 +118,71 @@ def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, An
         yield row
 
 
-class JsonLines:
-    """Writes JSON lines, an object for each text."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
+def write_jsonl(file: BinaryIO, chunks: Chunks) -> None:
+    """Write JSON lines, an object for each text."""
+    for texts, embeddings in chunks:
         for row in _rows(texts, embeddings):
-            self._file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
-
-    def close(self) -> None:
-        """Nothing: every line was written."""
+            file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
 
 
-class Npz:
-    """Writes NumPy arrays, at the end: their sizes must be known.
+def write_npz(file: BinaryIO, chunks: Chunks) -> None:
+    """Write NumPy arrays, at the end: their sizes must be known.
 
     `texts` holds the UTF-8 of all and `texts_offsets` where each begins: NumPy's own strings are as wide as the longest.
     """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._texts: list[str] = []
-        self._parts: list[Embeddings] = []
-
-    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
-        self._texts += texts
-        self._parts.append(embeddings)
-
-    def close(self) -> None:
-        whole = Embeddings.concat(self._parts)
-        written = [text.encode() for text in self._texts]
-        texts = np.frombuffer(b"".join(written), np.uint8)
-        arrays: dict[str, Any] = {"texts": texts, "texts_offsets": offsets_of([len(text) for text in written])}
-        if whole.dense is not None:
-            arrays["dense"] = whole.dense
-        if whole.sparse is not None:
-            names = {"sparse_indices": "indices", "sparse_values": "values", "sparse_indptr": "indptr"}
-            arrays |= {name: getattr(whole.sparse, column) for name, column in names.items()}
-        if whole.multivector is not None:
-            arrays |= {"multivector": whole.multivector.values, "multivector_offsets": whole.multivector.offsets}
-        np.savez(self._file, **arrays)
+    written: list[bytes] = []
+    parts: list[Embeddings] = []
+    for texts, embeddings in chunks:
+        written += [text.encode() for text in texts]
+        parts.append(embeddings)
+    joined = Embeddings.concat(parts)
+    arrays: dict[str, Any] = {
+        "texts": np.frombuffer(b"".join(written), np.uint8),
+        "texts_offsets": offsets_of([len(text) for text in written]),
+    }
+    if joined.dense is not None:
+        arrays["dense"] = joined.dense
+    if joined.sparse is not None:
+        names = {"sparse_indices": "indices", "sparse_values": "values", "sparse_indptr": "indptr"}
+        arrays |= {name: getattr(joined.sparse, column) for name, column in names.items()}
+    if joined.multivector is not None:
+        arrays |= {"multivector": joined.multivector.values, "multivector_offsets": joined.multivector.offsets}
+    np.savez(file, **arrays)
 
 
-class Parquet:
-    """Writes Parquet, a row group for each chunk."""
+def write_parquet(file: BinaryIO, chunks: Chunks) -> None:
+    """Write Parquet, a row group for each chunk."""
+    import pyarrow
+    import pyarrow.parquet
 
-    def __init__(self, file: BinaryIO) -> None:
-        import pyarrow
-        import pyarrow.parquet
+    def tables() -> Iterator[Any]:
+        for texts, embeddings in chunks:
+            rows = list(_rows(texts, embeddings))
+            for row in rows:
+                if "multivector" in row:
+                    row["multivector"] = list(row["multivector"])  # Parquet has no arrays of two dimensions
+            yield pyarrow.Table.from_pylist(rows)
 
-        self._pyarrow = pyarrow
-        self._file = file
-        self._rows: Any = None
-
-    def write(self, texts: Sequence[str], embeddings: Embeddings) -> None:
-        rows = [
-            {name: list(value) if name == "multivector" else value for name, value in row.items()}
-            for row in _rows(texts, embeddings)
-        ]
-        table = self._pyarrow.Table.from_pylist(rows)
-        if self._rows is None:
-            self._rows = self._pyarrow.parquet.ParquetWriter(self._file, table.schema)
-        self._rows.write_table(table)
-
-    def close(self) -> None:
-        if self._rows is not None:
-            self._rows.close()
+    given = tables()
+    first = next(given)
+    with pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
+        for table in chain([first], given):
+            writer.write_table(table)
 
 
-WRITERS: Mapping[str, Callable[[BinaryIO], Writer]] = {".jsonl": JsonLines, ".npz": Npz, ".parquet": Parquet}
+Write = Callable[[BinaryIO, Chunks], None]
+WRITERS: Mapping[str, Write] = {".jsonl": write_jsonl, ".npz": write_npz, ".parquet": write_parquet}
 
 
-def writer_for(target: str) -> Callable[[BinaryIO], Writer]:
-    """What writes a file of this ending. Raises InvalidInput for another ending or a missing folder, LoadError without the
-    extra."""
+def writer_for(target: str) -> Write:
+    """Return what writes a file of this ending. Raises InvalidInput for another ending or a missing folder, LoadError without
+    the extra."""
     path = Path(target)
-    kind = WRITERS.get(path.suffix)
-    if kind is None:
+    write = WRITERS.get(path.suffix)
+    if write is None:
         raise InvalidInput(f"{target}: should end in {', '.join(WRITERS)}")
     if not path.resolve().parent.is_dir():
         raise InvalidInput(f"{target}: there is no folder {path.resolve().parent}: make it first")
-    if kind is Parquet:
+    if write is write_parquet:
         require_extra("parquet", "pyarrow")
-    return kind
+    return write

@@ -22,6 +22,7 @@ from enum import StrEnum
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from hybridtei.errors import LoadError
@@ -142,12 +143,24 @@ def private_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` at the end: whole or not at all, whoever else writes the same meanwhile."""
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which becomes `path` at the end, unless there is an error: whole or not at all, whoever else writes the
+    same meanwhile.
+
+    Until then it has no name, where the system has such files, so that nothing of it stays when the process is killed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    part, is_named = path.with_name(f"{path.name}.{uuid4().hex}.part"), False
     try:
-        yield part
+        file: BinaryIO = os.fdopen(os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
+    except (AttributeError, OSError):  # not on Linux, or a file system without them
+        file, is_named = part.open("xb"), True
+    try:
+        with file:
+            yield file
+            file.flush()
+            if not is_named:
+                os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())  # so that the link is followed
         part.replace(path)
     finally:
         with suppress(OSError):

@@ -211,8 +211,8 @@ def has_sha256(path: Path, sha256: str) -> bool:
             return True
     if sha256_of(path) != sha256:
         return False
-    with suppress(OSError, LoadError), whole(cache_folder("hashes") / f"sha256-{sha256}") as part:
-        part.write_bytes(seen)
+    with suppress(OSError, LoadError), whole(cache_folder("hashes") / f"sha256-{sha256}") as file:
+        file.write(seen)
     return True
 
 
@@ -279,10 +279,9 @@ def _safetensors(data: Path) -> Iterator[bytes | memoryview]:
 def _write(path: Path, parts: Iterable[bytes | memoryview], sha256: str | None = None) -> None:
     """Write a file whole or not at all. Raises LoadError if its hash is another."""
     digest = hashlib.sha256()
-    with whole(path) as part:
-        with part.open("xb") as file:
-            for content in parts:
-                file.write(content)
-                digest.update(content)
+    with whole(path) as file:
+        for content in parts:
+            file.write(content)
+            digest.update(content)
         if sha256 not in (None, digest.hexdigest()):
             raise LoadError(f"{path}: comes out with sha256 {digest.hexdigest()}, expected {sha256}; reinstall hybridtei")

@@ -214,9 +214,9 @@ def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
         log.warning("%s: not readable, so it is made again: %s", path, error)
     made = make()
     try:
-        with whole(path) as part:
+        with whole(path) as file:
             encoded = msgspec.msgpack.encode(made)
-            part.write_bytes(sha256(encoded).digest() + encoded)
+            file.write(sha256(encoded).digest() + encoded)
     except OSError as error:
         log.warning("%s cannot be kept, so each start makes it again: %s", path, error)
     return made
