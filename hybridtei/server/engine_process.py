@@ -31,7 +31,7 @@ from hybridtei.inference.load import LoadedModel, text_model
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.system import machine
 from hybridtei.system.machine import LaneKind
-from hybridtei.system.metrics import JoinedRegistry
+from hybridtei.system.metrics import Registry
 
 IN_BAND = 16_384  # bytes: copying a smaller array costs less than a message of its own
 COUNTED = -1  # the number of an answer to no call: the metrics of each model
@@ -81,7 +81,7 @@ class RemoteEngine:
     busy = False  # no pass runs in this process
 
     def __init__(self, process: EngineProcess, number: int) -> None:
-        self.registry = JoinedRegistry()
+        self.registry = Registry()
         self._process, self._number = process, number
 
     async def start(self) -> None:
@@ -278,7 +278,8 @@ class EngineProcess:
             if away and not answer.done():
                 answer.set_exception(Unhealthy(away))
         for engine in self._engines.values():
-            engine.registry.others_ended()
+            engine.registry.keep(engine.registry.others)
+            engine.registry.others = ()
 
     def _answered(self, answers: Sequence[tuple[int, Any, HybridTeiError | None]]) -> None:
         for number, value, error in answers:

@@ -37,7 +37,7 @@ from hybridtei.inference.engine.device import STOP_SECONDS
 from hybridtei.server.context import Context
 from hybridtei.server.routing import Endpoint
 from hybridtei.system import memory
-from hybridtei.system.metrics import Counter, Gauge, Registry
+from hybridtei.system.metrics import Counter, Registry
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import CollectionSchema
@@ -73,7 +73,6 @@ class Models:
         # The one model of a server that loads no others: it also has what is counted of no model in particular.
         self._only = next(iter(contexts.values())) if len(contexts) == 1 and opener is None else None
         self.registry = Registry() if self._only is None else self._only.registry
-        self._past = Registry()  # what models counted that are no longer here: counters never fall
         self._opener = opener
 
     @property
@@ -123,7 +122,7 @@ class Models:
             return self.registry.text()
         whole = Registry()
         of_models = (entry.context.registry for entry in self.entries.values() if entry.context)
-        for registry in (self.registry, self._past, *of_models):
+        for registry in (self.registry, *of_models):
             whole.absorb(registry.readings())
         return whole.text()
 
@@ -160,7 +159,7 @@ class Models:
                 raise InvalidInput(f"`model`: `{alias}` is the only model here")
             entry.state = "unloading"
             await entry.context.service.stop()
-            self._past.absorb(reading for reading in entry.context.registry.readings() if reading.kind != Gauge.kind)
+            self.registry.keep(entry.context.registry.readings())
         del self.entries[alias], entry
         await asyncio.to_thread(memory.trim)
         log.info("unloaded %s", alias)

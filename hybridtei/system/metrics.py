@@ -193,11 +193,12 @@ M = TypeVar("M", bound=_Metric)
 
 
 class Registry:
-    """The metrics of one process, in order of declaration within their kind."""
+    """The metrics of one process, in order of declaration within their kind. `others`: what another process counts, as of now."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._metrics: list[_Metric] = []
+        self.others: Sequence[Reading] = ()
 
     def counter(self, name: str) -> Counter:
         return self._add(Counter(name, self._lock))
@@ -214,6 +215,10 @@ class Registry:
 
     def text(self) -> str:
         """Return the Prometheus text: counters, gauges, histograms."""
+        if self.others:
+            whole = Registry()
+            whole.absorb(self.readings())
+            return whole.text()
         with self._lock:
             blocks = [
                 "\n".join([*_head(metric), *metric.samples(), ""])
@@ -226,7 +231,11 @@ class Registry:
     def readings(self) -> list[Reading]:
         """Return all values, for another registry to add."""
         with self._lock:
-            return [metric.reading() for metric in self._metrics]
+            return [*(metric.reading() for metric in self._metrics), *self.others]
+
+    def keep(self, readings: Iterable[Reading]) -> None:
+        """Add the counters of a process or model that has ended: Prometheus counters must not decrease."""
+        self.absorb(reading for reading in readings if reading.kind != Gauge.kind)
 
     def absorb(self, readings: Iterable[Reading]) -> None:
         """Add readings of another registry; declare metrics that this one lacks."""
@@ -244,32 +253,6 @@ class Registry:
     def _add(self, metric: M) -> M:
         self._metrics.append(metric)
         return metric
-
-
-class JoinedRegistry(Registry):
-    """A registry with what another process counts: `others`, as of now. Counters do not fall when that process ends."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.others: Sequence[Reading] = ()
-        self._ended = Registry()
-
-    def others_ended(self) -> None:
-        """Keep the counters of a process that has ended."""
-        self._ended.absorb(reading for reading in self.others if reading.kind != Gauge.kind)
-        self.others = ()
-
-    def text(self) -> str:
-        return self._whole().text()
-
-    def readings(self) -> list[Reading]:
-        return self._whole().readings()
-
-    def _whole(self) -> Registry:
-        whole = Registry()
-        for readings in (super().readings(), self._ended.readings(), self.others):
-            whole.absorb(readings)
-        return whole
 
 
 def _head(metric: _Metric) -> Iterator[str]:
