@@ -1,50 +1,5 @@
 """Every error that this package raises on purpose, as one tree.
 
-HybridTeiError
-├─ RequestError              the caller can fix the request
-│   ├─ EmptyInput            an input without characters or ids
-│   │   └─ NoInputs          a list of inputs without an input
-│   ├─ InvalidInput          a value outside its limits
-│   │   ├─ InvalidDimensions the vectors have no such prefix
-│   │   ├─ RequestRefused    the request as a whole; its inputs were not looked at
-│   │   │   ├─ TooManyInputs
-│   │   │   └─ TooManyDocuments
-│   │   └─ TooManyCandidates
-│   ├─ TokenizerError        the tokenizer refused the text
-│   ├─ UnsupportedHead       the loaded model has no such output
-│   │   └─ WrongModel        the same over gRPC, in TEI's words
-│   ├─ AnswerTooLarge        the answer would take too much memory
-│   │   └─ PayloadsTooLarge  so would the payloads that a search found
-│   ├─ UnknownModel          no model of that name is ready
-│   ├─ UnknownCollection     the vector store has no collection of that name
-│   ├─ KeyNeeded             the server must have an API key for this
-│   ├─ RoleNeeded            the given key lacks the role
-│   ├─ OtherOrigin           a page of another origin may not write
-│   ├─ NoStore               the server has no vector store
-│   ├─ NoKey                 the server has keys, and the request has none of them
-│   └─ Ended                 over gRPC: a status of its own
-├─ Overloaded                no permit left: try again later
-├─ TimedOut                  admitted, and not answered in time
-│   └─ AnswersUnsent         too many answers wait for clients that do not read them
-├─ BackendError              the forward pass failed
-│   ├─ PassOverdue           it takes longer than a pass may
-│   ├─ NotANumber            a score is not a number
-│   ├─ PartlyFailed          some sequences of the pass failed
-│   └─ DeviceLost            the device no longer responds
-├─ Unhealthy                 the engine has stopped, or its last pass failed
-├─ StoreError                a vector store refused a call or failed at it
-│   ├─ StoreUnavailable      it is down, slow or asks to wait: try again
-│   │   ├─ StoreAway         it does not answer
-│   │   └─ StoreAtCapacity   more calls wait for it than it can answer in time
-│   ├─ CollectionMismatch    a collection exists and has another schema
-│   └─ InvalidPoint          a point breaks a rule; it was not sent
-├─ NoAnswer                  a client's: the server gave none, or another program did; a ConnectionError too
-├─ LoadError                 at start only
-│   ├─ MissingArtifact       a file that the checkpoint must have is missing
-│   ├─ UnsupportedArchitecture
-│   └─ WeightMismatch        weights and configuration disagree
-└─ UsageError                at start only: a setting has a value it cannot have
-
 A message says what was found, what is allowed, and which field. The classes know no HTTP: `server/routing.py` maps them to
 statuses and wire names, in one table that a test walks. Refusals of a body before it is read (`BodyError` in
 `server/http/body.py`) are not in the tree: they hold a status and TEI's words, and only the server raises and catches them.
