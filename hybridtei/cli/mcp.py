@@ -11,9 +11,10 @@ from typing import Any
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
-from hybridtei.errors import UsageError
+from hybridtei.errors import NoKey, OtherOrigin, UsageError
 from hybridtei.retrieval.store import with_default
-from hybridtei.server.http.security import Keyring, is_sendable
+from hybridtei.server.http.body import first_fields
+from hybridtei.server.http.security import Keyring, check_origin, is_sendable
 from hybridtei.system.machine import require_extra
 
 ABOUT = "Let agents search a collection, over the Model Context Protocol; with --writable, they may also add texts to it."
@@ -120,29 +121,26 @@ def application(server: Any, hostname: str, key: str | None, origins: Sequence[s
             allowed_origins=[*own, *origins],
         ),
     )
-    return Guard(inner, Keyring(key), origins)
+    return guarded(inner, Keyring(key), origins)
 
 
-class Guard:
-    """Answers 403 to pages of other origins and 401 without the key, before anything is read of a request."""
+def guarded(app: Any, keys: Keyring, origins: Sequence[str]) -> Any:
+    """Return the application that answers 403 to pages of other origins and 401 without the key, before it reads a body."""
 
-    def __init__(self, app: Any, keys: Keyring, origins: Sequence[str]) -> None:
-        self._app, self._keys, self._origins = app, keys, origins
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        refusal = None if scope["type"] != "http" else self._refusal(dict(scope["headers"]))
-        if refusal is None:
-            await self._app(scope, receive, send)
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        headers: list[tuple[bytes, bytes]] = [(b"content-length", b"0")]
+        try:
+            if scope["type"] == "http":
+                check_origin(scope, origins)
+                keys.check(first_fields(scope).get(b"authorization", b""), None)
+        except OtherOrigin:
+            status = 403
+        except NoKey:
+            status, headers = 401, [*headers, (b"www-authenticate", b"Bearer")]
+        else:
+            await app(scope, receive, send)
             return
-        status, headers = refusal
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0"), *headers]})
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    def _refusal(self, headers: dict[bytes, bytes]) -> tuple[int, list[tuple[bytes, bytes]]] | None:
-        origin = headers.get(b"origin")
-        is_own = origin is None or origin.partition(b"://")[2] == headers.get(b"host")
-        if not is_own and (origin or b"").decode("latin-1") not in self._origins:
-            return 403, []
-        if not self._keys.is_open and self._keys.find_in_header(headers.get(b"authorization", b"")) is None:
-            return 401, [(b"www-authenticate", b"Bearer")]
-        return None
+    return answer

@@ -193,7 +193,7 @@ M = TypeVar("M", bound=_Metric)
 
 
 class Registry:
-    """The metrics of one process, in order of declaration within their kind. `others`: what another process counts, as of now."""
+    """The metrics of one process, in order of declaration within their kind. `others`: what another process counts now."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
