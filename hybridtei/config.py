@@ -1,8 +1,7 @@
 """Settings, one frozen struct per reader. Flags, environment names, help and bounds are read from these fields.
 
-`cli` reads values once: a flag wins over a variable, a variable over the default. A field's `extra` has its heading in the help
-(else the struct's own), how much of it the log may show, and its older name. What a checkpoint says about itself is read, never
-configured: `checkpoint.spec.ModelSpec` has it.
+`cli` reads values once: a flag wins over a variable, a variable over the default. What a checkpoint says about itself is read,
+never configured: `checkpoint.spec.ModelSpec` has it.
 """
 
 from __future__ import annotations
@@ -30,81 +29,74 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
 META = ("ge", "le", "gt", "lt", "description", "extra")  # what a field's annotation may say
 
-HUB, INPUTS, LIMITS = {"group": "hub"}, {"group": "inputs"}, {"group": "limits"}
-ANSWERS, SECURITY, OBSERVABILITY = {"group": "answers"}, {"group": "security"}, {"group": "observability"}
-PARTLY_SHOWN, NEVER_SHOWN = {"shown": "partly"}, {"shown": "never"}
+
+def flag(description: str, group: str | None = None, **known: Any) -> Meta:
+    """Return what the help says of a field. `group`: its heading, else the struct's own. `known`: bounds; `shown`: how much the
+    log may show of it, "partly" or "never"; its older name, `alias`; its `metavar`."""
+    bounds = {name: value for name, value in known.items() if name in META}
+    extra = {name: value for name, value in {**known, "group": group}.items() if name not in META and value is not None}
+    return Meta(description=description, extra=extra or None, **bounds)
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
     """Which model, and how to load it."""
 
-    model_id: Annotated[
-        str, Meta(description="Model to serve: a local folder, a hub id, or the embedded model.", extra=PARTLY_SHOWN)
-    ] = EMBEDDED_MODEL
-    revision: Annotated[str | None, Meta(description="Branch, tag, commit or refs/pr/N on the hub.", extra=HUB)] = None
-    dtype: Annotated[Dtype | None, Meta(description="Precision of weights and activations [default: float32 on CPU].")] = None
-    pooling: Annotated[PoolingFlag | None, Meta(description="Pooling to use instead of the one the model declares.")] = None
-    dense_path: Annotated[
-        str | None, Meta(description="Folder of the Dense module to use instead of the one in modules.json.")
-    ] = None
+    model_id: Annotated[str, flag("Model to serve: a local folder, a hub id, or the embedded model.", shown="partly")] = (
+        EMBEDDED_MODEL
+    )
+    revision: Annotated[str | None, flag("Branch, tag, commit or refs/pr/N on the hub.", "hub")] = None
+    dtype: Annotated[Dtype | None, flag("Precision of weights and activations [default: float32 on CPU].")] = None
+    pooling: Annotated[PoolingFlag | None, flag("Pooling to use instead of the one the model declares.")] = None
+    dense_path: Annotated[str | None, flag("Folder of the Dense module to use instead of the one in modules.json.")] = None
     backend: Annotated[
         Literal["auto", "torch", "ort", "openvino"],
-        Meta(description="Backend that runs the model; auto: the first that can run it, and the log says why."),
+        flag("Backend that runs the model; auto: the first that can run it, and the log says why."),
     ] = "auto"
     packed_cache_gb: Annotated[
         float,
-        Meta(
-            ge=0,
-            description="Most gigabytes of packed weights in the cache folder, at most half of the free space; 0: none are "
+        flag(
+            "Most gigabytes of packed weights in the cache folder, at most half of the free space; 0: none are "
             "kept for the next start.",
-            extra={"metavar": "GB"},
+            ge=0,
+            metavar="GB",
         ),
     ] = 10.0
     cuda_devices: Annotated[
-        str | None,
-        Meta(
-            description="GPUs to run on: 0,1: a replica on each; 0,0: two on one; all: one on every GPU [default: the first]."
-        ),
+        str | None, flag("GPUs to run on: 0,1: a replica on each; 0,0: two on one; all: one on every GPU [default: the first].")
     ] = None
     torch_compile: Annotated[
-        bool,
-        Meta(description="Compile the torch backend's passes at start; on a GPU also record small passes as CUDA graphs."),
+        bool, flag("Compile the torch backend's passes at start; on a GPU also record small passes as CUDA graphs.")
     ] = False
     quantization_ranges: Annotated[
-        str | None, Meta(description="File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
+        str | None, flag("File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
     ] = None
     multivector_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Merge the vectors of a document's tokens to at most this number; 0: do not merge [default: 0]."),
+        flag("Merge the vectors of a document's tokens to at most this number; 0: do not merge [default: 0]."),
     ] = None
     multivector_dtype: Annotated[
-        MultivectorDtype | None, Meta(description="Numbers of these vectors; binary: one bit each, the sign [default: float].")
+        MultivectorDtype | None, flag("Numbers of these vectors; binary: one bit each, the sign [default: float].")
     ] = None
     gelu: Annotated[
         Literal["checkpoint", "tanh"],
-        Meta(description="GELU as the checkpoint has it, or TEI's tanh form, to match vectors that TEI made."),
+        flag("GELU as the checkpoint has it, or TEI's tanh form, to match vectors that TEI made."),
     ] = "checkpoint"
     hf_token: Annotated[
         str | None,
-        Meta(
-            description="Token for the hub [default: the token file of the hub cache].",
-            extra={**HUB, **PARTLY_SHOWN, "alias": "hf_api_token"},
-        ),
+        flag("Token for the hub [default: the token file of the hub cache].", "hub", shown="partly", alias="hf_api_token"),
     ] = None
-    huggingface_hub_cache: Annotated[
-        str | None, Meta(description="Folder of the hub cache [default: the hub's own].", extra=HUB)
-    ] = None
-    offline: Annotated[bool, Meta(description="Never ask the hub; use only files of the cache.", extra=HUB)] = False
+    huggingface_hub_cache: Annotated[str | None, flag("Folder of the hub cache [default: the hub's own].", "hub")] = None
+    offline: Annotated[bool, flag("Never ask the hub; use only files of the cache.", "hub")] = False
     trust_remote_code: Annotated[
-        bool, Meta(description="Run Python code that comes with the model; else such models are refused.", extra=SECURITY)
+        bool, flag("Run Python code that comes with the model; else such models are refused.", "security")
     ] = False
 
 
 class NamedModel(ModelConfig, frozen=True, kw_only=True):
     """One of several models in a process. No flags: a variable called ROLE or ALIAS would be set for something else."""
 
-    alias: Annotated[str, Meta(description="Name of the model in requests, and under /m/ALIAS/.")]
-    role: Annotated[Role | None, Meta(description="Its one task, if it can do several.")] = None
+    alias: Annotated[str, flag("Name of the model in requests, and under /m/ALIAS/.")]
+    role: Annotated[Role | None, flag("Its one task, if it can do several.")] = None
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -112,69 +104,43 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
     max_concurrent_requests: Annotated[
         Positive,
-        Meta(
-            description="Permits: inputs inside the server at once; further ones are refused with 429. On a GPU the default "
+        flag(
+            "Permits: inputs inside the server at once; further ones are refused with 429. On a GPU the default "
             "is higher: texts of 16 tokens for all passes under way.",
-            extra=LIMITS,
+            "limits",
         ),
     ] = 512
-    max_batch_tokens: Annotated[
-        Positive, Meta(description="Most tokens in one forward pass; also caps the input length.", extra=LIMITS)
-    ] = 16384
-    max_batch_requests: Annotated[Positive | None, Meta(description="Most inputs in one forward pass.", extra=LIMITS)] = None
-    max_answer_bytes: Annotated[
-        Positive, Meta(description="Most bytes of an answer with a vector for each token, as JSON.", extra=LIMITS)
-    ] = 256_000_000
+    max_batch_tokens: Annotated[Positive, flag("Most tokens in one forward pass; also caps the input length.", "limits")] = (
+        16384
+    )
+    max_batch_requests: Annotated[Positive | None, flag("Most inputs in one forward pass.", "limits")] = None
+    max_answer_bytes: Annotated[Positive, flag("Most bytes of an answer with a vector for each token, as JSON.", "limits")] = (
+        256_000_000
+    )
     request_timeout: Annotated[
-        Seconds,
-        Meta(description="Longest time from permit to answer of a request's inputs, then 503; 0: no limit.", extra=LIMITS),
+        Seconds, flag("Longest time from permit to answer of a request's inputs, then 503; 0: no limit.", "limits")
     ] = 600.0
     pass_timeout: Annotated[
-        Seconds,
-        Meta(
-            description="Longest time of a forward pass; then its requests fail, and /health is 503; 0: no limit.",
-            extra=LIMITS,
-        ),
+        Seconds, flag("Longest time of a forward pass; then its requests fail, and /health is 503; 0: no limit.", "limits")
     ] = 300.0
     bulk_niceness: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=19,
-            description="How much long inputs and large requests give way to short ones, and to other programs.",
-        ),
+        int, flag("How much long inputs and large requests give way to short ones, and to other programs.", ge=0, le=19)
     ] = 10
     memory_fraction: Annotated[
-        float,
-        Meta(
-            gt=0, le=1, description="Share of a GPU's memory, of that left free by the loaded model, for passes.", extra=LIMITS
-        ),
+        float, flag("Share of a GPU's memory, of that left free by the loaded model, for passes.", "limits", gt=0, le=1)
     ] = 0.9
-    embedding_cache_mb: Annotated[
-        int, Meta(ge=0, description="Megabytes of memory for results of earlier inputs; 0: none are kept.")
-    ] = 0
+    embedding_cache_mb: Annotated[int, flag("Megabytes of memory for results of earlier inputs; 0: none are kept.", ge=0)] = 0
     tokenization_workers: Annotated[
-        Annotated[int, Meta(ge=1, le=64)] | None, Meta(description="Tokenizer threads [default: processors minus one].")
+        Annotated[int, Meta(ge=1, le=64)] | None, flag("Tokenizer threads [default: processors minus one].")
     ] = None
-    auto_truncate: Annotated[
-        bool, Meta(description="Cut inputs that are too long, unless a request says otherwise.", extra=INPUTS)
-    ] = True
-    default_prompt: Annotated[
-        str | None, Meta(description="Text put before every input; excludes --default-prompt-name.", extra=INPUTS)
-    ] = None
+    auto_truncate: Annotated[bool, flag("Cut inputs that are too long, unless a request says otherwise.", "inputs")] = True
+    default_prompt: Annotated[str | None, flag("Text put before every input; excludes --default-prompt-name.", "inputs")] = None
     default_prompt_name: Annotated[
         str | None,
-        Meta(
-            description="Name of the model's prompt put before every input, and of its adapter; excludes --default-prompt.",
-            extra=INPUTS,
-        ),
+        flag("Name of the model's prompt put before every input, and of its adapter; excludes --default-prompt.", "inputs"),
     ] = None
     use_default_prompt: Annotated[
-        bool,
-        Meta(
-            description="Put the checkpoint's own default prompt before inputs of TEI's routes too; TEI leaves it out.",
-            extra=INPUTS,
-        ),
+        bool, flag("Put the checkpoint's own default prompt before inputs of TEI's routes too; TEI leaves it out.", "inputs")
     ] = False
 
 
@@ -183,186 +149,143 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     hostname: Annotated[
         str,
-        Meta(
-            description="IP address of all ports. With an API key, and for text-embeddings-router, the default is 0.0.0.0. A "
+        flag(
+            "IP address of all ports. With an API key, and for text-embeddings-router, the default is 0.0.0.0. A "
             "host name is ignored: containers export theirs as HOSTNAME."
         ),
     ] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on.")] = 3000
-    grpc_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="Port for gRPC, TEI's tei.v1, beside HTTP.")
-    ] = None
+    port: Annotated[int, flag("Port to listen on.", ge=0, le=65535)] = 3000
+    grpc_port: Annotated[Annotated[int, Meta(ge=0, le=65535)] | None, flag("Port for gRPC, TEI's tei.v1, beside HTTP.")] = None
     reuse_port: Annotated[
-        bool, Meta(description="Let several servers share --port and --grpc-port; the kernel spreads connections over them.")
+        bool, flag("Let several servers share --port and --grpc-port; the kernel spreads connections over them.")
     ] = False
     engine_process: Annotated[
         bool | None,
-        Meta(
-            description="Run the models in a process of their own, which the server restarts when it ends [default: if torch "
+        flag(
+            "Run the models in a process of their own, which the server restarts when it ends [default: if torch "
             "finds an NVIDIA device]."
         ),
     ] = None
-    drain_seconds: Annotated[float, Meta(ge=0, le=86400, description="How long a stopping server waits for open requests.")] = (
-        30.0
-    )
-    uds_path: Annotated[str, Meta(description="Accepted and unused: TEI's socket between router and Python backend.")] = (
+    drain_seconds: Annotated[float, flag("How long a stopping server waits for open requests.", ge=0, le=86400)] = 30.0
+    uds_path: Annotated[str, flag("Accepted and unused: TEI's socket between router and Python backend.")] = (
         "/tmp/text-embeddings-inference-server"
     )
-    served_model_name: Annotated[
-        str | None, Meta(description="Name in answers and /info [default: the model id].", extra=ANSWERS)
-    ] = None
+    served_model_name: Annotated[str | None, flag("Name in answers and /info [default: the model id].", "answers")] = None
     rerank_documents_as: Annotated[
         Literal["object", "string"],
-        Meta(
-            description="Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or a string, for infinity's.",
-            extra=ANSWERS,
-        ),
+        flag("Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or a string, for infinity's.", "answers"),
     ] = "object"
     classify_as: Annotated[
-        Literal["infinity", "vllm"],
-        Meta(description="Form of answers of /classify; /v1/classify always answers as vLLM.", extra=ANSWERS),
+        Literal["infinity", "vllm"], flag("Form of answers of /classify; /v1/classify always answers as vLLM.", "answers")
     ] = "infinity"
     table_under_load: Annotated[
         bool,
-        Meta(
-            description="While the model is at capacity, answer /search by sparse vectors that are looked up by token; the "
+        flag(
+            "While the model is at capacity, answer /search by sparse vectors that are looked up by token; the "
             "answer says so in `query_encoder`.",
-            extra=ANSWERS,
+            "answers",
         ),
     ] = False
-    only_tei_routes: Annotated[
-        bool, Meta(description="Serve TEI's routes and no others: any other is a 404.", extra=ANSWERS)
-    ] = False
-    task: Annotated[
-        str | None, Meta(description="'sentence-similarity' makes POST / answer as /similarity.", extra=ANSWERS)
-    ] = None
-    max_client_batch_size: Annotated[Positive, Meta(description="Most inputs in one request.", extra=LIMITS)] = 32
+    only_tei_routes: Annotated[bool, flag("Serve TEI's routes and no others: any other is a 404.", "answers")] = False
+    task: Annotated[str | None, flag("'sentence-similarity' makes POST / answer as /similarity.", "answers")] = None
+    max_client_batch_size: Annotated[Positive, flag("Most inputs in one request.", "limits")] = 32
     split_large_batches: Annotated[
-        bool,
-        Meta(
-            description="Answer a request of more inputs than --max-client-batch-size in parts; else refuse it.", extra=LIMITS
-        ),
+        bool, flag("Answer a request of more inputs than --max-client-batch-size in parts; else refuse it.", "limits")
     ] = False
     max_unsent_bytes: Annotated[
         Positive,
-        Meta(
-            description="Most bytes of all answers that clients have not read yet; beyond, large answers wait, then are a 503.",
-            extra=LIMITS,
-        ),
+        flag("Most bytes of all answers that clients have not read yet; beyond, large answers wait, then are a 503.", "limits"),
     ] = 256_000_000
-    max_rerank_documents: Annotated[
-        Positive, Meta(description="Most `documents` in one request to rank them.", extra=LIMITS)
-    ] = 10_000
+    max_rerank_documents: Annotated[Positive, flag("Most `documents` in one request to rank them.", "limits")] = 10_000
     max_search_points: Annotated[
         int,
-        Meta(
+        flag(
+            "Most candidates of one /search: queries x the largest of `prefetch_limit`, `rerank_limit`, `offset` + `limit`.",
+            "limits",
             ge=1,
             le=100_000,
-            description="Most candidates of one /search: queries x the largest of `prefetch_limit`, `rerank_limit`, "
-            "`offset` + `limit`.",
-            extra=LIMITS,
         ),
     ] = 3_200  # of 32 queries, 100 each
-    max_search_bytes: Annotated[
-        Positive, Meta(description="Most bytes of the payloads that a /search finds, as JSON.", extra=LIMITS)
-    ] = 16_000_000
-    payload_limit: Annotated[Positive, Meta(description="Most bytes in a request body.", extra=LIMITS)] = 2_000_000
-    header_limit: Annotated[
-        Positive, Meta(description="Most bytes in the head of a request: its URL and headers.", extra=LIMITS)
-    ] = 65_536
+    max_search_bytes: Annotated[Positive, flag("Most bytes of the payloads that a /search finds, as JSON.", "limits")] = (
+        16_000_000
+    )
+    payload_limit: Annotated[Positive, flag("Most bytes in a request body.", "limits")] = 2_000_000
+    header_limit: Annotated[Positive, flag("Most bytes in the head of a request: its URL and headers.", "limits")] = 65_536
     header_timeout: Annotated[
-        Seconds,
-        Meta(description="Longest time until the head of a request has arrived, then 408; 0: no limit.", extra=LIMITS),
+        Seconds, flag("Longest time until the head of a request has arrived, then 408; 0: no limit.", "limits")
     ] = 60.0
     body_timeout: Annotated[
         Seconds,
-        Meta(
-            description="Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; 0: no limit.",
-            extra=LIMITS,
-        ),
+        flag("Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; 0: no limit.", "limits"),
     ] = 60.0
     max_connections: Annotated[
-        Positive, Meta(description="Connections open at once; further ones are answered 503 and closed.", extra=LIMITS)
+        Positive, flag("Connections open at once; further ones are answered 503 and closed.", "limits")
     ] = 8192
     api_key: Annotated[
-        str | None,
-        Meta(description="Key that requests must carry as 'Authorization: Bearer KEY'.", extra={**SECURITY, **NEVER_SHOWN}),
+        str | None, flag("Key that requests must carry as 'Authorization: Bearer KEY'.", "security", shown="never")
     ] = None
     api_key_file: Annotated[
         str | None,
-        Meta(
-            description="File of further keys: a line `NAME:KEY` for each, or `NAME roles=infer,search:KEY` for a key that "
+        flag(
+            "File of further keys: a line `NAME:KEY` for each, or `NAME roles=infer,search:KEY` for a key that "
             "may do only that; read again on SIGHUP. Names are counted and logged.",
-            extra=SECURITY,
+            "security",
         ),
     ] = None
     certfile: Annotated[
-        str | None,
-        Meta(description="PEM file of the server's certificate and its chain: HTTP and gRPC over TLS.", extra=SECURITY),
+        str | None, flag("PEM file of the server's certificate and its chain: HTTP and gRPC over TLS.", "security")
     ] = None
-    keyfile: Annotated[
-        str | None, Meta(description="PEM file of the certificate's private key, without a password.", extra=SECURITY)
-    ] = None
+    keyfile: Annotated[str | None, flag("PEM file of the certificate's private key, without a password.", "security")] = None
     cors_allow_origin: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Origin whose pages may call; repeatable [default: any; without a key no other origin may write].",
-            extra=SECURITY,
-        ),
+        flag("Origin whose pages may call; repeatable [default: any; without a key no other origin may write].", "security"),
     ] = ()
-    json_output: Annotated[bool, Meta(description="Log as JSON, one object a line.", extra=OBSERVABILITY)] = False
+    json_output: Annotated[bool, flag("Log as JSON, one object a line.", "observability")] = False
     log_format: Annotated[
         Literal["text", "json"],
-        Meta(
-            description="Lines of the log: text, or JSON objects, which at start have their `facts` for programs. "
+        flag(
+            "Lines of the log: text, or JSON objects, which at start have their `facts` for programs. "
             "--json-output is TEI's word for json, with all settings in the first line.",
-            extra=OBSERVABILITY,
+            "observability",
         ),
     ] = "text"
-    disable_spans: Annotated[bool, Meta(description="Leave spans out of JSON logs.", extra=OBSERVABILITY)] = False
+    disable_spans: Annotated[bool, flag("Leave spans out of JSON logs.", "observability")] = False
     log_level: Annotated[
         str,
-        Meta(
-            description="Least severe log lines to print: error, warn, info, debug or off; for a part of the program "
+        flag(
+            "Least severe log lines to print: error, warn, info, debug or off; for a part of the program "
             "'warn,hybridtei.inference.engine=debug', as in tracing filters. An unreadable value means info.",
-            extra=OBSERVABILITY,
+            "observability",
         ),
     ] = "info"
     prometheus_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
-        Meta(
-            description="Port for /metrics alone; the main port serves it too [default: none; TEI's 9000 is not opened].",
-            extra=OBSERVABILITY,
+        flag(
+            "Port for /metrics alone; the main port serves it too [default: none; TEI's 9000 is not opened].", "observability"
         ),
     ] = None
     otlp_endpoint: Annotated[
-        str | None,
-        Meta(description="OTLP collector that receives traces over gRPC, such as http://localhost:4317.", extra=OBSERVABILITY),
+        str | None, flag("OTLP collector that receives traces over gRPC, such as http://localhost:4317.", "observability")
     ] = None
-    otlp_service_name: Annotated[str, Meta(description="`service.name` of traces.", extra=OBSERVABILITY)] = (
-        "text-embeddings-inference.server"
-    )
+    otlp_service_name: Annotated[str, flag("`service.name` of traces.", "observability")] = "text-embeddings-inference.server"
 
 
 class StoreConfig(Struct, frozen=True, kw_only=True):
     """The vector store: a Qdrant server, a folder of the embedded engine, or none."""
 
-    qdrant_url: Annotated[str | None, Meta(description="Qdrant server, or a cluster's nodes: http://a:6334,http://b:6334.")] = (
-        None
-    )
-    qdrant_path: Annotated[str | None, Meta(description="Folder of the embedded Qdrant engine.")] = None
-    qdrant_api_key: Annotated[str | None, Meta(description="Key for the Qdrant server.", extra=NEVER_SHOWN)] = None
+    qdrant_url: Annotated[str | None, flag("Qdrant server, or a cluster's nodes: http://a:6334,http://b:6334.")] = None
+    qdrant_path: Annotated[str | None, flag("Folder of the embedded Qdrant engine.")] = None
+    qdrant_api_key: Annotated[str | None, flag("Key for the Qdrant server.", shown="never")] = None
     qdrant_rest_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
-        Meta(
-            description="REST port of servers given as grpc://host:port, to ask for the number of nodes [default: 6333 for "
+        flag(
+            "REST port of servers given as grpc://host:port, to ask for the number of nodes [default: 6333 for "
             "port 6334, else none]."
         ),
     ] = None
-    qdrant_timeout: Annotated[float, Meta(gt=0, le=3600, description="Longest time of one call to Qdrant.")] = 30.0
+    qdrant_timeout: Annotated[float, flag("Longest time of one call to Qdrant.", gt=0, le=3600)] = 30.0
     qdrant_patience: Annotated[
-        Seconds,
-        Meta(description="How long `ingest` and other commands repeat a call while Qdrant is away; /search does not."),
+        Seconds, flag("How long `ingest` and other commands repeat a call while Qdrant is away; /search does not.")
     ] = 60.0
 
 
