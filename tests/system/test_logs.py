@@ -97,7 +97,7 @@ def test_levels_as_tei_takes_them(root, monkeypatch, level, threshold):
         ("warn,text_embeddings_router=debug", {"hybridtei": logging.DEBUG}),
         ("text_embeddings_core::infer=error,hyper=off", {"hybridtei.inference.engine.infer": logging.ERROR, "hyper": logs.OFF}),
         ("info,hybridtei.inference.engine", {"hybridtei.inference.engine": logging.DEBUG}),
-        ("info,hybridtei::engine[span{a=1}]=warn", {"hybridtei.inference.engine": logging.WARNING}),
+        ("info,hybridtei::inference::engine[span{a=1}]=warn", {"hybridtei.inference.engine": logging.WARNING}),
     ],
 )
 def test_filters_name_parts(text, targets):
