@@ -26,7 +26,7 @@ from hybridtei.retrieval.ingest.ledger import IDS_AT_ONCE, Ledger
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, PendingDocument, Preparation
 from hybridtei.retrieval.ingest.records import excerpt
 from hybridtei.retrieval.store.base import CollectionSchema
-from hybridtei.retrieval.store.failures import retry_unavailable
+from hybridtei.retrieval.store.nodes import retry_unavailable
 from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
 
 RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is at fault and not the texts

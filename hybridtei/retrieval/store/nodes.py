@@ -1,31 +1,39 @@
-"""Nodes of one cluster: calls go to the first that answers, and to the next of them where it does not.
+"""A Qdrant server, or the nodes of a cluster: their addresses, their failures in our own errors, and which of them is asked.
 
-A node that refuses a connection, or says that it or what is behind it is unavailable (502 to 504), is left at once; one that
-hangs after `CHECK_AFTER_S` and `CHECK_S` together, which is less than a second. Any other error is an answer, of one collection
-perhaps, and another node would give the same. All calls leave a node together. While another node than the first is asked, the
-first is checked each `RETURN_S`, and is asked again once it answers.
+A call goes to the first node that is there, and on to the next where it fails to answer. A node that refuses a connection, or
+says that it or what is behind it is unavailable (502 to 504), is left at once; one that hangs after `check_after_s` and
+`check_s` together. Before a node is left, a cheap call has to fail too: else only a collection's nodes are away. A node that
+was left is checked each `RETURN_S`, and asked again once it answers; while none is there, calls fail at once. Any other error
+is an answer, and another node would give the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import random
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import grpc
+import httpx
 from qdrant_client import AsyncQdrantClient
+from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from hybridtei.config import StoreConfig
-from hybridtei.errors import StoreAway, StoreError
-from hybridtei.retrieval.store.failures import CLIENT_ERRORS, answered, check_answers, store_error
+from hybridtei.errors import HybridTeiError, StoreAway, StoreError, StoreUnavailable
+from hybridtei.retrieval.store.embedded_client import started
+from hybridtei.system.retries import Retries, retry_after_s
 
 T = TypeVar("T")
-CHECK_AFTER_S, CHECK_S = 0.5, 0.4
+logger = logging.getLogger(__name__)
 RETURN_S = 1.0
 REST_PORT, GRPC_PORT = 6333, 6334
 # By default a channel waits up to two minutes before it connects again, and half a minute before it resolves the name again.
@@ -35,8 +43,110 @@ CHANNEL = {
     "grpc.max_reconnect_backoff_ms": 2000,
     "grpc.dns_min_time_between_resolutions_ms": 1000,
 }
-logger = logging.getLogger(__name__)
-Check = Callable[[AsyncQdrantClient], Awaitable[object]]
+
+
+async def retry_unavailable(
+    attempt: Callable[[], Awaitable[T]],
+    patience_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    jitter: Callable[[], float] = random.random,
+) -> T:
+    """The attempt's result, retried after StoreUnavailable until `patience_s` have passed since the first try.
+
+    Pauses are those of `Retries`. Raises the last StoreUnavailable with the number of tries; other errors as they come.
+    """
+    retries = Retries(patience_s, clock=clock, jitter=jitter)
+    while True:
+        try:
+            return await attempt()
+        except StoreUnavailable as error:
+            if error.is_counted:  # by the store itself, whose patience is the user's
+                raise
+            pause_s = retries.pause_s(error.retry_after_s)
+            if pause_s is None:
+                count = "once" if retries.tries == 1 else f"{retries.tries} times"
+                message = f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} s)"
+                raise StoreUnavailable(message, error.retry_after_s, is_counted=True) from error
+        await sleep(pause_s)
+
+
+CODE = grpc.StatusCode
+CLIENT_ERRORS = (
+    *(UnexpectedResponse, ResponseHandlingException, QdrantException, grpc.RpcError, httpx.HTTPError, TimeoutError, OSError),
+    *(ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, AssertionError),
+)
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
+AWAY = frozenset({502, 503, 504})  # the server is not there, as its proxy or it itself says
+ADVICE = {
+    400: "it does not take the request",
+    401: "it wants a key: set `qdrant_api_key`",
+    403: "it does not let this key do that, or a limit of its strict mode is exceeded",
+    404: "it has no such collection",
+    408: "it took too long: raise `qdrant_timeout`, or give it more to work with",
+    409: "there is one of that name",
+    413: "the request is larger than it takes: raise its `max_request_size_mb`",
+    429: "it asks to slow down: send less at once, or raise its rate limits",
+    500: "it failed inside, and its log says why: a full disk, or nodes of its cluster that are away",
+    507: "its disk or memory is full: free some, or add a node",
+}
+STATUSES = {  # of HTTP, by the codes of gRPC that mean the same
+    CODE.INVALID_ARGUMENT: 400,
+    CODE.UNAUTHENTICATED: 401,
+    CODE.PERMISSION_DENIED: 403,
+    CODE.NOT_FOUND: 404,
+    CODE.DEADLINE_EXCEEDED: 408,
+    CODE.ALREADY_EXISTS: 409,
+    CODE.RESOURCE_EXHAUSTED: 429,
+    CODE.INTERNAL: 500,
+    CODE.ABORTED: 425,
+    CODE.UNAVAILABLE: 503,
+}
+DOWN = "it does not answer: is it running, and is the address right?"
+
+
+def store_error(error: BaseException, url: str) -> HybridTeiError:
+    """The HybridTeiError for an error of the client; a HybridTeiError is returned as it is."""
+    if isinstance(error, HybridTeiError):
+        return error
+    where = f"Qdrant at {url}"
+    if isinstance(error, ResourceExhaustedResponse):
+        return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}", float(max(error.retry_after_s, 0)))
+    if isinstance(error, UnexpectedResponse):
+        detail = error.content.decode(errors="replace") if error.content else error.reason_phrase
+        return _of_status(where, error.status_code or 0, f"HTTP {error.status_code or 0}: {detail[:500]}", error.headers)
+    if isinstance(error, grpc.RpcError):
+        code = error.code() if hasattr(error, "code") else None
+        detail = error.details() if hasattr(error, "details") else str(error)
+        advice = DOWN if code == CODE.UNAVAILABLE else None
+        words = f"gRPC {code.name if code else 'error'}: {str(detail)[:500]}"
+        return _of_status(where, STATUSES.get(code, 0), words, advice=advice)
+    return _of_transport(error, where)
+
+
+def _of_transport(error: BaseException, where: str) -> StoreError:
+    """The error for no answer, or an unreadable one; qdrant-client keeps the cause in `source`."""
+    source = error.source if isinstance(error, ResponseHandlingException) else error
+    if isinstance(source, httpx.TimeoutException | TimeoutError) and not isinstance(source, httpx.ConnectTimeout):
+        return StoreUnavailable(f"{where}: {ADVICE[408]}")
+    if isinstance(source, httpx.TransportError | OSError):
+        return StoreAway(f"{where}: {DOWN} ({type(source).__name__}: {source})")
+    if isinstance(error, QdrantException):  # a Retry-After that is no number
+        return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}")
+    if isinstance(error, ResponseHandlingException):
+        return StoreError(f"{where}: its answer is not Qdrant's; another service, or a version too far apart? ({source})")
+    return StoreError(f"{where}: {type(source).__name__}: {source}")
+
+
+def _of_status(where: str, status: int, words: str, headers: Any = None, *, advice: str | None = None) -> StoreError:
+    message = f"{where}: {advice or ADVICE.get(status, 'it refused')} ({words})"
+    asked_s = retry_after_s(headers)
+    if status in AWAY and asked_s is None:  # a node that asks to wait speaks for the cluster
+        return StoreAway(message)
+    if status in TRANSIENT:
+        return StoreUnavailable(message, asked_s)
+    return StoreError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,92 +216,102 @@ def client_of(url: str, address: Address, config: StoreConfig) -> AsyncQdrantCli
     return client
 
 
+Attempt = Callable[[AsyncQdrantClient], Awaitable[T]]
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A node. `away`: why it is not asked, or None."""
+
+    url: str
+    client: AsyncQdrantClient
+    away: StoreAway | None = None
+    checking: asyncio.Task[None] | None = None
+    returning: asyncio.Task[None] | None = None
+
+
 class Nodes:
-    """(address, client) of each node, the preferred first; used from one event loop. `check`: a cheap call to one."""
+    """The client of each node by its address, the preferred first; used from one event loop. `check`: a cheap call to one.
+
+    `check_after_s`: how long a call waits before its node is checked, which takes `check_s` at most; None: no node is left.
+    """
 
     def __init__(
         self,
-        nodes: Sequence[tuple[str, AsyncQdrantClient]],
-        check: Check,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        check_after_s: float = CHECK_AFTER_S,
-        check_s: float = CHECK_S,
+        clients: Mapping[str, AsyncQdrantClient],
+        check: Attempt[object],
+        check_after_s: float | None,
+        check_s: float = 0.0,
     ) -> None:
-        self._nodes, self._check, self._clock = nodes, check, clock
-        self._check_after_s, self._check_s = check_after_s, check_s
-        self._at = 0
-        self._return_s = 0.0
-        self._returning: asyncio.Task[None] | None = None
+        self._nodes = [Node(url, client) for url, client in clients.items()]
+        self._check, self._check_after_s, self._check_s = check, check_after_s, check_s
 
-    @property
-    def client(self) -> AsyncQdrantClient:
-        """Of the node that is asked now."""
-        return self._nodes[self._at][1]
-
-    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The attempt's result, tried once at each node while they are unavailable; an attempt asks `client`.
-
-        Raises the last node's error.
-        """
-        self._look_for_first()
-        for left in range(len(self._nodes) - 1, -1, -1):
-            at = self._at
-            try:
-                return await self._answered(at, attempt)
-            except StoreAway:
-                if not left:
-                    raise
-            if at == self._at:  # no other call has left it meanwhile
-                self._at = (at + 1) % len(self._nodes)
-                self._return_s = self._clock() + RETURN_S
-        raise AssertionError
-
-    async def first_answer(
-        self, ask: Callable[[AsyncQdrantClient], Awaitable[T]], timeout_s: float, urls: Collection[str]
-    ) -> T:
-        """The answer of the first of these nodes that gives one; none is left for failing to. Raises the last's StoreError."""
-        failure: BaseException | None = None
-        for url, client in self._nodes:
-            if url not in urls:
+    async def call(self, attempt: Attempt[T], among: Collection[str] | None = None) -> T:
+        """The attempt's result, tried once at each node while they are away; `among`: only at these. Raises StoreError, of the
+        last node that was asked."""
+        failure: StoreAway | None = None
+        for node in self._nodes:
+            if among is not None and node.url not in among:
+                continue
+            if node.away is not None:
+                failure = failure or StoreAway(str(node.away))
                 continue
             try:
-                async with asyncio.timeout(timeout_s):
-                    return await ask(client)
-            except CLIENT_ERRORS as error:
-                failure = store_error(error, url)
+                return await self._asked(node, attempt)
+            except StoreAway as error:
+                failure = error
         assert failure is not None
         raise failure
 
     async def close(self) -> None:
         """Closes every client."""
-        if self._returning is not None:
-            self._returning.cancel()
-        for _, client in self._nodes:
-            await client.close()
+        for node in self._nodes:
+            for task in (node.checking, node.returning):
+                if task is not None:
+                    task.cancel()
+            await node.client.close()
 
-    async def _answered(self, at: int, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The attempt's result. Raises StoreAway where the node hangs, while there are others."""
-        url, client = self._nodes[at]
-
-        async def checked() -> None:
-            await check_answers(lambda: self._check(client), url, self._check_after_s, self._check_s)
-
+    async def _asked(self, node: Node, attempt: Attempt[T]) -> T:
+        running = asyncio.ensure_future(attempt(node.client))
         try:
-            return await answered(attempt, checked, self._check_after_s if len(self._nodes) > 1 else None)
+            while not (await asyncio.wait([running], timeout=self._check_after_s))[0]:
+                await self._checked(node)
+            return running.result()
         except CLIENT_ERRORS as error:
-            raise store_error(error, url) from error
+            failure = store_error(error, node.url)
+            if isinstance(failure, StoreAway) and self._check_after_s is not None:
+                with contextlib.suppress(StoreAway):
+                    await self._checked(node)
+            raise failure from error
+        finally:
+            running.cancel()
 
-    def _look_for_first(self) -> None:
-        """Starts a check of the first node, where another is asked and it is time."""
-        if self._at and self._clock() >= self._return_s and (self._returning is None or self._returning.done()):
-            self._return_s = self._clock() + RETURN_S
-            self._returning = asyncio.create_task(self._return())
+    async def _checked(self, node: Node) -> None:
+        """Shares one check of a node among all calls. Raises StoreAway where it does not answer."""
+        if node.checking is None or node.checking.done():
+            node.checking = started(self._answers(node))
+        await asyncio.shield(node.checking)
 
-    async def _return(self) -> None:
+    async def _answers(self, node: Node) -> None:
+        """Raises StoreAway, and leaves the node, unless it answers, be it with an error."""
+        failure: HybridTeiError | None = None
         try:
             async with asyncio.timeout(self._check_s):
-                await self._check(self._nodes[0][1])
-        except CLIENT_ERRORS:
-            return
-        self._at = 0
+                await self._check(node.client)
+        except TimeoutError:
+            waited_s = (self._check_after_s or 0.0) + self._check_s
+            failure = StoreAway(f"Qdrant at {node.url}: has answered nothing for {waited_s:g} s: is it running, or overloaded?")
+        except CLIENT_ERRORS as error:
+            failure = store_error(error, node.url)
+        node.away = failure if isinstance(failure, StoreAway) else None
+        if node.away is not None:
+            if node.returning is None or node.returning.done():
+                node.returning = started(self._return(node))
+            raise node.away
+
+    async def _return(self, node: Node) -> None:
+        """Checks a node that was left until it answers."""
+        while node.away is not None:
+            await asyncio.sleep(RETURN_S)
+            with contextlib.suppress(StoreAway):
+                await self._checked(node)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,8 +24,16 @@ from hybridtei.config import StoreConfig
 from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, Stored, selector
 from hybridtei.retrieval.store.collection import check_fits, check_names, create_arguments, schema_of
-from hybridtei.retrieval.store.failures import CLIENT_ERRORS, Availability, retry_unavailable, store_error
-from hybridtei.retrieval.store.nodes import Nodes, address_of, client_of, urls_of
+from hybridtei.retrieval.store.nodes import (
+    CLIENT_ERRORS,
+    Attempt,
+    Nodes,
+    address_of,
+    client_of,
+    retry_unavailable,
+    store_error,
+    urls_of,
+)
 from hybridtei.retrieval.store.points import as_lists, batches, check_ids, check_points
 from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system.frames import nested
@@ -37,6 +46,9 @@ OF_WORDS = models.TextIndexParams(
     type=models.TextIndexType.TEXT, tokenizer=models.TokenizerType.WORD, lowercase=True, phrase_matching=True, on_disk=True
 )
 PEERS_S = 5.0  # another port, which a firewall may drop
+# After how long a call its node is checked, and how long that may take. A store that is not patient then fails within two
+# seconds; where there is another node to ask, within one.
+CHECKS_S, CHECKS_OF_A_CLUSTER_S = (1.0, 0.8), (0.5, 0.4)
 
 
 class ServerStore:
@@ -57,36 +69,31 @@ class ServerStore:
         if len(protocols) > 1:
             raise StoreError(f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of REST")
         self._grpc = protocols.pop()
-        self._nodes = Nodes([(url, client_of(url, address, config)) for url, address in addresses.items()], _check)
+        clients = {url: client_of(url, address, config) for url, address in addresses.items()}
+        checks_s = CHECKS_OF_A_CLUSTER_S if len(clients) > 1 else (None, 0.0) if patient else CHECKS_S
+        self._nodes = Nodes(clients, lambda client: client.collection_exists("-"), *checks_s)
+        self._is_patient = patient
         self._schemas: dict[str, CollectionSchema] = {}
-        self._availability = None if patient else Availability(lambda: self._once(lambda: _check(self._client)), self._url)
 
-    @property
-    def _client(self) -> AsyncQdrantClient:
-        """Of the node that is asked now; a call reads it at each try."""
-        return self._nodes.client
+    async def _call(self, call: Attempt[T]) -> T:
+        async def once() -> T:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._nodes.call(call)
+            except CLIENT_ERRORS as error:
+                raise store_error(error, self._url) from error
 
-    async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._nodes.call(call)
-        except CLIENT_ERRORS as error:
-            raise store_error(error, self._url) from error
-
-    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
-        if self._availability is not None:
-            return await self._availability.call(lambda: self._once(call))
-        return await retry_unavailable(lambda: self._once(call), self._patience_s)
+        return await (retry_unavailable(once, self._patience_s) if self._is_patient else once())
 
     async def collections(self) -> list[str]:
-        response = await self._call(lambda: self._client.get_collections())  # noqa: PLW0108 - reads the client at each try
+        response = await self._call(AsyncQdrantClient.get_collections)
         return sorted(collection.name for collection in response.collections)
 
     async def describe(self, name: str) -> CollectionSchema | None:
-        if not await self._call(lambda: self._client.collection_exists(name)):
+        if not await self._call(lambda client: client.collection_exists(name)):
             self._schemas.pop(name, None)
             return None
-        schema = schema_of(await self._call(lambda: self._client.get_collection(name)))
+        schema = schema_of(await self._call(lambda client: client.get_collection(name)))
         self._schemas[name] = schema
         return schema
 
@@ -94,10 +101,10 @@ class ServerStore:
         check_names(name, schema)
         tries = 0
 
-        async def attempt() -> None:
+        async def attempt(client: AsyncQdrantClient) -> None:
             nonlocal tries
             tries += 1
-            await self._client.create_collection(name, timeout=self._whole_timeout, **create_arguments(schema))
+            await client.create_collection(name, timeout=self._whole_timeout, **create_arguments(schema))
 
         try:
             await self._call(attempt)
@@ -107,7 +114,8 @@ class ServerStore:
                 raise
         self._schemas[name] = schema
         for key in TEXTS:
-            await self._call(lambda key=key: self._client.create_payload_index(name, key, OF_WORDS, wait=False))  # type: ignore[misc]
+            index = partial(AsyncQdrantClient.create_payload_index, collection_name=name, field_name=key, field_schema=OF_WORDS)
+            await self._call(partial(index, wait=False))
 
     async def _exists(self, name: str, schema: CollectionSchema) -> bool:
         existing = await self.describe(name)
@@ -121,14 +129,14 @@ class ServerStore:
 
     async def drop(self, name: str) -> None:
         self._schemas.pop(name, None)
-        await self._call(lambda: self._client.delete_collection(name, timeout=self._whole_timeout))
+        await self._call(lambda client: client.delete_collection(name, timeout=self._whole_timeout))
 
     async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
         self._schemas.pop(name, None)
-        await self._call(lambda: self._client.update_collection(name, metadata=dict(metadata), timeout=self._whole_timeout))
+        await self._call(lambda client: client.update_collection(name, metadata=dict(metadata), timeout=self._whole_timeout))
 
     async def aliases(self) -> dict[str, str]:
-        response = await self._call(lambda: self._client.get_aliases())  # noqa: PLW0108 - reads the client at each try
+        response = await self._call(AsyncQdrantClient.get_aliases)
         return {alias.alias_name: alias.collection_name for alias in response.aliases}
 
     async def alias(self, name: str, collection: str) -> None:
@@ -139,7 +147,7 @@ class ServerStore:
             models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=name)),
             models.CreateAliasOperation(create_alias=models.CreateAlias(alias_name=name, collection_name=collection)),
         ]
-        await self._call(lambda: self._client.update_collection_aliases(operations, timeout=self._whole_timeout))
+        await self._call(lambda client: client.update_collection_aliases(operations, timeout=self._whole_timeout))
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
         schema = self._schemas.get(name) or await self.describe(name)
@@ -157,23 +165,23 @@ class ServerStore:
         if self._grpc:
             message = await asyncio.to_thread(grpc_upsert, name, batch)
 
-            async def attempt() -> bool:
-                return is_applied(await self._client.grpc_points.Upsert(message, timeout=self._timeout_s))
+            async def attempt(client: AsyncQdrantClient) -> bool:
+                return is_applied(await client.grpc_points.Upsert(message, timeout=self._timeout_s))
         else:
             listed = await asyncio.to_thread(lambda: [as_lists(point) for point in batch])
 
-            async def attempt() -> bool:
-                result = await self._client.upsert(name, listed, wait=True)
+            async def attempt(client: AsyncQdrantClient) -> bool:
+                result = await client.upsert(name, listed, wait=True)
                 return result.status == models.UpdateStatus.COMPLETED
 
-        async def applied() -> None:
-            if not await attempt():
+        async def applied(client: AsyncQdrantClient) -> None:
+            if not await attempt(client):
                 raise TimeoutError  # acknowledged, and not applied in time
 
         await self._call(applied)
 
     async def query(self, name: str, query: Query) -> list[Stored]:
-        response = await self._call(lambda: self._client.query_points(name, **query_arguments(query)))
+        response = await self._call(lambda client: client.query_points(name, **query_arguments(query)))
         return [Stored.of(point) for point in response.points]
 
     async def retrieve(
@@ -186,7 +194,7 @@ class ServerStore:
     ) -> list[Stored]:
         check_ids(ids)
         payload, vectors = selector(with_payload), selector(with_vectors)
-        found = await self._call(lambda: self._client.retrieve(name, list(ids), with_payload=payload, with_vectors=vectors))
+        found = await self._call(lambda client: client.retrieve(name, list(ids), with_payload=payload, with_vectors=vectors))
         return [Stored.of(point) for point in found]
 
     async def scroll(
@@ -201,38 +209,42 @@ class ServerStore:
     ) -> tuple[list[Stored], PointId | None]:
         page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": served_filter(scroll_filter)}
         page |= {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
-        answer: Any = await self._call(lambda: self._client.scroll(name, **page))
+        answer: Any = await self._call(lambda client: client.scroll(name, **page))
         records, following = answer
         return [Stored.of(record) for record in records], following
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
-        response = await self._call(lambda: self._client.count(name, count_filter=served_filter(count_filter), exact=True))
+        response = await self._call(lambda client: client.count(name, count_filter=served_filter(count_filter), exact=True))
         return response.count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
         check_ids(ids)
         selector = models.PointIdsList(points=list(ids))
-        await self._call(lambda: self._client.delete(name, selector, wait=True))
+        await self._call(lambda client: client.delete(name, selector, wait=True))
 
     async def optimize(self, name: str) -> None:
         """Nothing: a server optimizes by itself."""
 
     async def info(self, name: str) -> models.CollectionInfo:
         """What the server says of a collection: its status, its configuration."""
-        return await self._call(lambda: self._client.get_collection(name))
+        return await self._call(lambda client: client.get_collection(name))
 
     async def set_indexing_threshold(self, name: str, threshold_kb: int) -> None:
         """Vectors of segments above this size are indexed; 0: none."""
         diff = models.OptimizersConfigDiff(indexing_threshold=threshold_kb)
         timeout_s = self._whole_timeout
-        await self._call(lambda: self._client.update_collection(name, optimizers_config=diff, timeout=timeout_s))
+        await self._call(lambda client: client.update_collection(name, optimizers_config=diff, timeout=timeout_s))
 
     async def peers(self) -> int:
         """The number of nodes of the cluster, which only REST says; 1 of a server alone. Raises StoreError."""
         if not self._with_rest:
             raise StoreError(f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as `qdrant_rest_port`")
-        timeout_s = min(PEERS_S, self._timeout_s)
-        status = await self._nodes.first_answer(lambda client: client.cluster_status(), timeout_s, self._with_rest)
+
+        async def ask(client: AsyncQdrantClient) -> Any:
+            async with asyncio.timeout(min(PEERS_S, self._timeout_s)):
+                return await client.cluster_status()
+
+        status = await self._nodes.call(ask, among=self._with_rest)
         return len(getattr(status, "peers", ())) or 1
 
     async def close(self) -> None:
@@ -241,10 +253,6 @@ class ServerStore:
     @property
     def _whole_timeout(self) -> int:
         return math.ceil(self._timeout_s)
-
-
-async def _check(client: AsyncQdrantClient) -> object:
-    return await client.collection_exists("-")
 
 
 def query_arguments(query: Query) -> dict[str, Any]:

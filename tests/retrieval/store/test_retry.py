@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.errors import StoreError, StoreUnavailable
-from hybridtei.retrieval.store.failures import retry_unavailable
+from hybridtei.retrieval.store.nodes import retry_unavailable
 from hybridtei.system.retries import LONGEST_PAUSE_S
 
 
