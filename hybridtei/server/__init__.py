@@ -1,1 +1,1 @@
-"""HTTP and nothing but."""
+"""The HTTP server and the gRPC server."""

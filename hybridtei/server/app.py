@@ -1,4 +1,4 @@
-"""The Litestar application: its controllers, what they share, and the life of models, store and gRPC server."""
+"""The Litestar application: its controllers, their shared state, and the start and stop of models, store and gRPC server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ ALL: tuple[type[Controller], ...] = (  # served without that flag
 def context_for(service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry) -> Context:
     """The context of a model. Raises LoadError for unreadable quantization ranges."""
     if model.quantization_ranges is not None:
-        ranges_in(model.quantization_ranges)  # an unreadable file is an error now, before the server listens
+        ranges_in(model.quantization_ranges)  # so an unreadable file stops the server before it listens
     metrics = RequestMetrics(registry, service.reader.max_input_length)
     return Context(service, server, model, registry, metrics)
 
@@ -88,8 +88,8 @@ def create_fleet_app(
     on_stop: Sequence[Callable[[], Awaitable[None]]] = (),
     schemas: CollectionSchemas | None = None,
 ) -> Litestar:
-    """An ASGI application over several models, which it starts and stops; then it runs `on_stop`. `schemas`: of a vector
-    store, which it closes at the end. Raises LoadError."""
+    """Make the ASGI application. It starts and stops the models; after they stop it runs `on_stop` and closes the store of
+    `schemas`. Raises LoadError."""
     certificate = certificate_of(server)
     recorder = None if server.otlp_endpoint is None else Recorder(server.otlp_endpoint, server.otlp_service_name)
     keys, limits = Keyring.of(server, models.registry), ConnectionLimits(server, models.registry)
@@ -107,7 +107,7 @@ def create_fleet_app(
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
-    permits = models.default.service.config.max_concurrent_requests  # for requests to the store, as many as for a model
+    permits = models.default.service.config.max_concurrent_requests  # requests to the store get the same number
     shared = {
         **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "schemas": schemas},
         **{"keyring": keys, "certificate": certificate, "limits": limits},
@@ -131,7 +131,7 @@ def create_fleet_app(
 
 
 def framework(*, only_tei_routes: bool = False, **hooks: Any) -> Litestar:
-    """The Litestar application with its routes, before it has models. `hooks`: further arguments of `Litestar`."""
+    """Make the Litestar application with its routes, before it has models. `hooks`: further arguments of `Litestar`."""
     return Litestar(
         [*OF_TEI, rerank.TeiRerankController] if only_tei_routes else [*ALL],
         dependencies={"model": Provide(served_model), "models": Provide(all_models), "store": Provide(vector_store)},
@@ -143,13 +143,13 @@ def framework(*, only_tei_routes: bool = False, **hooks: Any) -> Litestar:
 
 
 def endpoints_of(app: Litestar) -> dict[str, Endpoint]:
-    """Path -> what a POST to it needs."""
+    """Path -> the `Endpoint` of a POST to it."""
     handlers: Any = ((route.path_format, handler) for route in app.routes for handler in getattr(route, "route_handlers", ()))
     return {path: handler.opt[ENDPOINT] for path, handler in sorted(handlers, key=str) if "POST" in handler.http_methods}
 
 
 def rpc_server_class() -> type[RpcServer]:
-    """Import the gRPC server. Raises LoadError where the extra is not installed."""
+    """Import the gRPC server. Raises LoadError if the extra is not installed."""
     try:
         from hybridtei.server.grpc.server import RpcServer
     except ImportError as error:
@@ -162,14 +162,14 @@ PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-a
 
 
 class HttpMiddleware:
-    """Answers preflights, adds CORS headers, takes `/m/ALIAS` off a path, and answers 404 to doubled and trailing slashes.
+    """Answers preflights, adds CORS headers, removes `/m/ALIAS` from a path, and answers 404 to doubled and trailing slashes.
 
-    Each route is also served below `/m/ALIAS`, except those that manage the process: these belong to no model, and a proxy may
-    guard them by their one path. With `only_tei_routes` none is.
+    Each model route is also served below `/m/ALIAS`. Routes that manage the process are not: they belong to no model, and a
+    proxy can guard them by their single path. With `only_tei_routes` there is no `/m/ALIAS`.
     """
 
     def __init__(self, app: Litestar, server: ServerConfig) -> None:
-        """`app`: it has its own handler yet."""
+        """`app`: still has Litestar's own ASGI handler."""
         self._app = app.asgi_handler
         self._origins = Origins(server.cors_allow_origin)
         self._below_aliases = not server.only_tei_routes
@@ -188,7 +188,7 @@ class HttpMiddleware:
             return
         misplaced = alias is not None and path in self._of_process
         if misplaced or "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
-            await _bare(404, headers, send)  # the framework would strip slashes, TEI does not
+            await _bare(404, headers, send)  # Litestar would strip slashes; TEI does not
             return
         if alias is not None:
             scope = {**scope, "path": path, "raw_path": path.encode(), ALIAS: alias}

@@ -1,4 +1,4 @@
-"""What handlers share: a model's engine, settings and counters, and the one way of a task through the engine."""
+"""The context that handlers get: a model's engine, settings and counters. Every task enters the engine through it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from hybridtei.system.metrics import Histogram, Registry, duration_buckets, powe
 from hybridtei.system.tracing import CURRENT
 
 CHUNK_DOCUMENTS = 64
-NUMBERS_A_RANK = 40  # as which a ranked item counts that is built and written
-MAX_INSTRUCTION_CHARACTERS = 8_000_000  # of an instruction, once for each document
+NUMBERS_A_RANK = 40  # the cost of building and writing one ranked item, in numbers
+MAX_INSTRUCTION_CHARACTERS = 8_000_000  # length of the instruction times the number of documents
 OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the event loop
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ Write = Callable[[T, Usage], Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, as `writers.to_json` takes it; its usage, for timing headers; about how many numbers it holds; and headers."""
+    """An answer for `writers.to_json`, its usage for timing headers, the approximate count of its numbers, and headers."""
 
     answer: Any
     usage: Usage | None = None
@@ -58,7 +58,7 @@ class Context:
 
     @property
     def served_name(self) -> str:
-        if isinstance(self.model, NamedModel):  # one of several: a single name would be all of theirs
+        if isinstance(self.model, NamedModel):  # `served_model_name` would name all models of the process
             return self.model.alias
         return self.server.served_model_name or self.model.model_id
 
@@ -78,7 +78,7 @@ class Context:
 
     @property
     def fingerprint_header(self) -> tuple[bytes, bytes] | None:
-        """`x-hybridtei-fingerprint`; None while the weights are read for it."""
+        """`x-hybridtei-fingerprint`; None until the weights have been read."""
         reading = self.fingerprint
         found = reading.result() if reading.done() else None
         identity = None if found is None else found["id"]
@@ -89,25 +89,25 @@ class Context:
         return self.service.config.auto_truncate if option is None else option
 
     def check_batch(self, inputs: int) -> None:
-        """Raises RequestRefused if a request holds too many inputs, and the server does not split requests."""
+        """Raises TooManyInputs if a request is above the limit and the server does not split requests."""
         limit = self.server.max_client_batch_size
         if inputs > limit and not self.server.split_large_batches:
             raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
 
     def splits(self, inputs: int) -> bool:
-        """Whether a request of so many inputs is above the limit, and is split."""
+        """True if a request of `inputs` inputs is above the limit and the server splits it."""
         return inputs > self.server.max_client_batch_size and self.server.split_large_batches
 
     def bounds(self, inputs: int, largest: int | None = None) -> Bounds:
-        """The bounds of a request of so many inputs: in chunks of `largest`; without it as a whole, or in chunks of
-        `--max-client-batch-size` where `--split-large-batches` lets it hold more."""
+        """The bounds of a request's chunks: `largest` inputs each. Without `largest` the request is one chunk, or chunks of
+        `--max-client-batch-size` if the server splits it."""
         most = self.server.max_client_batch_size
         if largest is None and not self.splits(inputs):
             return Bounds.whole(inputs)
         return Bounds.of(inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests)
 
     def counting_failures(self) -> CountedFailures:
-        """Count an error that is raised within. Of some routes TEI counts nothing else."""
+        """A context manager that counts an error raised inside it. On some routes TEI counts only errors."""
         return self.metrics.failures
 
     async def embed(
@@ -120,15 +120,15 @@ class Context:
         numbers: int = 0,
         field: str | None = None,
     ) -> Reply:
-        """Embed, and write the answer. Raises HybridTeiError; counts and times whatever happens.
+        """Embed, and write the answer. Counts and times success and failure. Raises HybridTeiError.
 
-        `refusal`: why this model cannot do it; raised in its turn, after the batch size and the permits. `numbers`: how many
-        will be written, where that is more than the answer holds. `field`: of the inputs, on routes that are not TEI's: its
-        errors name the input that is empty.
+        `refusal`: the error of a model that cannot do it, raised after the checks of batch size and permits. `numbers`: the
+        count of numbers to write, if larger than the answer's. `field`: the field of the inputs on routes other than TEI's;
+        the error of an empty input names it.
         """
         load = inputs.load
         if refusal is None and task.dimensions == 0:
-            refusal = InvalidDimensions("`dimensions` should be positive")  # TEI says so before it looks at the model
+            refusal = InvalidDimensions("`dimensions` should be positive")  # TEI checks this before it checks the model
         bounds = self.bounds(load.inputs)
         most = bounds.max_numbers
         if refusal is None and most is not None and numbers > most:
@@ -152,8 +152,9 @@ class Context:
     ) -> tuple[T, Usage]:
         """Run a task in the engine, and count it under `scope`. Raises HybridTeiError.
 
-        `bounds`: without them, those of its number of inputs. `refusal`: raised under the permits, in place of running.
-        `checks_size`: of batches, against the server's limit. `checks_model`: before the permits, as TEI does on some routes.
+        `bounds`: default: those of the number of inputs. `refusal`: raised instead of running, after permits were taken.
+        `checks_size`: check a batch against the server's limit. `checks_model`: check the model before taking permits, as
+        TEI does on some routes.
         """
         began_ns = perf_counter_ns()
         self.metrics.began(load.inputs, is_batch=load.is_batch, scope=scope)
@@ -176,7 +177,7 @@ class Context:
         return result.answer, usage
 
     async def look_up(self, queries: Sequence[Input], *, is_batch: bool) -> tuple[Embeddings, Usage]:
-        """Sparse vectors of queries by the table, without a permit. Raises Overloaded where many are looked up already."""
+        """Look up sparse vectors of queries in the table, without a permit. Raises Overloaded if too many lookups run."""
         task = Embed(queries, frozenset({Head.SPARSE}), query_encoder="table")
         load = Load(len(queries), sum(map(len, queries)), is_batch=is_batch)
         with self.service.beside.inside(1), self.service.admission.carrying(load.inputs):
@@ -188,19 +189,19 @@ class Context:
         return await self.run(task, load, bounds, scope="predict", checks_size=False)
 
     async def embed_in_chunks(self, task: Embed, load: Load) -> tuple[Embeddings, Usage]:
-        """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises what the first chunk that fails raises."""
+        """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises the error of the first failing chunk."""
         bounds = self.bounds(load.inputs, self.server.max_client_batch_size)
         return await self.run(task, load, bounds, checks_size=False)
 
     async def reply(self, write: Write[T], answer: T, usage: Usage, numbers: int) -> Reply:
-        """What `write` makes of an answer; made aside where there is much of it."""
+        """Write an answer by `write`: a large one in a thread."""
         if numbers > OFFLOAD_NUMBERS:
             return Reply(await asyncio.to_thread(write, answer, usage), usage, numbers)
         return Reply(write(answer, usage), usage, numbers)
 
 
 def check_instruction(instruction: str | None, documents: int) -> None:
-    """Refuse an instruction that is tokenised with too many documents. Raises InvalidInput."""
+    """Raises InvalidInput if the instruction, tokenised with every document, is too much work."""
     length = len(instruction or "")
     if length * documents > MAX_INSTRUCTION_CHARACTERS:
         raise InvalidInput(
@@ -210,7 +211,7 @@ def check_instruction(instruction: str | None, documents: int) -> None:
 
 
 def load_of_pairs(query: str, documents: Sequence[str]) -> Load:
-    """The load of ranking documents by one query, which counts once for each."""
+    """The load of ranking documents by one query. The query counts once for each document."""
     return Load(len(documents), len(query) * len(documents) + sum(map(len, documents)), is_batch=True)
 
 
@@ -230,13 +231,13 @@ def usage_of(usage: Usage) -> dict[str, int]:
 
 
 SECOND_NS, MILLISECOND_NS = 1e9, 1_000_000
-MAX_HISTOGRAM_LENGTH = 2**19  # of the bounds of its histogram
+MAX_HISTOGRAM_LENGTH = 2**19  # a bound of its histogram
 
 Scope = Literal["embed", "predict"]
 
 
 def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
-    """TEI's `x-compute-*` and timing headers; `gpu+optimized` is what it says on every device."""
+    """TEI's `x-compute-*` and timing headers. TEI reports `gpu+optimized` on every device."""
     elapsed = b"%d" % ((perf_counter_ns() - usage.began_ns) // MILLISECOND_NS)
     times = usage.timings
     return [
@@ -252,7 +253,7 @@ def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
 
 
 class CountedFailures:
-    """Counts an error that is raised within. Every request is within one, so it is no generator."""
+    """Counts an error that is raised inside it. A class, since every request enters one and a generator is slower."""
 
     __slots__ = ("_count",)
 
@@ -309,7 +310,7 @@ class RequestMetrics:
         self._failure.add(err="dropped")
 
     def refused(self) -> None:
-        """Count a request that was refused before its body was read, so that nobody knows of how many inputs."""
+        """Count a request that was refused before its body was read: its number of inputs is unknown."""
         self._begun[False]()
         self._overloaded()
 

@@ -6,8 +6,8 @@
             \"\"\"Dense vectors\"\"\"
             return Answer(embed(model, data))
 
-Litestar routes, injects and documents. This module replaces the parts of it that cost a short request too much: guards by one
-middleware, `admitted`; reading and decoding of bodies by `ApiRequest`; writing by `Answer`. CONTRIBUTING.md has the
+Litestar routes, injects and documents. This module replaces the parts that are too slow for short requests: one middleware,
+`admitted`, replaces guards, `ApiRequest` reads and decodes bodies, and `Answer` writes answers. CONTRIBUTING.md has the
 figures.
 """
 
@@ -64,11 +64,11 @@ def get(path: str | list[str], *, in_schema: bool = True, **needs: Any) -> Decor
 
 
 MODEL = "hybridtei.model"  # in a scope: the context that answers
-KEYLESS = "hybridtei.keyless"  # in a scope: a key is needed, and may come in the body
+KEYLESS = "hybridtei.keyless"  # in a scope: the key may come in the body
 
 
 class _Token(Struct):
-    """The API key of a body."""
+    """The API key in a body."""
 
     token: str | None = None
 
@@ -84,16 +84,15 @@ class ApiRequest(Request[Any, Any, Any]):
 
     @property
     def endpoint(self) -> Endpoint:
-        """What the route needs."""
         return self.route_handler.opt[ENDPOINT]  # type: ignore[no-any-return]
 
     @property
     def alias(self) -> str | None:
-        """The model that the path names, if it does."""
+        """The alias in the path, or None."""
         return self.scope.get(ALIAS)  # type: ignore[return-value]
 
     async def body(self) -> bytes:
-        """Return the bytes. Raises BodyError, ClientDisconnected, NoKey."""
+        """Raises BodyError, ClientDisconnected, NoKey."""
         if self._body is Empty:
             self._body = await self._read()
         return self._body
@@ -108,7 +107,7 @@ class ApiRequest(Request[Any, Any, Any]):
         return body
 
     async def _read_connected(self, receive: Receive) -> bytes:
-        """Read the body. A client that disconnects before its end is counted."""
+        """Read the body. Counts a client that disconnects before the end."""
         state = self.scope["app"].state
         try:
             limit, needs_type = state.server.payload_limit, self.endpoint.needs_content_type
@@ -121,7 +120,7 @@ class ApiRequest(Request[Any, Any, Any]):
         return body
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body as it comes, for a handler that takes no `data`. Raises BodyError, ClientDisconnected."""
+        """Yield the body in parts, for a handler without `data`. Raises BodyError, ClientDisconnected."""
         try:
             async for part in body_parts(self.scope, self.receive):
                 yield part
@@ -130,13 +129,13 @@ class ApiRequest(Request[Any, Any, Any]):
             raise
 
     async def json(self) -> Any:
-        """The body as the struct that the handler takes. Raises what `body` and `decode` raise."""
+        """Decode the body to the handler's struct. Raises the errors of `body` and `decode`."""
         self.decoded = decode(await self.body(), self.endpoint.by_field or self.route_handler.parsed_data_field.annotation)  # type: ignore[union-attr]
         return self.decoded
 
 
 async def served_model(request: ApiRequest) -> Context:
-    """The model that the path or the body names; else the first with the route's capability. Raises UnknownModel."""
+    """The model that the path or the body names, else the first one with the route's capability. Raises UnknownModel."""
     models: Models = request.scope["app"].state.models
     alias = request.alias
     name = None
@@ -148,7 +147,6 @@ async def served_model(request: ApiRequest) -> Context:
 
 
 async def all_models(request: ApiRequest) -> Models:
-    """Every model of the server."""
     return request.scope["app"].state.models  # type: ignore[no-any-return]
 
 
@@ -213,18 +211,18 @@ JSON, JSON_LINES = (b"content-type", b"application/json"), (b"content-type", b"a
 
 
 class Answer(Response[T], Generic[T]):
-    """A response of type `T` as JSON: of a reply, or of the work that makes one. It waits for room among the server's unsent
-    bytes."""
+    """A JSON response of type `T`, made from a reply or from the coroutine that returns one. It waits while too many bytes of
+    answers are unsent."""
 
     def __init__(self, work: Reply | Coroutine[Any, Any, Reply]) -> None:
         self._work = work
 
     def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
-        """Called by Litestar: what sends the answer."""
+        """Litestar calls this to get the function that sends the answer."""
         return self._respond
 
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        """200, with timing headers if a model ran. Raises what the work raises, AnswersUnsent, ClientDisconnected."""
+        """Send 200, with timing headers if a model ran. Raises the work's errors, AnswersUnsent, ClientDisconnected."""
         endpoint: Endpoint = scope["route_handler"].opt[ENDPOINT]
         work = self._work
         del self._work  # the reply's arrays are freed once they are encoded
@@ -255,18 +253,18 @@ class Answer(Response[T], Generic[T]):
 
 
 class Lines(Response[Any]):
-    """What a generator gives, as JSON lines. The first of it comes before the status, so that an error until then has its own;
-    after a later one the connection is closed."""
+    """A generator's lines as a JSON-lines response. The first line precedes the status, so an error before it gets its own
+    status; a later error closes the connection."""
 
     def __init__(self, lines: AsyncGenerator[bytes]) -> None:
         self._lines = lines
 
     def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
-        """Called by Litestar: what sends the answer."""
+        """Litestar calls this to get the function that sends the answer."""
         return self._respond
 
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        """Raises what the generator raises before its first lines. A client that leaves ends the generator."""
+        """Raises what the generator raises before its first lines. A disconnect of the client ends the generator."""
         disconnect: Disconnect = (scope.get("extensions") or {}).get(DISCONNECT) or Disconnect()
         async with aclosing(self._lines) as lines:
             first = await anext(lines)
@@ -285,22 +283,22 @@ class Lines(Response[Any]):
 
 
 async def _send_body(body: bytes, send: Any, *, ends: bool = True) -> None:
-    """A large body slice by slice: `send` waits until the system took the slice before, so that no second copy is kept."""
+    """Send a large body in slices: `send` waits until the system took the previous slice, so no second copy is kept."""
     rest: Any = body
     if len(body) > SLICE_BYTES:
         rest = memoryview(body)
         while len(rest) > SLICE_BYTES:
             await send({"type": "http.response.body", "body": rest[:SLICE_BYTES], "more_body": True})
-            await asyncio.sleep(0)  # a client that reads fast would keep all others waiting
+            await asyncio.sleep(0)  # otherwise a fast client makes all others wait
             rest = rest[SLICE_BYTES:]
     await send({"type": "http.response.body", "body": rest, "more_body": not ends})
 
 
 async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, and cancel it if the client disconnects first. Raises ClientDisconnected then.
+    """Run `work`, and cancel it if the client disconnects first. Raises ClientDisconnected.
 
-    ASGI servers report a disconnect in `receive` only, for which each request would need a task of its own; our protocol puts
-    it into the scope. Under another server the work goes on.
+    ASGI servers report a disconnect only in `receive`, so each request would need a second task. `BoundedHttpProtocol` puts
+    the disconnect into the scope instead. Under another server the work continues.
     """
     disconnect: Disconnect | None = (scope.get("extensions") or {}).get(DISCONNECT)
     if disconnect is None:

@@ -1,8 +1,8 @@
-"""The engine's process: it loads models and runs their passes for the HTTP process, which started it and whose end is its own.
+"""The engine's process: it loads models and runs passes for the HTTP process that started it, and ends when that one ends.
 
     python -m hybridtei.server.engine_child DESCRIPTOR
 
-DESCRIPTOR: of its end of the connection, which it inherits. `engine_process` says what goes over it.
+DESCRIPTOR: the inherited file descriptor of its end of the connection. `engine_process` describes the messages.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from hybridtei.server.start import Fleet, on_thread
 from hybridtei.system import logs, memory
 from hybridtei.system.metrics import Reading, Registry
 
-LOOK_SECONDS = 0.5  # between looks at the lanes; as often the metrics are sent
+LOOK_SECONDS = 0.5  # between checks of the lanes; metrics are sent at each check
 
 log = logging.getLogger(__name__)
 
 
 class EngineChild:
-    """Answers the calls that come over the connection, many at a time."""
+    """Answers calls from the connection concurrently."""
 
     def __init__(self, connection: Connection, config: EngineConfig) -> None:
         self._connection = connection
@@ -47,7 +47,7 @@ class EngineChild:
         self._answers: list[Any] = []
 
     async def serve(self, calls: list[Any]) -> None:
-        """Answer these calls and all that come; end the process with the lanes, or once the connection is closed."""
+        """Answer `calls` and all later ones. End the process when the lanes die or the connection closes."""
         asyncio.get_running_loop().add_reader(self._connection.fileno(), self._read)
         self._begin(calls)
         while self._fleet.dead is None:
@@ -63,16 +63,15 @@ class EngineChild:
         engine = engine_of(one, self._config, loaded.budget_tokens, registry, self._fleet.device(one.lanes))
         await engine.start()
         self._engines[number] = engine, registry
-        spec = replace(one.spec, max_input_length=loaded.model.reader.max_input_length)  # so that no reader warns again
+        spec = replace(one.spec, max_input_length=loaded.model.reader.max_input_length)  # the HTTP process has warned already
         found = RemoteBackend(
             spec, one.name, one.dtype, one.padding, tuple(one.lanes), getattr(one, "ahead", 0), loaded.budget_tokens
         )
         del loaded
-        memory.settle()  # the tokenizer's work is done in the other process
+        memory.settle()  # the HTTP process tokenises
         return found
 
     async def unload(self, number: int, seconds: float | None) -> list[Reading]:
-        """See `Engine.stop`; return its metrics."""
         engine, registry = self._engines.pop(number)
         await engine.stop(seconds)
         del engine
@@ -80,12 +79,11 @@ class EngineChild:
         return registry.readings()
 
     async def run(self, number: int, encodings: Any, heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, int, int]:
-        """Return the outputs of a request, and its times summed over its sequences."""
+        """Run a request. Return its outputs, and its times summed over its sequences."""
         request = await self._engines[number][0].run(apart(*encodings), heads, now_ns)
         return request.outputs(), request.queue_ns, request.inference_ns
 
     async def probe(self, number: int) -> None:
-        """See `Engine.check_health`."""
         await self._engines[number][0].check_health()
 
     def _read(self) -> None:
@@ -107,13 +105,13 @@ class EngineChild:
     async def _run(self, number: int, work: Coroutine[Any, Any, Any]) -> None:
         try:
             self._answer(number, await work)
-        except Exception as error:  # any is answered, since the caller waits
+        except Exception as error:  # every error is answered, since the caller waits
             known = isinstance(error, HybridTeiError)
             self._answer(number, None, error if known else BackendError(f"{type(error).__name__}: {error}"))
 
     def _answer(self, number: int, value: Any, error: Exception | None = None) -> None:
         if not self._answers:
-            asyncio.get_running_loop().call_soon(self._flush)  # what one pass completes goes together
+            asyncio.get_running_loop().call_soon(self._flush)  # the answers of one pass are sent together
         self._answers.append((number, value, error))
 
     def _flush(self) -> None:
@@ -125,14 +123,14 @@ class EngineChild:
 
 
 def _end(status: int) -> NoReturn:
-    """At once: a destructor of a runtime under a pass would abort."""
+    """Exit without destructors: those of a runtime abort the process while a pass runs."""
     logging.shutdown()
     os._exit(status)
 
 
 def main(descriptor: int) -> None:
-    """Serve one connection."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a terminal and systemd send them to all processes
+    """Serve the connection in `sys.argv`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # terminals and systemd signal it too
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     memory.limit_heaps()

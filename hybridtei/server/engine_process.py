@@ -1,8 +1,8 @@
-"""The engine's process as the HTTP process has it: started, asked, and started again when it ends.
+"""The HTTP process's side of the engine's process: start it, call it, and start it again when it ends.
 
-Each holds one end of a pair of Unix sockets. The child inherits its end: there is no address to connect to, and no key to keep.
-Messages are pickles, from this program's own child alone. Arrays above `IN_BAND` bytes follow their message as they are: a
-result is copied once, into the memory that receives it.
+The two processes hold the ends of a pair of Unix sockets. The child inherits its end, so there is no address and no key.
+Messages are pickles; only this program's own child sends them. Arrays above `IN_BAND` bytes follow their message unpickled, so
+a result is copied once, into the receiver's memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from hybridtei.system import machine
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 
-IN_BAND = 16_384  # bytes: copying a smaller array costs less than a message of its own
-COUNTED = -1  # the number of an answer to no call: the metrics of each model
-RETRY_SECONDS = 1.0  # until a process that ended is started again
-GRACE_SECONDS = 5.0  # for a process to end by itself, and for one to answer a probe
+IN_BAND = 16_384  # bytes; a smaller array costs less to copy than to send as its own message
+COUNTED = -1  # the number of a message that answers no call: the metrics of each model
+RETRY_SECONDS = 1.0  # before an ended process is started again
+GRACE_SECONDS = 5.0  # for a process to end by itself, or to answer a probe
 MODULE = "hybridtei.server.engine_child"
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def receive(connection: Connection) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RemoteBackend:
-    """What there is to know of a backend in the engine's process."""
+    """Facts about a backend in the engine's process."""
 
     spec: ModelSpec
     name: str
@@ -75,9 +75,9 @@ class RemoteBackend:
 
 
 class RemoteEngine:
-    """See `engine.engine.EngineClient`. Batches are counted in the engine's process, and told in `registry`."""
+    """An `EngineClient` of the engine's process. That process counts batches; `registry` holds its latest counts."""
 
-    dead = None  # a process that ends is started again
+    dead = None  # an ended process is started again
     busy = False  # no pass runs in this process
 
     def __init__(self, process: EngineProcess, number: int) -> None:
@@ -88,7 +88,7 @@ class RemoteEngine:
         self._process.start()
 
     async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest:
-        """See `Engine.run`. Raises Unhealthy if the process ends meanwhile."""
+        """Raises the errors of `Engine.run`, and Unhealthy if the process ends meanwhile."""
         request = EngineRequest(encodings, heads, now_ns)
         answer = await self._process.ask("run", self._number, joined(encodings), heads, now_ns)
         outputs, request.queue_ns, request.inference_ns = answer
@@ -96,7 +96,7 @@ class RemoteEngine:
         return request
 
     async def check_health(self) -> None:
-        """See `Engine.check_health`. Raises Unhealthy also if the process does not answer within `GRACE_SECONDS`."""
+        """Raises the errors of `Engine.check_health`, and Unhealthy if no answer comes within `GRACE_SECONDS`."""
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 await self._process.ask("probe", self._number)
@@ -111,7 +111,7 @@ class RemoteEngine:
 
 
 class _Child:
-    """One process, its connection, and the thread that writes to it: a full socket must not stop the event loop."""
+    """One process, its connection, and the thread that writes to it, since a full socket must not block the event loop."""
 
     def __init__(self, settings: Any) -> None:
         self.connection, theirs = Pipe()
@@ -120,10 +120,10 @@ class _Child:
                 machine.python_command("-m", MODULE, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=machine.child_environment(),  # in this folder: it opens the same relative paths
+                env=machine.child_environment(),  # the same working folder, since configs hold relative paths
             )
         self._out: SimpleQueue[Any] = SimpleQueue()
-        self.send = self._out.put  # written soon, together with others that wait
+        self.send = self._out.put  # the writer thread sends all waiting messages together
         self.send(settings)
         self._writer = threading.Thread(target=self._write, name="to-engine", daemon=True)
         self._writer.start()
@@ -140,7 +140,7 @@ class _Child:
         return f"status {status}" if status >= 0 else signal.Signals(-status).name
 
     def _write(self) -> None:
-        with suppress(OSError):  # it is gone, as the reader learns
+        with suppress(OSError):  # the process is gone; the reader thread notices
             while True:
                 messages = [self._out.get()]
                 with suppress(Empty):
@@ -152,23 +152,23 @@ class _Child:
 
 
 class EngineProcess:
-    """The engine's process, and those that follow it. `settings`: of `logs.configure`."""
+    """The engine's process, restarted when it ends. `settings`: arguments of `logs.configure`."""
 
     def __init__(self, engine: EngineConfig, settings: dict[str, Any]) -> None:
         self._engine, self._settings = engine, settings
-        self._configs: dict[int, ModelConfig] = {}  # of the models that a new process loads
+        self._configs: dict[int, ModelConfig] = {}  # of the models that every new process loads
         self._engines: dict[int, RemoteEngine] = {}
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._child: _Child | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._away = ""  # why no call is taken now
+        self._away = ""  # why calls are refused now; "" if they are taken
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="from-engine", daemon=True)
 
     def load(self, config: ModelConfig) -> tuple[LoadedModel, RemoteEngine]:
-        """Load a model, and block until then: before `start`, or in another thread than the event loop's. Raises LoadError;
-        Unhealthy if a process ends that had started."""
+        """Load a model and block until it is ready: before `start`, or outside the event loop's thread. Raises LoadError, and
+        Unhealthy if a started process ends meanwhile."""
         number = next(self._numbers)
         if self._loop is not None:
             found = asyncio.run_coroutine_threadsafe(self.ask("load", number, config), self._loop).result()
@@ -182,13 +182,13 @@ class EngineProcess:
         return LoadedModel(text_model(found.spec, self._engine), cast(Backend, found), found.budget_tokens), engine
 
     async def unload(self, number: int, seconds: float | None) -> None:
-        """Unload a model, and let its passes end, for at most `seconds`."""
+        """Unload a model. Wait at most `seconds` for its passes."""
         engine = self._engines.pop(number)
         del self._configs[number]
         engine.registry.others = await self.ask("unload", number, seconds)
 
     def start(self) -> None:
-        """Take calls from the running event loop."""
+        """Begin to take calls from the running event loop."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._keeper.start()
@@ -200,7 +200,7 @@ class EngineProcess:
             raise Unhealthy(self._away)
         number, child = next(self._numbers), self._child
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        if child is not None:  # else it has just ended, and `_switch` comes
+        if child is not None:  # otherwise the process has just ended, and `_switch` will fail this call
             child.send((number, method, arguments))
         try:
             return await answer
@@ -212,7 +212,7 @@ class EngineProcess:
             del self._waiting[number]
 
     def close(self) -> None:
-        """End the process for good, and wait until then."""
+        """End the process without a restart, and wait for its end."""
         self._closing.set()
         child = self._child
         if child is not None:
@@ -235,12 +235,12 @@ class EngineProcess:
         return child
 
     def _end(self) -> str:
-        """Wait for the process to end, kill it after `GRACE_SECONDS`; return how it ended."""
+        """Wait for the process to end; kill it after `GRACE_SECONDS`. Return how it ended."""
         child, self._child = self._child, None
         return "" if child is None else child.end()
 
     def _now(self, child: _Child, method: str, *arguments: Any) -> Any:
-        """The answer to a call, in the one thread that reads."""
+        """Call the process and read the answer, in the only thread that reads."""
         call = next(self._numbers)
         child.send((call, method, arguments))
         while True:
@@ -251,7 +251,7 @@ class EngineProcess:
                     return value
 
     def _keep(self) -> None:
-        """Give answers to the event loop, and replace each process that ends."""
+        """Pass answers to the event loop, and replace each ended process."""
         while not self._closing.is_set():
             try:
                 child = self._child or self._spawn()
@@ -272,7 +272,7 @@ class EngineProcess:
             self._loop.call_soon_threadsafe(act, value)
 
     def _switch(self, away: str) -> None:
-        """Fail the calls that wait, and take none from now on; with "", take calls again."""
+        """Fail the waiting calls, and refuse later ones with this reason; "": take calls again."""
         self._away = away
         for answer in self._waiting.values():
             if away and not answer.done():

@@ -1,4 +1,4 @@
-"""What `/`, `/invocations`, `/rerank` and `/vertex` mean: the keys of a body decide, and where they do not, the model."""
+"""Dispatch of `/`, `/invocations`, `/rerank` and `/vertex`: by the keys of the body, or else by the model's kind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hybridtei.system.tracing import handler
 
 
 class _Fields(Struct, frozen=True):
-    """The fields of a body that decide its route."""
+    """The fields of a body that select its route."""
 
     texts: Raw | UnsetType = UNSET
     documents: Raw | UnsetType = UNSET
@@ -35,13 +35,13 @@ class _Fields(Struct, frozen=True):
 
 
 async def by_model(context: Context, data: bytes) -> Reply:
-    """`/`: reranking, similarity, or the route that fits the model; where TEI needs its TASK variable, the fields tell."""
+    """Answer `/`: reranking, similarity, or the route of the model's kind. The body's fields replace TEI's TASK variable."""
     fields = keys_of(data, _Fields)
     inputs = b"" if fields.inputs is UNSET else bytes(fields.inputs)
     if inputs.startswith(b"{"):
         if keys_of(inputs, _Fields).query is UNSET:
             return await similarity(context, decode(data, tei.SimilarityRequest))
-        return await rerank_by_fields(context, inputs)  # LiteLLM lays it there
+        return await rerank_by_fields(context, inputs)  # LiteLLM puts it there
     asks_rank = fields.query is not UNSET and (fields.texts is not UNSET or fields.documents is not UNSET)
     if asks_rank or context.service.model.spec.kind == "reranker":
         return await rerank_by_fields(context, data)
@@ -51,7 +51,7 @@ async def by_model(context: Context, data: bytes) -> Reply:
 
 
 async def of_kind(context: Context, data: bytes) -> Reply:
-    """Run the route that fits the model's heads."""
+    """Run the route of the model's kind."""
     spec = context.service.model.spec
     if Head.SCORES in spec.heads:
         return await predict(context, decode(data, tei.PredictRequest))
@@ -64,9 +64,9 @@ async def of_kind(context: Context, data: bytes) -> Reply:
 
 @handler("vertex_compatibility")
 async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
-    """All instances at once; the first failing one by place decides the error. As many as a client may send inputs."""
+    """Run all instances concurrently. Raises the error of the first failing instance; RequestRefused above the batch limit."""
     limit = context.server.max_client_batch_size
-    if len(request.instances) > limit:  # each may be a batch, and they run at once: these are never answered in parts
+    if len(request.instances) > limit:  # each instance may be a batch of its own, so this list is never split
         raise TooManyInputs(f"batch size {len(request.instances)} > maximum allowed batch size {limit}")
     replies = await asyncio.gather(*(_instance(context, bytes(raw)) for raw in request.instances), return_exceptions=True)
     for reply in replies:
@@ -87,11 +87,11 @@ async def _instance(context: Context, data: bytes) -> Reply:
 
 
 class InvocationController(Dialect):
-    """What SageMaker and Vertex AI send, and `/` of TEI."""
+    """The routes of SageMaker and Vertex AI, and TEI's `/`."""
 
     @get("/", in_schema=False, role=None, is_tei=True)
     async def root(self, request: ApiRequest, model: Model) -> Response[bytes]:
-        """The page for browsers; a health check for all else"""
+        """The page for browsers; a health check for other clients"""
         has_page = request.method == "GET" and not model.server.only_tei_routes
         if has_page and wants_page(request.scope["headers"]):
             return file_of_page(INDEX)
@@ -100,7 +100,7 @@ class InvocationController(Dialect):
 
     @post(["/", "/invocations"], in_schema=False, is_tei=True)
     async def invocations(self, request: ApiRequest, model: Model) -> Answer[Any]:
-        """What the keys of the body say, or the model"""
+        """The route that fits the body's keys, or the model"""
         return Answer(by_model(model, await request.body()))
 
     @post("/vertex", in_schema=False, is_tei=True)

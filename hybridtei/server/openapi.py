@@ -28,12 +28,12 @@ ERRORS = {
     "429": "Overloaded",
     "503": "Not in time, or the vector store is away",
 }
-OF_BODIES = ("400", "413", "415", "422")  # plain text where the route's clients do not expect its struct
+OF_BODIES = ("400", "413", "415", "422")  # plain text, unless the route's clients expect its struct
 NO_KEY = {"401": {"description": "No key, or one that is not known"}}
 PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 JSON_LINES = {"application/jsonl": {"schema": {"type": "string"}}}
 REFERENCE = "#/components/schemas/"
-# TEI's names for fields of requests that several share.
+# TEI's schema names for fields that several requests share.
 REQUESTS_WITH_DIRECTION = ("EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest", "PredictRequest", "RerankRequest")
 FIELDS = {
     ("inputs", "EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest"): "Input",
@@ -63,12 +63,12 @@ class Document(JsonRenderPlugin):
     _written = b""
 
     def render(self, request: AnyRequest, openapi_schema: dict[str, Any]) -> bytes:
-        """The document as JSON."""
+        """Return the document as JSON."""
         self._written = self._written or msgspec.json.encode(document(request.app))
         return self._written
 
     def receive_router(self, router: Router) -> None:
-        """Answer HEAD too; the framework answers GET alone."""
+        """Answer HEAD too; Litestar answers only GET."""
 
         @route("/openapi.json", http_method=["HEAD"], media_type=MediaType.JSON, sync_to_thread=False)
         def head(request: AnyRequest) -> bytes:
@@ -92,7 +92,7 @@ def openapi_config() -> OpenAPIConfig:
 
 
 def document(app: Litestar) -> dict[str, Any]:
-    """Litestar's document, with msgspec's schemas, which hold the bounds of nested types, and each route's errors."""
+    """Litestar's document, with each route's errors, and with msgspec's schemas, since these include bounds of nested types."""
     handlers = documented(app)
     kinds = [
         kind for _, handler in handlers for kind in (*_requests(handler), *answers_of(handler), handler.opt[ENDPOINT].error)
@@ -123,7 +123,7 @@ def document(app: Litestar) -> dict[str, Any]:
 
 
 def documented(app: Litestar) -> list[tuple[str, Any]]:
-    """(path, handler) of the routes that the document lists, by path."""
+    """(path, handler) of the routes in the document, sorted by path."""
     return [
         (one.path_format, handler)
         for one in sorted(app.routes, key=lambda one: one.path)
@@ -133,13 +133,13 @@ def documented(app: Litestar) -> list[tuple[str, Any]]:
 
 
 def _requests(handler: Any) -> Sequence[Any]:
-    """The structs that a handler's body may be."""
+    """The structs that a handler accepts as a body."""
     field = handler.parsed_data_field
     return () if field is None else _members(field.annotation)
 
 
 def answers_of(handler: Any) -> Sequence[Any]:
-    """The types that a handler's answer may have."""
+    """The types of a handler's answers."""
     field = handler.parsed_return_field
     return _members(field.args[0]) if field.is_subclass_of(Answer) else ()
 
@@ -149,7 +149,7 @@ def _members(kind: Any) -> Sequence[Any]:
 
 
 def _name_fields(components: dict[str, Any]) -> None:
-    """Fields -> references to schemas of their own, where TEI has these; a field keeps its description and default."""
+    """Replace fields by references to the schemas that TEI names. A field keeps its description and default."""
     for (field, *structs), name in FIELDS.items():
         for struct in structs:
             fields = components[struct]["properties"]
@@ -162,7 +162,7 @@ def _name_fields(components: dict[str, Any]) -> None:
 
 
 def _errors(endpoint: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
-    """Status -> what is answered."""
+    """Status -> the response's schema."""
     content = _json(schema_of[repr(endpoint.error)])
     of_bodies = content if endpoint.error.takes_body_errors else content | PLAIN_TEXT
     return NO_KEY | {

@@ -1,10 +1,10 @@
-"""The models behind one server, which of them answers a request, and what requests for the vector store share.
+"""The models of a server, the choice of the model that answers a request, and the permits of requests to the vector store.
 
-A request that names a model gets that one, whatever it can do; one that names none gets the first that has the capability. A
-server of one model takes every name, as TEI does: clients send whatever their configuration holds.
+A request that names a model gets that model, even if it lacks the capability. A request without a name gets the first model
+with the capability. A server of one model accepts every name, as TEI does, since clients send the name in their configuration.
 
-A request for the store has permits of its own and the time of a request: a slow store holds up neither the models nor more
-requests than there are permits.
+Requests to the store have their own permits and the request timeout, so a slow store delays no model and a bounded number of
+requests.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_LOADING = 8  # models at once, each of which has a thread and takes memory
-NO_NAMES = frozenset({"", "default", "default/not-specified"})  # what clients send for lack of a name
+MAX_LOADING = 8  # models loading at once; each takes a thread and memory
+NO_NAMES = frozenset({"", "default", "default/not-specified"})  # clients without a model name send these
 
 Opener = Callable[[NamedModel], Awaitable[Context]]
 State = Literal["loading", "ready", "failed", "unloading"]
@@ -54,7 +54,7 @@ State = Literal["loading", "ready", "failed", "unloading"]
 
 @dataclass(slots=True)
 class Entry:
-    """One model by its alias, from the moment somebody asks for it."""
+    """One model by its alias, from the start of its loading."""
 
     alias: str
     state: State
@@ -64,20 +64,20 @@ class Entry:
 
 
 class Models:
-    """The models, for the event loop's thread. `opener`: makes a started context of a configuration; None: no loading.
-    `flags`: of the process; a model that is loaded later may do no more than they allow, whatever its table says."""
+    """The models. Only the event loop's thread may use it. `opener`: makes a started context from a configuration; None: models
+    cannot be loaded at run time. `flags`: the process's; a model loaded later cannot exceed them."""
 
     def __init__(self, contexts: Mapping[str, Context], opener: Opener | None = None, flags: ModelConfig | None = None) -> None:
         self.flags = flags or ModelConfig()
         self.entries = {alias: Entry(alias, "ready", context) for alias, context in contexts.items()}
-        # The one model of a server that loads no others: it also has what is counted of no model in particular.
+        # The model of a server that loads no others: its registry also holds the counters of the whole process.
         self._only = next(iter(contexts.values())) if len(contexts) == 1 and opener is None else None
         self.registry = Registry() if self._only is None else self._only.registry
         self._opener = opener
 
     @property
     def ready(self) -> list[Context]:
-        """The contexts of ready models, in the order of configuration and loading."""
+        """The contexts of ready models: first the configured ones, then the loaded ones, in order."""
         return [entry.context for entry in self.entries.values() if entry.state == "ready" and entry.context is not None]
 
     @property
@@ -87,22 +87,22 @@ class Models:
 
     @property
     def is_one(self) -> bool:
-        """Whether there is one model, so that a request's name does not matter."""
+        """True if there is one model, which then accepts every name."""
         return len(self.entries) == 1
 
     def choose(self, alias: str | None, name: str | None, capability: Sequence[Able]) -> Context:
-        """`alias`: of the path, if it holds one; `name`: of the request. Raises UnknownModel."""
+        """Choose the model of a request. `alias`: from the path; `name`: from the body. Raises UnknownModel."""
         if alias is not None:
             return self.named(alias)
-        if len(self.ready) == 1 and name not in self.entries:  # a model that loads, or failed to, takes no other's names
+        if len(self.ready) == 1 and name not in self.entries:  # the name of a loading or failed model reaches no other
             return self.default
         if name is not None and name not in NO_NAMES:
             return self.named(name)
         fitting = (context for able in capability for context in self.ready if able(context))  # the best capability first
-        return next(fitting, self.default)  # whose error says why it cannot
+        return next(fitting, self.default)  # its error says what it lacks
 
     def named(self, name: str) -> Context:
-        """By alias, served name or model id. Raises UnknownModel, naming the state or the served models."""
+        """Find a model by alias, served name or model id. Raises UnknownModel, naming its state or the served models."""
         entry = self.entries.get(name)
         if entry is not None and entry.context is not None and entry.state == "ready":
             return entry.context
@@ -117,7 +117,7 @@ class Models:
         raise UnknownModel(f"the model `{shown}` is not served here; served are {served}")
 
     def metrics(self) -> str:
-        """The exposition of all models together; each has its own below its alias."""
+        """The Prometheus text of all models together. Below `/m/ALIAS` each model has its own."""
         if self._only is not None:
             return self.registry.text()
         whole = Registry()
@@ -127,7 +127,7 @@ class Models:
         return whole.text()
 
     async def load(self, config: NamedModel) -> Entry:
-        """Load a model while the others go on. Raises InvalidInput for a name that is taken; LoadError, and remembers it."""
+        """Load a model while the others serve. Raises InvalidInput if the name is taken; LoadError, which `entries` keeps."""
         if self._opener is None:
             raise InvalidInput("this server loads no models at run time")
         known = self.entries.get(config.alias)
@@ -135,7 +135,7 @@ class Models:
             raise InvalidInput(f"`alias`: the model `{config.alias}` is {known.state} already")
         if sum(entry.state == "loading" for entry in self.entries.values()) >= MAX_LOADING:
             raise InvalidInput(f"{MAX_LOADING} models are loading already: wait until one is ready or has failed")
-        self.entries.pop(config.alias, None)  # so that it stands behind the others
+        self.entries.pop(config.alias, None)  # so that it comes last in the order
         entry = self.entries[config.alias] = Entry(config.alias, "loading")
         began = perf_counter()
         try:
@@ -150,7 +150,7 @@ class Models:
         return entry
 
     async def unload(self, alias: str) -> None:
-        """Finish running passes, fail waiting requests, free memory. Raises UnknownModel, InvalidInput for the last model."""
+        """Finish running passes, fail waiting requests, free memory. Raises UnknownModel; InvalidInput for the last model."""
         entry = self.entries.get(alias)
         if entry is None or entry.state in ("loading", "unloading"):
             raise UnknownModel(f"the model `{alias}` is {entry.state if entry else 'not served here'}")
@@ -165,16 +165,15 @@ class Models:
         log.info("unloaded %s", alias)
 
     async def start(self) -> None:
-        """Start the services of all."""
         await asyncio.gather(*(context.service.start() for context in self.ready))
 
     async def stop(self) -> None:
-        """Stop the services of all, at the end of the process."""
+        """Stop all services, at the end of the process."""
         await asyncio.gather(*(context.service.stop(STOP_SECONDS) for context in self.ready))
 
     @property
     def dead(self) -> BackendError | None:
-        """The error of a model that cannot answer until the process is restarted; None while all can."""
+        """The error of the first model that needs a restart of the process to answer again; None if no model does."""
         return next((context.service.dead for context in self.ready if context.service.dead is not None), None)
 
 
@@ -182,7 +181,7 @@ Able = Callable[[Context], bool]
 
 
 def _for(role: Role, can: Able) -> Able:
-    """A model with a configured role does nothing else, unless a request names it."""
+    """A model with a configured role gets only requests for that role, and requests that name it."""
 
     def able(context: Context) -> bool:
         assigned = context.model.role if isinstance(context.model, NamedModel) else None
@@ -219,20 +218,20 @@ ANY: tuple[Able, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """What all requests for the store share: permits, one an input, and turns at work that would hold up the event loop."""
+    """Bounds that all requests to the store share: one permit an input; one thread for work that would block the event loop."""
 
     admission: Admission
     aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     async def run_aside(self, work: Callable[[], Any]) -> Any:
-        """The result of work in a thread, one piece at a time."""
+        """Run `work` in a thread; one call at a time."""
         async with self.aside:
             return await asyncio.to_thread(work)
 
 
 def check_capacity(endpoint: Endpoint, alias: str | None, models: Models, store: StoreBounds) -> None:
-    """Raises Overloaded while no permit is free for any model that a request can reach; its body need not be read for that.
-    `alias`: the model that the path names, if any."""
+    """Raises Overloaded, before the body is read, if no model that the request can reach has a free permit. `alias`: the model
+    that the path names, if any."""
     if not endpoint.takes_permits:
         return
     if endpoint.needs_store:
@@ -249,7 +248,7 @@ def check_capacity(endpoint: Endpoint, alias: str | None, models: Models, store:
         raise Overloaded
 
 
-# Of errors, the narrower class first -> the label `kind`.
+# Error class -> the label `kind`. Subclasses come before their bases.
 STORE_ERRORS: Mapping[type[StoreError], str] = {
     StoreAway: "away",
     StoreAtCapacity: "capacity",
@@ -261,7 +260,7 @@ STORE_ERRORS: Mapping[type[StoreError], str] = {
 
 
 def store_errors(registry: Registry) -> Counter:
-    """The counter of `STORE_ERRORS`, with 0 for each, since none of the models' metrics shows that searches fail."""
+    """The counter of `STORE_ERRORS`, 0 for each kind. The models' metrics do not show failing searches."""
     counter = registry.counter("hybridtei_store_errors_total")
     for kind in STORE_ERRORS.values():
         counter.add(0, kind=kind)
@@ -270,7 +269,7 @@ def store_errors(registry: Registry) -> Counter:
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:
-    """What handlers of the store need. `named`: the model that the path or the body names, if any."""
+    """The context of handlers that use the store. `named`: the model that the path or the body names, if any."""
 
     models: Models
     schemas: CollectionSchemas
@@ -279,16 +278,16 @@ class StoreContext:
     named: str | None = None
 
     async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of a request's work, with permits and within the time of a request. Raises Overloaded, TimedOut."""
+        """Run a request's work with permits and within the request timeout. Raises Overloaded, TimedOut."""
         with self.holding(min(inputs, self.server.max_client_batch_size)):
             return await self.models.default.service.within_deadline(work())
 
     def holding(self, inputs: int) -> AbstractContextManager[None]:
-        """Hold a permit an input within, or all of them. Raises Overloaded."""
+        """Hold one permit an input, at most all of them. Raises Overloaded."""
         return self.bounds.admission.inside(min(inputs, self.bounds.admission.permits))
 
     def embedder(self, schema: CollectionSchema | None) -> Context:
-        """The model that is named, or whose vectors the collection holds, or the first that embeds. Raises UnknownModel."""
+        """The named model, else the one that made the collection's vectors, else the first that embeds. Raises UnknownModel."""
         from hybridtei.retrieval.store.plan import MODEL_ID
 
         if self.named is None and schema is not None:

@@ -1,6 +1,6 @@
-"""What a route needs, and how its errors look on the wire.
+"""The requirements of a route, and the wire format of its errors.
 
-One table maps exceptions to status, wire name, and the words that TEI puts before the message.
+One table maps exceptions to status, wire name, and TEI's prefix of the message.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ TABLE: Mapping[type[Exception], Row] = {
 
 
 def row_of(error: Exception) -> Row:
-    """The row of an error's class, or of its nearest base."""
+    """The row of an error's class, or of the nearest base class that has one."""
     return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), Row(500, "Backend"))
 
 
 class ErrorResponse(Struct, frozen=True):
-    """Errors of TEI's routes and of hybridtei's own. Those of a body's schema are plain text; those of unknown paths and
+    """Errors of TEI's routes and of hybridtei's own. Errors of a body's schema are plain text. Errors of unknown paths and
     methods, and of keys on TEI's routes, have no body."""
 
     takes_body_errors: ClassVar[bool] = False  # False: errors of bodies are plain text
@@ -105,7 +105,7 @@ class ErrorResponse(Struct, frozen=True):
 
 
 class OpenAICompatErrorResponse(Struct, frozen=True):
-    """Errors of OpenAI's, Cohere's and Voyage's embeddings, flat as TEI's."""
+    """Errors of OpenAI's, Cohere's and Voyage's embeddings, flat like TEI's."""
 
     takes_body_errors: ClassVar[bool] = False
 
@@ -121,7 +121,7 @@ class OpenAICompatErrorResponse(Struct, frozen=True):
 
 
 class ErrorDetail(Struct, frozen=True):
-    """What was wrong, as clients of FastAPI servers read it."""
+    """The cause, in the format that clients of FastAPI servers read."""
 
     loc: list[str]
     msg: str
@@ -129,9 +129,9 @@ class ErrorDetail(Struct, frozen=True):
 
 
 class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
-    """Errors of reranking, scoring and classification beside TEI's routes."""
+    """Errors of reranking, scoring and classification routes other than TEI's."""
 
-    detail: list[ErrorDetail]  # some clients look for this word, and infinity's fails unless it holds a list
+    detail: list[ErrorDetail]  # some clients look for this field; infinity's client fails unless it is a list
 
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
@@ -144,47 +144,47 @@ class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """What a route needs before its handler runs, and how its errors look.
+    """The requirements of a route before its handler runs, and the format of its errors.
 
-    `capability`: a constant of `registry.py`; a request that names no model gets the first that has it.
-    `role`: the one that a key must have; any: every key will do; None: no key is needed.
+    `capability`: a constant of `registry.py`; a request that names no model gets the first model with it.
+    `role`: the role that a key needs; any: every known key; None: no key is needed.
     `error`: the struct of its errors, such as `ErrorResponse`.
-    `by_field`: where the body may be one of several structs, the field that tells each; without any, it is the first.
+    `by_field`: if the body may be one of several structs: the field that identifies each. The first is the default.
     """
 
     capability: Sequence[Able] = ()
     role: Role | Literal["any"] | None = "infer"
     error: Any = ErrorResponse
     by_field: Mapping[str, type[Struct]] | None = None
-    is_tei: bool = False  # TEI has it too: it is there with --only-tei-routes
-    needs_content_type: bool = True  # False: a missing one passes, because some clients of this route send none
+    is_tei: bool = False  # served with --only-tei-routes too
+    needs_content_type: bool = True  # False: it may be missing, since some clients of this route do not send it
     needs_store: bool = False
     key_in_body: bool = False  # a client may send its key as `token` of the body
-    takes_lines: bool = False  # the body is JSON lines, which the handler reads as they come
-    outlives_client: bool = False  # what was begun is finished even if the client disconnects
-    takes_permits: bool = True  # False: answered also while no permit is free; so is every GET
+    takes_lines: bool = False  # the body is JSON lines, which the handler reads in parts
+    outlives_client: bool = False  # the handler finishes even if the client disconnects
+    takes_permits: bool = True  # False: answered without a free permit, like every GET
 
 
 ENDPOINT = "endpoint"  # in a handler's `opt`
 
 
 def endpoint_of(scope: Any) -> Endpoint | None:
-    """The needs of the route that a request reached; None where it reached none, or one of the framework's."""
+    """The `Endpoint` of the route that a request reached; None without a route, or for a route of Litestar's."""
     handler = scope.get("route_handler")
     return None if handler is None else handler.opt.get(ENDPOINT)
 
 
 def asks_to_wait(endpoint: Endpoint, *, only_tei_routes: bool) -> bool:
-    """Whether a 429 has `Retry-After`: TEI sends none, but OpenAI's clients obey it."""
+    """True if a 429 has `Retry-After`. TEI does not send it, but OpenAI's clients obey it."""
     return not endpoint.is_tei or (endpoint.error is OpenAICompatErrorResponse and not only_tei_routes)
 
 
 ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
-BELOW = "/m/"  # each model has all routes below its alias there
+BELOW = "/m/"  # the prefix of each model's routes: /m/ALIAS/embed
 
 
 def split_alias(path: str) -> tuple[str | None, str]:
-    """`/m/name/embed` -> ("name", "/embed"); any other path as it is."""
+    """`/m/name/embed` -> ("name", "/embed"); other paths -> (None, path)."""
     if not path.startswith(BELOW):
         return None, path
     alias, _, rest = path[len(BELOW) :].partition("/")
@@ -193,7 +193,7 @@ def split_alias(path: str) -> tuple[str | None, str]:
 
 PAGE = "/page"
 CLOSING = (408, 413, 503)  # the rest of the body is not read
-NO_ROUTE = Endpoint(is_tei=True)  # of a request that reached none: its errors look like TEI's
+NO_ROUTE = Endpoint(is_tei=True)  # for a request without a route: its errors look like TEI's
 
 
 class StatusOnly(Response[bytes]):
@@ -209,22 +209,22 @@ class StatusOnly(Response[bytes]):
 
 
 def request_error(request: AnyRequest, error: Exception) -> Response[Any]:
-    """The route's struct; a status alone for TEI's 401."""
+    """The error in the route's format. A 401 of TEI's routes has no body."""
     endpoint = endpoint_of(request.scope) or NO_ROUTE
     log.error("%.1000s (errors.md#%s)", error, anchor_of(error))
-    clear_frames(error.__traceback__)  # they hold the request until garbage is collected, beside the next one
+    clear_frames(error.__traceback__)  # frames keep the request's memory until garbage collection
     if isinstance(error, NoKey) and endpoint.is_tei:
         return StatusOnly(401)
     headers = _help(endpoint, error)
     if isinstance(error, NoKey):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, Overloaded) and asks_to_wait(endpoint, only_tei_routes=request.app.state.server.only_tei_routes):
-        headers["retry-after"] = "1"  # seconds, the least that the header can say
+        headers["retry-after"] = "1"  # seconds, the header's smallest value
     return _written(endpoint, error, headers)
 
 
 def body_error(request: AnyRequest, error: BodyError) -> Response[Any]:
-    """Plain text, or the route's struct where its clients read no other."""
+    """Plain text, or the route's struct if its clients read nothing else."""
     endpoint = endpoint_of(request.scope) or NO_ROUTE
     clear_frames(error.__traceback__)
     headers = _help(endpoint, error)
@@ -236,7 +236,7 @@ def body_error(request: AnyRequest, error: BodyError) -> Response[Any]:
 
 
 def _help(endpoint: Endpoint, error: Exception) -> dict[str, str]:
-    """The header of errors of routes that are not TEI's: where cause and cure stand."""
+    """Errors of routes other than TEI's link to the page that explains cause and remedy."""
     return {} if endpoint.is_tei else {"link": f'<{PAGE}/errors.html#{anchor_of(error)}>; rel="help"'}
 
 
@@ -246,12 +246,12 @@ def _written(endpoint: Endpoint, error: Exception, headers: dict[str, str]) -> R
 
 
 def allow_header(methods: Iterable[str]) -> str:
-    """Methods as TEI lists them: HEAD is there wherever GET is, OPTIONS is not named."""
+    """TEI's `allow` header: HEAD follows GET, and OPTIONS is left out."""
     return ",".join("GET,HEAD" if name == "GET" else name for name in sorted({*methods} - {"OPTIONS", "HEAD"}))
 
 
 def framework_error(request: AnyRequest, error: HTTPException) -> Response[bytes]:
-    """404, 405 …: the status alone, and the methods that a path has."""
+    """404, 405 and the like: the status without a body; 405 lists the path's methods."""
     if not isinstance(error, MethodNotAllowedException):
         return StatusOnly(error.status_code)
     methods = (error.headers or {})["allow"].split(", ")
@@ -259,12 +259,12 @@ def framework_error(request: AnyRequest, error: HTTPException) -> Response[bytes
 
 
 def client_disconnected(request: AnyRequest, error: ClientDisconnected) -> Response[bytes]:
-    """The status that nginx logs for a client that disconnected; no client reads it."""
+    """499, nginx's status for a client that disconnected. No client reads it."""
     return StatusOnly(499)
 
 
 def unforeseen_error(request: AnyRequest, error: Exception) -> Response[bytes]:
-    """A defect of this server: its trace goes to the log, and not into the answer."""
+    """A defect of this server: the traceback goes to the log only."""
     log.critical("unforeseen error on %s", request.scope.get("path"), exc_info=error)
     body = ErrorResponse(f"internal error: {type(error).__name__}", "Backend")
     return Response(msgspec.json.encode(body), status_code=500, media_type="application/json")

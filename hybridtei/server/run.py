@@ -1,7 +1,7 @@
-"""The application on a socket: uvicorn, until SIGTERM or SIGINT; then open requests are finished, and the status is 0.
+"""Run the application under uvicorn until SIGTERM or SIGINT; then finish open requests and exit with status 0.
 
-A request that is not finished when the drain is over (a client may stall in the middle of a body) is cut off. On the port of
-`--prometheus-port`, for scrapers that are not to reach the API, every path is /metrics, as in TEI's gRPC build.
+A request that is unfinished when the drain ends (a client may stall in the middle of a body) is cut off. On the port of
+`--prometheus-port`, for scrapers that must not reach the API, every path is /metrics, as in TEI's gRPC build.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from hybridtei.server.grpc.server import RpcServer
 
 
-BACKLOG = 2048  # connections that may wait to be accepted
-KEEP_ALIVE_SECONDS = 75  # clients keep pools; the default of 5 would cut them off between two requests
+BACKLOG = 2048  # the number of connections that wait to be accepted
+KEEP_ALIVE_SECONDS = 75  # clients keep pools of connections; uvicorn's 5 closes them between two requests
 log = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, but a termination signal is an orderly end: upstream raises it again afterwards, and exits with -15."""
+    """uvicorn, but SIGTERM ends it with status 0: uvicorn raises the signal again after the shutdown, and exits with -15."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class DrainingServer(uvicorn.Server):
         reload: Callable[[], object] | None = None,
         dead: Callable[[], object] = lambda: None,
     ) -> None:
-        """`rpc`: the application's own, which drains while this one does. `reload`: what SIGHUP asks for; None: it ends the
-        process, as it ends any. `dead`: looked at now and then; why the server should end by itself, or None."""
+        """`rpc`: the application's gRPC server; both drain together. `reload`: called on SIGHUP; None: SIGHUP ends the process.
+        `dead`: polled; returns the error that should end the server, or None."""
         super().__init__(settings)
         self._dead = dead
         self._drain_seconds = drain_seconds
@@ -69,27 +69,27 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Upstream forces the exit at a second Ctrl-C."""
+        """Handle SIGINT and SIGTERM. uvicorn exits at once at the second Ctrl-C."""
         super().handle_exit(sig, frame)
         if self.force_exit and self._rpc is not None:
             self._rpc.hurry()
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by uvicorn ten times a second. A dead engine ends the server, which could only answer 503 until a restart."""
-        if self._dead() is not None:  # set only here: a signal's handler may set it in the midst of this line
+        """uvicorn calls this ten times a second. A dead engine ends the server, which would answer 503 until a restart."""
+        if self._dead() is not None:  # not computed with `or`: a signal handler may set it meanwhile
             self.should_exit = True
         return await super().on_tick(counter)
 
     async def startup(self, sockets: Any = None) -> None:
         if self._rpc is not None:
-            await self._rpc.bind()  # a port that is taken is an error before anything starts
+            await self._rpc.bind()  # a taken port is an error before anything starts
         await super().startup(sockets)
-        memory.settle()  # modules and model live as long as the process
-        if self.started and not self.should_exit:  # a signal may have come meanwhile
+        memory.settle()  # modules and models live until the process ends, so the collector need not visit them
+        if self.started and not self.should_exit:  # a signal may have arrived during startup
             self.announce()
 
     def announce(self) -> None:
-        """Log that clients are answered from now on."""
+        """Log that the server is ready."""
         (host, port), *metrics = (server.sockets[0].getsockname()[:2] for server in self.servers)
         log.info("Starting HTTP server: %s:%d", host, port, extra={"facts": {"host": host, "port": port}})
         for address in metrics:
@@ -136,8 +136,8 @@ def settings_of(
         date_header=True,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        reset_contextvars=True,  # a pipelined request is begun by the one before it, whose key and span are not its own
-        timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for what survives being cut off
+        reset_contextvars=True,  # a pipelined request starts in the context of the previous one, with that one's key and span
+        timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for requests that survive the cut
     )
     if certificate is not None:
         begin = partial(Handshake, {}, certificate.accepting(), limits, metrics_port)
@@ -147,7 +147,7 @@ def settings_of(
 
 
 def only_metrics(app: Any, port: int) -> Any:
-    """The application, to which a request on `port` has the path /metrics."""
+    """The application, with every path on `port` replaced by /metrics."""
 
     async def handle(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["server"][1] == port:
@@ -158,7 +158,7 @@ def only_metrics(app: Any, port: int) -> Any:
 
 
 def reloader(state: State, config: ServerConfig) -> Callable[[], None] | None:
-    """A function that reads the files of keys and certificate again; None without such files."""
+    """A function that reads the files of keys and certificate again; None without these files."""
     keys, certificate = None if config.api_key_file is None else state.keyring, state.certificate
     files = [file for file in (keys, certificate) if file is not None]
 
@@ -170,14 +170,14 @@ def reloader(state: State, config: ServerConfig) -> Callable[[], None] | None:
 
 
 def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket]) -> None:
-    """Serve until a signal. `sockets`: of `connection.ports`. Raises BackendError if the engine dies."""
+    """Serve until a signal. `sockets`: from `connection.ports`. Raises BackendError if the engine dies."""
     allow_files(config.max_connections)
     state = app.state
     models = state.models
     metrics_port = None if len(sockets) == 1 else sockets[1].getsockname()[1]
     settings = settings_of(app, config, state.limits, state.certificate, metrics_port)
     server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(state, config), dead=lambda: models.dead)
-    with suppress(SystemExit):  # uvicorn's exit where it cannot start, after its log entry
+    with suppress(SystemExit):  # uvicorn exits like this, after a log entry, if it cannot start
         server.run([*sockets])
     if not server.started:
         raise OSError("the server could not start; the log says why")
@@ -188,8 +188,8 @@ def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket])
 
 
 def end_at_once() -> None:
-    """With status 0, beside a pass that has not ended and has no caller: an ordinary end would run the destructors of
-    the library under it, and abort. Does nothing in a thread of a program that goes on."""
+    """Exit with status 0 while an abandoned pass runs: an ordinary exit runs the library's destructors during the pass, and
+    aborts. Does nothing outside the main thread, where the program goes on."""
     if threading.current_thread() is threading.main_thread():
         logging.shutdown()
         os._exit(0)

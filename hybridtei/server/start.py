@@ -1,7 +1,7 @@
-"""From settings to a server that listens: one model, or several in one process that share devices.
+"""Start a server from settings: one model, or several models that share devices in one process.
 
-What speaks HTTP is imported on a thread while the model is loaded: a quarter of a second of Python, as the runtime, in C++,
-packs weights. So functions here import it where they need it.
+A thread imports the HTTP modules (a quarter of a second of Python) while the runtime, in C++, packs the model's weights. So
+functions of this module import HTTP modules locally.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 
 class Fleet:
-    """The models of a server: engine settings, devices, and the engine's process where there is one. `fixed_permits`: see
-    `serve`."""
+    """The engine settings and devices that the models of a server share, and the engine's process if there is one.
+    `fixed_permits`: as for `serve`."""
 
     def __init__(self, engine: EngineConfig, *, fixed_permits: bool = True, process: EngineProcess | None = None) -> None:
         self.engine = engine
@@ -53,7 +53,7 @@ class Fleet:
         self._devices: dict[tuple[LaneKind, ...], Device] = {}
 
     def load(self, config: ModelConfig) -> tuple[LoadedModel, RemoteEngine | None]:
-        """Load a model here or in the engine's process, and log what was chosen for it. Raises LoadError."""
+        """Load a model here or in the engine's process, and log the choices made for it. Raises LoadError."""
         loaded, remote = (load_model(config, self.engine), None) if self._process is None else self._process.load(config)
         for line, facts in zip(loaded.summary(), loaded.facts(), strict=True):
             log.info("%s", line, extra={"facts": facts})
@@ -64,11 +64,11 @@ class Fleet:
         return loaded, remote
 
     def context(self, loaded: LoadedModel, remote: RemoteEngine | None, server: ServerConfig, config: ModelConfig) -> Context:
-        """A loaded model behind an engine: `remote`, or one on the device of the models with the same lanes."""
+        """Put a loaded model behind an engine: `remote`, or one on the device that models with the same lanes share."""
         from hybridtei.server.app import context_for
 
         registry, engine = Registry() if remote is None else remote.registry, self.engine
-        if not self._fixed_permits:  # as many as the model's hardware asks for
+        if not self._fixed_permits:  # the default follows the hardware
             permits = permits_for(engine.max_concurrent_requests, loaded.backend, loaded.budget_tokens)
             engine = replace(engine, max_concurrent_requests=permits)
         service = EngineService(
@@ -83,14 +83,14 @@ class Fleet:
         return context_for(service, server, config, registry)
 
     async def stop(self) -> None:
-        """Stop the lanes, after the services."""
+        """Stop the lanes. Call it after the services have stopped."""
         for device in self._devices.values():
             await asyncio.to_thread(device.stop, STOP_SECONDS)
         if self._process is not None:
             await asyncio.to_thread(self._process.close)
 
     def device(self, lanes: tuple[LaneKind, ...]) -> Device:
-        """The device of these lanes, running."""
+        """The running device of these lanes."""
         if lanes not in self._devices:
             self._devices[lanes] = Device(lanes, bulk_niceness=self.engine.bulk_niceness, pass_timeout=self.engine.pass_timeout)
             self._devices[lanes].start()
@@ -98,7 +98,7 @@ class Fleet:
 
     @property
     def dead(self) -> BackendError | None:
-        """Why lanes have ended by themselves; None while all serve."""
+        """The error that ended a lane; None while all lanes run."""
         return next((device.dead for device in self._devices.values() if device.dead is not None), None)
 
 
@@ -106,10 +106,10 @@ class Fleet:
 def _engine_process(
     server: ServerConfig, engine: EngineConfig, models: Sequence[ModelConfig]
 ) -> Iterator[EngineProcess | None]:
-    """The engine's process, not started yet; None where the engine runs in this one.
+    """Yield the engine's process, not started yet; None if the engine runs in this process.
 
-    By default there is one where a GPU may be used: a pass is launched from Python, each of some hundred calls gives the
-    interpreter up, and beside a busy event loop waits for it again.
+    By default it exists if a GPU may be used. Python launches a GPU pass by some hundred calls; each releases the GIL, and
+    then waits for it while the event loop is busy.
     """
     wanted = server.engine_process
     if not (any(map(may_use_gpu, models)) if wanted is None else wanted):
@@ -136,9 +136,9 @@ def serve(
 ) -> None:
     """Serve models until a signal; one that does not load leaves the others serving.
 
-    `configs`: one model, which takes every name; or a `NamedModel` each, to which others may be added at run time. `flags`: the
-    settings that these begin with. `fixed_permits`: `max_concurrent_requests` is somebody's choice, not a default that gives
-    way to the hardware. Raises LoadError if no model loads; UsageError, StoreError, OSError.
+    `configs`: one `ModelConfig`, which accepts every model name; or `NamedModel`s, and more can be loaded at run time. `flags`:
+    default settings of models loaded later. `fixed_permits`: the user chose `max_concurrent_requests`, so the hardware does not
+    change it. Raises LoadError if no model loads; UsageError, StoreError, OSError.
     """
     with _checked(server, store) as (schemas, sockets), _engine_process(server, engine, configs) as process:
         fleet = Fleet(engine, fixed_permits=fixed_permits, process=process)
@@ -158,7 +158,7 @@ def serve(
             raise next(iter(failures.values()))
 
         async def opener(config: NamedModel) -> Context:
-            loaded, remote = await on_thread(fleet.load, config)  # other models go on answering
+            loaded, remote = await on_thread(fleet.load, config)  # the other models still answer
             context = fleet.context(loaded, remote, server, config)
             await context.service.start()
             return context
@@ -174,7 +174,7 @@ def serve(
 
 @asynccontextmanager
 async def in_process(configs: Sequence[ModelConfig], engine: EngineConfig, store: StoreConfig) -> AsyncIterator[AsyncClient]:
-    """Load models; give a client of a server of them that no socket reaches. Raises LoadError, StoreError."""
+    """Load models, and yield a client of an in-process server without a socket. Raises LoadError, StoreError."""
     import httpx
 
     from hybridtei.client import AsyncClient
@@ -186,7 +186,7 @@ async def in_process(configs: Sequence[ModelConfig], engine: EngineConfig, store
     app = create_fleet_app(Models(contexts), server, on_stop=[fleet.stop], schemas=_schemas(store, server))
     transport, errors_of_server = httpx.ASGITransport(cast(Any, app)), logging.getLogger("hybridtei.server")
     level = errors_of_server.level
-    errors_of_server.setLevel(logging.CRITICAL)  # the client raises them
+    errors_of_server.setLevel(logging.CRITICAL)  # the client raises errors itself
     try:
         async with app.lifespan(), AsyncClient("http://in-process", transport=transport) as client:
             yield client
@@ -196,7 +196,7 @@ async def in_process(configs: Sequence[ModelConfig], engine: EngineConfig, store
 
 @contextmanager
 def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[CollectionSchemas | None, list[socket.socket]]]:
-    """Check keys, certificate, gRPC, store and ports before a model is loaded; give the store's schemas and the sockets.
+    """Check keys, certificate, gRPC, store and ports before a model is loaded. Yield the store's schemas and the sockets.
 
     Raises UsageError, LoadError, StoreError, OSError.
     """
@@ -216,10 +216,10 @@ def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[
 
 
 def _import_server() -> None:
-    with suppress(ImportError):  # the main thread meets it too
+    with suppress(ImportError):  # the main thread raises it too
         import_module("hybridtei.server.app")
         import_module("hybridtei.server.run")
-    gc.freeze()  # as modules live as long as the process, no collection need walk through them
+    gc.freeze()  # modules live until the process ends, so the collector need not visit them
 
 
 def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchemas | None:
@@ -248,7 +248,7 @@ T = TypeVar("T")
 
 
 async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
-    """Run `work` in a daemon thread: the process may end before it does, and cancelling the caller does not stop it."""
+    """Run `work` in a daemon thread: the process can end while it runs, and cancelling the caller does not stop it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -259,7 +259,7 @@ async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
     def run() -> None:
         try:
             ended = partial(settle, done.set_result, work(*arguments))
-        except BaseException as error:  # the caller gets it
+        except BaseException as error:  # the caller raises it
             ended = partial(settle, done.set_exception, error)
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(ended)

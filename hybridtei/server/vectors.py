@@ -1,4 +1,4 @@
-"""What the dialects that embed share: fields, heads, and `output_dtype` with the ranges that some of its values need."""
+"""Shared by the dialects that embed: fields, heads, and `output_dtype` with the ranges that int8 and uint8 need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Quantise = Callable[[Floats], Any]
 
 
 def quantiser(context: Context, precision: Precision | None, head: Head, width: int) -> Quantise:
-    """What makes such numbers of vectors of this width. Raises InvalidInput where the server has no ranges for them."""
+    """A function that converts vectors of `width` to `precision`. Raises InvalidInput if the server lacks the ranges."""
     if precision is None or precision == "float":
         return as_given
     ranges = _ranges(context, precision, head, width) if precision in RANGED else None
@@ -36,10 +36,8 @@ def quantiser(context: Context, precision: Precision | None, head: Head, width: 
 def smaller_vectors(
     context: Context, heads: frozenset[Head], precision: Precision | None, dimensions: int | None, *, is_small: bool = False
 ) -> Callable[[Embeddings], Embeddings]:
-    """What makes all dense and multi-vectors of an answer so; `is_small`: multi-vectors are already, by their own `dtype`.
-
-    Raises InvalidInput, before anything is computed.
-    """
+    """A function that converts an answer's dense and multi-vectors to `precision`. `is_small`: multi-vectors are left alone,
+    since their own `dtype` converted them. Raises InvalidInput before anything is computed."""
     if precision is None or precision == "float":
         return lambda answer: answer
     spec = context.service.model.spec
@@ -63,7 +61,7 @@ def smaller_vectors(
 
 
 def as_given(rows: Any) -> Any:
-    """The rows themselves."""
+    """Return the rows unchanged."""
     return rows
 
 
@@ -87,13 +85,13 @@ def ranges_in(path: str) -> dict[str, Floats]:
     return read_ranges(path)
 
 
-EMBEDDED_RANGES = str(Path(heads.__file__).with_name("minilm_ranges.npz"))  # see `conformance.quality.ranges`
+EMBEDDED_RANGES = str(Path(heads.__file__).with_name("minilm_ranges.npz"))  # measured by `conformance.quality.ranges`
 Output = Literal["dense", "sparse", "multivector"]
 Outputs = Annotated[list[Output], Meta(min_length=1)]
 SparseFormat = Literal["tei", "qdrant", "tokens", "ids"]
 OutputDtype = Annotated[
     Precision | None,
-    Meta(description="What numbers vectors are made of; binary: one bit each, eight in an int8, ubinary: in a uint8."),
+    Meta(description="Type of the numbers in vectors; binary: one bit each, eight bits in an int8; ubinary: in a uint8."),
 ]
 SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
 
@@ -109,7 +107,7 @@ def pooled(answer: Embeddings) -> Floats:
 
 
 def unspelled(context: Context, heads: frozenset[Head], form: SparseFormat) -> UnsupportedHead | None:
-    """Why `sparse_format` tokens is refused."""
+    """The error if the model cannot give `sparse_format` tokens, else None."""
     try:
         if form == "tokens" and Head.SPARSE in heads:
             check_spelled(context.service.model.spec)
@@ -119,7 +117,7 @@ def unspelled(context: Context, heads: frozenset[Head], form: SparseFormat) -> U
 
 
 def heads_of(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
-    """The heads of `outputs`; all that the model has where none are named."""
+    """The heads of `outputs`; None: all heads of the model."""
     return context.heads - {Head.TOKENS} if outputs is None else frozenset(Head(output) for output in outputs)
 
 
@@ -129,25 +127,25 @@ def splade_rows(answer: Embeddings) -> Floats:
 
 
 class SpannedText(Struct, frozen=True, forbid_unknown_fields=True):
-    """A text, and the parts of it that are to have vectors, from one pass over the whole."""
+    """A text, and the spans of it to embed. One pass reads the whole text."""
 
     text: FullText
     spans: Annotated[
         list[tuple[Id, Id]],
-        Meta(min_length=1, description="Of each part, its first code point and the one after its last; they may overlap."),
+        Meta(min_length=1, description="For each span, the first code point and the one after the last; spans may overlap."),
     ]
 
 
 SpannedInputs = Annotated[
     FullText | SpannedText | Annotated[list[FullText | Id | Ids | SpannedText], NOT_EMPTY],
-    Meta(description="As of `/embed_all`; or texts with spans, for each of which the answer has a list, an item a span."),
+    Meta(description="As for `/embed_all`; or texts with spans: the answer has a list for each text, an item for each span."),
 ]
 
 
 async def embed_spanned(
     context: Context, task: Embed, inputs: Inputs, write: Write[Embeddings], refusal: HybridTeiError | None = None
 ) -> Reply:
-    """Embed the inputs, or the spans of them, whose items are then one list an input."""
+    """Embed the inputs. For texts with spans the answer has one list an input, one item a span."""
     items: list[Any] = inputs.items
     spanned = [item for item in items if isinstance(item, SpannedText)]
     if not spanned:
@@ -164,7 +162,7 @@ async def embed_spanned(
 
 
 def by_text(texts: Sequence[SpanText], rows: Iterable[Any]) -> list[list[Any]]:
-    """What spans have, as a list for each text."""
+    """Group the rows of spans into one list for each text."""
     following = iter(rows)
     return [[*islice(following, len(item.spans))] for item in texts]
 
@@ -177,7 +175,7 @@ async def embed_spans(
     *,
     is_batch: bool = True,
 ) -> Reply:
-    """Embed spans of texts, which count as a request's inputs."""
+    """Embed spans of texts. Each text counts as one input of the request."""
     load = Load(len(task.inputs), sum(len(item.text) for item in task.inputs), is_batch)
     try:
         answer, usage = await context.run(task, load, refusal=refusal)

@@ -1,1 +1,1 @@
-"""Wire to task to wire: what each inference route computes, free of HTTP, so that `/vertex` and `/` can ask for it too."""
+"""The routes of each API dialect. Their functions use no HTTP, so `/vertex` and `/` can call them too."""

@@ -1,4 +1,4 @@
-"""Embeddings as Cohere's clients ask for them: versions 1 and 2 differ in their answers."""
+"""Cohere's embedding API. Versions 1 and 2 differ in their answers."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 class CohereText(Struct, frozen=True):
-    """A part of an input; parts that are no text are refused."""
+    """A part of an input. Only text is accepted."""
 
     text: FullText
     type: Literal["text"] = "text"
 
 
 class CohereInput(Struct, frozen=True):
-    """An input of parts, which are read as one text."""
+    """An input in parts, read as one text."""
 
     content: Annotated[list[CohereText], NOT_EMPTY]
 
 
 class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
-    """`/v1/embed` and `/v2/embed`."""
+    """Request of `/v1/embed` and `/v2/embed`."""
 
     texts: FullTexts | None = None
     inputs: Annotated[list[CohereInput], NOT_EMPTY] | None = None
     model: ServedModel = None
     input_type: Annotated[
-        str | None, Meta(description="search_query and search_document matter to models that read these differently.")
+        str | None, Meta(description="search_query or search_document; matters to models that treat them differently.")
     ] = None
-    embedding_types: Annotated[list[EmbeddingType] | None, Meta(description="Forms to give [default: float].")] = None
+    embedding_types: Annotated[list[EmbeddingType] | None, Meta(description="Forms of the vectors [default: float].")] = None
     output_dimension: Dimensions = None
     truncate: Annotated[Literal["NONE", "START", "END"] | None, Meta(description="The side that is cut off; NONE: refuse.")] = (
         None
@@ -64,7 +64,7 @@ class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
 
 
 class CohereEmbedResponse(Struct, frozen=True):
-    """Under each wanted form, one entry a text; of version 1, a list of vectors where no forms were asked for."""
+    """One vector a text for each requested form. Version 1 answers a plain list of vectors if no form was requested."""
 
     id: str
     response_type: Literal["embeddings_floats", "embeddings_by_type"]
@@ -78,7 +78,7 @@ SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "docu
 
 @handler("cohere_embed")
 async def embed(context: Context, request: CohereEmbedRequest, version: str) -> Reply:
-    """`/v1/embed` and `/v2/embed`: of unit length, and only in the forms that were asked for: some clients fail on null."""
+    """Answer `/v1/embed` and `/v2/embed`: unit vectors, only in the requested forms, since some clients fail on null."""
     texts, bare = request.read, version == "1" and not request.embedding_types
     if not texts:
         raise NoInputs("`texts` cannot be empty")

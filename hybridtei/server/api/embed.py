@@ -1,6 +1,6 @@
-"""Our own requests: several outputs of one forward pass in one answer.
+"""hybridtei's own embedding routes: several outputs of one forward pass in one answer.
 
-They refuse fields that they do not know: an option whose name is misspelled would be left out without a word.
+They refuse unknown fields, since a misspelled option would otherwise be ignored silently.
 """
 
 from __future__ import annotations
@@ -51,18 +51,16 @@ from hybridtei.system.tracing import handler
 ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
 Side = Annotated[
     Literal["query", "document"] | None,
-    Meta(description="What the inputs are, for models that read queries otherwise than documents [default: document]."),
+    Meta(description="What the inputs are; matters to models that treat queries differently [default: document]."),
 ]
-Budget = Annotated[
-    MultivectorBudget | None, Meta(description="How small documents' multi-vectors are to be; queries' are never made smaller.")
-]
+Budget = Annotated[MultivectorBudget | None, Meta(description="How to shrink documents' multi-vectors; queries' stay whole.")]
 
 
 class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`/embed_multivector`."""
+    """Request of `/embed_multivector`."""
 
     inputs: SpannedInputs  # type: ignore[assignment,unused-ignore]
-    dimensions: Annotated[Size | None, Meta(description="Keep the first so many of each vector that is not sparse.")] = None
+    dimensions: Annotated[Size | None, Meta(description="Keep this many leading dimensions of dense and multi-vectors.")] = None
     output_dtype: OutputDtype = None
     multivector: Budget = None
     input_type: Side = None
@@ -70,9 +68,9 @@ class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid
 
 
 class EmbedHybridRequest(EmbedMultivectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`/embed_hybrid`."""
+    """Request of `/embed_hybrid`."""
 
-    outputs: Annotated[Outputs | None, Meta(description="Which vectors to give [default: all that the model has].")] = None
+    outputs: Annotated[Outputs | None, Meta(description="Vectors to return [default: all that the model has].")] = None
     normalize: Annotated[bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")] = True
     sparse_format: Annotated[
         SparseFormat,
@@ -81,18 +79,18 @@ class EmbedHybridRequest(EmbedMultivectorRequest, frozen=True, kw_only=True, for
 
 
 class PackedVectors(Struct, frozen=True):
-    """Multi-vectors of a bit a number: base64 of uint8[n, ceil(d / 8)], the most significant bit first."""
+    """Multi-vectors with one bit a number: base64 of uint8[n, ceil(d / 8)], the most significant bit first."""
 
-    shape: Annotated[tuple[int, int], Meta(description="How many vectors, and how many numbers each has.")]
+    shape: Annotated[tuple[int, int], Meta(description="Number of vectors, and of numbers in each.")]
     data: str
 
 
 class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
-    """All wanted vectors of one input."""
+    """The requested vectors of one input."""
 
     dense: list[float] | None = None
     sparse: Annotated[
-        list[SparseValue] | dict[str, Any] | None, Meta(description="As `sparse_format` says: list, or object.")
+        list[SparseValue] | dict[str, Any] | None, Meta(description="List or object, depending on `sparse_format`.")
     ] = None
     multivector: Annotated[
         list[list[float]] | PackedVectors | None, Meta(description="Packed where its `dtype` is binary.")
@@ -107,7 +105,7 @@ NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 
 @handler("embed")
 async def embed(context: Context, request: EmbedRequest) -> Reply:
-    """`/embed`: a list of vectors; of a SPLADE model, dense over the vocabulary."""
+    """Answer `/embed`: a list of vectors. A SPLADE model answers dense vectors over the vocabulary."""
     inputs = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.DENSE, normalize=request.normalize, dimensions=request.dimensions)
     if context.is_splade:
@@ -127,7 +125,7 @@ async def _embed_splade(context: Context, task: Embed, inputs: Inputs) -> Reply:
 
 @handler("embed_all")
 async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
-    """`/embed_all`: a vector a token, raw."""
+    """Answer `/embed_all`: a raw vector for each token."""
     inputs = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.TOKENS)
     refusal = UnsupportedHead("`embed_all` is not available for SPLADE models") if context.is_splade else None
@@ -142,7 +140,7 @@ def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
 
 @handler("embed_sparse")
 async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse) -> Reply:
-    """`/embed_sparse`: from SPLADE pooling or from lexical weights, whichever the model has."""
+    """Answer `/embed_sparse`: by SPLADE pooling or by lexical weights, depending on the model."""
     inputs = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.SPARSE, query_encoder=request.query_encoder)
     refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
@@ -152,7 +150,7 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Wri
 
 @handler("embed_multivector")
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
-    """`/embed_multivector`: a list of lists of unit vectors."""
+    """Answer `/embed_multivector`: a list of unit vectors for each input."""
     inputs = parse_inputs(request.inputs)
     task = _own_task(context, request, inputs, Head.MULTIVECTOR)
     smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small)
@@ -162,7 +160,7 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
 
 @handler("embed_hybrid")
 async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
-    """`/embed_hybrid`: every wanted output of one pass."""
+    """Answer `/embed_hybrid`: every requested output, from one pass."""
     inputs = parse_inputs(request.inputs)
     heads = heads_of(context, request.outputs)
     task = _own_task(context, request, inputs, *heads, normalize=request.normalize)
@@ -177,7 +175,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
 
 @handler("similarity")
 async def similarity(context: Context, request: SimilarityRequest) -> Reply:
-    """`/similarity`: cosine of the first sentence to each other, from raw pooled vectors."""
+    """Answer `/similarity`: the cosine of the source sentence to each other one, from raw pooled vectors."""
     sentences = request.inputs.sentences
     if not sentences:
         raise NoInputs("`inputs.sentences` cannot be empty")
@@ -260,7 +258,7 @@ class HybridController(Dialect):
     @post("/embed_multivector", capability=EMBED_MULTIVECTOR)
     async def embed_multivector(
         self, data: JSONBody[EmbedMultivectorRequest], model: Model
-    ) -> Answer[list[list[list[float | Vector] | PackedVectors] | PackedVectors]]:  # with spans a list of those
+    ) -> Answer[list[list[list[float | Vector] | PackedVectors] | PackedVectors]]:  # with spans, a list of such lists
         """A unit vector for each token, or fewer"""
         return Answer(embed_multivector(model, data))
 

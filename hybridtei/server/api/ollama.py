@@ -1,4 +1,4 @@
-"""Embeddings as Ollama's clients ask for them, and what these and Open WebUI ask first: which models there are."""
+"""Ollama's embedding API, and its list of models, which Ollama's clients and Open WebUI read first."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from hybridtei.system.tracing import handler
 
 
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
-    """`/api/embed`."""
+    """Request of `/api/embed`."""
 
     input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")]
     model: ServedModel = None
-    truncate: Annotated[bool | None, Meta(description="Cut what is too long [default, as Ollama's: true].")] = None
+    truncate: Annotated[bool | None, Meta(description="Cut texts that are too long [default, as in Ollama: true].")] = None
     dimensions: Dimensions = None
 
 
@@ -44,7 +44,7 @@ class OllamaEmbedResponse(Struct, frozen=True):
 
 @handler("ollama_embed")
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
-    """`/api/embed`: of unit length, and a list even for one text; what is too long is cut unless `truncate` is false."""
+    """Answer `/api/embed`: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
     texts = [request.input] if isinstance(request.input, str) else request.input
     if not texts:
         raise NoInputs("`input` cannot be empty")
@@ -69,15 +69,15 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
 
 
 class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
-    """`/api/embeddings`, the older route."""
+    """Request of `/api/embeddings`, the older route."""
 
-    prompt: Annotated[str, Meta(description="A text; an empty one only asks whether the model is there.")] = ""
+    prompt: Annotated[str, Meta(description="A text. Clients send an empty one to check that the model exists.")] = ""
     model: ServedModel = None
 
 
 @handler("ollama_embeddings")
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
-    """`/api/embeddings`: of one text, as the model gives it, without scaling to length 1; what is too long is cut."""
+    """Answer `/api/embeddings`: the vector of one text, not scaled to length 1. A long text is cut."""
     if not request.prompt:
         return Reply({"embedding": []})
     inputs = Inputs([request.prompt], is_batch=False)
@@ -91,7 +91,7 @@ async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> R
 
 
 class OllamaDetails(Struct, frozen=True):
-    """What Ollama tells of a model's file."""
+    """Ollama's description of a model's file."""
 
     parent_model: str
     format: str
@@ -102,7 +102,7 @@ class OllamaDetails(Struct, frozen=True):
 
 
 class OllamaModel(Struct, frozen=True):
-    """A served model. `digest`: its fingerprint; until the weights are read, of its id and revision."""
+    """A served model. `digest`: its fingerprint; until the weights have been read, a hash of its id and revision."""
 
     name: str
     model: str
@@ -113,13 +113,13 @@ class OllamaModel(Struct, frozen=True):
 
 
 class OllamaShowRequest(Struct, frozen=True):
-    """`/api/show`."""
+    """Request of `/api/show`."""
 
     model: ServedModel = None
 
 
 class OllamaShowResponse(Struct, frozen=True):
-    """Facts of a model, by GGUF's keys."""
+    """Facts of a model, under GGUF's keys."""
 
     details: OllamaDetails
     model_info: dict[str, Any]
@@ -131,7 +131,7 @@ STARTED_AT = datetime.now(UTC).isoformat()
 
 @handler("show")
 async def show(context: Context, request: OllamaShowRequest) -> Reply:
-    """`/api/show`: Open WebUI reads `capabilities`, other clients the context's length."""
+    """Answer `/api/show`: Open WebUI reads `capabilities`, other clients read the context length."""
     spec, length = context.service.model.spec, context.service.reader.max_input_length
     family = spec.model_type
     sizes = {f"{family}.context_length": length, f"{family}.embedding_length": spec.dense_width}
@@ -141,7 +141,7 @@ async def show(context: Context, request: OllamaShowRequest) -> Reply:
 
 def _listed(context: Context) -> OllamaModel:
     name, folder = context.served_name, context.service.model.spec.folder
-    weights = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))  # none where they lie elsewhere
+    weights = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))  # empty if the files lie elsewhere
     named, header = f"{context.model.model_id}@{context.model.revision}", context.fingerprint_header
     digest = sha256(named.encode()).hexdigest() if header is None else header[1].decode()
     return OllamaModel(name, name, STARTED_AT, sum(file.stat().st_size for file in weights), digest, _details(context))
@@ -153,7 +153,7 @@ def _details(context: Context) -> OllamaDetails:
 
 
 class OllamaController(Dialect):
-    """Ollama's embeddings, and what its clients ask of models."""
+    """Ollama's embeddings and facts of models."""
 
     @post("/api/embed", capability=EMBED, needs_content_type=False)
     async def embed(self, data: JSONBody[OllamaEmbedRequest], model: Model) -> Answer[OllamaEmbedResponse]:
@@ -169,16 +169,16 @@ class OllamaController(Dialect):
 
     @post("/api/show", capability=ANY, role="any", needs_content_type=False, takes_permits=False)
     async def show(self, data: JSONBody[OllamaShowRequest], model: Model) -> Answer[OllamaShowResponse]:
-        """Facts of a model, as Ollama tells them"""
+        """Facts of a model, in Ollama's format"""
         return Answer(show(model, data))
 
     @get("/api/tags")
     async def list_models(self, request: ApiRequest, models: AllModels) -> Answer[dict[Literal["models"], list[OllamaModel]]]:
-        """The models, as Ollama lists them"""
+        """The models, in Ollama's format"""
         contexts = models.ready if request.alias is None else [models.named(request.alias)]
         return Answer(Reply({"models": [_listed(context) for context in contexts]}))
 
     @get("/api/version")
     async def version(self) -> Answer[dict[Literal["version"], str]]:
-        """The version in whole numbers: Open WebUI asks for it to see whether a server is there"""
+        """The version in whole numbers: Open WebUI reads it to check that the server is up"""
         return Answer(Reply({"version": __version__.partition(".dev")[0]}))

@@ -1,4 +1,4 @@
-"""Embeddings as OpenAI's clients ask for them, Jina's and Voyage's among these; the field `outputs` is hybridtei's."""
+"""OpenAI's embedding API with Jina's and Voyage's fields; the fields `outputs` and `sparse_format` are hybridtei's own."""
 
 from __future__ import annotations
 
@@ -51,43 +51,43 @@ from hybridtei.system.tracing import handler
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
-Side = Annotated[str | None, Meta(description="query and document matter to models that read these differently.")]
+Side = Annotated[str | None, Meta(description="query or document; matters to models that treat them differently.")]
 
 
 class JinaText(Struct, frozen=True):
-    """An input as Jina's clients may wrap it."""
+    """An input in the object that Jina's clients send."""
 
     text: FullText
 
 
 class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
-    """`/v1/embeddings`."""
+    """Request of `/v1/embeddings`."""
 
     input: Annotated[
         FullText | Annotated[list[FullText | Id | Ids | JinaText], NOT_EMPTY],
         Meta(description="A text, a list of ids, or a list of texts and id lists."),
     ]
     model: ServedModel = None
-    user: Annotated[str | None, Meta(description="Accepted and not looked at.")] = None
+    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
     encoding_format: Annotated[
         Literal["float", "base64"], Meta(description="base64: little-endian, float32 unless `output_dtype` says otherwise.")
     ] = "float"
     dimensions: Dimensions = None
-    output_dimension: Annotated[Size | None, Meta(description="The same under Voyage's name.")] = None
-    output_dtype: Annotated[OutputDtype, Meta(description="What numbers vectors, and their base64, are made of.")] = None
+    output_dimension: Annotated[Size | None, Meta(description="`dimensions` under Voyage's name.")] = None
+    output_dtype: Annotated[OutputDtype, Meta(description="Type of the numbers in vectors and in their base64.")] = None
     input_type: Side = None
     truncation: Truncate = None
-    modality: Annotated[str | None, Meta(description="Of infinity's clients, who mean no `dimensions` by 0.")] = None
+    modality: Annotated[str | None, Meta(description="From infinity's clients, where `dimensions` 0 means all.")] = None
     task: Annotated[
         str | None, Meta(description="Jina's `input_type`: retrieval.query, retrieval.passage; or an adapter of the model.")
     ] = None
     embedding_type: Annotated[
-        JinaType | Annotated[list[JinaType], Meta(max_length=1)] | None, Meta(description="Jina's form of vectors; one.")
+        JinaType | Annotated[list[JinaType], Meta(max_length=1)] | None, Meta(description="Jina's form of vectors.")
     ] = None
-    normalized: Annotated[bool | None, Meta(description="Of Jina's clients; false: as the model gives them.")] = None
+    normalized: Annotated[bool | None, Meta(description="From Jina's clients; false: do not scale to length 1.")] = None
     truncate: Annotated[bool | None, Meta(description="`truncation` under Jina's name.")] = None
     late_chunking: Annotated[
-        bool | None, Meta(description="Of Jina's clients; true: texts are chunks of one text, in order, and read as that.")
+        bool | None, Meta(description="From Jina's clients; true: read the texts as the chunks of one text, in order.")
     ] = None
     outputs: Annotated[Outputs | None, Meta(description="Ours: also give `sparse_embedding` and `multivector`.")] = None
     sparse_format: Annotated[SparseFormat, Meta(description="Ours: form of `sparse_embedding`.")] = "qdrant"
@@ -103,14 +103,14 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def side(self) -> InputType | None:
-        """query or document; None for any other word."""
+        """query or document; None for any other task."""
         if self.input_type is None:
             return TASK_SIDES.get(self.task or "")
         return "query" if self.input_type == "query" else "document" if self.input_type == "document" else None
 
     @property
     def items(self) -> Any:
-        """`input`, with Jina's objects as texts."""
+        """`input`, with Jina's objects replaced by their texts."""
         if isinstance(self.input, str) or JinaText not in set(map(type, self.input)):
             return self.input
         return [item.text if isinstance(item, JinaText) else item for item in self.input]
@@ -149,7 +149,7 @@ class OpenAICompatResponse(Struct, frozen=True):
 
 @handler("openai_embed")
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
-    """`/v1/embeddings`: normalised, unless Jina's `normalized` is false."""
+    """Answer `/v1/embeddings`: unit vectors, unless Jina's `normalized` is false."""
     inputs = parse_inputs(request.items)
     refusal: HybridTeiError | None = foreign_ids(context, inputs) or unknown_task(context, request.task)
     if context.is_splade and request.outputs is None:
@@ -184,13 +184,13 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
 
 
 def check_chunks(count: int, field: str) -> None:
-    """Raises InvalidInput for more chunks than are joined on the event loop."""
+    """Raises InvalidInput for too many chunks to join on the event loop."""
     if count > MAX_CHUNKS:
         raise InvalidInput(f"`{field}` holds {count} chunks > maximum allowed {MAX_CHUNKS}")
 
 
 def only_texts(items: Sequence[Input]) -> list[str]:
-    """The items. Raises InvalidInput for ids."""
+    """Return the items. Raises InvalidInput for ids."""
     place = next((place for place, item in enumerate(items) if not isinstance(item, str)), None)
     if place is not None:
         raise InvalidInput(f"`input[{place}]` holds ids; `late_chunking` takes texts")
@@ -198,8 +198,8 @@ def only_texts(items: Sequence[Input]) -> list[str]:
 
 
 def foreign_ids(context: Context, inputs: Inputs) -> InvalidInput | None:
-    """Why lists of ids are refused that are not of this model's vocabulary. What else they hold is nonsense, too."""
-    if set(map(type, inputs.items)) == {str}:  # of half a million texts, in a tenth of the time
+    """The error for ids above this model's vocabulary, else None. Such a list was made for another vocabulary."""
+    if set(map(type, inputs.items)) == {str}:  # ten times as fast for half a million texts
         return None
     size = context.service.tokenizer.vocab_size
     largest = max((max(item, default=0) for item in inputs.items if not isinstance(item, str)), default=0)
@@ -212,7 +212,7 @@ def foreign_ids(context: Context, inputs: Inputs) -> InvalidInput | None:
 
 
 def unknown_task(context: Context, task: str | None) -> InvalidInput | None:
-    """Why a model with adapters refuses a task; others only ask whether it means queries or documents."""
+    """The error if a model with adapters has none for this task. Without adapters a task only selects query or document."""
     adapters = context.service.model.spec.adapters
     if task is None or adapters is None or task in adapters.names:
         return None
@@ -233,20 +233,18 @@ def _item(answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Piec
 
 
 class ContextualizedRequest(Struct, frozen=True, kw_only=True):
-    """`/v1/contextualizedembeddings`, of Voyage."""
+    """Request of Voyage's `/v1/contextualizedembeddings`."""
 
     inputs: Annotated[
         list[Annotated[list[FullText], Meta(min_length=1)]],
-        Meta(
-            min_length=1, description="Of each document its chunks, in order; each chunk is read with the others of its list."
-        ),
+        Meta(min_length=1, description="The chunks of each document, in order, which the model reads together."),
     ]
     model: ServedModel = None
     input_type: Side = None
     output_dimension: Dimensions = None
-    output_dtype: Annotated[OutputDtype, Meta(description="What numbers vectors, and their base64, are made of.")] = None
+    output_dtype: Annotated[OutputDtype, Meta(description="Type of the numbers in vectors and in their base64.")] = None
     encoding_format: Literal["float", "base64"] | None = None
-    enable_auto_chunking: Annotated[bool | None, Meta(description="Refused where it is true: lists are of chunks.")] = None
+    enable_auto_chunking: Annotated[bool | None, Meta(description="true is refused: clients send chunks.")] = None
 
 
 class ContextualizedChunks(Struct, frozen=True):
@@ -268,10 +266,10 @@ class ContextualizedResponse(Struct, frozen=True):
 
 @handler("contextualized_embed")
 async def contextualized_embed(context: Context, request: ContextualizedRequest) -> Reply:
-    """`/v1/contextualizedembeddings`: normalised, a list of vectors a document."""
+    """Answer `/v1/contextualizedembeddings`: a list of unit vectors for each document."""
     with context.counting_failures():
         if request.enable_auto_chunking:
-            raise InvalidInput("`enable_auto_chunking` is true, but here `inputs` hold chunks, of each document its own list")
+            raise InvalidInput("`enable_auto_chunking` is true: this server takes each document as a list of chunks")
         check_chunks(sum(map(len, request.inputs)), "inputs")
     texts = [joined(chunks) for chunks in request.inputs]
     side: InputType | None = "query" if request.input_type == "query" else "document" if request.input_type else None

@@ -1,4 +1,4 @@
-"""Health, facts and metrics; the models there are, and how they are loaded and unloaded at run time."""
+"""Health, facts and metrics; listing, loading and unloading of models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hybridtei.server.routing import StatusOnly
 
 
 class ModelItem(Struct, frozen=True):
-    """A served model, with an owner for OpenAI's clients and what infinity's look for."""
+    """A served model, with the fields that clients of OpenAI and infinity need."""
 
     id: str
     object: Literal["model"]
@@ -43,12 +43,12 @@ class ModelList(Struct, frozen=True):
 
 
 STARTED = int(time.time())
-FINGERPRINT_WAIT_S = 0.5  # of the first requests; half a gigabyte is read meanwhile
+FINGERPRINT_WAIT_S = 0.5  # seconds that the first requests wait; half a gigabyte is read in this time
 POOLING_NAMES = {"lasttoken": "last_token"}
 
 
 async def with_fingerprint(context: Context, *, has_store: bool) -> dict[str, Any]:
-    """`/info`: TEI's keys in TEI's order, then ours: `fingerprint` is null while the weights are read for it."""
+    """Answer `/info`: TEI's keys in TEI's order, then ours. `fingerprint` is null until the weights have been read."""
     answer = facts(context)
     reading = asyncio.wrap_future(context.fingerprint)
     await asyncio.wait([reading], timeout=FINGERPRINT_WAIT_S)
@@ -63,7 +63,7 @@ def _listed(context: Context) -> ModelItem:
 
 
 def capabilities(heads: frozenset[Head]) -> list[str]:
-    """What a model can do, in infinity's words."""
+    """A model's capabilities, under infinity's names."""
     names = ["embed"] * bool(heads & EMBEDDINGS)
     ranks = Head.SCORES in heads or Head.MULTIVECTOR in heads or {Head.DENSE, Head.SPARSE} <= heads
     return [*names, *["rerank"] * ranks, *["classify"] * (Head.SCORES in heads)]
@@ -108,7 +108,7 @@ def facts(context: Context) -> dict[str, Any]:
 
 
 def _model_type(spec: ModelSpec) -> dict[str, Any]:
-    """TEI knows no taggers: to it they are classifiers."""
+    """The model's type for TEI's clients. TEI has no taggers, so they are classifiers."""
     if spec.kind == "embedding":
         pooling = "splade" if spec.is_splade else "+".join(POOLING_NAMES.get(mode, mode) for mode in spec.pooling)
         return {"embedding": {"pooling": pooling}}
@@ -120,13 +120,13 @@ def _model_type(spec: ModelSpec) -> dict[str, Any]:
 
 
 class UnloadRequest(Struct, frozen=True):
-    """`/models/unload`."""
+    """Request of `/models/unload`."""
 
     model: Annotated[str, Meta(description="Alias of the model to unload.")]
 
 
 class ModelState(Struct, frozen=True, omit_defaults=True):
-    """What became of a model."""
+    """The state of a model after loading or unloading."""
 
     model: str
     state: Annotated[str, Meta(description="loading, ready, failed or unloading.")]
@@ -140,15 +140,15 @@ MANAGED: dict[str, Any] = {
     "needs_content_type": False,
     "outlives_client": True,
 }
-Table = dict[str, Any]  # the keys of `config.NamedModel`
+Table = dict[str, Any]  # keys of `config.NamedModel`
 
 
-# Settings of a process, not of one model in it; and a file that lies outside of the model, of which a request may name none.
+# Settings of the whole process, and a file outside the model's folder: a request may set none of them.
 OF_PROCESS = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"})
 
 
 async def load(models: Models, request: Table) -> Reply:
-    """`/models/load`. Raises InvalidInput."""
+    """Answer `/models/load`. Raises InvalidInput."""
     try:
         entry = await models.load(_configuration(request, models.flags))
     except LoadError as error:
@@ -157,13 +157,13 @@ async def load(models: Models, request: Table) -> Reply:
 
 
 async def unload(models: Models, request: UnloadRequest) -> Reply:
-    """`/models/unload`. Raises UnknownModel, InvalidInput."""
+    """Answer `/models/unload`. Raises UnknownModel, InvalidInput."""
     await models.unload(request.model)
     return Reply(ModelState(request.model, "unloaded"))
 
 
 def _configuration(table: Table, flags: ModelConfig) -> NamedModel:
-    """`flags`: of the process. What they forbid, no request allows. Raises InvalidInput."""
+    """The configuration of a request. A request cannot allow what `flags`, the process's, forbid. Raises InvalidInput."""
     refused = sorted(OF_PROCESS & table.keys())
     if flags.offline and table.get("offline") is False:
         refused = ["offline"]
@@ -205,7 +205,7 @@ class OperationController(Dialect):
 
 
 class ModelController(Dialect):
-    """The models there are, and how they are loaded and unloaded at run time."""
+    """Lists models, and loads and unloads them at run time."""
 
     @get(["/v1/models", "/models"])
     async def listed(self, models: AllModels) -> Answer[ModelList]:
@@ -214,7 +214,7 @@ class ModelController(Dialect):
 
     @post("/models/load", in_schema=False, **MANAGED)
     async def load(self, data: JSONBody[Table], models: AllModels) -> Answer[ModelState]:
-        """Load a model, and answer when it answers, or cannot"""
+        """Load a model, and answer when it is ready or has failed"""
         return Answer(load(models, data))
 
     @post("/models/unload", in_schema=False, **MANAGED)

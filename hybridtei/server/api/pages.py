@@ -1,4 +1,4 @@
-"""What browsers open: the page at `/`, and `/docs`."""
+"""Pages for browsers: `/` and `/docs`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybridtei.server.routing import PAGE
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png"}
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
 PAGE_POLICY = POLICY + "require-trusted-types-for 'script'"
-DOCS_POLICY = POLICY + "img-src 'self' data:"  # Swagger UI writes markup, and its style sheet holds pictures
+DOCS_POLICY = POLICY + "img-src 'self' data:"  # Swagger UI inserts inline styles, and its style sheet contains images
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -45,7 +45,7 @@ class PageController(Dialect):
 
 
 class DocsController(Dialect):
-    """Swagger UI, from files of this package: it works without a network."""
+    """Swagger UI, from files of this package, so that it works without a network."""
 
     @get("/docs", in_schema=False, role=None, is_tei=True)
     async def docs(self, request: ApiRequest) -> Response[bytes]:
@@ -63,7 +63,7 @@ class DocsController(Dialect):
 
 
 def file_of_page(name: str, policy: str = PAGE_POLICY) -> Response[bytes]:
-    """The page, or one of its files."""
+    """Return the page or one of its files."""
     headers = {"content-security-policy": policy, **HEADERS}
     return Response(_read(name), media_type=TYPES[name.rpartition(".")[2]], headers=headers)
 
@@ -74,6 +74,6 @@ def _read(name: str) -> bytes:
 
 
 def wants_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether `accept` is a browser's: HTML first, and XHTML next or nothing."""
+    """True if `accept` is a browser's: HTML first, then XHTML or nothing."""
     accept = b",".join(value for name, value in headers if name == b"accept").replace(b" ", b"").lower()
     return accept == b"text/html" or accept.startswith(b"text/html,application/xhtml+xml,")

@@ -1,8 +1,8 @@
-"""The collections; texts into one; and whole ones, out of the store and into it.
+"""Lists collections, upserts texts, and exports and imports whole collections.
 
-Each text is checked by itself, so that an error names it and harms no other. Texts go through the engine in chunks, so that a
+Each text is checked alone, so an error names it and does not affect the others. Texts go through the engine in chunks, so a
 large upsert holds no more permits than an ordinary request. An export or import holds a permit for each point of a page, and
-takes as long as its client takes.
+has no time limit: the client sets its pace.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import CollectionSchema, PointId
 
 
-PORTION_POINTS = 32  # that are embedded and stored at once: of a multi-vector model, each takes some hundred kilobytes
+PORTION_POINTS = 32  # points embedded and stored at once; a multi-vector takes some hundred kilobytes
 MAX_ID = 2**64 - 1
 MAX_SWITCHES = 3
 
 
 class CollectionList(Struct, frozen=True):
-    """Answer of `/collections`: names of collections and their aliases, sorted."""
+    """Answer of `/collections`: the names of collections and aliases, sorted."""
 
     collections: list[str]
 
 
 class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`/collections/{name}/points`: texts to embed and store."""
+    """Request of `/collections/{name}/points`: texts to embed and store."""
 
     points: Annotated[
         list[Any], Meta(min_length=1, max_length=1000, description="Objects of `id`, `text`, `payload`, `metadata`.")
     ]
-    create: Annotated[bool, Meta(description="Make the collection if it is not there.")] = False
+    create: Annotated[bool, Meta(description="Create the collection if it does not exist.")] = False
     model: Annotated[str | None, Meta(description="Which of several models embeds [default: the collection's].")] = None
     truncate: Truncate = None
 
 
 class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text to store. An id that is neither a number nor a UUID is made into one, and kept as `document_id`."""
+    """A text to store. An id that is no number or UUID is hashed to a UUID, and the payload keeps it as `document_id`."""
 
     text: Annotated[str, Meta(min_length=1)]
     id: int | str | None = None
@@ -67,7 +67,7 @@ class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FailedPoint(Struct, frozen=True):
-    """A point that was not stored: its place in the request, its id if it has one, and why."""
+    """A point that was not stored: its place in the request, its id if it has one, and the error."""
 
     index: int
     id: int | str | None
@@ -75,7 +75,7 @@ class FailedPoint(Struct, frozen=True):
 
 
 class PointsResponse(Struct, frozen=True):
-    """What became of the points. `ids`: of those that are stored, in their order."""
+    """The outcome of an upsert. `ids`: the ids of the stored points, in the request's order."""
 
     collection: str
     created: bool
@@ -86,7 +86,7 @@ class PointsResponse(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _NewPoint:
-    """A point that can be embedded: its place in the request, and under which id and with which payload it will stand."""
+    """A valid point: its place in the request, and the id and payload to store."""
 
     index: int
     client_id: int | str | None
@@ -97,12 +97,12 @@ class _NewPoint:
 
 @handler("upsert")
 async def upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
-    """`/collections/{name}/points`: embed every output that the collection holds, and store."""
+    """Answer `/collections/{name}/points`: embed every output that the collection holds, and store the points."""
     return await stores.run(len(request.points), lambda: _upsert(stores, name, request))
 
 
 async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
-    """Stores all points again where a migration switches the collection's name meanwhile."""
+    """Store the points; store all of them again if a migration switched the alias meanwhile."""
     for _ in range(MAX_SWITCHES):
         if (reply := await _upserted(stores, name, request)) is not None:
             return reply
@@ -140,7 +140,7 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
 def _points(
     good: Sequence[_NewPoint], embedded: Embeddings, schema: CollectionSchema, failed: list[FailedPoint]
 ) -> list[models.PointStruct]:
-    """The points that the collection can store; others go into `failed`. Reads whole payloads: not for the event loop."""
+    """The valid points; invalid ones go into `failed`. Reads whole payloads, so do not call it on the event loop."""
     from hybridtei.retrieval.store.points import check_points, to_points
 
     ready: list[models.PointStruct] = []
@@ -154,7 +154,7 @@ def _points(
 
 
 async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:
-    """The model, the layout, and whether the collection was made just now. Raises UnknownCollection, CollectionMismatch."""
+    """The model, the layout, and True if this call created the collection. Raises UnknownCollection, CollectionMismatch."""
     from hybridtei.retrieval.store.collection import check_searchable
     from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for
 
@@ -164,7 +164,7 @@ async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple
         context = stores.embedder(schema)
     except UnknownCollection as error:
         if not create:
-            raise UnknownCollection(f"{error}: send `create`: true to make it") from None
+            raise UnknownCollection(f"{error}: send `create`: true to create it") from None
         context = stores.embedder(None)
         schema = schema_for(context.service.model.spec, context.model.model_id)
         if (files := await model_hash(context.fingerprint)) is not None:
@@ -205,7 +205,7 @@ def _read(index: int, point: Point) -> _NewPoint:
         payload[METADATA] = point.metadata
     if isinstance(point.id, int) and not _is_writable(point.id):
         raise InvalidPoint(f"`id` should be between 0 and {MAX_ID}")
-    identity: PointId = point_id(point.text, -1)  # the same text again replaces itself, and no id that equals it
+    identity: PointId = point_id(point.text, -1)  # -1: no client's id, which gets 0, gives the same UUID
     if point.id is not None:
         identity = point.id if isinstance(point.id, int) or _is_uuid(point.id) else point_id(point.id, 0)
         payload.setdefault(DOCUMENT_ID, str(point.id))
@@ -213,7 +213,7 @@ def _read(index: int, point: Point) -> _NewPoint:
 
 
 def _is_writable(number: int) -> bool:
-    """What JSON holds beyond 64 bits can be read, but not written."""
+    """False for integers beyond 64 bits: msgspec reads them, but cannot write them."""
     return -(2**63) <= number <= MAX_ID
 
 
@@ -226,7 +226,7 @@ def _is_uuid(text: str) -> bool:
 async def _embedded(
     context: Context, points: list[_NewPoint], task: Embed, failed: list[FailedPoint]
 ) -> tuple[list[_NewPoint], Embeddings | None, Usage | None]:
-    """(the points that could be embedded, their vectors, what it cost). Where the whole is refused, each is asked for alone."""
+    """(the embedded points, their vectors, usage). If the chunk is refused, each point is embedded alone."""
     if not points:
         return [], None, None
     texts = [one.text for one in points]
@@ -245,7 +245,7 @@ async def _embedded(
 
 
 async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
-    """`/collections/{name}/export`. Raises UnknownCollection, StoreError, Overloaded."""
+    """Answer `/collections/{name}/export`. Raises UnknownCollection, StoreError, Overloaded."""
     from hybridtei.retrieval.store.transfer import PAGE_POINTS, exported
 
     with stores.holding(PAGE_POINTS):
@@ -255,7 +255,7 @@ async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
 
 @handler("import")
 async def _imported(stores: StoreContext, name: str, parts: AsyncIterator[bytes]) -> Reply:
-    """`/collections/{name}/import`. Raises what `import_from` raises, Overloaded."""
+    """Answer `/collections/{name}/import`. Raises Overloaded and the errors of `import_from`."""
     from hybridtei.retrieval.store.transfer import PAGE_POINTS, import_from
 
     with stores.holding(PAGE_POINTS):
@@ -263,7 +263,7 @@ async def _imported(stores: StoreContext, name: str, parts: AsyncIterator[bytes]
 
 
 class PointsController(Dialect):
-    """The collections, and writes to them."""
+    """Lists collections, and writes points."""
 
     @get("/collections", role="search", needs_store=True)
     async def collections(self, store: Store) -> Answer[CollectionList]:
@@ -271,7 +271,7 @@ class PointsController(Dialect):
         names = {*await store.schemas.store.collections(), *await store.schemas.store.aliases()}
         return Answer(Reply(CollectionList(sorted(names))))
 
-    # A client that disconnected will ask again, for the same ids.
+    # It finishes after a disconnect, since the client will send the same ids again.
     @post("/collections/{name:str}/points", role="write", needs_store=True, outlives_client=True)
     async def upsert(self, name: FromPath[str], data: JSONBody[PointsRequest], store: Store) -> Answer[PointsResponse]:
         """Embed texts and store them"""
@@ -282,8 +282,8 @@ class PointsController(Dialect):
         """Write a collection as JSON lines, with its vectors"""
         return Lines(_exported(store, name))
 
-    # A client that disconnected imports again: the points of whole parts are stored.
+    # It stops at a disconnect: the client repeats the import, and complete parts are stored already.
     @post("/collections/{name:str}/import", role="manage", needs_store=True, takes_lines=True, outlives_client=True)
     async def import_lines(self, name: FromPath[str], request: ApiRequest, store: Store) -> Answer[Imported]:
-        """Store the points of an export that are not there"""
+        """Store the points of an export that the collection lacks"""
         return Answer(_imported(store, name, request.parts()))

@@ -1,4 +1,4 @@
-"""Labels of texts, as TEI, infinity and vLLM give them, and of tokens, as BEI and the clients of Hugging Face ask for them."""
+"""Labels of texts, in the APIs of TEI, infinity and vLLM, and labels of tokens, in those of BEI and Hugging Face."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from hybridtei.system.tracing import handler
 
 
 class ClassifyRequest(Struct, frozen=True, kw_only=True):
-    """`/classify` and `/v1/classify`."""
+    """Request of `/classify` and `/v1/classify`."""
 
     input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")]
     model: ServedModel = None
-    raw_scores: Annotated[bool, Meta(description="Infinity's: give logits instead of probabilities.")] = False
+    raw_scores: Annotated[bool, Meta(description="infinity's; true: logits instead of probabilities.")] = False
     use_activation: Annotated[bool | None, Meta(description="vLLM's; false: logits instead of probabilities.")] = None
-    activation: Annotated[bool | None, Meta(description="The same under its older name.")] = None
+    activation: Annotated[bool | None, Meta(description="`use_activation` under its older name.")] = None
 
     @property
     def logits(self) -> bool:
@@ -59,7 +59,7 @@ class ClassifyResponse(Enveloped, frozen=True):
 
 
 class VllmClassification(Struct, frozen=True):
-    """A text's likeliest label, and the probability of each, in the model's order."""
+    """A text's likeliest label, and the probabilities of all labels in the model's order."""
 
     index: int
     label: str
@@ -74,12 +74,12 @@ class VllmClassifyResponse(Enveloped, frozen=True):
     data: list[VllmClassification]
 
 
-NUMBERS_A_LABEL = 20  # as which an item counts that is built and written
+NUMBERS_A_LABEL = 20  # the cost of building and writing one label, in numbers
 
 
 @handler("predict")
 async def predict(context: Context, request: PredictRequest) -> Reply:
-    """`/predict`: each label's score, the best first; a list of such lists for a batch, and for Hugging Face's clients."""
+    """Answer `/predict`: labels by score, the best first. A batch, or a client of Hugging Face, gets a list of such lists."""
     texts = parse_predict(request.inputs)
     parameters = request.parameters if isinstance(request.parameters, dict) else None
     top_k, function = _parameters(parameters or {})
@@ -100,7 +100,7 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
 
 
 def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
-    """`top_k` and `function_to_apply`. Raises SchemaError or InvalidInput."""
+    """Read `top_k` and `function_to_apply`. Raises SchemaError or InvalidInput."""
     top_k, function = parameters.get("top_k"), parameters.get("function_to_apply")
     if top_k is not None and (type(top_k) is not int or top_k < 1):
         raise SchemaError(f"parameters.top_k: expected a whole number of at least 1, got {reprlib.repr(top_k)}")
@@ -111,7 +111,7 @@ def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
 
 @handler("classify")
 async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply:
-    """`/classify`: each text's labels, the best first."""
+    """Answer `/classify`: each text's labels, the best first."""
     texts, task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
@@ -123,7 +123,7 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
 
 @handler("classify")
 async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
-    """`/v1/classify`: vLLM's object."""
+    """Answer `/v1/classify` in vLLM's format."""
     texts, task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
@@ -150,7 +150,7 @@ async def _classify(context: Context, task: label.Classify, texts: Texts, write:
 
 
 class PredictTokensRequest(Struct, frozen=True, kw_only=True):
-    """`/predict_tokens`."""
+    """Request of `/predict_tokens`."""
 
     inputs: Annotated[
         FullText | Annotated[list[OneOrMore], NOT_EMPTY],
@@ -158,13 +158,13 @@ class PredictTokensRequest(Struct, frozen=True, kw_only=True):
     ]
     truncate: Truncate = None
     truncation_direction: TruncationSide = "Right"
-    raw_scores: Annotated[bool, Meta(description="Give the logit of every label; only where tokens are not merged.")] = False
-    aggregation_strategy: Annotated[label.Aggregation, Meta(description="How tokens are merged to entities.")] = "none"
-    include_special_tokens: Annotated[bool, Meta(description="Ours: also tokens that stand for no text.")] = False
+    raw_scores: Annotated[bool, Meta(description="Give the logit of every label; only if tokens are not merged.")] = False
+    aggregation_strategy: Annotated[label.Aggregation, Meta(description="How to merge tokens to entities.")] = "none"
+    include_special_tokens: Annotated[bool, Meta(description="Ours: include special tokens, which have no text.")] = False
 
 
 class TokenPrediction(Struct, frozen=True):
-    """A token or an entity, where it stands in the text, in code points, and the scores of its labels."""
+    """A token or an entity, its start and end in code points of the text, and the scores of its labels."""
 
     token: str
     token_id: int
@@ -174,26 +174,26 @@ class TokenPrediction(Struct, frozen=True):
 
 
 class EntityParameters(Struct, frozen=True):
-    """Of Hugging Face's clients."""
+    """The `parameters` of Hugging Face's clients."""
 
     aggregation_strategy: label.Aggregation | None = None
     ignore_labels: frozenset[str] = frozenset({"O"})
 
 
 class EntitiesRequest(Struct, frozen=True, kw_only=True):
-    """`/` of a model that tags."""
+    """Request of `/` for a tagger."""
 
     inputs: str | list[str]
     parameters: EntityParameters | None = None
 
 
-NUMBERS_A_TOKEN = 40  # as which an item counts that is built and written
+NUMBERS_A_TOKEN = 40  # the cost of building and writing one token, in numbers
 Items = list[dict[str, Any]]
 
 
 @handler("predict_tokens")
 async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
-    """`/predict_tokens`: for each of `inputs`, its tokens or entities; what stands in an inner list is laid end to end."""
+    """Answer `/predict_tokens`: the tokens or entities of each item of `inputs`. The results of an inner list are joined."""
     inputs: list[str | list[str]] = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     groups = [[item] if isinstance(item, str) else item for item in inputs]
     texts = [text for group in groups for text in group]
@@ -235,7 +235,7 @@ def _item(token: str, token_id: int, start: int, end: int, results: dict[str, An
 
 @handler("entities")
 async def entities(context: Context, request: EntitiesRequest) -> Reply:
-    """`/` of a tagger: transformers' own answer, for a text or for each of a list."""
+    """Answer `/` of a tagger in transformers' format, for a text or for each text of a list."""
     parameters = request.parameters or EntityParameters()
     aggregation = parameters.aggregation_strategy or "simple"
     ignored = parameters.ignore_labels
@@ -274,11 +274,11 @@ class PredictController(Dialect):
 
 
 class ClassifyController(Dialect):
-    """Classification as infinity's and vLLM's clients ask for it, and labels of tokens."""
+    """Classification in the APIs of infinity and vLLM, and labels of tokens."""
 
     @post("/classify", capability=CLASSIFY, error=ListedErrorResponse)
     async def classify(self, data: JSONBody[ClassifyRequest], model: Model) -> Answer[ClassifyResponse | VllmClassifyResponse]:
-        """Classification for infinity's clients, or vLLM's, as the server's setting says"""
+        """Classification in infinity's or vLLM's format, depending on the server's setting"""
         answered = vllm_classify if model.server.classify_as == "vllm" else infinity_classify
         return Answer(answered(model, data))
 

@@ -1,7 +1,7 @@
-"""Embeddings for an open-source Qdrant server, which asks a service to embed its documents and queries.
+"""Embeddings for an open-source Qdrant server that calls a service to embed its documents and queries.
 
-Such a server has `inference: {address, timeout, token}` in its configuration, and asks for every `Document` in an upsert (then
-`inference` is "update") or a query ("search"). Answers are matched to inputs by place.
+The Qdrant server has `inference: {address, timeout, token}` in its configuration. It sends every `Document` of an upsert
+(`inference` is "update") or of a query ("search"). It matches answers to inputs by place.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")
 
 
 class InferenceOptions(Struct, frozen=True):
-    """What a client may say of one document beside its model."""
+    """Options of one document."""
 
-    vector: Annotated[Vector | None, Meta(description="[default: what the model's name says.]")] = None
-    dimensions: Annotated[Size | None, Meta(description="Keep the first so many.")] = None
-    input_type: Annotated[InputType | None, Meta(description="[default: what `inference` says.]")] = None
+    vector: Annotated[Vector | None, Meta(description="[default: from the model's name.]")] = None
+    dimensions: Annotated[Size | None, Meta(description="Keep this many leading dimensions.")] = None
+    input_type: Annotated[InputType | None, Meta(description="[default: from `inference`.]")] = None
     prompt_name: str | None = None
 
 
 class InferenceInput(Struct, frozen=True, kw_only=True):
-    """One document, and the model it is for."""
+    """One document and its model."""
 
     data: FullText
     data_type: Literal["text"] = "text"
     model: Annotated[
-        str, Meta(description="A model, its only or its dense vector: ALIAS; or ALIAS/dense, ALIAS/sparse, ALIAS/multivector.")
+        str, Meta(description="ALIAS/dense, ALIAS/sparse, ALIAS/multivector; ALIAS: its only or its dense vector.")
     ] = ""
     options: InferenceOptions | None = None
 
 
 class InferenceRequest(Struct, frozen=True, kw_only=True):
-    """`/qdrant/inference`."""
+    """Request of `/qdrant/inference`."""
 
     inputs: Annotated[list[InferenceInput], Meta(max_length=10_000)]
     inference: Annotated[str | None, Meta(description="update: the inputs are documents; search: they are queries.")] = None
-    token: Annotated[str | None, Meta(description="The API key, for lack of a header.")] = None
+    token: Annotated[str | None, Meta(description="The API key, if no header carries it.")] = None
 
 
 class InferenceTokens(Struct, frozen=True):
-    """What one model read."""
+    """The number of tokens that one model read."""
 
     tokens: int
 
 
 class InferenceUsage(Struct, frozen=True):
-    """By model."""
+    """Usage by model."""
 
     models: dict[str, InferenceTokens]
 
@@ -81,7 +81,7 @@ class InferenceResponse(Struct, frozen=True):
 
 
 class InferenceError(Struct, frozen=True):
-    """All that such a server reads of an error."""
+    """The field of an error that Qdrant reads."""
 
     takes_body_errors: ClassVar[bool] = True
 
@@ -89,7 +89,7 @@ class InferenceError(Struct, frozen=True):
 
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
-        """(status, body). Such a server reads the error of a 400 only, so all that the caller could mend is one."""
+        """(status, body). Qdrant reads only the error of a 400, so every error that the caller can fix has that status."""
         if isinstance(error, BodyError):
             return (400 if error.status == 422 else error.status), cls(str(error))
         mendable = isinstance(error, RequestError) and not isinstance(error, NoKey | RoleNeeded)
@@ -97,13 +97,13 @@ class InferenceError(Struct, frozen=True):
 
 
 SIDES: dict[str | None, InputType | None] = {"update": "document", "search": "query"}
-Reading = tuple[Context, InputType | None, str | None]  # by which model, as what, with which prompt a text is read
+Reading = tuple[Context, InputType | None, str | None]  # model, query or document, prompt
 Pass = tuple[Reading, frozenset[Head]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What an input asks for, checked. `name`: as it names the model."""
+    """The checked request of one input. `name`: the model's name in it."""
 
     reading: Reading
     name: str
@@ -113,17 +113,17 @@ class _Target:
 
 @handler("qdrant_inference")
 async def inference(models: Models, alias: str | None, request: InferenceRequest) -> Reply:
-    """`/qdrant/inference`. `alias`: of the model that the path names; then inputs name only vectors.
+    """Answer `/qdrant/inference`. `alias`: the model in the path; inputs then name only vectors.
 
-    All vectors that are asked for of a text, as it is read, come from one pass. Raises InvalidInput, UnsupportedHead,
-    UnknownModel, naming the input; what embedding raises.
+    One pass gives all requested vectors of a text. Raises InvalidInput, UnsupportedHead, UnknownModel, naming the input, and
+    the errors of embedding.
     """
     targets = _targets(models, alias, request)
     heads: dict[tuple[Reading, str], frozenset[Head]] = {}
     for target, one in zip(targets, request.inputs, strict=True):
         read = (target.reading, one.data)
         heads[read] = heads.get(read, frozenset()) | {target.head}
-    passes: dict[Pass, dict[str, int]] = {}  # the texts of each, and their rows
+    passes: dict[Pass, dict[str, int]] = {}  # the texts of each group, and their rows
     for (reading, text), of_text in heads.items():
         rows = passes.setdefault((reading, of_text), {})
         rows[text] = len(rows)
@@ -131,7 +131,7 @@ async def inference(models: Models, alias: str | None, request: InferenceRequest
     unpaid = {read: results[read[0], of_text][1][passes[read[0], of_text][read[1]]] for read, of_text in heads.items()}
     embeddings, numbers = [], 0
     tokens: dict[str, int] = {}
-    vectors: dict[tuple[Any, ...], Any] = {}  # inputs that are alike share their vectors
+    vectors: dict[tuple[Any, ...], Any] = {}  # equal inputs share their vectors
     for place, (target, one) in enumerate(zip(targets, request.inputs, strict=True)):
         read = (target.reading, one.data)
         work, alike = (target.reading, heads[read]), (*read, target.head, target.dimensions)
@@ -140,7 +140,7 @@ async def inference(models: Models, alias: str | None, request: InferenceRequest
         embeddings.append(vectors[alike])
         numbers += _size(vectors[alike])
         target.reading[0].service.check_answer(numbers)  # a text may be wanted any number of times
-        tokens[target.name] = tokens.get(target.name, 0) + unpaid.pop(read, 0)  # a text that was read once is paid once
+        tokens[target.name] = tokens.get(target.name, 0) + unpaid.pop(read, 0)  # a text that is read once counts once
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
     return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
 
@@ -177,7 +177,7 @@ def _target(models: Models, alias: str | None, where: str, one: InferenceInput, 
 
 
 def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
-    """The model that an input names. Raises UnknownModel even where there is only one: its vectors would pass for another's."""
+    """The model that an input names. Raises UnknownModel even if the server has one model: a name must not get its vectors."""
     context = models.choose(alias, name, EMBED_HYBRID)
     if name in NO_NAMES:
         return context
@@ -190,16 +190,16 @@ def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
 
 
 def split_model(name: str) -> tuple[str, Vector | None]:
-    """`ALIAS/sparse` -> ("ALIAS", "sparse"); a name without such an end as it is: hub ids hold slashes too."""
+    """`ALIAS/sparse` -> ("ALIAS", "sparse"). Any other ending belongs to the name, since hub ids contain slashes."""
     front, _, last = name.rpartition("/")
     return (front, last) if last in VECTORS else (name, None)
 
 
 async def _embedded(work: Pass, rows: Mapping[str, int]) -> tuple[Embeddings, Sequence[int]]:
-    """The vectors of a pass, and how many tokens each of its texts has."""
+    """The vectors of a pass, and the number of tokens of each text."""
     (context, side, prompt_name), heads = work
     texts = [*rows]
-    budget = MultivectorBudget(max_tokens=context.model.multivector_tokens or None)  # Qdrant takes floats
+    budget = MultivectorBudget(max_tokens=context.model.multivector_tokens or None)  # Qdrant accepts only floats
     task = Embed(texts, heads, context.truncate(None), prompt_name=prompt_name, input_type=side, multivector=budget)
     answer, usage = await context.embed_in_chunks(task, Load(len(texts), sum(map(len, texts)), is_batch=True))
     return answer, usage.lengths
@@ -225,7 +225,7 @@ def _size(vector: Any) -> int:
 
 
 class InferenceController(Dialect):
-    """Embeddings as a Qdrant server asks for them."""
+    """Embeddings for a Qdrant server."""
 
     @post("/qdrant/inference", error=InferenceError, needs_content_type=False, key_in_body=True)
     async def inference(

@@ -1,4 +1,4 @@
-"""Reranking: with `texts` as TEI's clients ask, with `documents` as those of Cohere, Jina, Voyage, vLLM, infinity, Weaviate."""
+"""Reranking: TEI's clients send `texts`; clients of Cohere, Jina, Voyage, vLLM, infinity and Weaviate send `documents`."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from hybridtei.server.registry import RANK
 from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.system.tracing import handler
 
-MAX_RANK_FIELDS = 32  # each is looked up in each of thousands of documents, on the event loop
+MAX_RANK_FIELDS = 32  # the event loop looks up each field in each of thousands of documents
 
 Shares = Annotated[
     str | Weights | None,
-    Meta(description="Where a model ranks by its vectors: m3, m3-long, m3-two, or a share for each kind."),
+    Meta(description="For models that rank by vectors: m3, m3-long, m3-two, or a weight for each kind of vector."),
 ]
 
 
 class RerankRequest(Struct, frozen=True, kw_only=True):
-    """`/rerank` with `texts`."""
+    """Request of `/rerank` with `texts`."""
 
     query: str
     texts: Annotated[list[str], NOT_EMPTY]
@@ -64,7 +64,7 @@ class RerankRequest(Struct, frozen=True, kw_only=True):
 
 
 class Rank(Struct, frozen=True, omit_defaults=True):
-    """A text's place among those given, and its score."""
+    """A text's place in the request, and its score."""
 
     index: int
     score: float
@@ -72,31 +72,31 @@ class Rank(Struct, frozen=True, omit_defaults=True):
 
 
 class DocumentsRequest(Struct, frozen=True, kw_only=True):
-    """`/rerank`, `/v1/rerank` and `/v2/rerank` with `documents`."""
+    """Request of `/rerank`, `/v1/rerank` and `/v2/rerank` with `documents`."""
 
     query: str
     documents: Annotated[
         list[str | dict[str, Any]], NOT_EMPTY, Meta(description="Texts, or objects with `text` or the `rank_fields`.")
     ]
     model: ServedModel = None
-    top_n: Annotated[Size | None, Meta(description="Give the best so many [default, and 0: all].")] = None
-    top_k: Annotated[Size | None, Meta(description="The same under Voyage's name.")] = None
+    top_n: Annotated[Size | None, Meta(description="Number of results [default, and 0: all].")] = None
+    top_k: Annotated[Size | None, Meta(description="`top_n` under Voyage's name.")] = None
     return_documents: Annotated[bool | None, Meta(description="Repeat each document in the answer.")] = None
     rank_fields: Annotated[
         Annotated[list[str], Meta(max_length=MAX_RANK_FIELDS)] | None,
-        Meta(description="Of documents that are objects: up to 32 fields to read, in this order [default: text]."),
+        Meta(description="For documents that are objects: up to 32 fields to read, in this order [default: text]."),
     ] = None
-    max_tokens_per_doc: Annotated[Size | None, Meta(description="Cut each document to so many tokens; 0: do not.")] = None
+    max_tokens_per_doc: Annotated[Size | None, Meta(description="Cut each document to this many tokens; 0: do not cut.")] = None
     raw_scores: Annotated[bool | UnsetType | None, Meta(description="Give logits instead of probabilities.")] = UNSET
     truncate: Truncate = None
-    truncation: Annotated[bool | None, Meta(description="The same under Voyage's name.")] = None
+    truncation: Annotated[bool | None, Meta(description="`truncate` under Voyage's name.")] = None
     truncation_direction: TruncationSide = "Right"
     instruction: Instruction = None
     weights: Shares = None
     relevant_spans: Annotated[
-        RelevantSpans | None, Meta(description="List the sentences that made each rank, by the best matches of multi-vectors.")
+        RelevantSpans | None, Meta(description="List the sentences behind each score, by the best matches of multi-vectors.")
     ] = None
-    by_property: Annotated[Any, Meta(description="Weaviate's: with it, `scores` come in the order of `documents`.")] = field(
+    by_property: Annotated[Any, Meta(description="Weaviate's; adds `scores` in the order of `documents`.")] = field(
         default=UNSET, name="property"
     )
 
@@ -107,7 +107,7 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
 
 
 class RankedDocument(Struct, frozen=True, omit_defaults=True):
-    """A document's place among those given, and its score."""
+    """A document's place in the request, and its score."""
 
     index: int
     relevance_score: float
@@ -116,7 +116,7 @@ class RankedDocument(Struct, frozen=True, omit_defaults=True):
 
 
 class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
-    """Answer to `documents`: what each kind of client looks for. `data` and `results` are the same."""
+    """Answer to `documents`, with the fields of every kind of client. `data` and `results` are the same."""
 
     object: Literal["rerank"]
     results: list[RankedDocument]
@@ -127,7 +127,7 @@ class DocumentsResponse(Enveloped, frozen=True, omit_defaults=True):
 
 
 def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -> str:
-    """What is read of a document: its `text`, or the named fields, each once, one a line. Raises InvalidInput."""
+    """The text to rank: a document's `text`, or the named fields, one a line, each once. Raises InvalidInput."""
     if isinstance(document, str):
         return document
     if not fields:
@@ -141,12 +141,12 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
     return "\n".join(map(str, values))
 
 
-DOCUMENTS_PER_UNIT = 100  # of what Cohere bills by
+DOCUMENTS_PER_UNIT = 100  # Cohere bills by this
 
 
 @handler("rerank")
 async def rerank(context: Context, request: RerankRequest) -> Reply:
-    """`/rerank` with `texts`: the best first, ties in reverse order."""
+    """Answer `/rerank` with `texts`: the best first, ties in reverse order."""
     with context.counting_failures():
         if not request.texts:
             raise NoInputs("`texts` cannot be empty")
@@ -169,7 +169,7 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
 
 @handler("rerank")
 async def rerank_documents(context: Context, request: DocumentsRequest, *, plain: bool = False) -> Reply:
-    """`/rerank`, `/v1/rerank` and `/v2/rerank` with `documents`. `plain`: give them back as strings, not as objects."""
+    """Answer `/rerank`, `/v1/rerank` and `/v2/rerank` with `documents`. `plain`: return them as strings, not objects."""
     raw = request.documents
     with context.counting_failures():
         if not raw:
@@ -209,7 +209,7 @@ BY_FIELD: dict[str, type[RerankRequest | DocumentsRequest]] = {"texts": RerankRe
 
 
 async def rerank_by_fields(context: Context, body: bytes) -> Reply:
-    """`texts` is TEI's, `documents` all others', unless only TEI's routes are served."""
+    """Choose the dialect: `texts` is TEI's, `documents` everyone else's, unless only TEI's routes are served."""
     return await rerank_either(context, decode(body, RerankRequest if context.server.only_tei_routes else BY_FIELD))
 
 
@@ -218,13 +218,13 @@ async def rerank_either(context: Context, request: RerankRequest | DocumentsRequ
     if isinstance(request, RerankRequest):
         return await rerank(context, request)
     by_default = context.server.rerank_documents_as == "string"
-    # Only infinity's own client always says `raw_scores`, and it needs a string; vLLM's never does, and needs an object.
+    # infinity's client always sends `raw_scores` and needs a string; vLLM's never sends it and needs an object.
     return await rerank_documents(context, request, plain=by_default or request.raw_scores is not UNSET)
 
 
 def _returnable_bytes(documents: Sequence[str | dict[str, Any]]) -> int:
-    """About how many bytes the documents take as JSON. Raises InvalidInput for what can be read and not be written: numbers
-    beyond 64 bits, hundreds of levels."""
+    """The approximate size of the documents as JSON. Raises InvalidInput for values that msgspec reads but cannot write:
+    integers beyond 64 bits, hundreds of levels."""
     size = 0
     for place, document in enumerate(documents):
         if isinstance(document, dict):
@@ -247,7 +247,7 @@ def _object(
     context: Context, request: DocumentsRequest, items: list[dict[str, Any]], scores: Floats, usage: Usage
 ) -> dict[str, Any]:
     answer: dict[str, Any] = {**envelope(context, "rerank", "rerank"), "results": items, "data": items}
-    if request.by_property is not UNSET:  # Weaviate's; it goes by place
+    if request.by_property is not UNSET:  # Weaviate matches scores to documents by place
         pairs = zip(request.documents, scores, strict=True)
         answer["query"] = request.query
         answer["scores"] = [{"document": _returned(text, plain=True), "score": score} for text, score in pairs]
@@ -289,7 +289,7 @@ def _task(
 
 
 class RerankController(Dialect):
-    """Reranking in every dialect."""
+    """Reranking in all dialects."""
 
     @post("/rerank", capability=RANK, is_tei=True, by_field=BY_FIELD)
     async def rerank(
@@ -305,7 +305,7 @@ class RerankController(Dialect):
 
 
 class TeiRerankController(Dialect):
-    """Reranking where only TEI's routes are served."""
+    """Reranking if only TEI's routes are served."""
 
     @post("/rerank", capability=RANK, is_tei=True)
     async def rerank(self, data: JSONBody[RerankRequest], model: Model) -> Answer[list[Rank]]:

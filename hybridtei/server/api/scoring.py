@@ -1,4 +1,4 @@
-"""Scores of pairs of texts, as vLLM's clients ask for them."""
+"""Scores of pairs of texts: vLLM's API."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Side = str | list[str] | None
 
 
 class ScoreRequest(Struct, frozen=True, kw_only=True):
-    """`/score` and `/v1/score`."""
+    """Request of `/score` and `/v1/score`."""
 
-    text_1: Annotated[Side, Meta(description="A text, or as many as on the other side.")] = None
+    text_1: Annotated[Side, Meta(description="A text, or the same number of texts as on the other side.")] = None
     text_2: Annotated[Side, Meta(description="A text, or a list of texts.")] = None
     queries: Annotated[Side, Meta(description="`text_1` under its newer name.")] = None
     documents: Annotated[Side, Meta(description="`text_2` under its newer name.")] = None
@@ -50,7 +50,7 @@ class ScoreRequest(Struct, frozen=True, kw_only=True):
 
 
 class Score(Struct, frozen=True):
-    """Of one pair."""
+    """The score of one pair."""
 
     index: int
     object: Literal["score"]
@@ -69,7 +69,6 @@ Pairs = Sequence[tuple[str, str]]
 
 @handler("score")
 async def score(context: Context, request: ScoreRequest) -> Reply:
-    """`/score`."""
     pairs = request.pairs
     with context.counting_failures():
         check_instruction(request.instruction, len(pairs))
@@ -112,7 +111,7 @@ def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:
 
 
 class ScoreController(Dialect):
-    """Scores of pairs, as vLLM's clients ask for them."""
+    """Scores of pairs of texts."""
 
     @post(["/score", "/v1/score"], capability=RANK, error=ListedErrorResponse, needs_content_type=False)
     async def score(self, data: JSONBody[ScoreRequest], model: Model) -> Answer[ScoreResponse]:

@@ -1,6 +1,6 @@
-"""`/search` over the server's vector store: a query is embedded as any short request is, in the express lane.
+"""`/search` over the server's vector store. A query is embedded in the express lane, like any short request.
 
-qdrant-client is an extra: nothing here imports it before it is needed.
+qdrant-client is an extra, so functions of this module import it locally.
 """
 
 from __future__ import annotations
@@ -33,26 +33,24 @@ if TYPE_CHECKING:
 
 
 Text = Annotated[str, Meta(max_length=100_000)]
-Spans = Sequence[Sequence[RelevantSpan]]  # of each hit
-TEXT = "text"  # in a payload, as `SearchOptions.text_field` says
+Spans = Sequence[Sequence[RelevantSpan]]  # spans of each hit
+TEXT = "text"  # a payload's key, `SearchOptions.text_field`
 
 
 class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`/search`: either `query` or `queries`."""
+    """Request of `/search`: either `query` or `queries`."""
 
-    collection: Annotated[str, Meta(description="Where to search.")]
-    query: Annotated[Text | None, Meta(description="What to search for.")] = None
-    queries: Annotated[list[Text] | None, Meta(description="The same for several; each is answered by itself.")] = None
-    model: Annotated[
-        str | None, Meta(description="Which of several models embeds the query [default: the one the collection is of].")
-    ] = None
+    collection: Annotated[str, Meta(description="Collection or alias to search.")]
+    query: Annotated[Text | None, Meta(description="The query.")] = None
+    queries: Annotated[list[Text] | None, Meta(description="Several queries; each gets an answer of its own.")] = None
+    model: Annotated[str | None, Meta(description="The model that embeds the query [default: the collection's].")] = None
     rerank: Annotated[
-        bool | str, Meta(description="Rank the best anew by a loaded reranker: the first, or the one of this name.")
+        bool | str, Meta(description="Rerank the best hits: true: by the first loaded reranker; or the name of one.")
     ] = False
-    filter: Annotated[dict[str, Any] | None, Meta(description="A filter in Qdrant's words.")] = None
+    filter: Annotated[dict[str, Any] | None, Meta(description="A filter in Qdrant's format.")] = None
     relevant_spans: Annotated[
         RelevantSpans | None,
-        Meta(description="List the sentences of each hit's text that match the query best, by multi-vectors of another pass."),
+        Meta(description="List the sentences of each hit that match the query best; a second pass embeds the hits' texts."),
     ] = None
 
     @property
@@ -61,7 +59,7 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def texts(self) -> list[str]:
-        """Raises InvalidInput unless exactly one of `query` and `queries` is there."""
+        """Raises InvalidInput unless the request has exactly one of `query` and `queries`."""
         if (self.query is None) == (self.queries is None):
             raise InvalidInput("give either `query` or `queries`")
         texts = [self.query] if self.query is not None else self.queries or []
@@ -72,47 +70,47 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SpannedHit(SearchHit, frozen=True, omit_defaults=True):
-    """A hit, and on request where its text matches best."""
+    """A hit, and on request the sentences that match the query best."""
 
     relevant_spans: list[RelevantSpan] | None = None
 
 
 class SearchResponse(Struct, frozen=True):
-    """Of one query."""
+    """Answer for one query."""
 
     model: str
     mode: str
     hits: list[SpannedHit]
     stages: list[Stage]
     query_encoder: Annotated[
-        str | None, Meta(description="table: the query's sparse vector was looked up, as asked or under load.")
+        str | None, Meta(description="table: the query's sparse vector came from the table, on request or under load.")
     ] = None
 
 
 class SearchesResponse(Struct, frozen=True):
-    """Of several."""
+    """Answer for several queries."""
 
     results: list[SearchResponse]
 
 
-# What is asked instead where the model is at capacity, and `--table-under-load` allows it.
+# The options that replace a request's if the model is at capacity and `--table-under-load` is set.
 BY_TABLE: dict[str, Any] = {
     "mode": "sparse",
     "query_encoder": "table",
     "rescore": False,
-    "score_threshold": None,  # a bound of other scores
+    "score_threshold": None,  # its scale differs for sparse scores
     "k": None,
     "weights": None,
     "legs": None,
 }
-MAX_HIGHLIGHTED = 200  # hits of a request: each comes with its sparse vector, and its text is tokenised
-MAX_SPANNED = 100  # hits of a request whose texts are embedded for `relevant_spans`
-MAX_SPANNED_CHARACTERS = 2_000_000  # of these texts together
+MAX_HIGHLIGHTED = 200  # hits of a request to explain: each has a sparse vector, and a text to tokenise
+MAX_SPANNED = 100  # hits of a request to embed for `relevant_spans`
+MAX_SPANNED_CHARACTERS = 2_000_000  # total characters of these texts
 
 
 @handler("search")
 async def search(stores: StoreContext, request: SearchRequest) -> Reply:
-    """`/search`: embed, find, fuse, rescore, rerank."""
+    """Answer `/search`: embed, find, fuse, rescore, rerank."""
     if request.query is None:
         stores.models.default.check_batch(len(request.texts))
     options = options_of(request, stores.server)
@@ -121,7 +119,7 @@ async def search(stores: StoreContext, request: SearchRequest) -> Reply:
 
 
 async def _search(stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
-    """Searches again where a migration has dropped the collection meanwhile, and the name stands for its copy."""
+    """Search; search again if a migration dropped the collection meanwhile and the alias now names its copy."""
     schema = await stores.schemas.of(request.collection)
     try:
         return await _searched(stores, request, options, rank, schema)
@@ -203,7 +201,7 @@ async def _searched(
 async def _spans(
     context: Context, request: SearchRequest, found: Sequence[SearchResult], options: RelevantSpans
 ) -> list[Spans]:
-    """The spans of each query's hits, from one more pass over their texts. Raises InvalidInput where no hit has a text."""
+    """The best spans of each query's hits, from a second pass over their texts. Raises InvalidInput if no hit has a text."""
     texts = [[str(hit.payload.get(TEXT) or "") for hit in one.hits] for one in found]
     count = sum(map(len, texts))
     if count and not any(map(any, texts)):
@@ -224,7 +222,7 @@ async def _spans(
 
 
 def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
-    """The request's options. Raises InvalidInput, before a store is asked."""
+    """The request's options, checked before the store is called. Raises InvalidInput."""
     from hybridtei.retrieval.store.query import filter_from
 
     request.check_page()
@@ -236,7 +234,7 @@ def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
 
 
 def _check_candidates(request: SearchRequest, most: int) -> None:
-    """Raises TooManyCandidates, naming the field, where a search would look at more than `most` points."""
+    """Raises TooManyCandidates, naming the field, if a search would examine more than `most` points."""
     reach = {
         "`prefetch_limit`": request.prefetch_limit,
         "`offset` + `limit`": request.offset + request.limit,
@@ -255,7 +253,7 @@ def _check_candidates(request: SearchRequest, most: int) -> None:
 
 
 def ranker(models: Models, name: bool | str) -> Rank | None:
-    """The reranker of this name, or the first that is loaded. Raises InvalidInput without a reranker, UnknownModel."""
+    """The reranker of this name, or the first one. Raises InvalidInput if no reranker is loaded, UnknownModel."""
     if name is False:
         return None
     rerankers = [context for context in models.ready if context.service.model.spec.kind == "reranker"]
@@ -285,7 +283,7 @@ def _result(context: Context, results: SearchResult, usage: Usage, options: Sear
 
 
 def _add_spans(hits: list[dict[str, Any]], of_hits: Spans, with_payload: bool | list[str]) -> None:
-    """Put spans beside payloads, which are cut back to what was asked for."""
+    """Add spans to hits, and reduce payloads to the requested keys."""
     for hit, spans in zip(hits, of_hits, strict=True):
         if with_payload is not True:
             hit["payload"] = {name: value for name, value in hit["payload"].items() if with_payload and name in with_payload}

@@ -1,6 +1,6 @@
-"""TEI's requests, field for field, and what the several forms of their `inputs` mean.
+"""TEI's requests, field for field, and the parsing of the forms of `inputs`.
 
-A union in msgspec holds one array type only, so the structs take `inputs` loosely, and the functions here sort it out.
+A msgspec union can have only one array type, so the structs accept `inputs` loosely, and functions here check it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hybridtei.server.http.body import SchemaError
 TruncationDirection = Literal["Left", "left", "Right", "right"]
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Meta(ge=0)]
-Instruction = Annotated[str | None, Meta(description="What a language model that ranks is to judge by.")]
-Dimensions = Annotated[Size | None, Meta(description="Keep the first so many dimensions.")]
-Truncate = Annotated[bool | None, Meta(description="Cut what is too long [default: the server's auto_truncate].")]
+Instruction = Annotated[str | None, Meta(description="The criterion for language models that rank.")]
+Dimensions = Annotated[Size | None, Meta(description="Keep this many leading dimensions.")]
+Truncate = Annotated[bool | None, Meta(description="Cut inputs that are too long [default: the server's auto_truncate].")]
 TruncationSide = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
-ServedModel = Annotated[str | None, Meta(description="Which model is to answer, where there are several.")]
-# What the document says of texts and lists that may not be empty: our code refuses these, in TEI's words.
+ServedModel = Annotated[str | None, Meta(description="Which of several models answers.")]
+# Only for the OpenAPI document: our code, not msgspec, refuses empty texts and lists, with TEI's messages.
 NOT_EMPTY = Meta(extra_json_schema={"minItems": 1})
 FullText = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 FullTexts = Annotated[list[FullText], NOT_EMPTY]
@@ -37,7 +37,7 @@ OneOrTwo = Annotated[list[str], Meta(min_length=1, max_length=2)]
 
 
 class EmbedAllRequest(Struct, frozen=True, kw_only=True):
-    """`/embed_all`."""
+    """Request of `/embed_all`."""
 
     inputs: Annotated[RawInputs, Meta(description="A text, a list of ids, or a list of texts and id lists.")]
     truncate: Truncate = None
@@ -49,15 +49,15 @@ class EmbedAllRequest(Struct, frozen=True, kw_only=True):
 
 
 class EmbedSparseRequest(EmbedAllRequest, frozen=True, kw_only=True):
-    """`/embed_sparse`."""
+    """Request of `/embed_sparse`."""
 
     query_encoder: Annotated[
-        QueryEncoder, Meta(description="table: what tokens weigh in queries is looked up, without the model.")
+        QueryEncoder, Meta(description="table: look up the tokens' weights in queries, without running the model.")
     ] = "model"
 
 
 class EmbedRequest(EmbedAllRequest, frozen=True, kw_only=True):
-    """`/embed`."""
+    """Request of `/embed`."""
 
     normalize: Annotated[bool, Meta(description="Scale vectors to length 1.")] = True
     dimensions: Dimensions = None
@@ -79,14 +79,14 @@ class SimilarityParameters(Struct, frozen=True):
 
 
 class SimilarityRequest(Struct, frozen=True):
-    """`/similarity`."""
+    """Request of `/similarity`."""
 
     inputs: SimilarityInput
     parameters: SimilarityParameters | None = None
 
 
 class TokenizeRequest(Struct, frozen=True):
-    """`/tokenize`."""
+    """Request of `/tokenize`."""
 
     inputs: OneOrMore
     add_special_tokens: bool = True
@@ -94,7 +94,7 @@ class TokenizeRequest(Struct, frozen=True):
 
 
 class DecodeRequest(Struct, frozen=True):
-    """`/decode`."""
+    """Request of `/decode`."""
 
     ids: Annotated[list[Id | Ids], NOT_EMPTY]
     skip_special_tokens: bool = True
@@ -104,17 +104,17 @@ class DecodeRequest(Struct, frozen=True):
 
 
 class PredictRequest(Struct, frozen=True, kw_only=True):
-    """`/predict`."""
+    """Request of `/predict`."""
 
     inputs: Annotated[
         FullText | Annotated[list[str | OneOrTwo], Meta(min_length=1, max_length=MAX_TEXTS)],
-        Meta(description="A text; [text]; a pair [text, text]; or a list of lists of one text or two, which is a batch."),
+        Meta(description="A text, [text], a pair [text, text], or a batch: a list of lists of one or two texts."),
     ]
     truncate: Truncate = None
     truncation_direction: TruncationSide = "Right"
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
     parameters: Annotated[
-        Any, Meta(description="Of Hugging Face's clients: with it the answer is a list of lists. `top_k`, `function_to_apply`.")
+        Any, Meta(description="Hugging Face's `top_k`, `function_to_apply`; with it the answer is a list of lists.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -122,13 +122,13 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
 
 
 class VertexRequest(Struct, frozen=True):
-    """`/vertex`."""
+    """Request of `/vertex`."""
 
     instances: list[Raw]
 
 
 class Prediction(Struct, frozen=True):
-    """A label and how likely it is."""
+    """A label and its probability."""
 
     score: float
     label: str
@@ -194,14 +194,14 @@ class Info(Struct, frozen=True):
 
 
 class OpenAICompatUsage(Struct, frozen=True):
-    """Tokens that ran, special tokens included."""
+    """The number of tokens that ran, special tokens included."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Enveloped(Struct, frozen=True):
-    """What `context.envelope` and `usage_of` put around an answer."""
+    """The fields that `context.envelope` and `usage_of` add to an answer."""
 
     id: str
     created: int
@@ -211,27 +211,27 @@ class Enveloped(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What `inputs` meant: its items, and whether it was a list of them."""
+    """The parsed `inputs`: its items, and True if they came as a list."""
 
     items: list[Input]
     is_batch: bool
 
     @property
     def load(self) -> Load:
-        """Unicode characters of texts, length of id lists: what `x-compute-characters` counts."""
+        """The count of `x-compute-characters`: Unicode characters of texts, lengths of id lists."""
         return Load(len(self.items), sum(map(len, self.items)), self.is_batch)
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The items of `/predict`: texts and pairs; and whether they came as a list."""
+    """The parsed `inputs` of `/predict`: texts and pairs, and True if they came as a list."""
 
     items: list[Text]
     is_batch: bool
 
     @property
     def load(self) -> Load:
-        """Unicode characters; of a pair, those of both texts."""
+        """The number of Unicode characters; a pair counts both texts."""
         characters = sum(len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in self.items)
         return Load(len(self.items), characters, self.is_batch)
 
@@ -242,7 +242,7 @@ def direction(name: TruncationDirection) -> Direction:
 
 
 def check_inputs(raw: Any, field: str = "inputs") -> None:
-    """Raises SchemaError for what `parse_inputs` would not understand: ids and texts in one list."""
+    """Raises SchemaError for ids and texts in one list, which `parse_inputs` cannot read."""
     if isinstance(raw, list):
         kinds = set(map(type, raw))  # of a million ids within twenty milliseconds
         if int in kinds and len(kinds) > 1:
@@ -250,25 +250,25 @@ def check_inputs(raw: Any, field: str = "inputs") -> None:
 
 
 def parse_inputs(raw: Any) -> Inputs:
-    """A text; a list of ids, which is one input (so is []); or a list of texts and id lists; see `check_inputs`."""
+    """Parse a text, a list of ids (one input, even if empty), or a list of texts and id lists. Call `check_inputs` first."""
     if not isinstance(raw, list) or not raw or type(raw[0]) is int:
         return Inputs([raw], is_batch=False)
     return Inputs(raw, is_batch=True)
 
 
 def check_ids(raw: list[int | list[int]]) -> None:
-    """Raises SchemaError for what `parse_ids` would not understand: ids and lists of them in one list."""
+    """Raises SchemaError for ids and lists of ids in one list, which `parse_ids` cannot read."""
     if len(set(map(type, raw))) > 1:
         raise SchemaError("ids: got ids beside lists, expected one of these alone")
 
 
 def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
-    """A list of ids is one sequence, a list of lists is many; see `check_ids`."""
+    """Parse ids: a list of ids is one sequence, a list of lists is several. Call `check_ids` first."""
     return raw if raw and type(raw[0]) is list else [raw]  # type: ignore[list-item, return-value]
 
 
 def check_predict(raw: str | list[str | list[str]]) -> None:
-    """Raises SchemaError for what `parse_predict` would not understand."""
+    """Raises SchemaError for inputs that `parse_predict` cannot read."""
     kinds = set(map(type, raw)) if isinstance(raw, list) else set()
     if len(kinds) > 1:
         raise SchemaError("inputs: got texts beside lists, expected one of these alone")
@@ -277,7 +277,7 @@ def check_predict(raw: str | list[str | list[str]]) -> None:
 
 
 def parse_predict(raw: Any) -> Texts:
-    """A text, [text], [text, text] (one pair), or a batch of lists of these; see `check_predict`."""
+    """Parse a text, [text], [text, text] (one pair), or a batch of such lists. Call `check_predict` first."""
     if isinstance(raw, str):
         return Texts([raw], is_batch=False)
     if isinstance(raw[0], str):

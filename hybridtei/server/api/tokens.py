@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @handler("tokenize")
 async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
-    """`/tokenize`: every token with its place in the text; takes no permit."""
+    """Answer `/tokenize`: every token with its place in the text. Takes no permit."""
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     with context.counting_failures():
         if not texts:
@@ -37,7 +37,7 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
 
 @handler("decode")
 async def decode_ids(context: Context, request: DecodeRequest) -> Reply:
-    """`/decode`: ids back to text; takes no permit."""
+    """Answer `/decode`: ids back to text. Takes no permit."""
     with context.counting_failures():
         sequences = parse_ids(request.ids)
         context.check_batch(len(sequences))
@@ -50,12 +50,12 @@ async def decode_ids(context: Context, request: DecodeRequest) -> Reply:
 
 
 async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any]) -> Reply:
-    """What is made of each item, written: in parts, so that the thread for such work is free
-    for others in between; and token by token, since those of a long request are many times its size. Raises RequestRefused."""
+    """Make and write the answer of each item: in parts, so that other requests use the thread in between, and item by item,
+    since an answer is many times the size of its request. Raises RequestRefused."""
     part, written = context.server.max_client_batch_size, BytesIO()
 
     def append(some: Sequence[T]) -> None:
-        for item in some:  # what is made of each has no name, which would keep it while the next is made
+        for item in some:  # a variable would keep one answer in memory while the next is made
             written.write(b"," if written.tell() > 1 else b"")
             write_json(make(item), written)
 

@@ -1,5 +1,5 @@
-"""gRPC: TEI's package `tei.v1` on a port of its own, in the process and on the event loop of the HTTP server.
+"""gRPC: TEI's package `tei.v1` on its own port, on the event loop of the HTTP server.
 
-It translates: a message becomes the request struct of an HTTP route in `server.api`, the handler's answer becomes a message.
-`import hybridtei.server.grpc` loads no gRPC; `rpc.server` does, which is imported where `--grpc-port` is given.
+It translates a message to the request struct of an HTTP route in `server.api`, and the handler's answer to a message.
+`import hybridtei.server.grpc` does not import grpcio. `grpc.server` does; it is imported only with `--grpc-port`.
 """

@@ -1,7 +1,7 @@
 """The methods of `tei.v1`: a message -> the request of the HTTP route; its answer -> a message's bytes.
 
-What differs from HTTP: a message holds one text; `truncate`, `add_special_tokens` and `skip_special_tokens` default to false,
-even where the server's own default is another; `normalize` defaults to true.
+Differences from HTTP: a message has one text; `truncate`, `add_special_tokens` and `skip_special_tokens` default to false,
+whatever the server's settings; `normalize` defaults to true.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from hybridtei.server.registry import ANY, CLASSIFY, EMBED, EMBED_SPARSE, RANK, 
 from hybridtei.system.frames import nested
 from hybridtei.system.tracing import handler
 
-ROWS, METADATA = 1, 2  # field numbers of every answer that costs a forward pass
-STREAM_PAYLOADS = 16  # max bodies of --payload-limit bytes in the texts of one stream
+ROWS, METADATA = 1, 2  # field numbers in every answer of a forward pass
+STREAM_PAYLOADS = 16  # bound of the texts in one stream, in times --payload-limit
 TOKEN_FIELDS = ("id", "text", "special", "start", "stop")
 MODEL_TYPES = {"embedding": 0, "classifier": 1, "reranker": 2}
 
 
 def _request(kind: Any, message: Any, **given: Any) -> Any:
-    """The HTTP route's request. A field that the client left out has the message's default, an optional one the route's."""
+    """The HTTP route's request. A missing field gets the message's default, a missing optional field the route's default."""
     given = {field.name: value for field, value in message.ListFields()} | given
     return kind(**given | {"truncate": message.truncate, "truncation_direction": _side(message)})
 
 
 def _side(message: Any) -> Literal["left", "right"]:
-    return "left" if message.truncation_direction == messages.LEFT else "right"  # an unknown one is the default
+    return "left" if message.truncation_direction == messages.LEFT else "right"  # an unknown value means the default
 
 
 def _answer(answer: Any, usage: Usage | None) -> Reply:
@@ -77,7 +77,7 @@ async def _embed_sparse(context: Context, message: Any) -> Reply:
 
 
 async def _predict(context: Context, message: Any) -> Reply:
-    """`Predict`, and `PredictPair` of one text or two."""
+    """Answer `Predict`, and `PredictPair` for one or two texts."""
     inputs = message.inputs if isinstance(message.inputs, str) else [*message.inputs]
     if not isinstance(inputs, str) and len(inputs) not in (1, 2):
         with context.counting_failures():
@@ -112,7 +112,7 @@ async def _decode(context: Context, message: Any) -> Reply:
 
 
 async def _info(context: Context, _: Any) -> Reply:
-    """The fields of `/info` that the message has."""
+    """Answer `Info`: the fields of `/info` that the message has."""
     facts = ops.facts(context)
     names = [field.name for field in messages.InfoResponse.DESCRIPTOR.fields if field.name != "model_type"]
     known = {name: facts[name] for name in names if facts[name] is not None}
@@ -121,7 +121,6 @@ async def _info(context: Context, _: Any) -> Reply:
 
 
 async def _rerank(context: Context, message: Any) -> Reply:
-    """Waits for permits."""
     with context.counting_failures():
         if not message.texts:
             raise NoInputs("`texts` cannot be empty")
@@ -133,17 +132,17 @@ async def _rerank(context: Context, message: Any) -> Reply:
 
 @handler("rerank")
 async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Reply:
-    """`RerankStream`: one answer when the client has sent its last text, the scores of all, the best first.
+    """Answer `RerankStream`: one message after the client's last text, with the scores of all texts, the best first.
 
-    Each text is ranked by the query beside it; texts in a row with the same query go through the engine together. Waits for
-    permits: for one before it reads, and then for those of its texts.
+    Each message has a query and a text. Consecutive texts with the same query go through the engine together. Waits for one
+    permit before it reads, and then for the permits of its texts.
     """
     with context.counting_failures():
         _check_ranker(context)
     admission = context.service.admission
     async with admission.gathering:
         with context.counting_failures():
-            async with admission.held(1):  # no longer: streams that hold one and wait for many would block each other
+            async with admission.held(1):  # streams that hold one permit and wait for more block each other
                 given = await _read_all(context, requests)
         task = RerankPairs(
             [
@@ -177,7 +176,7 @@ def _check_ranker(context: Context) -> None:
 
 
 async def _read_all(context: Context, requests: AsyncIterator[Any]) -> list[Any]:
-    """All messages of a stream. Raises NoInputs; RequestRefused above `max_rerank_documents` texts or the limit of bytes."""
+    """Read all messages of a stream. Raises NoInputs; RequestRefused above the bounds of texts or bytes."""
     max_texts, max_bytes = context.server.max_rerank_documents, STREAM_PAYLOADS * context.server.payload_limit
     given: list[Any] = []
     size = 0
@@ -194,7 +193,7 @@ async def _read_all(context: Context, requests: AsyncIterator[Any]) -> list[Any]
 
 
 def _vectors_of_tokens(context: Context, message: Any) -> int:
-    """A float32 vector a token; a text has about as many tokens as bytes at most."""
+    """The size of one float32 vector for each token. A text has at most about one token a byte."""
     spec = context.service.model.spec
     return min(int(message.ByteSize()), spec.max_input_length) * spec.hidden_size * 4
 
@@ -205,8 +204,8 @@ def _times(factor: int) -> Callable[[Context, Any], int]:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a call is answered, and by which of several models. `permits`: each message of its stream waits for one. `estimate`:
-    about how many bytes the answer to a message has; 0 if it does not grow with it. `most`: messages of a stream at once."""
+    """How to answer a call, and the capability that chooses the model. `permits`: each message of a stream waits for a permit.
+    `estimate`: the approximate bytes of an answer, 0 if it does not grow. `most`: messages of a stream that run at once."""
 
     answer: Callable[[Context, Any], Coroutine[Any, Any, Reply]]
     capability: Sequence[Able] = ANY

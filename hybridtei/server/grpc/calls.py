@@ -1,8 +1,8 @@
-"""A call from its headers to its end: the key, how many are open and for how long, the servicer of `tei.v1`, the status.
+"""A call from its headers to its end: the key, the bounds of open calls and of their time, `tei.v1`'s servicer, the status.
 
-gRPC's own bound, `maximum_concurrent_rpcs`, also counts calls without a key; and its handlers wait for the message of a unary
-call without a limit, so all are served as streams, whose messages are read here. A client that reads nothing is bounded by
-flow control, by `Unsent` and by the age of its connection: a status would wait behind the answers.
+gRPC's own bound, `maximum_concurrent_rpcs`, also counts calls without a key, and its handlers wait for a unary call's message
+without a timeout. So all calls are served as streams, and this module reads their messages. Flow control, `Unsent` and the
+age of the connection bound a client that reads nothing: a status would wait behind the unread answers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from hybridtei.server.registry import Models
 from hybridtei.server.routing import row_of
 from hybridtei.system.tracing import Recorder, arrived
 
-MAX_CALLS, MAX_KEYLESS_CALLS = 2048, 256  # open at once: of `tei.v1`; of health and reflection, which need no key
-IDLE_SECONDS = 600.0  # between two messages of a stream; all the time of a call that needs no key
-MAX_UNSENT_BYTES = 16_000_000  # of one stream's finished answers that wait for the client, or for an earlier answer
-DRAIN_SECONDS = 1.0  # for which a stopping server waits for a client
+MAX_CALLS, MAX_KEYLESS_CALLS = 2048, 256  # open calls of `tei.v1`; of health and reflection, which need no key
+IDLE_SECONDS = 600.0  # between two messages of a stream; for a whole call without a key
+MAX_UNSENT_BYTES = 16_000_000  # of one stream's answers that wait for the client or for an earlier answer
+DRAIN_SECONDS = 1.0  # that a stopping server waits for clients
 DETAIL_CHARACTERS = 600  # of an error: clients take some 8 kB of trailers, where one character may be 12 bytes
 
 STATUS = grpc.StatusCode
@@ -50,15 +50,15 @@ T = TypeVar("T")
 
 
 class OpenCalls:
-    """The open calls of some services, and those of them that wait for their clients, the longest wait first."""
+    """The open calls of some services, and the calls that wait for their clients, the longest wait first."""
 
     def __init__(self, most: int) -> None:
         self._most, self._open, self._draining = most, 0, False
         self._waits: dict[asyncio.Timeout, None] = {}
 
     def enter(self) -> None:
-        """Count the running task as a call until it is done. At the bound, end the call that has waited longest for its client;
-        raise Ended if none waits."""
+        """Count the current task as a call until it is done. At the bound, end the call that has waited longest for its client.
+        Raises Ended if no call waits."""
         if self._open >= self._most:
             longest = next((wait for wait in self._waits if not wait.expired()), None)
             if longest is None:
@@ -72,7 +72,7 @@ class OpenCalls:
         self._open -= 1
 
     async def within(self, seconds: float, awaitable: Awaitable[T]) -> T:
-        """Wait for a client. Raises Ended after `seconds`, or earlier if another call needs the place or the server stops."""
+        """A context for waiting for a client. Raises Ended after `seconds`, if another call needs the place, or at a stop."""
         seconds = min(seconds, DRAIN_SECONDS) if self._draining else seconds
         try:
             async with asyncio.timeout(None if seconds == inf else seconds) as wait:
@@ -87,7 +87,7 @@ class OpenCalls:
             self._waits.pop(wait, None)
 
     def drain(self) -> None:
-        """Let calls wait for their clients no longer than DRAIN_SECONDS."""
+        """End calls that wait for their clients longer than DRAIN_SECONDS."""
         self._draining = True
         soon = asyncio.get_running_loop().time() + DRAIN_SECONDS
         for wait in self._waits:
@@ -96,7 +96,7 @@ class OpenCalls:
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses a call without a key before it counts; bounds the open calls of `tei.v1` and, apart, those that need no key."""
+    """Refuses calls without a key uncounted. Bounds the open calls of `tei.v1` and, separately, calls that need no key."""
 
     def __init__(self, keys: Keyring, message_seconds: float) -> None:
         self._keys = keys
@@ -105,7 +105,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._handlers: dict[str, Any] = {}  # by the full names of methods
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """Called by gRPC in the call's own task, once its headers are there; None: there is no such method."""
+        """gRPC calls this in the call's own task after the headers. None: the method is unknown."""
         method, has_key = details.method, details.method.startswith(f"/{messages.PACKAGE}.")
         calls = self._keyed if has_key else self._keyless
         if method not in self._handlers:
@@ -121,7 +121,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._handlers[method]
 
     def _authenticate(self, method: str, metadata: Any) -> None:
-        """Raises NoKey, RoleNeeded. Any key may ask for Info."""
+        """Raises NoKey, RoleNeeded. Every known key may call Info."""
         header = dict(metadata or ()).get("authorization", "").encode("utf-8", "replace")
         try:
             self._keys.check(header, None if method.endswith("/Info") else "infer")
@@ -129,13 +129,12 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise NoKey("No valid auth token") from None
 
     def drain(self) -> None:
-        """See `OpenCalls.drain`."""
         self._keyed.drain()
         self._keyless.drain()
 
 
 def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: float) -> Any:
-    """The handler that was found, with its messages read within their time, and its errors told as statuses."""
+    """Wrap a handler: bound the time of its messages, and turn its errors into statuses."""
     behaviour = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
 
     async def read(call: Any) -> AsyncIterator[Any]:
@@ -156,7 +155,7 @@ def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: 
     async def serve(_: Any, call: Any) -> Any:
         try:
             return await (answer(call) if age_seconds == inf else calls.within(age_seconds, answer(call)))
-        except grpc.aio.BaseError:  # gRPC's own: aborted already, or the client is gone
+        except grpc.aio.BaseError:  # gRPC's own error: the call was aborted, or the client is gone
             raise
         except Exception as error:
             await _abort(error, None, call)
@@ -175,7 +174,7 @@ async def _abort(error: Exception, _: Any, call: Any) -> None:
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Return (code, details) of an error: HTTP's message; INTERNAL for bytes that are no message, as gRPC has it."""
+    """Return (code, details) of an error, with HTTP's message. Bytes that are no message are INTERNAL, as in gRPC."""
     if isinstance(error, Ended):
         return error.code, str(error)
     if isinstance(error, HybridTeiError):
@@ -185,7 +184,7 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
 
 
 class Held:
-    """The bytes of one call's answers that wait for its client, among those of all calls; none once the call has ended."""
+    """Counts the unsent bytes of one call's answers into the total of all calls; subtracts them when the call ends."""
 
     def __init__(self, unsent: Unsent, call: Any) -> None:
         self._unsent, self.bytes = unsent, 0
@@ -197,7 +196,7 @@ class Held:
         self._unsent.add(size)
 
     async def reserve(self, size: int) -> int:
-        """Add a large answer before it is begun, once there is room; return the bytes added. Raises AnswersUnsent."""
+        """Wait for room before a large answer is begun; return the bytes counted for it. Raises AnswersUnsent."""
         self._unsent.check()
         reserved = 0 if size <= SMALL_BYTES else await self._unsent.room(size)
         self.bytes += reserved
@@ -205,15 +204,15 @@ class Held:
 
 
 class Servicer:
-    """All methods of `tei.v1`: model, permit, answer, metadata."""
+    """The methods of `tei.v1`: choose the model, take permits, answer, add metadata."""
 
     def __init__(self, models: Models, unsent: Unsent, recorder: Recorder | None) -> None:
         self._models, self._unsent, self._recorder = models, unsent, recorder
-        at_once = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")  # TEI's
+        at_once = os.environ.get("GRPC_MAX_PARALLEL_STREAM_REQUESTS", "")  # TEI's variable
         self._most = max(int(at_once), 1) if at_once.isdecimal() else inf
 
     def handlers(self) -> Iterator[grpc.GenericRpcHandler]:
-        """Yield a handler for each service of `tei.proto`."""
+        """A handler for each service of `tei.proto`."""
         for service in messages.services():
             methods = {method.name: self._handler(method) for method in service.methods}
             yield grpc.method_handlers_generic_handler(service.full_name, methods)
@@ -228,13 +227,13 @@ class Servicer:
         return grpc.unary_unary_rpc_method_handler(partial(self._unary, method), decode)
 
     def _begin(self, method: Method, call: Any) -> tuple[Context, Held]:
-        """The context of the model that answers. Raises UnknownModel."""
+        """Choose the model that answers. Raises UnknownModel."""
         metadata = dict(call.invocation_metadata() or ())
         arrived(self._recorder, ((name.encode(), value.encode()) for name, value in metadata.items() if isinstance(value, str)))
         return self._models.choose(None, metadata.get("model"), method.capability), Held(self._unsent, call)
 
     async def _unary(self, method: Method, given: Any, call: Any) -> bytes:
-        """The answer, which counts as unsent until it is sent, after the values of HTTP's `x-…` headers as metadata."""
+        """Answer a unary call. HTTP's `x-…` headers go first, as metadata. The answer counts as unsent until it is sent."""
         context, held = self._begin(method, call)
         reserved = await held.reserve(method.estimate(context, given))
         reply = await method.answer(context, given)
@@ -258,7 +257,7 @@ class Servicer:
             reserved = await held.reserve(method.estimate(context, message))
             permits = await admission.wait(1)
             task = asyncio.ensure_future(answer(message, reserved))
-            task.add_done_callback(lambda _: admission.give_back(permits))  # also if it is cancelled before it begins
+            task.add_done_callback(lambda _: admission.give_back(permits))  # even if the task is cancelled before it begins
             return task
 
         async def send(body: bytes) -> None:
@@ -277,10 +276,10 @@ async def in_order(
     send: Callable[[T], Awaitable[object]],
     is_full: Callable[[int], bool],
 ) -> None:
-    """Send the answer of each request in their order. `is_full`: of how many are begun and not sent; then none is begun. Raises
-    what the first request by place raises. No task outlives it."""
+    """Send the answers in the order of the requests. `is_full`: called with the number of begun, unsent answers; True: begin no
+    more. Raises the error of the first failing request. No task outlives it."""
     begun: deque[asyncio.Task[T]] = deque()
-    changed = asyncio.Event()  # for the one side that waits: the reader for room, the sender for a task
+    changed = asyncio.Event()  # only one side waits: the reader for room, or the sender for a task
 
     async def read() -> None:
         async for request in requests:

@@ -2,8 +2,8 @@
 
     python -m grpc_tools.protoc -I hybridtei/server/grpc --descriptor_set_out=hybridtei/server/grpc/tei.binpb tei.proto
 
-No generated code: it refuses to load beside another release of protobuf's runtime than it was made for. The pool is our own, so
-a client's generated `tei.v1` may live in the same process.
+There is no generated code, since it needs one particular release of protobuf's runtime. The descriptor pool is our own, so a
+client's generated `tei.v1` can live in the same process.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ for _file in descriptor_pb2.FileDescriptorSet.FromString(files(__package__).join
 
 
 def message(name: str) -> Any:
-    """Return the class of a message."""
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
 def services() -> Iterator[Any]:
-    """Yield the descriptors of all services, in the order of the file."""
+    """The descriptors of all services, in the order of the file."""
     return iter(POOL.FindFileByName(FILE).services_by_name.values())
 
 
@@ -46,7 +45,7 @@ def floats(field: int, row: Floats) -> bytes:
 
 
 def float_rows(field: int, inner: int, rows: Floats) -> bytes:
-    """Encode float32[t, d] as a repeated message with `repeated float` as its field `inner`. All begin with the same bytes."""
+    """Encode float32[t, d] as a repeated message with one field: `repeated float`. All rows start with the same bytes."""
     count, width = rows.shape
     body = floats(inner, np.zeros(width, dtype=np.float32))
     head = np.frombuffer(nested(field, body), dtype=np.uint8)[: -4 * width or None]

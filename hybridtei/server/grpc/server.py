@@ -1,6 +1,6 @@
-"""The gRPC server beside the HTTP server: listen, answer, drain; with grpcio's health and reflection, which need no key.
+"""The gRPC server beside the HTTP server: listen, answer, drain. It includes grpcio's health and reflection, without a key.
 
-`grpc.aio` takes the loop that runs when `bind` is called, which is uvicorn's.
+`grpc.aio` uses the event loop that runs when `bind` is called: uvicorn's.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ log = logging.getLogger(__name__)
 MINUTE_MS = 60_000
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_concurrent_streams", MAX_CALLS),  # of a connection
-    ("grpc.max_connection_idle_ms", 5 * MINUTE_MS),  # without a call; clients connect again when they have one
+    ("grpc.max_concurrent_streams", MAX_CALLS),  # of one connection
+    ("grpc.max_connection_idle_ms", 5 * MINUTE_MS),  # clients reconnect for the next call
     ("grpc.max_connection_age_ms", 30 * MINUTE_MS),
-    ("grpc.max_connection_age_grace_ms", 60 * MINUTE_MS),  # for the calls that are open then
-    ("grpc.keepalive_time_ms", MINUTE_MS),  # finds clients that are gone
+    ("grpc.max_connection_age_grace_ms", 60 * MINUTE_MS),  # for the calls open at that time
+    ("grpc.keepalive_time_ms", MINUTE_MS),  # pings find dead clients
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
 
 class RpcServer:
-    """Serves all models of a process on `grpc_port`."""
+    """Serves the models of the process on `grpc_port`."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class RpcServer:
         *,
         certificate: Certificate | None = None,
     ) -> None:
-        self.port = 0  # known once it listens
-        self.unsent = Unsent(config.max_unsent_bytes)  # not shared with HTTP, which unread gRPC calls must not hold up
+        self.port = 0  # set by `bind`
+        self.unsent = Unsent(config.max_unsent_bytes)  # separate from HTTP's, so that unread gRPC answers do not block HTTP
         self._config = config
         self._certificate = certificate
         self._servicer = Servicer(models, self.unsent, recorder)
@@ -98,7 +98,7 @@ class RpcServer:
         log.info("Starting gRPC server: %s", _address(self._config.hostname, self.port))
 
     def drain(self) -> None:
-        """Refuse new calls and let open ones end, for `drain_seconds` at most; return at once."""
+        """Begin to refuse new calls, and give open ones at most `drain_seconds`. Returns at once."""
         if self._draining is None and self._server is not None:
             self._draining = asyncio.ensure_future(self._drain())
 
@@ -110,19 +110,19 @@ class RpcServer:
         await self._server.stop(self._config.drain_seconds)
 
     def hurry(self) -> None:
-        """End the calls that are still open. To be called from a signal handler."""
+        """End the open calls. A signal handler may call this."""
         if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self._server.stop(None), self._loop)  # the drain that waits ends with it
+            asyncio.run_coroutine_threadsafe(self._server.stop(None), self._loop)  # the waiting drain ends too
 
     async def stop(self) -> None:
-        """Drain, and wait until it is done."""
+        """Drain, and wait for its end."""
         self.drain()
         if self._draining is not None:
             await self._draining
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
-    """Give each connection the certificate that was read last; gRPC asks from a thread of its own."""
+    """Give each connection the latest certificate. gRPC calls the function in a thread of its own."""
     used = certificate.pair
 
     def current() -> grpc.ServerCertificateConfiguration | None:
@@ -139,11 +139,11 @@ def _address(hostname: str, port: int) -> str:
     return f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
 
 
-LOOK_SECONDS = 5.0  # between two checks of the models
+LOOK_SECONDS = 5.0  # between checks of the models
 STATUSES = health_pb2.HealthCheckResponse
 
 
-# Service -> whether a model serves it; None: no model is needed.
+# Service -> a function that tells if a model serves it; None: no model is needed.
 FITS: Mapping[str, Callable[[Context], bool] | None] = {
     "": None,
     f"{PACKAGE}.Info": None,
@@ -157,19 +157,19 @@ FITS: Mapping[str, Callable[[Context], bool] | None] = {
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """grpcio's servicer: a service serves while a model that fits it is healthy."""
+    """grpcio's servicer. A service is SERVING while a model for it is healthy."""
 
     def __init__(self, models: Models) -> None:
         super().__init__()
         self._models = models
 
     async def look(self) -> None:
-        """Set the statuses of all services, and of the server by ""."""
+        """Update the statuses of all services, and of the server, whose name is ""."""
         for name, fits in FITS.items():
             await self.set(name, STATUSES.SERVING if fits is None or await self._serves(fits) else STATUSES.NOT_SERVING)
 
     async def keep_looking(self) -> None:
-        """Look again and again, until it is cancelled."""
+        """Update the statuses periodically until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
@@ -186,11 +186,11 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthListResponse(statuses=statuses)
 
 
-REFLECTIONS = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]  # the same under two names
+REFLECTIONS = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]  # one service under two names
 
 
 def reflection_handlers() -> list[grpc.GenericRpcHandler]:
-    """Handlers of `v1`, which clients ask first, and of `v1alpha`."""
+    """Handlers of `v1`, which clients try first, and of `v1alpha`."""
     names = [*(service.full_name for service in services()), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
     handler = grpc.stream_stream_rpc_method_handler(
         reflection.aio.ReflectionServicer([*names, *REFLECTIONS], pool=POOL).ServerReflectionInfo,
@@ -200,7 +200,7 @@ def reflection_handlers() -> list[grpc.GenericRpcHandler]:
     return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler}) for name in REFLECTIONS]
 
 
-for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):  # what reflection describes, besides `tei.proto`
+for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):  # described by reflection, besides `tei.proto`
     POOL.AddSerializedFile(_file.serialized_pb)
 _alpha = text_format.MessageToString(descriptor_pb2.FileDescriptorProto.FromString(_file.serialized_pb))
 POOL.Add(text_format.Parse(_alpha.replace("v1alpha", "v1"), descriptor_pb2.FileDescriptorProto()))

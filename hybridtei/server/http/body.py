@@ -1,9 +1,10 @@
-"""The bytes of a request's body, refused in TEI's order: content type, size, syntax, shape; `decoding` makes a struct of them.
+"""Reading of request bodies. Refusals come in TEI's order: content type, size, syntax, shape. `decoding` makes the structs.
 
 These errors are plain text on every route.
 
-A body is also read if its head carried no key, because the key may stand in the body. Any client can send such bodies, so the
-bytes of all of them and the time of each are bounded. A body that comes whole with its head, as most do, is not counted.
+A request without a key in its head may have the key in its body, so the server reads the body before it knows the client.
+The total bytes of such bodies and the time of each are bounded. A body that arrives whole with its head, as most do, is not
+counted.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisconnected
 
 JSON_TYPE = re.compile(rb"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
-PART_BYTES = 1_000_000  # of a body that is read in parts
-DRAIN_FACTOR = 8  # an oversized body is read on, up to so many times the limit, so that its sender hears the answer
+PART_BYTES = 1_000_000  # the size of a part
+DRAIN_FACTOR = 8  # times the limit: so far an oversized body is read, so that its sender reads the answer
 
 
 class BodyError(Exception):
-    """A body that was refused before any handler saw it."""
+    """A body that was refused before a handler ran."""
 
     status = 400
     prefix = ""
-    limit: str | None = None  # the setting whose bound was reached, if it was one
+    limit: str | None = None  # the setting of the reached bound, if any
 
     def __init__(self, detail: str = "") -> None:
         super().__init__(self.prefix + detail)
@@ -34,14 +35,14 @@ class BodyError(Exception):
 
 
 class ContentTypeError(BodyError):
-    """Not JSON, by its content type."""
+    """The content type is not JSON."""
 
     status = 415
     prefix = "Expected request with `Content-Type: application/json`"
 
 
 class PayloadTooLarge(BodyError):
-    """More bytes than `--payload-limit`."""
+    """The body is larger than `--payload-limit`."""
 
     status = 413
     prefix = "Failed to buffer the request body: length limit exceeded"
@@ -49,33 +50,33 @@ class PayloadTooLarge(BodyError):
 
 
 class BrokenBody(BodyError):
-    """Invalid chunks."""
+    """The body's chunks are malformed."""
 
     prefix = "Failed to buffer the request body: error reading a body from connection"
 
 
 class SlowBody(BodyError):
-    """Bytes that come too slowly: see `--body-timeout`. The connection counts it."""
+    """The body arrived too slowly (`--body-timeout`). The connection counts it."""
 
     status = 408
     prefix = "Failed to buffer the request body: it took too long to arrive (body-timeout)"
 
 
 class CodingError(BodyError):
-    """A compressed body: to decompress it is the work of a proxy."""
+    """The body is compressed. Decompression is a proxy's work."""
 
     status = 415
     prefix = "Expected a body without `content-encoding`. Given: "
 
 
 class SyntaxRefused(BodyError):
-    """Not JSON."""
+    """The body is not JSON."""
 
     prefix = "Failed to parse the request body as JSON: "
 
 
 class SchemaError(BodyError):
-    """JSON of another shape."""
+    """The JSON has another shape than the route's struct."""
 
     status = 422
     prefix = "Failed to deserialize the JSON body into the target type: "
@@ -85,7 +86,7 @@ FIELDS = "hybridtei.fields"  # in a scope
 
 
 def first_fields(scope: Any) -> Mapping[bytes, bytes]:
-    """A request's headers by name, in lower case, the first of each; made once a request."""
+    """A request's headers by lower-case name, the first of each name. Made once a request."""
     fields: Mapping[bytes, bytes] | None = scope.get(FIELDS)
     if fields is None:
         fields = scope[FIELDS] = dict(reversed(scope["headers"]))
@@ -93,7 +94,7 @@ def first_fields(scope: Any) -> Mapping[bytes, bytes]:
 
 
 async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:
-    """The bytes of what should be JSON. Raises BodyError, ClientDisconnected."""
+    """Read the body. Raises BodyError, ClientDisconnected."""
     fields = first_fields(scope)
     content_type = fields.get(b"content-type")
     if type_required if content_type is None else not JSON_TYPE.match(content_type.strip()):
@@ -118,7 +119,7 @@ async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool
 
 
 async def body_parts(scope: Any, receive: Any) -> AsyncIterator[bytes]:
-    """A body of any size as it comes, in parts of about `PART_BYTES`. Raises BodyError, ClientDisconnected."""
+    """Yield a body of any size in parts of about `PART_BYTES`. Raises BodyError, ClientDisconnected."""
     _check_coding(scope)
     part, more = bytearray(), True
     while more:
@@ -136,7 +137,7 @@ def _check_coding(scope: Any) -> None:
 
 
 async def _next_chunk(scope: Any, receive: Any) -> tuple[bytes, bool]:
-    """The next bytes of a body, and whether more come. Raises BrokenBody, SlowBody, ClientDisconnected."""
+    """The next bytes of a body, and True if more follow. Raises BrokenBody, SlowBody, ClientDisconnected."""
     event = await receive()
     if BROKEN_BODY in (scope.get("extensions") or ()):
         raise SlowBody if SLOW_BODY in scope["extensions"] else BrokenBody
@@ -152,7 +153,7 @@ Receive = Callable[[], Awaitable[Any]]
 
 
 class KeylessBodies(BodyError):
-    """The limit of bytes of bodies without a key in a header is reached."""
+    """The bodies without a key in a header have reached their total bound."""
 
     status = 503
     prefix = (
@@ -161,14 +162,14 @@ class KeylessBodies(BodyError):
 
 
 class Keyless:
-    """How many `bytes` are held of such bodies. For one event loop."""
+    """Counts the `bytes` held of bodies without a key in a header. For one event loop."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     @asynccontextmanager
     async def bounded(self, receive: Receive) -> AsyncIterator[Receive]:
-        """Within, one body is read by what this gives in place of `receive`. Raises KeylessBodies, SlowBody."""
+        """Yield a replacement of `receive` that reads one body within the bounds. Raises KeylessBodies, SlowBody."""
         held = 0
 
         async def receive_bounded() -> Any:

@@ -1,11 +1,10 @@
-"""Connections: their bounds, how many bytes of answers they have not taken, and what the application learns of a request's
-client.
+"""Connections: their bounds, the unsent bytes of their answers, and what the application can ask about a request's client.
 
-Whether a client disconnected, or its body can still come, stands in a scope's extensions: an ASGI server tells of a disconnect
-only in `receive`, which a handler that computes does not await.
+A scope's extensions tell whether the client disconnected, and whether its body can still arrive. ASGI reports a disconnect only
+in `receive`, which a computing handler does not await.
 
-A body has to come at a thousand bytes a second, less a grace period: a client that sends a byte now and then would otherwise
-hold a place for weeks without ever standing still.
+After a grace period a body must arrive at a thousand bytes a second: otherwise a client that sends a byte now and then would
+hold a place for weeks.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from hybridtei.config import ServerConfig
 from hybridtei.errors import AnswersUnsent
 from hybridtei.system.metrics import Registry
 
-# In a scope's extensions: no more of the body will come, and its client still listens; it came too slowly; a Disconnect; no
-# permit was free.
+# In a scope's extensions: the rest of the body will not come, but the client listens; the body came too slowly; a Disconnect;
+# no permit was free.
 BROKEN_BODY, SLOW_BODY, DISCONNECT = "hybridtei.broken_body", "hybridtei.slow_body", "hybridtei.disconnect"
 REFUSED = "hybridtei.refused"
 
@@ -34,7 +33,7 @@ class ClientDisconnected(Exception):
 
 
 class Disconnect:
-    """Whether a request's client disconnected before its answer. `on_disconnect` is called when it does."""
+    """`happened` is True once the client has disconnected before its answer; then `on_disconnect` is called."""
 
     __slots__ = ("happened", "on_disconnect")
 
@@ -43,17 +42,16 @@ class Disconnect:
         self.on_disconnect: Callable[[], object] | None = None
 
     def notify(self) -> None:
-        """Set `happened`, and call `on_disconnect`."""
         self.happened = True
         if self.on_disconnect is not None:
             self.on_disconnect()
 
 
 class Answering:
-    """A connection's transport as answers use it: a head waits for its body, one packet and one system call in place of two."""
+    """The transport that answers write to. It sends a head together with its body: one packet and one system call, not two."""
 
     def __init__(self, transport: Transport, close: Callable[[], object]) -> None:
-        """`close`: called in place of the transport's own."""
+        """`close`: called instead of the transport's `close`."""
         self.is_closing = transport.is_closing
         self._transport = transport
         self._close = close
@@ -80,13 +78,13 @@ class Answering:
 
 
 BODY_BYTES_PER_SECOND = 1000
-FILES_BESIDE = 256  # that a process opens besides its connections
+FILES_BESIDE = 256  # the number of files that a process opens besides its connections
 
 log = logging.getLogger(__name__)
 
 
 class ConnectionLimits:
-    """The bounds of each connection and of all: settings, and the bytes that clients do not read."""
+    """The settings of each connection's bounds, and the count of unsent bytes of all connections."""
 
     def __init__(self, server: ServerConfig, registry: Registry) -> None:
         self.server = server
@@ -94,17 +92,17 @@ class ConnectionLimits:
         self._refusals = registry.counter("hybridtei_refusals_total")
 
     def refused(self, limit: str) -> None:
-        """Count a request or a connection that was refused at a bound. `limit`: its setting."""
+        """Count a request or a connection that was refused. `limit`: the setting of the reached bound."""
         self._refusals.add(limit=limit)
 
 
 def body_deadline(began: float, heard: float, size: int, seconds: float) -> float:
-    """When the next bytes of a body are due, in seconds. `size`: bytes so far; `heard`: when the last of them came."""
+    """The time at which the next bytes of a body are due. `size`: bytes so far; `heard`: the time of the last ones."""
     return min(heard, began + size / BODY_BYTES_PER_SECOND) + seconds
 
 
 def allow_files(connections: int) -> None:
-    """Have the operating system allow so many connections, or warn that it does not."""
+    """Raise the process's limit of open files to what `connections` need; log a warning if the system refuses."""
     needed = connections + FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
@@ -119,13 +117,13 @@ def allow_files(connections: int) -> None:
         log.warning("the system allows %d open files: fewer than --max-connections (%d) takes", allowed, connections)
 
 
-SMALL_BYTES = 1_000_000  # an answer of no more does not wait
-SHARE_LEFT = 4  # to small answers, one byte of so many
-WAIT_SECONDS = 30.0  # longer than a client that reads nothing is kept
+SMALL_BYTES = 1_000_000  # an answer up to this size does not wait
+SHARE_LEFT = 4  # a quarter of the bound is left to small answers
+WAIT_SECONDS = 30.0  # longer than the server keeps a client that reads nothing
 
 
 class Unsent:
-    """How many `bytes` of answers are encoded, or about to be, and not yet taken by the system. For one event loop."""
+    """Counts the `bytes` of answers that are encoded, or about to be, and not yet taken by the system. For one event loop."""
 
     def __init__(self, limit: int, wait_seconds: float = WAIT_SECONDS) -> None:
         self.bytes = 0
@@ -133,7 +131,7 @@ class Unsent:
         self._large_limit = limit - limit // SHARE_LEFT
         self._wait_seconds = wait_seconds
         self._waiting_bytes = 0
-        self._first = asyncio.Lock()  # held by the first that waits; the others wait for it, in order of arrival
+        self._first = asyncio.Lock()  # held by the first waiting answer; the others queue for it in order of arrival
         self._fewer = asyncio.Event()
 
     @property
@@ -141,7 +139,7 @@ class Unsent:
         return self.bytes >= self._limit
 
     def check(self) -> None:
-        """To be called before any work for a request. Raises AnswersUnsent at the bound."""
+        """Raises AnswersUnsent at the bound. Call it before any work for a request."""
         if self.is_full:
             raise self._refusal()
 
@@ -152,10 +150,10 @@ class Unsent:
             self._fewer.set()
 
     async def room(self, size: int) -> int:
-        """Wait until an answer of about `size` bytes may be encoded, in order of arrival.
+        """Wait, in order of arrival, until an answer of about `size` bytes may be encoded.
 
-        Returns how many bytes were counted for it, which the caller has to take back. An answer of more than all is let in
-        alone. Raises AnswersUnsent after `wait_seconds`, or at once if as much as the bound waits already.
+        Returns the number of bytes counted for it; the caller must subtract them later. An answer larger than the bound runs
+        alone. Raises AnswersUnsent after `wait_seconds`, or at once if the waiting answers reach the bound already.
         """
         size = min(size, self._large_limit)
         if self._waiting_bytes + size > self._limit:
@@ -182,7 +180,7 @@ class Unsent:
 
 @contextmanager
 def ports(server: ServerConfig) -> Iterator[list[socket.socket]]:
-    """The sockets of `port` and, if there is one, `prometheus_port`: taken, and refusing connections until a server listens.
+    """Bind `port` and, if set, `prometheus_port`. The sockets refuse connections until a server listens.
 
     Raises OSError, naming the address."""
     with ExitStack() as stack:

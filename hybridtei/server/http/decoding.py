@@ -1,7 +1,7 @@
-"""The bytes of a body -> a struct, or one sentence: the field's path, what was found, and what was expected.
+"""Decode a body to a struct, or refuse it in one sentence: the field's path, the value found, and the expected type.
 
-msgspec reads and checks. Three rules of TEI are added: bytes after the JSON value are ignored, a field given twice is refused,
-and anything but a string for an enumeration is a mistake of syntax.
+msgspec decodes and checks. This module adds three rules of TEI: bytes after the JSON value are ignored, a duplicate field is
+refused, and an enumeration's value that is not a string is a syntax error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from msgspec import UNSET, Raw, inspect
 
 from hybridtei.server.http.body import BodyError, SchemaError, SyntaxRefused
 
-LONG_BYTES = 100_000  # of a body whose decoding garbage collection would interrupt
-MAX_NAMES = 10_000  # keys of an object among which a field given twice is looked for
+LONG_BYTES = 100_000  # larger bodies are decoded without garbage collection
+MAX_NAMES = 10_000  # an object's first keys, which are checked for duplicates
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
 MESSAGE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?([^`]*)`)?", re.DOTALL)
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def decode(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
-    """JSON -> `kind`; of several, that of the first field that the body has, or else the first. Raises SyntaxRefused or
+    """JSON -> `kind`, or one of several: the one of the first field in the body, else the first one. Raises SyntaxRefused or
     SchemaError."""
     if isinstance(kind, Mapping):
         fields = keys_of(body, dict[str, Raw])
@@ -49,7 +49,7 @@ def decode(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
 
 
 def keys_of(body: bytes, kind: type[T]) -> T:
-    """The fields of `kind`, all optional, that a body has; none if it cannot be read."""
+    """Decode a body to `kind`, whose fields are all optional. A malformed body gives no fields."""
     try:
         return _read(body, kind)
     except UNREADABLE as error:
@@ -62,7 +62,7 @@ class _Named(msgspec.Struct):
 
 
 def model_name(body: bytes, request: Any) -> str | None:
-    """The model that a request names, if it does: in its struct, or in the body where the struct has no such field."""
+    """The model that a request names, or None: from its struct, or from the body if the struct has no `model`."""
     name: Any = getattr(request, "model", UNSET)
     name = keys_of(body, _Named).model if name is UNSET else name
     return name if isinstance(name, str) else None
@@ -74,7 +74,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _read(body: bytes, kind: type[T]) -> T:
-    """Decode a long body without garbage collection, which many lists would start again and again, and which finds nothing."""
+    """Decode a long body without garbage collection: its many lists would start it repeatedly, and it frees nothing."""
     decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
     if len(body) < LONG_BYTES:
         return decoder.decode(body)
@@ -101,7 +101,7 @@ def _syntax(error: Exception, body: bytes) -> str:
 
 
 def _shape(message: str, body: bytes, kind: Any) -> BodyError:
-    """msgspec's `message - at `$.path`` -> `path: message`, with what it leaves out."""
+    """msgspec's `message - at `$.path`` -> `path: message`, with the value found and the expected names."""
     text, path = MESSAGE.fullmatch(message).groups("")  # type: ignore[union-attr]  # matches all text
     text = next((ours + text.removeprefix(theirs) for theirs, ours in OURS.items() if text.startswith(theirs)), text)
     steps = STEP.findall(path)
@@ -126,7 +126,7 @@ def _one_of(names: Iterable[Any]) -> str:
 
 
 def _value_at(body: bytes | Raw, steps: Sequence[str]) -> str:
-    """The JSON at this place, shortened."""
+    """The value at this path, as shortened JSON."""
     for step in steps:
         kind, key = (list[Raw], int(step[1:-1])) if step.startswith("[") else (dict[str, Raw], step)
         body = _decoder(kind).decode(body)[key]
@@ -137,7 +137,7 @@ _type_of = cache(inspect.type_info)
 
 
 def _types_at(kind: inspect.Type, steps: Sequence[str]) -> list[inspect.Type]:
-    """The types that a value at this place of a `kind` may have: several of a union."""
+    """The types that `kind` allows at this path: several for a union."""
     if isinstance(kind, inspect.Metadata):
         return _types_at(kind.type, steps)
     if isinstance(kind, inspect.UnionType):
@@ -150,19 +150,19 @@ def _types_at(kind: inspect.Type, steps: Sequence[str]) -> list[inspect.Type]:
 
 
 class _Key(str):
-    """A key of an object; the decoder calls its hook for each."""
+    """A key of an object. The decoder calls its hook for each key."""
 
 
 @cache
 def _fields(kind: Any) -> dict[str, list[type]]:
-    """Each field of a struct -> the structs that its value may be; nothing of what is no struct."""
+    """Field -> the structs that its value may be. Empty if `kind` is no struct."""
     fields = [field for one in _types_at(_type_of(kind), ()) if isinstance(one, inspect.StructType) for field in one.fields]
     within = {field.encode_name: _types_at(field.type, ()) for field in fields}
     return {name: [one.cls for one in types if isinstance(one, inspect.StructType)] for name, types in within.items()}
 
 
 def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
-    """Raise SchemaError if an object gives a field of `kind`, or of a struct that is the value of one, twice.
+    """Raises SchemaError for a duplicate field of `kind`, or of a struct in its fields.
 
     msgspec skips over the values, which takes half the time of decoding them.
     """
@@ -171,7 +171,7 @@ def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
 
     def see(_: type, name: str) -> _Key:
         if len(names) == MAX_NAMES:
-            raise msgspec.DecodeError  # to look further would hold up other requests
+            raise msgspec.DecodeError  # checking more keys would delay other requests
         if name in fields and name in names:
             raise SchemaError(f"duplicate field `{path}{name}`")
         names.append(name)
@@ -180,7 +180,7 @@ def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
     try:
         values = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=see).decode(body)
     except UNREADABLE:
-        return  # `decode` tells what is wrong
+        return  # `decode` will report the error
     for name in names:
         for inner in fields.get(name, ()):
             _refuse_twice(values[_Key(name)], inner, f"{path}{name}.")

@@ -1,13 +1,13 @@
-"""Bytes on a connection -> requests: uvicorn's HTTP/1.1, with bounds, and with what hyper (TEI's) says to what is not HTTP.
+"""uvicorn's HTTP/1.1 with bounds, and with the answers of hyper (TEI's server) to malformed requests.
 
-A head beyond the bounds, too slow or malformed is answered here, and costs no more than the bytes read until then. The parser
-collects an unfinished header or chunk extension without any event and without a bound, so bytes that are read without an event
-are counted too. After a request that was refused for lack of permits a connection is not read for `PAUSE_SECONDS`: clients that
-ask again at once would fill the event loop with refusals. Clients that are slow within these bounds, and fairness among those
-that are refused, are the work of a proxy: `deploy/nginx`.
+This module answers a head that is too large, too slow or malformed; it costs no more than the bytes read so far. The parser
+buffers an unfinished header or chunk extension without an event or a bound, so bytes read without an event are counted too.
+After a refusal for lack of permits the connection is not read for `PAUSE_SECONDS`: clients that retry at once would fill the
+event loop with refusals. Slow clients within these bounds, and fairness among refused clients, are a proxy's work:
+`deploy/nginx`.
 
-A client that shuts down its sending side counts as disconnected, as in hyper: the same FIN ends a connection, and a client
-that disconnected would be noticed only once its answer is written.
+A client that shuts down its sending side counts as disconnected, as in hyper: FIN looks the same in both cases, and the server
+would otherwise notice a disconnect only when it writes the answer.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from hybridtei.server.http.connection import (
 
 HEADER_COUNT_LIMIT = 100  # hyper's
 URL_LIMIT_BYTES = 65_534  # hyper's
-PIPELINE_LIMIT = 16  # so many requests wait behind the one at work before reading pauses; a paused client's end goes unnoticed
-PAUSE_SECONDS = 0.5  # after a request without a permit; a client that waits as long as `Retry-After` says never notices
-LINGER_SECONDS = 1.0  # reading goes on so long after a refusal: closing at once sends RST, and the client loses the answer
-UNREAD_SECONDS = 20.0  # that a client may read nothing of an answer
-STOP_SECONDS = 1.0  # that a body may stand still while the server stops
+PIPELINE_LIMIT = 16  # requests that wait behind the running one; then reading pauses, and a disconnect goes unnoticed
+PAUSE_SECONDS = 0.5  # after a refusal for lack of permits; a client that obeys `Retry-After` does not notice
+LINGER_SECONDS = 1.0  # keep reading after a refusal: closing at once sends RST, and the client loses the answer
+UNREAD_SECONDS = 20.0  # without progress in reading an answer, then the client is cut off
+STOP_SECONDS = 1.0  # without progress of a body while the server stops
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
-VERSIONS = ("1.0", "1.1")  # the parser would take 0.9 and 2.0 in the same clothes
+VERSIONS = ("1.0", "1.1")  # the parser would also accept 0.9 and 2.0 in HTTP/1 syntax
 AT_CAPACITY = b"too many connections (max-connections)"
 SLOW_HEAD = b"the head of the request took too long (header-timeout)"
 
 
 class _Refused(Exception):
-    """Raised in a callback, to stop the parser."""
+    """Raised in a callback to stop the parser."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -55,17 +55,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def __init__(self, config: Config, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self._limits, self._bounds = limits, limits.server
-        self._open: deque[RequestResponseCycle] = deque()  # requests not yet answered, the oldest first
-        self._answering: Any = None  # the transport, as answers use it
+        self._open: deque[RequestResponseCycle] = deque()  # unanswered requests, the oldest first
+        self._answering: Any = None  # the transport that answers write to
         self._in_body = False
         self._fields = self._field_bytes = self._eventless_bytes = 0
         self._has_event = False
         self._status = HTTPStatus.BAD_REQUEST
-        self._final_answer: bytes | None = None  # once set, nothing more is parsed
-        self._head_since: float | None = None  # when the head that has yet to come was first waited for
-        self._head_begun = False  # a head, of which the end has yet to come
+        self._final_answer: bytes | None = None  # once set, parsing has stopped
+        self._head_since: float | None = None  # since when the connection waits for the next head
+        self._head_begun = False  # a part of the next head has arrived
         self._body_since = self._body_last = 0.0
-        self._body_bytes = self._unsent = 0  # that came; that the system has not taken
+        self._body_bytes = self._unsent = 0  # received of the body; not yet taken by the system
         self._is_stopping = False
         self._watch: TimerHandle | None = None
         self._pause: TimerHandle | None = None
@@ -73,14 +73,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=1)  # the system is offered all at once, and reports what it does not take
+        transport.set_write_buffer_limits(high=1)  # the system reports every byte that it does not take at once
         self._answering = Answering(transport, self._close)
         if len(self.connections) <= self._bounds.max_connections:
             self._head_since = self.loop.time()
             self._watch_deadline()
             return
         self._limits.refused("max_connections")
-        if len(self.connections) > 2 * self._bounds.max_connections:  # an answer to each would cost too much
+        if len(self.connections) > 2 * self._bounds.max_connections:  # answering each would cost too much
             transport.abort()
             return
         self._final_answer = self._bare(HTTPStatus.SERVICE_UNAVAILABLE, AT_CAPACITY)
@@ -103,14 +103,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self._limits.refused("header_limit")
             self._stop_parsing()
-        elif self._in_body or self._head_since is not None:  # most requests come whole: no timer
+        elif self._in_body or self._head_since is not None:  # most requests arrive whole and need no timer
             self._watch_deadline()
 
     def _feed(self, data: bytes) -> None:
-        """Offers to upgrade (the JDK's client makes one with every request) are declined by reading the head without them.
-
-        The parser would take them, and the body for words of another protocol.
-        """
+        """Parse. Offers to upgrade, which the JDK's client sends with every request, are left out of the head: the parser would
+        accept them and take the body for another protocol."""
         rest: bytes | memoryview = data
         while True:
             try:
@@ -146,13 +144,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._fields > HEADER_COUNT_LIMIT or self._field_bytes > self._bounds.header_limit:
             self._limits.refused("header_limit")
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        if not self._in_body:  # trailers are no headers
+        if not self._in_body:  # trailers are not headers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._has_event = True
         if self.parser.should_upgrade():
-            if self.parser.get_method() == b"CONNECT":  # asks for a tunnel; declined like an offer, it would be read for ever
+            if self.parser.get_method() == b"CONNECT":  # a tunnel; declined like an upgrade, it would be parsed for ever
                 self._refuse(HTTPStatus.BAD_REQUEST)
             return
         if self.parser.get_http_version() not in VERSIONS:
@@ -162,7 +160,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_since, self._head_begun = None, False
         self._body_since = self._body_last = self.loop.time()
         self._body_bytes = 0
-        self._fields = self._field_bytes = 0  # trailers may come
+        self._fields = self._field_bytes = 0  # trailers may follow
         self.cycle.transport = self._answering
         self._open.append(self.cycle)
         if 0 < len(self.pipeline) < PIPELINE_LIMIT:
@@ -200,7 +198,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _deadline(self) -> float | None:
-        """By when more has to come, as the loop counts. None if no timeout applies."""
+        """The loop time at which more bytes are due. None if no timeout applies."""
         if self._in_body:
             seconds = STOP_SECONDS if self._is_stopping else self._bounds.body_timeout
             return body_deadline(self._body_since, self._body_last, self._body_bytes, seconds) if seconds else None
@@ -209,7 +207,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self._head_since + self._bounds.header_timeout
 
     def _watch_deadline(self) -> None:
-        """Look when more has to have come, if not earlier: a timer costs more than to look once too often."""
+        """Set a timer for the deadline, unless an earlier one is set: moving a timer costs more than one check too many."""
         deadline = self._deadline()
         if deadline is None or (self._watch is not None and self._watch.when() <= deadline):
             return
@@ -222,7 +220,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._final_answer is not None or self.transport.is_closing():
             return
         deadline, now = self._deadline(), self.loop.time()
-        if self.flow.read_paused:  # it is we who do not read
+        if self.flow.read_paused:  # this side has paused reading
             self._head_since = None if self._head_since is None else now
             self._body_since, self._body_last, self._body_bytes = now, now, 0
             self._watch_deadline()
@@ -235,7 +233,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif not self._head_begun and self._open:
             self._head_since = now
             self._watch_deadline()
-        elif not self._head_begun:  # a connection that was opened to be used later: no error
+        elif not self._head_begun:  # an idle connection, opened for later use, is no error
             self.transport.close()
         else:
             self._limits.refused("header_timeout")
@@ -243,7 +241,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_parsing()
 
     def shutdown(self) -> None:
-        """The server stops: upstream closes what is idle, and a body that stands still is not waited for."""
+        """Stop: uvicorn closes an idle connection. A stalled body is not awaited."""
         super().shutdown()
         self._is_stopping = True
         self._watch_deadline()
@@ -253,17 +251,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._watch_unsent()
 
     def pause_writing(self) -> None:
-        """The system takes no more bytes until the client reads."""
+        """Called when the system takes no more bytes until the client reads."""
         super().pause_writing()
         self._watch_unsent()
 
     def resume_writing(self) -> None:
-        """The system took all bytes."""
+        """Called when the system has taken all bytes."""
         super().resume_writing()
         self._forget_unsent()
 
     def _watch_unsent(self) -> None:
-        """Count the bytes that the client has not read, and cut it off if these do not become fewer."""
+        """Count the bytes that the client has not read; cut it off if their number does not fall."""
         size = self.transport.get_write_buffer_size()
         self._limits.unsent.add(size - self._unsent)
         self._unsent = size
@@ -292,7 +290,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self.pipeline.clear()
-        for cycle in self._open:  # upstream tells only the one that came last
+        for cycle in self._open:  # uvicorn informs only the latest request
             cycle.disconnected = True
             cycle.message_event.set()
             cycle.scope["extensions"][DISCONNECT].notify()  # type: ignore[attr-defined]
@@ -304,7 +302,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         raise _Refused
 
     def _stop_parsing(self) -> None:
-        """Nothing more can be understood. Requests that came before are still answered, and first."""
+        """Stop parsing after malformed bytes. Earlier requests are still answered, before the error."""
         if not self._in_body:
             self._final_answer = self._bare(self._status, SLOW_HEAD if self._status == HTTPStatus.REQUEST_TIMEOUT else b"")
         else:
@@ -322,8 +320,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return STATUS_LINE[status] + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n" + text
 
     def _close(self) -> None:
-        """After the last answer. While a body is still coming, `on_response_complete` hangs up instead, and requests behind the
-        answer get none: their bodies are not parsed any more, so they would wait for ever."""
+        """Close after the last answer. While a body is still arriving, `on_response_complete` hangs up instead. Then the
+        requests behind get no answer: their bodies are no longer parsed, so they would wait for ever."""
         if self._in_body and self._final_answer is None:
             self._final_answer = b""
             self.pipeline.clear()
@@ -332,10 +330,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _hang_up(self, final_answer: bytes) -> None:
-        """Write, and read on for a moment: closing at once sends RST, and the client loses the answer."""
+        """Write, and keep reading briefly: closing at once sends RST, and the client loses the answer."""
         self._unset_keepalive_if_required()
         self.transport.write(final_answer)
-        if self.transport.can_write_eof():  # TLS has no half of a connection to close
+        if self.transport.can_write_eof():  # TLS cannot close one direction
             self.transport.write_eof()
         self.flow.resume_reading()
         self.timeout_keep_alive_task = self.loop.call_later(LINGER_SECONDS, self.timeout_keep_alive_handler)

@@ -1,10 +1,10 @@
 """Keys, `Authorization: Bearer KEY` byte for byte, and the certificate of `--certfile` and `--keyfile`.
 
-Their files are read before a model is loaded, and again on SIGHUP. HTTP and gRPC use both; the port of `--prometheus-port`
-stays plain, since scrapers beside a server rarely know its name.
+The server reads their files before it loads a model, and again on SIGHUP. HTTP and gRPC use both. The port of
+`--prometheus-port` has no TLS, since scrapers inside a cluster rarely know the server's name.
 
-Certificate and key are written one after the other, so they are read into a new context, which replaces the old one only if
-the two match: `load_cert_chain` on the context in use would keep a certificate without its key.
+Certificate and key are two files, written one after the other. They are read into a new context, which replaces the old one
+only if they match: `load_cert_chain` on the context in use would keep a new certificate with the old key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.system.metrics import Registry
 from hybridtei.system.tracing import CALLER
 
-FLAG_NAME = "api-key"  # under which the key of `--api-key` is counted
+FLAG_NAME = "api-key"  # the name of the key of `--api-key` in metrics
 Role = Literal["infer", "search", "write", "manage"]
 ROLES: tuple[Role, ...] = get_args(Role)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is known of a key: its name, what it may be used for, and its digest."""
+    """A key's name, roles and digest."""
 
     name: str
     digest: bytes
@@ -50,7 +50,7 @@ class Key:
 
 
 class Keyring:
-    """The keys of a server, and a counter of requests by key; without any, `is_open`."""
+    """The keys of a server, and a counter of requests by key. Without keys, `is_open`."""
 
     def __init__(self, key: str | None = None, file: Path | None = None, registry: Registry | None = None) -> None:
         """Raises LoadError, naming the file and the line."""
@@ -66,9 +66,9 @@ class Keyring:
         return cls(server.api_key, None if server.api_key_file is None else Path(server.api_key_file), registry)
 
     def check(self, authorization: bytes, role: Role | None, token: str | None = None) -> None:
-        """Check and count the key of a header, or else of `token`, and have the log name it with what it asked for.
+        """Check and count the key of a header, or else `token`, and add its name to the log's context.
 
-        `role`: that it should have; None: any key will do. Raises NoKey, RoleNeeded.
+        `role`: the role that the key needs; None: every known key. Raises NoKey, RoleNeeded.
         """
         if self.is_open:
             return
@@ -84,7 +84,7 @@ class Keyring:
             raise RoleNeeded(role, key.name, key.roles)
 
     def find(self, value: bytes) -> Key | None:
-        """The key of this value, or None."""
+        """The known key with this value, or None."""
         digest, match = _digest(value), None
         for key in self._keys:
             if compare_digest(digest, key.digest):
@@ -92,12 +92,12 @@ class Keyring:
         return match
 
     def find_in_header(self, value: bytes) -> Key | None:
-        """The key in `Bearer KEY`, byte for byte."""
+        """The known key in `Bearer KEY`, compared byte for byte."""
         prefix, key = value[:7], value[7:]
         return self.find(key) if prefix == b"Bearer " else None
 
     def reload(self) -> None:
-        """Read the file again; if that fails, the keys stay as they are, and the log says why."""
+        """Read the file again. If that fails, log the error and keep the keys."""
         try:
             self._keys = self._read()
         except LoadError as error:
@@ -110,7 +110,7 @@ class Keyring:
 
 
 def read_keys(path: Path) -> list[Key]:
-    """A file's keys. Raises LoadError, naming the line and never what it holds."""
+    """Read a file's keys. Raises LoadError, naming the line but not its content."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise LoadError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
@@ -130,7 +130,7 @@ def read_keys(path: Path) -> list[Key]:
 
 
 def is_sendable(key: str) -> bool:
-    """Whether a key is printable ASCII without spaces at its ends, as a header needs."""
+    """True if a header can carry the key: printable ASCII without spaces at the ends."""
     return bool(key) and key.strip() == key and key.isascii() and key.isprintable()
 
 
@@ -156,7 +156,7 @@ def _digest(key: bytes) -> bytes:
 
 
 class Certificate:
-    """Two PEM files, and their contents when they were last read."""
+    """Two PEM files, and their contents at the last reading."""
 
     def __init__(self, chain: Path, key: Path) -> None:
         """Raises LoadError."""
@@ -164,13 +164,13 @@ class Certificate:
         self._context, self.pair = self._read()
 
     def accepting(self) -> ssl.SSLContext:
-        """The context of a server: each handshake uses the certificate that was read last."""
+        """The context of a listening socket. Each handshake uses the latest certificate."""
         context = _new_context()
         context.sni_callback = self._use_current
         return context
 
     def reload(self) -> None:
-        """Read the files again; if that fails, the certificate stays as it is, and the log says why."""
+        """Read the files again. If that fails, log the error and keep the certificate."""
         try:
             self._context, self.pair = self._read()
         except LoadError as error:
@@ -179,15 +179,15 @@ class Certificate:
             log.info("read the certificate again")
 
     def _use_current(self, connection: ssl.SSLObject, name: str | None, initial: ssl.SSLContext) -> None:
-        """Called in every handshake, also in one that names no server."""
+        """Called in every handshake, even without a server name."""
         connection.context = self._context
 
     def _read(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
-        """A context, and (key, chain) as gRPC wants them. Raises LoadError."""
+        """Return a context, and (key, chain) for gRPC. Raises LoadError."""
         context = _new_context()
         try:
             pair = self._key.read_bytes(), self._chain.read_bytes()
-            # A key with a password would ask for it at the terminal, which a server has not.
+            # OpenSSL would ask for a key's password at a terminal, and a server has none.
             context.load_cert_chain(self._chain, self._key, password=lambda: "")
             changed = pair != (self._key.read_bytes(), self._chain.read_bytes())
         except (OSError, ValueError) as error:
@@ -199,14 +199,14 @@ class Certificate:
 
 
 def certificate_of(server: ServerConfig) -> Certificate | None:
-    """What the settings name; None: no TLS. Raises LoadError."""
+    """The certificate of the settings; None: no TLS. Raises LoadError."""
     if server.certfile is None or server.keyfile is None:
         return None
     return Certificate(Path(server.certfile), Path(server.keyfile))
 
 
 def _new_context() -> ssl.SSLContext:
-    """A server's context: HTTP/1.1 over TLS 1.2 at least, which is Python's default."""
+    """A server's context: HTTP/1.1 over TLS 1.2 or later, Python's default."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -219,13 +219,13 @@ Begun = dict[asyncio.Task[None], None]
 
 @dataclass(eq=False)
 class Handshake(asyncio.Protocol):
-    """One connection. When too many are in their handshake, the one that has been longest in it is closed."""
+    """The TLS handshake of one connection. If too many run at once, the oldest is closed."""
 
-    begun: Begun  # the handshakes of the server, the oldest first
+    begun: Begun  # running handshakes of the server, the oldest first
     context: ssl.SSLContext
     limits: ConnectionLimits
     plain_port: int | None
-    make: Callable[[], Any]  # the protocol that takes over, at once on `plain_port`
+    make: Callable[[], Any]  # the protocol after the handshake, or at once on `plain_port`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if transport.get_extra_info("sockname")[1] == self.plain_port:
@@ -233,13 +233,13 @@ class Handshake(asyncio.Protocol):
             transport.set_protocol(plain)
             plain.connection_made(transport)
             return
-        with suppress(OSError):  # no file is left for it
+        with suppress(OSError):  # the process has no file descriptor left
             accepted = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
             accepted.setblocking(False)
             task = asyncio.ensure_future(self._run(accepted))
             self.begun[task] = None
             task.add_done_callback(lambda _: self.begun.pop(task, None))
-        cast(asyncio.Transport, transport).abort()  # which has read nothing yet
+        cast(asyncio.Transport, transport).abort()  # the transport has read nothing yet
         if len(self.begun) > self.limits.server.max_connections:
             self.limits.refused("max_connections")
             oldest = next(iter(self.begun))
@@ -248,7 +248,7 @@ class Handshake(asyncio.Protocol):
 
     async def _run(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with suppress(OSError):  # what is no handshake, or takes too long: ssl's errors are OSErrors
+        with suppress(OSError):  # no handshake, or a slow one; ssl's errors are OSErrors
             await loop.connect_accepted_socket(self.make, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
 
 
@@ -258,24 +258,24 @@ VARY = (b"vary", b"origin, access-control-request-method, access-control-request
 
 
 class Origins:
-    """Whose pages may read answers: the names of `--cors-allow-origin`, or everybody's."""
+    """The origins whose pages may read answers: those of `--cors-allow-origin`, or all."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._any = not names or "*" in names
         self._names = frozenset(name.encode("latin-1", "replace") for name in names)
 
     def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        """The headers that every answer to a page of `origin` ends with."""
+        """The CORS headers of every answer to a page of `origin`."""
         if self._any or origin is None or origin not in self._names:
             return [VARY, ANY_ORIGIN] if self._any else [VARY]
         return [VARY, (ALLOW_ORIGIN, origin)]
 
 
-OWN = (b"same-origin", b"none")  # none: the user's own doing, such as a bookmark
+OWN = (b"same-origin", b"none")  # none: the user's own action, such as a bookmark
 
 
 def check_origin(scope: Any, allowed: Collection[str]) -> None:
-    """`allowed`: of `--cors-allow-origin`; beside these, only the server's own pages. Raises OtherOrigin."""
+    """Raises OtherOrigin unless the page is the server's own or one of `allowed` (`--cors-allow-origin`)."""
     headers = first_fields(scope)
     origin = headers.get(b"origin")
     if origin is None:

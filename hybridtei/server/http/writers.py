@@ -1,4 +1,4 @@
-"""Answers -> JSON: arrays without lists of Python's numbers, and a large answer an item at a time."""
+"""Answers -> JSON. Arrays are written without lists of Python numbers, a large answer item by item."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Fragment = orjson.Fragment
 
 
 class Written:
-    """An answer, or part of one, that is JSON already; a whole one is not copied once more, however large it is."""
+    """An answer, or a part of one, that is JSON already. A whole answer is not copied again."""
 
     __slots__ = ("body",)
 
@@ -29,14 +29,14 @@ class Written:
 
 
 def to_json(answer: Any) -> bytes:
-    """An answer as compact JSON in UTF-8; NaN and infinities become null, as TEI's do."""
+    """An answer as compact JSON in UTF-8. NaN and infinities become null, as in TEI."""
     if isinstance(answer, Written):
         return answer.body
     return orjson.dumps(answer, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):  # a view with gaps; others need no help
+    if isinstance(value, np.ndarray):  # not contiguous; msgspec needs contiguous memory
         return np.ascontiguousarray(value)
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value)
@@ -46,19 +46,19 @@ def _plain(value: Any) -> Any:
 
 
 def piecewise(answer: Any) -> bytes:
-    """The same JSON, written an item of a list at a time: for a thread, since one call would hold the GIL throughout.
+    """The same JSON, written item by item: for a thread, since a single call would hold the GIL throughout.
 
-    All items go into one buffer, so that a large answer is not copied as a whole.
+    All items go into one buffer, so a large answer is not copied.
     """
     if isinstance(answer, Written):
         return answer.body
     buffer = BytesIO()
     write_json(answer, buffer)
-    return buffer.getvalue()  # what it holds, and no copy
+    return buffer.getvalue()  # its contents without a copy
 
 
 def write_json(answer: Any, buffer: BytesIO) -> None:
-    """Write an answer, an item of a list at a time."""
+    """Write an answer, list items one at a time."""
     if isinstance(answer, dict):
         buffer.write(b"{")
         for place, (key, value) in enumerate(answer.items()):
@@ -78,12 +78,12 @@ def write_json(answer: Any, buffer: BytesIO) -> None:
 
 
 def as_base64(row: NDArray[np.generic]) -> str:
-    """Base64 of the numbers as they lie in memory, little-endian."""
+    """Base64 of the array's memory, little-endian."""
     return base64.b64encode(row.astype(row.dtype.newbyteorder("<"), copy=False).tobytes()).decode()
 
 
 def ragged(rows: Ragged, bits: int | None = None) -> list[Any]:
-    """n rows of [t_i, d] -> a list of n arrays; `bits`: of n objects, for rows of so many numbers of one bit."""
+    """n rows of [t_i, d] -> a list of n arrays. `bits`: rows of one-bit numbers, `bits` a row -> a list of n objects."""
     return [*rows] if bits is None else [packed(row, bits) for row in rows]
 
 
@@ -119,7 +119,7 @@ def sparse(vectors: SparseVectors, i: int, form: str, pieces: Pieces) -> Any:
 
 
 def hybrid(embeddings: Embeddings, form: str, pieces: Pieces, bits: int | None = None) -> list[dict[str, Any]]:
-    """One object an input, with a key for each output; `bits`: of multi-vectors, as in `ragged`."""
+    """One object an input, with a key for each output. `bits`: of multi-vectors, as in `ragged`."""
     return [_columns(embeddings, i, form, pieces, bits) for i in range(len(embeddings))]
 
 
