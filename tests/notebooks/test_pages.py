@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import hybridtei
 from hybridtei.cli.flags import SETTINGS, group_of
 from hybridtei.config import fields_of
 from hybridtei.encoder import Encoder
@@ -129,3 +133,21 @@ def test_pictures_are_up_to_date():
 @pytest.mark.parametrize("path", write_reference.pages(), ids=lambda path: path.name)
 def test_the_reference_is_up_to_date(path):
     assert path.read_text(encoding="utf-8") == write_reference.pages()[path], "run: python notebooks/write_reference.py"
+
+
+LIFE = (FOLDER / "life-of-a-request.md").read_text(encoding="utf-8")
+PLACE = re.compile(r"`((?:cli|server|retrieval|inference|models|system)(?:\.\w+)+)`")
+
+
+@pytest.mark.parametrize("name", sorted({*PLACE.findall(LIFE)}))
+def test_a_name_in_the_life_of_a_request_exists(name: str):
+    found: Any = hybridtei
+    for part in name.split("."):
+        with suppress(ModuleNotFoundError):
+            import_module(f"{found.__name__}.{part}")
+        found = getattr(found, part)
+
+
+def test_each_life_has_eight_steps():
+    steps = [re.findall(r"^(\d)\. \*\*", section, re.MULTILINE) for section in LIFE.split("\n## ")[1:]]
+    assert steps == [[*"12345678"]] * 3
