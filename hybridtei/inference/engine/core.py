@@ -18,7 +18,6 @@ from hybridtei.inference.engine.scheduler import (
     EngineRequest,
     ResultCache,
     choose,
-    is_starving,
     lane_for,
     share,
 )
@@ -133,7 +132,6 @@ class EngineCore:
         self._express = FairQueue(LaneKind.EXPRESS, arrivals) if LaneKind.EXPRESS in lanes else None
         self._lanes = Counter(lanes)
         self._running = 0  # batches that lanes have taken and not given back
-        self._bulk_served_ns = 0
         self._parts_left = self._part_tokens = 0
 
     def __len__(self) -> int:
@@ -187,13 +185,6 @@ class EngineCore:
 
         `device_idle`: no other model of the device runs a batch or has one waiting.
         """
-        other = self._kind_for(kind, now_ns)
-        batch = self._take(other, now_ns, device_idle=device_idle)
-        if batch is None and other is not kind:  # what starves may wait for what this lane takes first
-            batch = self._take(kind, now_ns, device_idle=device_idle)
-        return batch
-
-    def _take(self, kind: LaneKind, now_ns: int, *, device_idle: bool) -> Batch | None:
         queue = self._queue_of(kind)
         head = queue.head(self._look_ahead)
         if not head:
@@ -216,8 +207,6 @@ class EngineCore:
         queue.remove(chosen)
         batch = self._batch(chosen, now_ns, kind, use_all_cores=idle and not len(self))
         self._running += 1
-        if kind is LaneKind.BULK:
-            self._bulk_served_ns = now_ns
         return batch
 
     def give(self, batch: Batch, outputs: HeadOutputs, now_ns: int = 0) -> list[EngineRequest]:
@@ -249,13 +238,6 @@ class EngineCore:
 
     def _queue_of(self, kind: LaneKind) -> FairQueue:
         return self._bulk if self._express is None or kind is LaneKind.BULK else self._express
-
-    def _kind_for(self, kind: LaneKind, now_ns: int) -> LaneKind:
-        """Return BULK for one batch of an express lane if bulk work starves, as it does where a pass keeps each bulk lane."""
-        first = self._bulk.head(1) if kind is LaneKind.EXPRESS else []
-        if first and is_starving(first[0].callers[0][0].added_ns, self._bulk_served_ns, now_ns):
-            return LaneKind.BULK
-        return kind
 
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
         """Return the next sequences by tags; or, where a request has been overtaken enough for that, those that came first, as

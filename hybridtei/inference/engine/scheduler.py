@@ -97,7 +97,6 @@ def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> li
 
 EXPRESS_TOKENS = 48  # longest request that is express: some milliseconds of one core
 EXPRESS_BACKLOG_TOKENS = 8192  # beyond so many waiting, short requests are bulk work in small pieces
-PATIENCE_NS = 2_000_000_000  # bulk work that was not served for so long may take an express lane
 ALLOWED = {Padding.ATTENTION: 1.06, Padding.ALL: 1.25}  # a batch may cost so many times its useful tokens
 ATTENTION_TOKENS = 1000  # length of texts of which attention costs as much as the rest, in small models
 MIN_SHARE_TOKENS = 128  # a batch of fewer leaves a core's arithmetic waiting for weights
@@ -107,11 +106,6 @@ def lane_for(request_tokens: int, backlog_tokens: int) -> LaneKind:
     """Return the lane of a request, given the tokens that wait for express lanes already."""
     short = request_tokens <= EXPRESS_TOKENS and backlog_tokens + request_tokens <= EXPRESS_BACKLOG_TOKENS
     return LaneKind.EXPRESS if short else LaneKind.BULK
-
-
-def is_starving(waiting_since_ns: int, last_served_ns: int, now_ns: int) -> bool:
-    """Whether bulk work has waited too long without any of it being served."""
-    return now_ns - max(waiting_since_ns, last_served_ns) > PATIENCE_NS
 
 
 def share(lengths: Sequence[int], waiting_tokens: int, lanes: int, max_tokens: int, *, idle: bool = False) -> int:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.errors import BackendError
 from hybridtei.inference.engine.core import LOOK_AHEAD, EngineCore
-from hybridtei.inference.engine.scheduler import PATIENCE_NS, ResultCache
+from hybridtei.inference.engine.fairness import OVERTAKEN
+from hybridtei.inference.engine.scheduler import ResultCache
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from tests.fake_backend import FakeBackend
@@ -254,23 +255,29 @@ def test_two_lanes_share_what_waits():
     assert sizes == [15, 12]  # half of what waits each time, but no less than keeps a core busy
 
 
-def test_bulk_behind_endless_queries_is_served_by_an_express_lane_at_last():
+def test_endless_queries_wait_at_last_for_bulk_work_that_they_overtake():
     queue = core(64, lanes=BOTH)
-    bulk = queue.add(different(20, 30), DENSE, now_ns=0)
-    kinds = []
-    for now in range(0, 5 * PATIENCE_NS, PATIENCE_NS // 4):
-        queue.add([encoding(5, now // 1000)], DENSE, now_ns=now)
-        kinds.append(queue.take(now, LaneKind.EXPRESS).kind)
-    assert kinds.count(LaneKind.BULK) == 3  # once each time it had none for so long
-    assert not bulk.done
+    bulk = queue.add(different(20, 30), DENSE)
+    overtaking = 0
+    for query in different(1000, 5):
+        queue.add([query], DENSE)
+        batch = queue.take(kind=LaneKind.EXPRESS)
+        if batch is None:
+            break
+        overtaking += batch.tokens
+    assert 600 <= overtaking <= OVERTAKEN * 600
+    taken = [queue.take(kind=LaneKind.BULK) for _ in range(10)]
+    assert sum(len(batch.rows) for batch in taken) == 20
+    assert {request for batch in taken for request, _ in batch.callers} == {bulk}
+    assert queue.take(kind=LaneKind.EXPRESS).callers[0][0].encodings == [query]
 
 
-def test_bulk_that_is_served_takes_no_express_lane():
+def test_bulk_work_takes_no_express_lane():
     queue = core(64, lanes=BOTH)
-    queue.add(different(100, 30), DENSE, now_ns=0)
-    for now in range(0, 5 * PATIENCE_NS, PATIENCE_NS // 4):
-        queue.take(now, LaneKind.BULK)
-        assert queue.take(now, LaneKind.EXPRESS) is None
+    queue.add(different(100, 30), DENSE)
+    for _ in range(20):
+        queue.take(kind=LaneKind.BULK)
+        assert queue.take(kind=LaneKind.EXPRESS) is None
 
 
 def test_what_was_computed_is_remembered():
@@ -289,14 +296,13 @@ def test_what_was_computed_is_remembered():
     assert (cache.hits, cache.misses) == (3, 4)
 
 
-def test_what_starves_behind_its_bound_keeps_no_express_lane_from_what_it_waits_for():
+def test_bulk_work_that_may_not_overtake_a_query_goes_after_it():
     queue = core(lanes=(LaneKind.EXPRESS, LaneKind.BULK))
     short = queue.add(different(1, 5), DENSE)
     long = queue.add(different(2, 30), DENSE)  # more than may overtake the short one
-    late = PATIENCE_NS + 1
-    assert queue.take(late, LaneKind.BULK) is None
-    assert [request for request, _ in queue.take(late, LaneKind.EXPRESS).callers] == [short]
-    assert {request for request, _ in queue.take(late, LaneKind.EXPRESS).callers} == {long}
+    assert queue.take(kind=LaneKind.BULK) is None
+    assert [request for request, _ in queue.take(kind=LaneKind.EXPRESS).callers] == [short]
+    assert {request for request, _ in queue.take(kind=LaneKind.BULK).callers} == {long}
 
 
 def sharing_prefix(count: int, prefix: int, own: int, first: int = 0) -> list[Encoding]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.inference.engine.core import Batch, EngineCore
 from hybridtei.inference.engine.fairness import OVERTAKEN, FairQueue
-from hybridtei.inference.engine.scheduler import PATIENCE_NS, EngineRequest
+from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind, both_lanes
 
@@ -107,21 +107,20 @@ LEAVE = st.tuples(st.just("leave"), st.integers(0, 40))
     st.sampled_from([*Padding]),
     st.integers(1, 300),
     st.sampled_from(LANES),
-    st.sampled_from([0, PATIENCE_NS + 1]),
 )
-def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events, padding, budget, lanes, step_ns):
+def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events, padding, budget, lanes):
     core = EngineCore(max_tokens=budget, positions=Positions(), padding=padding, lanes=lanes)
     first = itertools.count()
     open_requests: dict[EngineRequest, Witness] = {}  # in order of arrival
-    for turn, (event, value) in enumerate([*events, *[("take", kind) for kind in lanes] * 400]):
+    for event, value in [*events, *[("take", kind) for kind in lanes] * 400]:
         if event == "arrival":
             encodings = [text(next(first), *range(length - 1)) for length in value]
-            open_requests[core.add(encodings, frozenset({Head.DENSE}), turn * step_ns)] = Witness(sum(value), len(value))
+            open_requests[core.add(encodings, frozenset({Head.DENSE}))] = Witness(sum(value), len(value))
         elif event == "leave" and open_requests:
             leaving = [*open_requests][value % len(open_requests)]
             leaving.cancelled = True
             del open_requests[leaving]
-        elif event == "take" and value in lanes and (batch := core.take(turn * step_ns, value)) is not None:
+        elif event == "take" and value in lanes and (batch := core.take(kind=value)) is not None:
             taken = Counter(request for request, _ in batch.callers)
             tokens = Counter[EngineRequest]()
             for (request, _), length in zip(batch.callers, batch.packed.lengths.tolist(), strict=True):

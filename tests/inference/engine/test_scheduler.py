@@ -14,10 +14,8 @@ from hybridtei.inference.engine.scheduler import (
     EXPRESS_BACKLOG_TOKENS,
     EXPRESS_TOKENS,
     MIN_SHARE_TOKENS,
-    PATIENCE_NS,
     apart,
     choose,
-    is_starving,
     joined,
     lane_for,
     price,
@@ -102,13 +100,6 @@ def test_an_idle_device_gives_one_pass_what_lanes_cannot_divide(lengths, lanes, 
     got = share(lengths, total, lanes, budget, idle=True)
     one_is_most = max(lengths) * lanes > total
     assert got == (budget if total <= budget and one_is_most else share(lengths, total, lanes, budget))
-
-
-def test_starving_begins_after_the_last_service_or_the_arrival():
-    assert not is_starving(10, 0, 10 + PATIENCE_NS)
-    assert is_starving(10, 0, 11 + PATIENCE_NS)
-    assert not is_starving(10, 50, 50 + PATIENCE_NS)
-    assert is_starving(10, 50, 51 + PATIENCE_NS)
 
 
 @given(st.integers(0, 100_000), st.integers(1, 64), st.integers(1, 20_000))
