@@ -12,7 +12,7 @@ import pytest
 import hybridtei
 from hybridtei import errors
 from notebooks.execute import notebooks
-from tests.test_snippets import PYTHON
+from tests.notebooks.test_snippets import PYTHON
 
 CELLS = [
     (path.name, cell.source)

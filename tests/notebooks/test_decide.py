@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from notebooks.execute import FOLDER
-from tests.test_snippets import Block, commands, parses
+from tests.notebooks.test_snippets import Block, commands, parses
 
 PAGE = (FOLDER / "decide.md").read_text(encoding="utf-8")
 QUESTIONS = re.findall(r"^## \d\. .*?(?=^## )", PAGE, re.MULTILINE | re.DOTALL)

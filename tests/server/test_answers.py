@@ -14,8 +14,8 @@ from conformance.quiet import COLLECTION, FILL, example
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.server.app import framework
 from hybridtei.server.openapi import answers_of, document, documented
+from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
-from tests.server.api.test_search import MODEL, spec_in
 from tests.server.live import Running, serving
 
 APP = framework()

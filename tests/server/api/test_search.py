@@ -1,10 +1,7 @@
-"""Searching and filling a vector store over HTTP: the whole way, with a real engine and a real store."""
+"""Searching a vector store over HTTP: the whole way, with a real engine and a real store."""
 
 from __future__ import annotations
 
-import importlib
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,29 +9,14 @@ import pytest
 from hybridtei.batch import Head
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for, signed
 from hybridtei.server.api import search as api
-from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, run, spec_in
+from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, filled, run
 from tests.retrieval.store.memory_store import MemoryStore
+from tests.server.api.conftest import POINTS
 from tests.server.live import serving
 
 QUERY = "the search engine"
 SPANS = {"mode": "enabled", "threshold": 0.0}
-POINTS = [{"id": i, "text": text, "metadata": {"place": i}} for i, text in enumerate(TEXTS)]
-
-
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return spec_in(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def shelf(spec):
-    """A server with a store, and ten texts in it."""
-    with serving(spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
-        answer = running.post("/collections/papers/points", {"points": POINTS, "create": True})
-        assert answer.json() == {"collection": "papers", "created": True, "upserted": 10, "ids": list(range(10)), "failed": []}
-        yield running
 
 
 def test_a_search_gives_what_numpy_gives(shelf, spec):
@@ -215,15 +197,6 @@ def test_what_is_wrong_is_told_by_name(shelf, body, status, message):
     assert message in response.json()["error"]
 
 
-def test_first_uploads_at_once_fill_one_collection(shelf):
-    body = {"create": True, "points": [{"text": "one two"}]}
-    with ThreadPoolExecutor(8) as pool:
-        posted = [pool.submit(shelf.post, "/collections/at-once/points", body) for _ in range(8)]
-    answers = [one.result() for one in posted]
-    assert [answer.status_code for answer in answers] == [200] * 8, [answer.text for answer in answers]
-    assert [answer.json()["created"] for answer in answers].count(True) == 1
-
-
 def test_a_bad_shape_is_refused_before_any_work(shelf):
     before = shelf.backend.forwards
     for body in ({"collection": "papers", "query": "one", "mode": "best"}, {"collection": "papers", "query": 3}, []):
@@ -233,85 +206,11 @@ def test_a_bad_shape_is_refused_before_any_work(shelf):
     assert shelf.backend.forwards == before
 
 
-def test_a_bad_point_is_named_and_harms_no_other(shelf):
-    points = [
-        {"id": "doc-1", "text": "one two"},
-        {"id": 7.5, "text": "one"},
-        {"text": "  "},
-        {"id": -1, "text": "two"},
-        {"text": "three four", "payload": {"kind": "note"}},
-        {"id": 50, "text": "five", "payload": {"big": 2**70}},
-        "nothing",
-        {"id": 51, "text": "six " * 100},
-    ]
-    body = {"points": points, "create": True, "truncate": False}
-    answer = shelf.post("/collections/notes/points", body).json()
-    assert (answer["created"], answer["upserted"]) == (True, 2)
-    assert [failure["index"] for failure in answer["failed"]] == [1, 2, 3, 5, 6, 7]
-    assert [failure["id"] for failure in answer["failed"]] == [None, None, -1, 50, None, 51]
-    for failure, word in zip(
-        answer["failed"], ["id", "`text` is empty", "`id` should be", "big", "object", "tokens"], strict=True
-    ):
-        assert word in failure["error"]
-    hits = shelf.post("/search", {"collection": "notes", "query": "one", "mode": "dense"}).json()["hits"]
-    by_text = {hit["payload"]["text"]: hit for hit in hits}
-    assert by_text["one two"]["payload"]["document_id"] == "doc-1"
-    assert by_text["three four"]["payload"]["kind"] == "note"
-    again = shelf.post("/collections/notes/points", body).json()
-    assert (again["created"], again["ids"]) == (False, answer["ids"])
-    assert len(shelf.post("/search", {"collection": "notes", "query": "one", "mode": "dense"}).json()["hits"]) == 2
-
-
-def test_more_points_than_a_request_may_have_inputs_go_in_parts(shelf):
-    points = [{"id": i, "text": f"one {i}"} for i in range(100)]
-    answer = shelf.post("/collections/many/points", {"points": points, "create": True}).json()
-    assert answer["upserted"] == 100
-    assert shelf.post("/collections/many/points", {"points": points[:1] * 1001}).status_code == 422
-    shelf.is_well()
-
-
-def test_points_need_a_collection(shelf):
-    missing = shelf.post("/collections/nowhere/points", {"points": POINTS})
-    assert missing.status_code == 404
-    assert "`create`: true" in missing.json()["error"]
-    assert shelf.post("/collections/a:b/points", {"points": POINTS, "create": True}).status_code == 422
-    assert shelf.get("/collections/papers/points").status_code == 405
-    names = shelf.get("/collections").json()["collections"]
-    assert "papers" in names
-    assert names == sorted(names)
-
-
-def test_a_collection_made_by_other_files_of_the_model_is_refused(tmp_path):
-    spec, store = spec_in(tmp_path), MemoryStore()
-    schema = signed(schema_for(spec, MODEL), spec)
-    run(store.create("old", replace(schema, metadata={**schema.metadata, FINGERPRINT: "old"})))
-    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        assert running.post("/collections/papers/points", {"points": POINTS, "create": True}).status_code == 200
-        assert running.post("/search", {"collection": "papers", "query": "one"}).status_code == 200
-        assert run(store.describe("papers")).metadata[FINGERPRINT] == schema.metadata[FINGERPRINT]
-        for path, body in (
-            ("/search", {"collection": "old", "query": "one"}),
-            ("/collections/old/points", {"points": POINTS}),
-        ):
-            response = running.post(path, body)
-            assert response.status_code == 409
-            assert "hybridtei migrate old" in response.json()["error"]
-
-
 def test_a_server_without_a_store_says_how_to_get_one(server):
     bodies = {"/search": {"collection": "papers", "query": "one"}, "/collections/papers/points": {}}
     for response in (*(server.post(path, body) for path, body in bodies.items()), server.get("/collections")):
         assert response.status_code == 404
         assert response.json()["error"] == "this server has no vector store: start it with --qdrant-url or --qdrant-path"
-
-
-def test_a_payload_with_the_key_of_packed_multivectors_is_refused(spec):
-    store = run(filled(encoder_of(spec), multivector_dtype="int8"))
-    points = [{"id": place, "text": "one", "payload": {key: "mine"}} for place, key in enumerate(("key", "multivector_base64"))]
-    with serving(spec, server={}, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        answer = running.post("/collections/papers/points", {"points": points}).json()
-    assert answer["ids"] == [0]
-    assert "`payload.multivector_base64`" in answer["failed"][0]["error"]
 
 
 @pytest.mark.parametrize("number", [2**64, 10**30, -(10**30)])
@@ -369,14 +268,6 @@ def test_a_field_that_is_not_known_is_refused_by_name(shelf):
     assert "unknown field `meta`" in answer["failed"][0]["error"]
 
 
-def test_an_id_that_equals_the_text_of_another_point_replaces_nothing(shelf):
-    path, text = "/collections/names/points", "one two"
-    assert shelf.post(path, {"points": [{"text": text}], "create": True}).json()["upserted"] == 1
-    assert shelf.post(path, {"points": [{"id": text, "text": "three four"}]}).json()["upserted"] == 1
-    hits = shelf.post("/search", {"collection": "names", "query": text, "mode": "dense"}).json()["hits"]
-    assert {hit["payload"]["text"] for hit in hits} == {text, "three four"}
-
-
 @pytest.mark.parametrize("key", ["a[", "a..b"])
 def test_a_filter_that_the_store_refuses_is_the_clients_mistake(spec, tmp_path, key):
     store = EmbeddedStore(str(tmp_path / "store"))
@@ -385,27 +276,3 @@ def test_a_filter_that_the_store_refuses_is_the_clients_mistake(spec, tmp_path, 
         condition = {"must": [{"key": key, "match": {"value": 1}}]}
         refused = running.post("/search", {"collection": "papers", "query": QUERY, "filter": condition})
         assert refused.status_code == 422, refused.text
-
-
-@pytest.mark.parametrize(
-    "work", ["hybridtei.retrieval.store.embedded_client.unframe", "hybridtei.retrieval.store.points.check_points"]
-)
-def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(spec, tmp_path, work, monkeypatch):
-    module, _, name = work.rpartition(".")
-    plain = getattr(importlib.import_module(module), name)
-    threads: list[tuple[bool, str]] = []
-
-    def noting(given, *others):
-        size = len(given) if isinstance(given, bytes | memoryview) else len(str(given[0].payload))
-        threads.append((size > 1_000_000, threading.current_thread().name))
-        return plain(given, *others)
-
-    store = EmbeddedStore(str(tmp_path / "store"))
-    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        monkeypatch.setattr(work, noting)
-        points = [{"text": "one two", "payload": {"long": "x" * 1_500_000}}]
-        assert running.post("/collections/papers/points", {"points": points, "create": True}).status_code == 200
-        assert len(running.post("/search", {"collection": "papers", "query": "one"}).content) > 1_500_000
-    long = [thread for is_long, thread in threads if is_long]
-    assert long, "nothing long was seen"
-    assert not any(thread.endswith("(run)") for thread in long), "the thread of the event loop"

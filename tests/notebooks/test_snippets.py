@@ -26,7 +26,7 @@ from hybridtei.errors import UsageError
 from notebooks.write_flags import command_parsers
 from tests.server.live import HANG, process
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [
     file for folder in (".", "deploy", "notebooks", "conformance/quality") for file in sorted((ROOT / folder).glob("*.md"))
 ]

@@ -1,0 +1,178 @@
+"""A client, blocking and awaited, answers as an `Encoder` does, and refuses as it does."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybridtei import errors
+from hybridtei.client import AsyncClient, Client
+from hybridtei.config import EngineConfig
+from hybridtei.encoder import Encoder
+from hybridtei.errors import InvalidInput
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.store.collection import CollectionSchemas
+from tests.client.asking import Ask
+from tests.fake_backend import FakeBackend
+from tests.inference.engine import small
+from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
+from tests.retrieval.store.memory_store import MemoryStore
+from tests.server.conftest import LABELS, TAGS, labelled
+from tests.server.live import Running, serving
+
+ALL = ("dense", "sparse", "multivector")
+MANY = [f"{TEXTS[i % len(TEXTS)]} {i}" for i in range(70)]  # of three requests
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving(server={"max_client_batch_size": 25}) as running:
+        yield running
+
+
+def encoder_of(spec: ModelSpec) -> Encoder:
+    return Encoder(small.model(spec), FakeBackend(spec), 256, EngineConfig())
+
+
+def assert_same(one: Embeddings, other: Embeddings) -> None:
+    for name in ("dense", "sparse", "multivector"):
+        left, right = getattr(one, name), getattr(other, name)
+        assert (left is None) == (right is None)
+        for part in () if left is None else ("",) if name == "dense" else left.__dataclass_fields__:
+            mine, its = (getattr(side, part) if part else side for side in (left, right))
+            np.testing.assert_array_equal(mine, its, strict=isinstance(mine, np.ndarray))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"outputs": "dense"},
+        {"outputs": ALL},
+        {"outputs": ALL, "input_type": "query"},
+        {"outputs": ALL, "input_type": "document", "multivector": {"max_tokens": 2, "dtype": "int8"}},
+        {"outputs": ("multivector",), "input_type": "document", "multivector": {"dtype": "binary"}},
+        {"outputs": ("dense",), "normalize": False, "dimensions": 4, "prompt_name": "query", "truncation_direction": "left"},
+        {"outputs": ALL, "spans": [[(0, 3), (0, 9)]] * len(MANY)},
+    ],
+)
+def test_vectors_are_the_encoders_to_the_byte(ask: Ask, server: Running, options: dict[str, Any]) -> None:
+    encoder = encoder_of(small.model_spec())
+    for texts in (MANY,) if "spans" in options else (MANY, "one two", [[5, 6], [7]], []):
+        assert_same(ask(server.url, "encode", texts, **options), encoder.encode(texts, **options))
+
+
+def test_scores_and_labels_are_the_encoders(ask: Ask) -> None:
+    spec = labelled("LABEL_0")
+    with serving(spec, server={"max_client_batch_size": 3}) as server:
+        assert ask(server.url, "rerank", "one", TEXTS) == encoder_of(spec).rerank("one", TEXTS)
+        assert ask(server.url, "rerank", "one", TEXTS, top_n=2) == encoder_of(spec).rerank("one", TEXTS, top_n=2)
+        assert ask(server.url, "rerank", "one", []) == []
+    with serving() as server:
+        by_m3 = encoder_of(small.model_spec()).rerank("one", TEXTS, weights="m3")
+        assert ask(server.url, "rerank", "one", TEXTS, weights="m3") == by_m3
+    spec = labelled(*LABELS)
+    with serving(spec) as server:
+        texts: list[Any] = [*TEXTS, ("one", "two")]
+        assert ask(server.url, "classify", texts) == encoder_of(spec).classify(texts)
+        assert ask(server.url, "classify", "one", raw_scores=True) == encoder_of(spec).classify("one", raw_scores=True)
+    spec = labelled(*TAGS, tags=True)
+    with serving(spec) as server:
+        for strategy in ("simple", "none"):
+            tagged = ask(server.url, "tag", TEXTS, aggregation_strategy=strategy)
+            assert tagged == encoder_of(spec).tag(TEXTS, aggregation_strategy=strategy)
+
+
+def test_texts_are_stored_and_found(ask: Ask, tmp_path: Any) -> None:
+    with serving(spec_in(tmp_path), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as server:
+        assert ask(server.url, "collections") == []
+        points = [TEXTS[0], {"text": TEXTS[1], "id": "mine", "metadata": {"year": 1}}, {"text": " ", "id": 7}, {"id": 8}]
+        stored = ask(server.url, "upsert", "notes", points)
+        assert (stored.created, len(stored.ids)) == (True, 2)
+        assert [(one["index"], one["id"]) for one in stored.failed] == [(2, 7), (3, 8)]
+        assert ask(server.url, "collections") == ["notes"]
+        found = ask(server.url, "search", "notes", TEXTS[1], limit=2)
+        assert {hit.payload["text"] for hit in found.hits} == {TEXTS[0], TEXTS[1]}
+        assert found.stages[0].name == "embed"
+        year = {"must": [{"key": "metadata.year", "match": {"value": 1}}]}
+        (hit,) = ask(server.url, "search", "notes", TEXTS[0], filter=year, mode="dense").hits
+        assert hit.payload["document_id"] == "mine"
+        with pytest.raises(errors.UnknownCollection, match="no collection"):
+            ask(server.url, "search", "others", "one")
+        with pytest.raises(errors.UnknownCollection, match="create"):
+            ask(server.url, "upsert", "others", ["one"], create=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (("encode", [""]), errors.EmptyInput),
+        (("encode", ["one"], ("dense", "images")), InvalidInput),
+        (("encode", ["one"], ()), InvalidInput),
+        (("encode", ["\ud800"]), InvalidInput),
+        (("classify", ["one"]), errors.BackendError),
+        (("tag", ["one"]), errors.UnsupportedHead),
+        (("search", "notes", "one"), errors.NoStore),
+        (("rerank", "one", [""] * 2 + ["x" * 3_000_000]), InvalidInput),
+    ],
+)
+def test_what_the_server_refuses_raises_the_encoders_errors(
+    ask: Ask, server: Running, arguments: tuple[Any, ...], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        ask(server.url, *arguments)
+
+
+def test_a_key(ask: Ask) -> None:
+    with serving(server={"api_key": "a key"}) as server:
+        assert len(ask(server.url, "encode", "one", api_key="a key").dense) == 1
+        with pytest.raises(errors.NoKey):
+            ask(server.url, "encode", "one", api_key="another")
+
+
+@pytest.mark.parametrize("url", ["", "localhost:3000", "ftp://x", "http://", "http://x:y"])
+def test_what_is_no_url_is_said_at_once(url: str) -> None:
+    with pytest.raises(InvalidInput, match="URL"):
+        Client(url)
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:3000", "https://user:word@host.example/m/small/", "http://h"])
+def test_what_is_a_url_is_taken(url: str) -> None:
+    assert Client(url).url == url.rstrip("/")
+
+
+def test_both_have_the_same_verbs_and_signatures() -> None:
+    verbs = [name for name, verb in vars(AsyncClient).items() if inspect.iscoroutinefunction(verb) and name[0] != "_"]
+    assert len(verbs) == 10
+    for name in verbs:
+        assert inspect.signature(getattr(Client, name)) == inspect.signature(getattr(AsyncClient, name))
+        assert not inspect.iscoroutinefunction(getattr(Client, name))
+    for name in ("encode", "rerank", "classify", "tag"):
+        encoders, clients = (inspect.signature(getattr(kind, name)).parameters for kind in (Encoder, Client))
+        assert encoders.keys() - clients.keys() <= {"query_encoder", "show_progress"}
+        assert all(encoders[parameter] == clients[parameter] for parameter in clients)
+
+
+def test_a_client_imports_neither_numpy_nor_a_runtime() -> None:
+    code = "import sys, hybridtei; hybridtei.Client('http://x'); hybridtei.AsyncClient('http://x'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "httpx" in loaded
+    assert not loaded & {
+        "numpy",
+        "scipy",
+        "onnxruntime",
+        "openvino",
+        "torch",
+        "tokenizers",
+        "litestar",
+        "qdrant_client",
+        "grpc",
+    }

@@ -1,0 +1,24 @@
+"""Texts, and vectors of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridtei.encoder import Encoder
+from tests import tolerances, vocabulary
+
+TEXTS = vocabulary.texts(24)
+EVERYTHING = ("dense", "sparse", "multivector", "tokens")
+
+
+def dense_of(encoder: Encoder, texts: Sequence[str] = TEXTS, **options: Any) -> np.ndarray:
+    dense = encoder.encode(texts, **options).dense
+    assert dense is not None
+    return dense
+
+
+def close(ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]) -> None:
+    np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=0)

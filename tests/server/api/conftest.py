@@ -1,0 +1,29 @@
+"""A server with a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.retrieval.store.collection import CollectionSchemas
+from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
+from tests.retrieval.store.memory_store import MemoryStore
+from tests.server.live import Running, serving
+
+POINTS = [{"id": i, "text": text, "metadata": {"place": i}} for i, text in enumerate(TEXTS)]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return spec_in(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def shelf(spec: ModelSpec) -> Iterator[Running]:
+    """A server with a store, and ten texts in it."""
+    with serving(spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
+        answer = running.post("/collections/papers/points", {"points": POINTS, "create": True})
+        assert answer.json() == {"collection": "papers", "created": True, "upserted": 10, "ids": list(range(10)), "failed": []}
+        yield running
