@@ -12,16 +12,18 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import PackedBatch, Padding, gather_index, offsets_of
+from hybridtei.batch import Encoding, Head, PackedBatch, Padding, gather_index, offsets_of, pack
 from hybridtei.errors import BackendError, DeviceLost
-from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
+
+if TYPE_CHECKING:
+    from hybridtei.models.checkpoint.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +91,13 @@ def busy_tokens(width: int, cores: int = 1) -> int:
     """
     fitting = STATES // max(width, 1)
     return cores * min(max(1 << fitting.bit_length() >> 1, FEWEST), MOST)
+
+
+def made_up(spec: ModelSpec, lengths: Sequence[int], heads: frozenset[Head] = frozenset()) -> PackedBatch:
+    """A batch of texts that say nothing."""
+    first = spec.positions.offset
+    ids = np.arange(first, first + sum(lengths), dtype=np.int64) % spec.vocab_size
+    return pack([Encoding(piece) for piece in np.split(ids, np.cumsum(lengths)[:-1])], heads, spec.positions)
 
 
 @runtime_checkable

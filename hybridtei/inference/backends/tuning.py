@@ -5,19 +5,17 @@ Nothing is kept, and no start measures: `backends.base.busy_tokens` gives the si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from time import perf_counter
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
-from hybridtei.batch import Encoding, Head, PackedBatch, pack
+from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.backends.base import Backend, made_up
 from hybridtei.inference.backends.select import PREFERRED, open_backend, why_not
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.system.machine import LaneKind
@@ -27,86 +25,68 @@ BEYOND = 2  # how many times the size of the server's passes the largest is
 TEXT_TOKENS = 64  # of the texts that are measured
 PASSES = 5  # of a size; the fastest counts, since other programs only ever slow one down
 FLAT = 0.97  # of the best rate: a smaller pass that gets there is enough
-MIN_SECONDS = 1e-9  # of a pass, where a clock is too coarse
 
-
-class Point(NamedTuple):
-    """A size of pass, and what all lanes for long texts achieve by it."""
-
-    tokens: int
-    tokens_per_s: float
+Rates = dict[int, float]  # size of pass -> tokens a second that all lanes for long texts achieve by it; smallest first
 
 
 def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator[str]:
     """Measure what `config` leaves open; lines for people as they come, last the flags, those of the fastest first."""
-    rates = dict[str, float]()
+    best = dict[str, float]()
     for dtype in [config.dtype] if config.dtype else ["float32", "bfloat16", "int8"]:
         for name in PREFERRED[dtype]:
             if config.backend in ("auto", name):
-                points = yield from _table(msgspec.structs.replace(config, backend=name, dtype=dtype), spec, engine)
-                if points:
-                    rates[f"--backend {name} --dtype {dtype}"] = _best(points)
-    if rates:
+                rates = yield from _table(msgspec.structs.replace(config, backend=name, dtype=dtype), spec, engine)
+                if rates:
+                    best[f"--backend {name} --dtype {dtype}"] = max(rates.values())
+    if best:
         yield "flags to use, the fastest first; bfloat16 and int8 change vectors a little:"
-    for flags in sorted(rates, key=lambda flags: -rates[flags]):
-        yield f"  {flags:35} {rates[flags]:9.0f} tokens/s"
+    for flags in sorted(best, key=lambda flags: -best[flags]):
+        yield f"  {flags:35} {best[flags]:9.0f} tokens/s"
 
 
-def _table(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Generator[str, None, list[Point]]:
-    title, points = f"{config.backend} {config.dtype}", list[Point]()
+def _table(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Generator[str, None, Rates]:
+    title, rates = f"{config.backend} {config.dtype}", Rates()
     try:
-        reason = why_not(config.backend, config.dtype, spec)
-        backend = None if reason is not None else open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
+        if (reason := why_not(config.backend, config.dtype, spec)) is not None:
+            raise LoadError(reason)
+        backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
     except LoadError as error:
-        backend, reason = None, str(error)
-    if backend is None:
-        yield f"{title}: no, {reason}"
-        return points
+        yield f"{title}: no, {error}"
+        return rates
     with closing(backend):
         yield f"{title}, one lane times {backend.lanes.count(LaneKind.BULK)}:"
         given = min(backend.busy_tokens, engine.max_batch_tokens)
-        for point in measure(backend, min(BEYOND * given, engine.max_batch_tokens)):
-            points.append(point)
-            yield f"  {point.tokens:6} tokens a pass  {point.tokens_per_s:9.0f} tokens/s"
-        yield f"  {enough(points)} tokens are enough for {FLAT:.0%} of the best rate; a pass of the server takes up to {given}"
-    return points
+        for tokens, rate in measure(backend, min(BEYOND * given, engine.max_batch_tokens)):
+            rates[tokens] = rate
+            yield f"  {tokens:6} tokens a pass  {rate:9.0f} tokens/s"
+        yield f"  {enough(rates)} tokens are enough for {FLAT:.0%} of the best rate; a pass of the server takes up to {given}"
+    return rates
 
 
-def _best(points: list[Point]) -> float:
-    return max(point.tokens_per_s for point in points)
+def enough(rates: Mapping[int, float]) -> int:
+    """The smallest size that is about as fast as any of these, at least one."""
+    return min(tokens for tokens, rate in rates.items() if rate >= FLAT * max(rates.values()))
 
 
-def enough(points: list[Point]) -> int:
-    """The smallest size that is about as fast as any of these, at least one, in ascending order."""
-    return next(point.tokens for point in points if point.tokens_per_s >= FLAT * _best(points))
-
-
-def measure(backend: Backend, most: int, *, clock: Callable[[], float] = perf_counter) -> Iterator[Point]:
-    """A point for each power of two from FIRST_TOKENS to `most`.
+def measure(backend: Backend, most: int, *, clock: Callable[[], float] = perf_counter) -> Iterator[tuple[int, float]]:
+    """(size, tokens a second) of each power of two from FIRST_TOKENS to `most`.
 
     A pass is measured in one lane, and counts as often as there are lanes for long texts, so that backends whose passes take
     one core each compare with those whose pass takes all.
     """
-    lanes = max(backend.lanes.count(LaneKind.BULK), 1)
+    lanes, size = max(backend.lanes.count(LaneKind.BULK), 1), FIRST_TOKENS
     with ThreadPoolExecutor(1, initializer=backend.enter_lane, initargs=(LaneKind.BULK,)) as lane:
-        size = FIRST_TOKENS
         while size <= max(most, FIRST_TOKENS):
-            yield Point(size, lanes * lane.submit(_rate, backend, size, clock).result())
+            yield size, lanes * lane.submit(_rate, backend, size, clock).result()
             size *= 2
 
 
 def _rate(backend: Backend, tokens: int, clock: Callable[[], float]) -> float:
-    batch, took = _texts(backend.spec, tokens), list[float]()
+    spec, took = backend.spec, list[float]()
+    length = min(TEXT_TOKENS, spec.max_input_length, tokens)
+    batch = made_up(spec, max(tokens // length, 1) * [length], frozenset({min(spec.heads - {Head.TOKENS})}))
     for _ in range(PASSES):
         began = clock()
         backend.forward(batch)
         took.append(clock() - began)
-    return len(batch.input_ids) / max(min(took), MIN_SECONDS)
-
-
-def _texts(spec: ModelSpec, tokens: int) -> PackedBatch:
-    length = min(TEXT_TOKENS, spec.max_input_length, tokens)
-    first = spec.positions.offset
-    ids = np.arange(first, first + length, dtype=np.int64) % spec.vocab_size
-    heads = frozenset({next(iter(sorted(spec.heads - {Head.TOKENS})))})
-    return pack([Encoding(ids)] * max(tokens // length, 1), heads, spec.positions)
+    return len(batch.input_ids) / min(took)

@@ -29,11 +29,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Cosines and sines float[t, 1, dim] of the angles that the first `dim` numbers of a head are turned by."""
+    """Cosines and sines float[t, 1, dim] of the angles that the `dim` numbers of a head are turned by."""
 
     cos: Any
     sin: Any
-    dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Ops(Protocol):
         ...
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
-        """Heads of `dim` numbers, of which the first `rotation.dim` are turned, halves against each other."""
+        """Heads of `dim` numbers, which are turned, halves against each other."""
         ...
 
     def attention(

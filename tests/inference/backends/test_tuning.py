@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import PackedBatch
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.inference.backends.tuning import FIRST_TOKENS, FLAT, PASSES, Point, enough, measure, tune
+from hybridtei.inference.backends.tuning import FIRST_TOKENS, FLAT, PASSES, enough, measure, tune
 from hybridtei.inference.load import find_model, load_model
 from hybridtei.system.machine import LaneKind, both_lanes
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 curves = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=10).map(
-    lambda rates: [Point(FIRST_TOKENS * 2**i, rate) for i, rate in enumerate(rates)]
+    lambda rates: {FIRST_TOKENS * 2**i: rate for i, rate in enumerate(rates)}
 )
 
 
@@ -38,24 +38,23 @@ class Hardware:
 
 
 @given(curves)
-def test_enough_is_the_smallest_size_that_is_about_as_fast_as_any(points: list[Point]) -> None:
-    chosen = next(point for point in points if point.tokens == enough(points))
-    best = max(point.tokens_per_s for point in points)
-    assert chosen.tokens_per_s >= FLAT * best
-    assert all(point.tokens_per_s < FLAT * best for point in points if point.tokens < chosen.tokens)
+def test_enough_is_the_smallest_size_that_is_about_as_fast_as_any(rates: dict[int, float]) -> None:
+    chosen, best = enough(rates), max(rates.values())
+    assert rates[chosen] >= FLAT * best
+    assert all(rate < FLAT * best for tokens, rate in rates.items() if tokens < chosen)
 
 
 @pytest.mark.parametrize("saturated_at", [64, 256, 2048])
 def test_the_size_that_saturates_the_hardware_is_found(saturated_at: int) -> None:
     hardware = Hardware(saturated_at)
     backend = FakeBackend(small.model_spec(), gate=hardware)
-    assert enough(list(measure(backend, 4096, clock=hardware.clock))) == saturated_at
+    assert enough(dict(measure(backend, 4096, clock=hardware.clock))) == saturated_at
 
 
 def test_sizes_are_powers_of_two_up_to_the_cap() -> None:
     hardware = Hardware(100_000)
     backend = FakeBackend(small.model_spec(), gate=hardware)
-    assert [point.tokens for point in measure(backend, 256, clock=hardware.clock)] == [64, 128, 256]
+    assert [tokens for tokens, _ in measure(backend, 256, clock=hardware.clock)] == [64, 128, 256]
     assert len(list(measure(backend, 3, clock=hardware.clock))) == 1
 
 
@@ -66,8 +65,8 @@ def test_the_fastest_pass_of_a_size_counts() -> None:
         nonlocal now
         now += next(seconds)
 
-    (point,) = measure(FakeBackend(small.model_spec(), gate=gate), 64, clock=lambda: now)
-    assert point.tokens_per_s == pytest.approx(64 / 0.5)
+    ((_, rate),) = measure(FakeBackend(small.model_spec(), gate=gate), 64, clock=lambda: now)
+    assert rate == pytest.approx(64 / 0.5)
     assert not [*seconds]
     assert PASSES == 5
 
@@ -81,8 +80,8 @@ def test_a_lane_is_measured_and_counts_as_often_as_there_are_lanes_for_long_text
 
     backend = FakeBackend(small.model_spec(), gate=gate)
     backend.enter_lane = lambda kind: entered.append(threading.get_ident())  # type: ignore[method-assign]
-    for backend.lanes, rate in ((both_lanes(1), 1000), ((LaneKind.BULK,), 1000), (both_lanes(3), 3000)):
-        assert [point.tokens_per_s for point in measure(backend, 256, clock=hardware.clock)] == pytest.approx([rate] * 3)
+    for backend.lanes, expected in ((both_lanes(1), 1000), ((LaneKind.BULK,), 1000), (both_lanes(3), 3000)):
+        assert [rate for _, rate in measure(backend, 256, clock=hardware.clock)] == pytest.approx([expected] * 3)
     assert threads == {*entered}
     assert threading.get_ident() not in threads
 

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.errors import BackendError, UnsupportedArchitecture
-from hybridtei.inference.backends.base import busy_tokens
+from hybridtei.inference.backends.base import busy_tokens, made_up
 from hybridtei.inference.backends.graph.host import Feed, HostHeads, end_to_end, ids_of, in_rectangle, padding_of
 from hybridtei.inference.backends.graph.mlm_head import MlmHead
 from hybridtei.inference.backends.graph.onnx_files import check_file, hidden_output, words_beside
@@ -98,8 +98,7 @@ class OnnxBackend:
 
     def free_unused(self) -> None:
         """See `system.memory.Holder`."""
-        texts = [Encoding(np.arange(min(3, self.spec.max_input_length), dtype=np.int64) % self.spec.vocab_size)]
-        batch = pack(texts, frozenset({Head.TOKENS}), self.spec.positions)
+        batch = made_up(self.spec, [1])
         for use_all_cores in (False, True):
             self._hidden(batch, use_all_cores=use_all_cores, shrink=True)
         if self._alone is not None:

@@ -16,6 +16,7 @@ Or, for other readers of ONNX files, a rectangle as a whole: `input_ids`, `atten
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, TypeVar
 
 import numpy as np
@@ -172,18 +173,13 @@ class OnnxOps:
         cos, sin = self._node("Cos", both), self._node("Sin", both)
         if factor != 1:
             cos, sin = (self._node("Mul", one, self._float(factor)) for one in (cos, sin))
-        return Rotation(cos, sin, 2 * len(frequencies))
+        return Rotation(cos, sin)
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
-        heads = rest = self._heads(x, dim)
-        if rotation.dim < dim:
-            sizes = self._list(rotation.dim, dim - rotation.dim)
-            heads, rest = self.writer.node("Split", heads, sizes, outputs=2, axis=2)
-        one, other = self.writer.node("Split", heads, self._list(rotation.dim // 2, rotation.dim // 2), outputs=2, axis=2)
+        heads = self._heads(x, dim)
+        one, other = self.writer.node("Split", heads, self._list(dim // 2, dim // 2), outputs=2, axis=2)
         turned = self._node("Concat", self._node("Neg", other), one, axis=2)
         rotated = self._node("Add", self._node("Mul", heads, rotation.cos), self._node("Mul", turned, rotation.sin))
-        if rotation.dim < dim:
-            rotated = self._node("Concat", rotated, rest, axis=2)
         return Rows(self._node("Flatten", rotated, axis=1), x.width)
 
     def attention(
@@ -200,9 +196,12 @@ class OnnxOps:
     ) -> Rows:
         self.causal &= causal
         apart = causal and not (self._is_rectangle or self._is_alone)
-        mask = self._mask_apart(window) if apart else self._mask(causal, window)
+        mask = self._mask(causal, window, apart=apart)
         if bias is not None:
-            mask = self._once(("bias", bias, mask), lambda: self._biased(mask, bias))
+            where = mask
+            mask = self._once(
+                ("bias", bias, where), lambda: self._node("Where", where, bias, self._float(MASKED)) if where else bias
+            )
         attended = self._node(
             "Attention",
             self._node("Gather", q.value, self._queries()[0]) if apart else self._rectangle(q),
@@ -214,9 +213,6 @@ class OnnxOps:
         )
         flat = self._node("Reshape", attended, self._list(-1, q.width))
         return Rows(flat if self._is_rectangle or self._is_alone else self._node("Gather", flat, "places"), q.width)
-
-    def _biased(self, mask: str, bias: str) -> str:
-        return self._node("Where", mask, bias, self._float(MASKED)) if mask else bias
 
     def alibi(self, slopes: NDArray[np.float32]) -> str:
         distance = self._node("Cast", self._node("Abs", self._distance()), to=FLOAT)
@@ -283,70 +279,52 @@ class OnnxOps:
         """Position ids of a rectangle int64[n * s]: see `batch.Positions`."""
         if positions.padding_id is None:
             n, s = self._sides()
-            places = self._node("Range", self._int(0), self._node("Squeeze", s), self._int(1))
+            places = self._range(s)
             return self._node("Reshape", self._node("Expand", places, self._node("Concat", n, s, axis=0)), self._list(-1))
         is_padding = self._node("Equal", "input_ids", self._int(positions.padding_id))
         counts = self._node("Cast", self._node("Not", is_padding), to=INT64)
         places = self._node("Mul", self._node("CumSum", counts, self._int(1)), counts)
         return self._node("Reshape", self._node("Add", places, self._int(positions.padding_id)), self._list(-1))
 
-    def _distance(self) -> str:
-        """Query minus key, int64[s, s]."""
+    def _distance(self, *, apart: bool = False) -> str:
+        """Query minus key, int64[s, s]; int64[n, 1, q, s] of queries that have a rectangle `apart`."""
 
         def make() -> str:
-            side = self._node("Squeeze", self._sides()[1])
-            places = self._node("Range", self._int(0), side, self._int(1))
-            queries, keys = (self._node("Unsqueeze", places, self._list(axis)) for axis in (1, 0))
-            return self._node("Sub", queries, keys)
+            keys = self._range(self._sides()[1])
+            if not apart:
+                return self._node("Sub", self._node("Unsqueeze", keys, self._list(1)), keys)
+            queries, starts = self._queries()
+            places = self._range(self._node("Shape", queries, start=1, end=2))
+            first = self._node("Unsqueeze", starts, self._list(1, 2, 3))
+            return self._node("Sub", self._node("Add", first, self._node("Unsqueeze", places, self._list(1))), keys)
 
-        return self._once("distance", make)
+        return self._once(("distance", apart), make)
 
-    def _mask(self, causal: bool, window: int | None) -> str:
-        """Which keys each query sees: bool[n, 1, s, s]; "" where a text alone sees all of itself."""
+    def _mask(self, causal: bool, window: int | None, *, apart: bool) -> str:
+        """Which keys each query sees: bool[n, 1, q, s]; "" where a text alone sees all of itself."""
 
         def make() -> str:
-            if self._is_alone:
-                return self._mask_alone(causal, window)
-            keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
-            n, s = self._sides()
-            mask = self._node("Expand", keys, self._node("Concat", n, self._list(1), s, s, axis=0))
+            masks = [] if self._is_alone else [self._keys(apart)]
             if causal:
-                mask = self._node("And", mask, self._node("GreaterOrEqual", self._distance(), self._int(0)))
+                masks.append(self._node("GreaterOrEqual", self._distance(apart=apart), self._int(0)))
             if window is not None:
-                near = self._node("Less", self._node("Abs", self._distance()), self._int(window))
-                mask = self._node("And", mask, near)
-            return mask
+                masks.append(self._node("Less", self._node("Abs", self._distance(apart=apart)), self._int(window)))
+            return reduce(lambda one, other: self._node("And", one, other), masks) if masks else ""
 
         return self._once(("mask", causal, window), make)
 
-    def _mask_alone(self, causal: bool, window: int | None) -> str:
-        masks = [self._node("GreaterOrEqual", self._distance(), self._int(0))] if causal else []
-        if window is not None:
-            masks.append(self._node("Less", self._node("Abs", self._distance()), self._int(window)))
-        return "" if not masks else masks[0] if len(masks) == 1 else self._node("And", *masks)
+    def _keys(self, apart: bool) -> str:
+        """Which places are keys: bool[n, 1, s, s], or bool[n, 1, 1, s], which a mask of queries `apart` makes as wide."""
+        keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
+        n, s = self._sides()
+        return keys if apart else self._node("Expand", keys, self._node("Concat", n, self._list(1), s, s, axis=0))
 
     def _queries(self) -> tuple[str, str]:
         return self._once("queries", lambda: (self.writer.input("queries", ["n", "q"]), self.writer.input("starts", ["n"])))
 
-    def _mask_apart(self, window: int | None) -> str:
-        """Which keys each query of a rectangle of its own sees, none of them later: bool[n, 1, q, s]."""
-
-        def make() -> str:
-            queries, starts = self._queries()
-            q = self._node("Squeeze", self._node("Shape", queries, start=1, end=2))
-            first = self._node("Unsqueeze", starts, self._list(1, 2, 3))
-            places = self._node("Add", first, self._node("Unsqueeze", self._range(q), self._list(1)))
-            distance = self._node("Sub", places, self._range(self._node("Squeeze", self._sides()[1])))
-            keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
-            mask = self._node("And", keys, self._node("GreaterOrEqual", distance, self._int(0)))
-            if window is None:
-                return mask
-            return self._node("And", mask, self._node("Less", distance, self._int(window)))
-
-        return self._once(("apart", window), make)
-
-    def _range(self, end: str) -> str:
-        return self._node("Range", self._int(0), end, self._int(1))
+    def _range(self, size: str) -> str:
+        """Whole numbers below a size int64[1]."""
+        return self._node("Range", self._int(0), self._node("Squeeze", size), self._int(1))
 
     def _heads(self, x: Rows, dim: int) -> str:
         return self._node("Reshape", x.value, self._list(0, x.width // dim, dim))

@@ -26,8 +26,8 @@ from torch import Tensor, fx
 from torch.nn.functional import pad
 
 from hybridtei.errors import LoadError
+from hybridtei.inference.backends.base import made_up
 from hybridtei.inference.backends.torch.layout import PackedLayout
-from hybridtei.inference.backends.torch.memory import made_up
 from hybridtei.inference.backends.torch.trunk import Ids, PackedTrunk
 
 if TYPE_CHECKING:

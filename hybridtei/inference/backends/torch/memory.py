@@ -12,7 +12,7 @@ computed whatever else was in the batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hybridtei.batch import Encoding, Head, PackedBatch, pack, part
+from hybridtei.batch import PackedBatch, part
 from hybridtei.errors import BackendError, LoadError, PartlyFailed
+from hybridtei.inference.backends.base import made_up
 from hybridtei.outputs import HeadOutputs
 
 if TYPE_CHECKING:
@@ -102,13 +103,6 @@ def worst_batches(spec: ModelSpec, tokens: int, longest: int) -> list[PackedBatc
     lengths = dict.fromkeys((min(longest, tokens), min(SHORT_TOKENS, longest)))
     rests = ([tokens % length] if tokens % length else [] for length in lengths)
     return [made_up(spec, tokens // length * [length] + rest, spec.heads) for length, rest in zip(lengths, rests, strict=True)]
-
-
-def made_up(spec: ModelSpec, lengths: Sequence[int], heads: frozenset[Head] = frozenset()) -> PackedBatch:
-    """A batch of texts that say nothing."""
-    first = spec.positions.offset
-    ids = np.arange(first, first + sum(lengths), dtype=np.int64) % spec.vocab_size
-    return pack([Encoding(piece) for piece in np.split(ids, np.cumsum(lengths)[:-1])], heads, spec.positions)
 
 
 class TooLarge(Exception):

@@ -157,17 +157,12 @@ class TorchOps:
         angles = self._ids["position_ids"][:, None].float() * inverse
         both = torch.cat((angles, angles), 1)[:, None]
         cos, sin = ((one * factor).to(self._options.dtype) for one in (both.cos(), both.sin()))
-        return Rotation(cos, sin, 2 * len(frequencies))
+        return Rotation(cos, sin)
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
-        whole = self._heads(x, dim)
-        heads = whole if rotation.dim == dim else whole[..., : rotation.dim]
-        half = rotation.dim // 2
-        turned = torch.cat((-heads[..., half:], heads[..., :half]), 2)
-        rotated = heads * rotation.cos + turned * rotation.sin
-        if rotation.dim < dim:
-            rotated = torch.cat((rotated, whole[..., rotation.dim :]), 2)
-        return Rows(rotated.flatten(1), x.width)
+        heads = self._heads(x, dim)
+        turned = torch.cat((-heads[..., dim // 2 :], heads[..., : dim // 2]), 2)
+        return Rows((heads * rotation.cos + turned * rotation.sin).flatten(1), x.width)
 
     def attention(
         self,
