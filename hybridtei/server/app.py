@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from litestar import Controller, Litestar
-from litestar.datastructures import State
 from litestar.di import Provide
+from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import Receive, Scope, Send
 
 from hybridtei.config import ModelConfig, ServerConfig
@@ -44,6 +44,8 @@ from hybridtei.system.metrics import Registry
 from hybridtei.system.tracing import Recorder
 
 if TYPE_CHECKING:
+    from litestar.plugins import PluginProtocol
+
     from hybridtei.retrieval.store.collection import CollectionSchemas
     from hybridtei.server.grpc.server import RpcServer
 
@@ -87,9 +89,10 @@ def create_fleet_app(
     *,
     on_stop: Sequence[Callable[[], Awaitable[None]]] = (),
     schemas: CollectionSchemas | None = None,
+    app: Litestar | None = None,
 ) -> Litestar:
     """Make the ASGI application. It starts and stops the models; after they stop it runs `on_stop` and closes the store of
-    `schemas`. Raises LoadError."""
+    `schemas`. `app`: of `framework`, if it is made already. Raises LoadError."""
     certificate = certificate_of(server)
     recorder = None if server.otlp_endpoint is None else Recorder(server.otlp_endpoint, server.otlp_service_name)
     keys, limits = Keyring.of(server, models.registry), ConnectionLimits(server, models.registry)
@@ -113,32 +116,38 @@ def create_fleet_app(
         **{"keyring": keys, "certificate": certificate, "limits": limits},
         **{"keyless": Keyless(), "store_bounds": StoreBounds(Admission(permits))},
     }
-    app = framework(
-        only_tei_routes=server.only_tei_routes,
-        after_exception=[count],
-        on_startup=[models.start, *([rpc.start] if rpc else [])],
-        on_shutdown=[
-            *([rpc.stop] if rpc else []),
-            models.stop,
-            *on_stop,
-            *([schemas.store.close] if schemas else []),
-            *([recorder.close] if recorder else []),
-        ],
-        state=State(shared),
-    )
+    app = framework(only_tei_routes=server.only_tei_routes) if app is None else app
+    app.state.update(shared)
+    app.after_exception.append(count)
+    app.on_startup += [models.start, *([rpc.start] if rpc else [])]
+    app.on_shutdown += [
+        *([rpc.stop] if rpc else []),
+        models.stop,
+        *on_stop,
+        *([schemas.store.close] if schemas else []),
+        *([recorder.close] if recorder else []),
+    ]
     app.asgi_handler = HttpMiddleware(app, server)
     return app
 
 
-def framework(*, only_tei_routes: bool = False, **hooks: Any) -> Litestar:
-    """Make the Litestar application with its routes, before it has models. `hooks`: further arguments of `Litestar`."""
-    return Litestar(
+class _Framework(Litestar):
+    """Without the plugins for types of pydantic and attrs, which no route has: to import pydantic, where it is installed, takes
+    a tenth of a second of each start."""
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
+
+
+def framework(*, only_tei_routes: bool = False) -> Litestar:
+    """Make the Litestar application with its routes, before it has models."""
+    return _Framework(
         [*OF_TEI, rerank.TeiRerankController] if only_tei_routes else [*ALL],
         dependencies={"model": Provide(served_model), "models": Provide(all_models), "store": Provide(vector_store)},
         exception_handlers=dict(HANDLERS),
         openapi_config=openapi_config(),
         logging_config=None,
-        **hooks,
     )
 
 

@@ -1,7 +1,7 @@
 """Start a server from settings: one model, or several models that share devices in one process.
 
-A thread imports the HTTP modules (a quarter of a second of Python) while the runtime, in C++, packs the model's weights. So
-functions of this module import HTTP modules locally.
+A thread imports the HTTP modules and makes the routes (a third of a second of Python) while the runtime, in C++, packs the
+model's weights. So functions of this module import HTTP modules locally.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -33,6 +34,8 @@ from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 
 if TYPE_CHECKING:
+    from litestar import Litestar
+
     from hybridtei.client import AsyncClient
     from hybridtei.retrieval.store.collection import CollectionSchemas
     from hybridtei.server.context import Context
@@ -140,6 +143,8 @@ def serve(
     default settings of models loaded later. `fixed_permits`: the user chose `max_concurrent_requests`, so the hardware does not
     change it. Raises LoadError if no model loads; UsageError, StoreError, OSError.
     """
+    made: Future[Litestar] = Future()
+    threading.Thread(target=_make_app, args=(server, made), name="imports", daemon=True).start()
     with _checked(server, store) as (schemas, sockets), _engine_process(server, engine, configs) as process:
         fleet = Fleet(engine, fixed_permits=fixed_permits, process=process)
         contexts: dict[str, Context] = {}
@@ -169,7 +174,8 @@ def serve(
 
         models = Models(contexts, opener if isinstance(configs[0], NamedModel) else None, flags)
         models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
-        run_server(create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas), server, sockets)
+        app = create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas, app=made.result())
+        run_server(app, server, sockets)
 
 
 @asynccontextmanager
@@ -200,7 +206,6 @@ def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[
 
     Raises UsageError, LoadError, StoreError, OSError.
     """
-    threading.Thread(target=_import_server, name="imports", daemon=True).start()
     if server.api_key_file is not None or server.certfile is not None:
         from hybridtei.server.http.security import Keyring, certificate_of
 
@@ -215,10 +220,12 @@ def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[
         yield schemas, sockets
 
 
-def _import_server() -> None:
-    with suppress(ImportError):  # the main thread raises it too
-        import_module("hybridtei.server.app")
+def _make_app(server: ServerConfig, made: Future[Litestar]) -> None:
+    try:
         import_module("hybridtei.server.run")
+        made.set_result(import_module("hybridtei.server.app").framework(only_tei_routes=server.only_tei_routes))
+    except BaseException as error:  # the main thread raises it
+        made.set_exception(error)
     gc.freeze()  # modules live until the process ends, so the collector need not visit them
 
 

@@ -49,8 +49,8 @@ def test_the_self_test_has_a_short_text_and_a_long_one(bert: Path, monkeypatch: 
     loaded(bert)
     assert lengths[0] == [min(load.GRAPH_TEST_TOKENS, vocabulary.LONGEST), 3]
     lengths.clear()
-    loaded(bert, max_batch_tokens=50)
-    assert lengths[0] == [50, 3]
+    loaded(bert, max_batch_tokens=10)
+    assert lengths[0] == [10, 3]
     lengths.clear()
     monkeypatch.setattr(load, "GRAPH_TEST_TOKENS", 20)
     loaded(bert)

@@ -99,9 +99,10 @@ class OnnxBackend:
     def free_unused(self) -> None:
         """See `system.memory.Holder`."""
         batch = made_up(self.spec, [1])
-        for use_all_cores in (False, True):
-            self._hidden(batch, use_all_cores=use_all_cores, shrink=True)
-        if self._alone is not None:
+        for use_all_cores, session in ((False, self._session), (True, self._all_cores)):
+            if session.holds:
+                self._hidden(batch, use_all_cores=use_all_cores, shrink=True)
+        if self._alone is not None and self._alone.holds:
             self._alone.run(self._output, ids_of(batch, self._alone.inputs), shrink=True)
 
     def _probe(self, path: Path) -> None:

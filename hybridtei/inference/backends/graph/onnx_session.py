@@ -20,7 +20,7 @@ from hybridtei.system.frames import nested
 from hybridtei.system.machine import move_to, own_processors
 
 # What passes took is freed after a pass with this option. Else each session keeps as much as its largest pass took; and where
-# every pass frees it, the next one waits for new pages, a tenth of its time.
+# every pass frees it, the next one waits for new pages, a tenth of its time. The first pass of a session is the self-test's.
 SHRINKING = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
 ERRORS = 3  # the least severity that is logged
 ENTRIES = {"session.force_spinning_stop": "1"}  # its threads wait actively within a pass only
@@ -50,7 +50,7 @@ class Places:
 
 class Session:
     """A graph that runs with a certain number of threads. Threads may call at once. `inner`: the package's own object.
-    `inputs`, `outputs`: their names."""
+    `inputs`, `outputs`: their names. `holds`: whether it keeps what a pass took."""
 
     def __init__(
         self,
@@ -82,13 +82,18 @@ class Session:
             self._shrinking.add_run_config_entry(key, text)
         content = str(graph) if isinstance(graph, Path) else graph
         self.inner = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
+        self.holds, self._has_run = False, False
         self.inputs = frozenset(node.name for node in self.inner.get_inputs())
         self.outputs = frozenset(node.name for node in self.inner.get_outputs())
 
     def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
         """One output, float32. `shrink`: free what passes took. Raises the package's kinds."""
+        shrink |= not self._has_run
+        self.holds, self._has_run = self.holds and not shrink, True
         how = self._shrinking if shrink else None
-        return self._places.run(lambda: self.inner.run([output], dict(feed), how)[0])
+        found = self._places.run(lambda: self.inner.run([output], dict(feed), how)[0])
+        self.holds |= not shrink
+        return found
 
 
 def open_sessions(

@@ -36,6 +36,15 @@ def test_every_session_computes_the_product() -> None:
         assert session.run("product", {"rows": ROWS[:0]}).shape == (0, 70)
 
 
+def test_a_session_keeps_nothing_of_its_first_pass_and_of_one_that_shrinks() -> None:
+    (session,) = opened(1)
+    kept = [session.holds]
+    for shrink in (False, False, True, False):
+        session.run("product", {"rows": ROWS}, shrink=shrink)
+        kept.append(session.holds)
+    assert kept == [False, False, True, False, True]
+
+
 @pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
 def test_threads_of_a_session_over_all_cores_have_a_processor_each() -> None:
     before = set(os.listdir("/proc/self/task"))
