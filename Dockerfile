@@ -74,7 +74,7 @@ COPY constraints.txt ./
 COPY --from=wheel /wheels /wheels
 RUN python -m venv --without-pip /opt/hybridtei \
     && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
-       --index-url "${TORCH_INDEX}" --extra-index-url https://pypi.org/simple torch \
+       --extra-index-url "${TORCH_INDEX}" torch \
     && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
        "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]" \
     && if [ -n "${FLASH_ATTN_WHEEL}" ]; then \
