@@ -18,7 +18,7 @@ import pytest
 from hybridtei import cli
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.retrieval.ingest import on_ray
+from hybridtei.retrieval import ray as on_ray
 from hybridtei.retrieval.ingest.options import IngestOptions, Summary
 from hybridtei.retrieval.ingest.run import run_ingest
 from hybridtei.retrieval.store.embedded import EmbeddedStore
