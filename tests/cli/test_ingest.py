@@ -15,7 +15,7 @@ from hybridtei import cli
 from hybridtei.config import StoreConfig
 from hybridtei.retrieval.store import DEFAULT_PATH, state_folder, with_default
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.packed import PACKED
+from hybridtei.retrieval.store.plan import PACKED
 from tests.retrieval.ingest.small_ingest import points
 from tests.retrieval.store.speaking import speaking
 from tests.server.live import serving

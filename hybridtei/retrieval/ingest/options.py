@@ -13,7 +13,7 @@ import orjson
 from msgspec import Meta
 
 from hybridtei.retrieval.ingest.records import ReadOptions
-from hybridtei.retrieval.store.options import CollectionPlan
+from hybridtei.retrieval.store.query import CollectionPlan
 
 MEGABYTE = 1e6
 DEFER_INDEXING_MB = 16

@@ -50,8 +50,8 @@ from hybridtei.retrieval.ingest.records import Quarantine, ReadOptions
 from hybridtei.retrieval.store import open_store, place_of, state_folder, with_default
 from hybridtei.retrieval.store.base import CollectionSchema, Store
 from hybridtei.retrieval.store.collection import check_fits, check_name
-from hybridtei.retrieval.store.options import CollectionPlan
 from hybridtei.retrieval.store.plan import budget_of_plan, schema_for, settled, signed, spread, with_budget
+from hybridtei.retrieval.store.query import CollectionPlan
 
 Tell = Callable[[str], None]
 REQUEST_TIMEOUT_S = 300.0

@@ -8,7 +8,7 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store.base import PointId, Store, Stored
-from hybridtei.retrieval.store.packed import without_packed
+from hybridtei.retrieval.store.plan import without_packed
 
 PAGE_POINTS = 128
 TEXT = "text"  # key of the payload, as `ingest` and `/collections/{name}/points` write it

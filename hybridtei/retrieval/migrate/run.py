@@ -35,8 +35,17 @@ from hybridtei.retrieval.migrate.fill import Convert, fill, text_of, with_vector
 from hybridtei.retrieval.store import open_store, with_default
 from hybridtei.retrieval.store.base import NAMES, CollectionSchema, Store, Stored
 from hybridtei.retrieval.store.collection import KEPT_S, MIGRATION_OF, STAND_IN, SWITCHING, check_fits, check_name, heads_of
-from hybridtei.retrieval.store.packed import without_packed
-from hybridtei.retrieval.store.plan import FINGERPRINT, MODEL_ID, MODEL_KEYS, plan_of, schema_for, settled, signed, with_budget
+from hybridtei.retrieval.store.plan import (
+    FINGERPRINT,
+    MODEL_ID,
+    MODEL_KEYS,
+    plan_of,
+    schema_for,
+    settled,
+    signed,
+    with_budget,
+    without_packed,
+)
 from hybridtei.retrieval.store.points import fit_to_schema, to_points
 
 Tell = Callable[[str], None]

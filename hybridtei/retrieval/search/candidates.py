@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, TypeVar
@@ -25,11 +26,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hybridtei.errors import InvalidInput
+from hybridtei.inference.tasks.rerank import maxsim
+from hybridtei.outputs import Floats
 from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
 from hybridtei.retrieval.search.fusion import Column, Legs, complete, normalised, reciprocal_ranks, shares_of_best, weighted_sum
 from hybridtei.retrieval.search.options import SearchOptions, Stage, StageScore
 from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, SPARSE, PayloadBudget, PointId, Store, Stored, best_points
-from hybridtei.retrieval.store.packed import PackedFormat, packed_scores
+from hybridtei.retrieval.store.plan import PACKED, PackedFormat
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
 
 FEW, ENOUGH = 10, 100  # candidates: fewer give no statistics; the depth of a search that is made for statistics alone
@@ -37,6 +40,8 @@ DIGITS = {"rrf": 9}  # of a sum: further ones are rounding, which differs from e
 DIGITS_OF_FLOATS = 5
 MAXSIM_SHARE = 2  # one in so many candidates is scored by MaxSim, the best by the other legs: more changed no figure
 GROUPS = {"document": DOCUMENT_ID}  # words for keys of the payload
+READ_AT_ONCE = 256  # candidates whose packed multi-vectors are here
+MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats, unless one candidate alone has more
 
 Group = int | str
 Answer = TypeVar("Answer", bound=Sized)
@@ -283,3 +288,42 @@ def _without(key: str, found: Sequence[Candidate], query_filter: Filter | None) 
     if alone := [one.id for one in found if one.group is None]:
         refused.append(Filter(has_id=alone))
     return Filter(must=None if query_filter is None else [query_filter], must_not=refused)
+
+
+# Few, so that many searches at once neither hold much more than MAX_FLOAT_BYTES nor fill asyncio's own pool.
+_THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="maxsim")
+
+
+async def packed_scores(
+    store: Store, collection: str, ids: Sequence[PointId], rows: Floats, packed: PackedFormat
+) -> dict[PointId, float]:
+    """The sum over the query's rows of their best match in each point, without points that have no multi-vector."""
+    scores: dict[PointId, float] = {}
+    for begin in range(0, len(ids), READ_AT_ONCE):
+        read = await store.retrieve(collection, ids[begin : begin + READ_AT_ONCE], with_payload=[PACKED])
+        scores |= await asyncio.get_running_loop().run_in_executor(_THREADS, _maxsims, read, rows, packed)
+    return scores
+
+
+def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:
+    scores: dict[PointId, float] = {}
+    for block in _blocks([(record.id, str(record.payload[PACKED])) for record in records if record.payload], packed):
+        of_block = maxsim(rows, packed.vectors([text for _, text in block]), mean=False).tolist()
+        scores |= dict(zip([identity for identity, _ in block], of_block, strict=True))
+    return scores
+
+
+def _blocks(texts: Sequence[tuple[PointId, str]], packed: PackedFormat) -> Iterator[list[tuple[PointId, str]]]:
+    """Runs of texts whose floats take `MAX_FLOAT_BYTES` at most, or of one text."""
+    bytes_a_character = 24 if packed.dtype == "binary" else 3  # three bytes in four characters; 32 or 4 bytes of floats each
+    block: list[tuple[PointId, str]] = []
+    held = 0
+    for identity, text in texts:
+        size = bytes_a_character * len(text)
+        if block and held + size > MAX_FLOAT_BYTES:
+            yield block
+            block, held = [], 0
+        block.append((identity, text))
+        held += size
+    if block:
+        yield block

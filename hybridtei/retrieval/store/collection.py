@@ -17,8 +17,7 @@ from hybridtei.batch import Head
 from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, StoreUnavailable, UnknownCollection
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, CollectionSchema, Store
-from hybridtei.retrieval.store.packed import packed_format
-from hybridtei.retrieval.store.plan import FINGERPRINT, plan_of, schema_for
+from hybridtei.retrieval.store.plan import FINGERPRINT, packed_format, plan_of, schema_for
 
 
 def create_arguments(schema: CollectionSchema) -> dict[str, Any]:

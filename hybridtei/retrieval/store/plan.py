@@ -1,30 +1,36 @@
 """How a collection keeps a model's outputs: widths, budgets, indexes, quantisation, where each lies.
 
 A plan is chosen when a collection is made, and read off the collection afterwards: whoever adds documents keeps to it.
+Qdrant has no vectors of bits or signed bytes: multi-vectors of these lie in the payload, as base64. They rank candidates that
+other vectors found, and find none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 from qdrant_client import models
 
-from hybridtei.batch import Head
+from hybridtei.batch import Head, Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import CollectionMismatch, InvalidInput
-from hybridtei.inference.tasks.pooling import MultivectorBudget
+from hybridtei.inference.tasks.pooling import MultivectorBudget, unpacked
 from hybridtei.models.checkpoint.fingerprint import fingerprint, tokenizer_sha256
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema
-from hybridtei.retrieval.store.options import CollectionPlan, Quantization
-from hybridtei.retrieval.store.packed import DTYPE, WIDTH
+from hybridtei.outputs import unit
+from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, Selector
+from hybridtei.retrieval.store.query import CollectionPlan, Quantization
 
 MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
 FINGERPRINT = "model_fingerprint"  # `model` of `checkpoint.fingerprint`; collections of older versions have none
-TOKENS = "multivector_tokens"  # key of a collection's metadata
+TOKENS, DTYPE, WIDTH = "multivector_tokens", "multivector_dtype", "multivector_dim"  # keys of a collection's metadata
+PACKED = "multivector_base64"  # key of the payload
 MODEL_KEYS = frozenset({MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH})  # of metadata that a model and a plan decide
 
 
@@ -129,7 +135,7 @@ def schema_for(
     and lies on disk, since it rescores candidates, unless it is the only vector. `sparse_idf`: by default as the sparse head
     declares; a SPLADE head never profits. `options`: in place of a plan, its fields. `dense_dim`, `multivector_dim`: widths to
     which vectors are cut. `multivector_tokens`, `multivector_dtype`: the budget of documents' multi-vectors, which the metadata
-    keep; other numbers than floats lie in the payload (`store.packed`). `datatype`: of the vectors that Qdrant keeps.
+    keep; other numbers than floats lie in the payload. `datatype`: of the vectors that Qdrant keeps.
     `quantization`, `on_disk`, `on_disk_payload`, `shards`, `replicas`: Qdrant's. `is_there`: a width above the model's is left
     to `check_fits`, which names both. Raises InvalidInput if the model has none of the outputs, MissingArtifact without its
     tokenizer.
@@ -187,6 +193,53 @@ def _width(width: int | None, full: int, field: str, *, is_there: bool) -> int:
     if not 1 <= width <= full:
         raise InvalidInput(f"`{field}` is {width}, should be between 1 and the model's {full}")
     return width
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFormat:
+    """How a collection keeps multi-vectors: "int8" or "binary" numbers, `width` of them a vector."""
+
+    dtype: MultivectorDtype
+    width: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a vector."""
+        return self.width // 8 if self.dtype == "binary" else self.width
+
+    def vectors(self, texts: Sequence[str]) -> Ragged:
+        """The unit vectors of n points' bytes in base64: n × float32[k_i, width]."""
+        contents = [base64.b64decode(text) for text in texts]
+        rows = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, self.row_bytes)
+        offsets = offsets_of([len(content) // self.row_bytes for content in contents])
+        if self.dtype == "binary":
+            return Ragged(unpacked(rows, self.width), offsets)
+        return Ragged(unit(rows.view(np.int8).astype(np.float32)), offsets)
+
+    def cut(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Rows of a wider model, as bytes, cut to this width."""
+        return rows[:, : self.row_bytes]
+
+
+def packed_format(schema: CollectionSchema) -> PackedFormat | None:
+    """The format of a collection that keeps multi-vectors in payloads; None for others."""
+    dtype, width = schema.metadata.get(DTYPE), schema.metadata.get(WIDTH)
+    return PackedFormat(dtype, width) if dtype in ("int8", "binary") and isinstance(width, int) else None
+
+
+def packed_text(rows: NDArray[Any]) -> str:
+    """Base64 of int8 or uint8[k, bytes]."""
+    return base64.b64encode(np.ascontiguousarray(rows).tobytes()).decode()
+
+
+def without_packed(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload as it was given to the store."""
+    return {key: value for key, value in payload.items() if key != PACKED}
+
+
+def payload_of(schema: CollectionSchema) -> Selector:
+    """All of the payload but a multi-vector that lies in it."""
+    return True if packed_format(schema) is None else models.PayloadSelectorExclude(exclude=[PACKED])
 
 
 NO_GRAPH = models.HnswConfigDiff(m=0, payload_m=0)  # m=0 alone would still link points whose payload is indexed

@@ -24,7 +24,7 @@ from hybridtei.batch import Ragged
 from hybridtei.errors import InvalidPoint
 from hybridtei.outputs import Embeddings, cut, unit
 from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId
-from hybridtei.retrieval.store.packed import PACKED, PackedFormat, packed_format, packed_text
+from hybridtei.retrieval.store.plan import PACKED, PackedFormat, packed_format, packed_text
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1

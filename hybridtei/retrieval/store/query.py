@@ -1,4 +1,4 @@
-"""What a store is asked: the best points by one vector, among those that a filter takes.
+"""What a store is asked: the best points by one vector, among those that a filter takes; and to make or fill a collection.
 
 A filter's JSON is Qdrant's own, so a server gets it as it is; `embedded_conversions` makes the embedded engine's types of it.
 Each refuses some of what the other takes, so the rules of both are checked here first. Imports no qdrant-client.
@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
 from msgspec import Meta, Struct, field
 
+from hybridtei.config import MultivectorDtype
 from hybridtei.errors import InvalidInput
 
 MAX_LIMIT = 100_000  # points that one query may ask for
@@ -275,3 +276,39 @@ def _message(said: str, field: str) -> str:
         if pattern in said or repr(pattern)[1:-1] in said:
             return f"`{place}`: {words}"
     return f"`{place}`: {said}"
+
+
+Quantization = Literal["scalar", "binary", "binary-2bit", "product", "turbo"]
+Datatype = Literal["float32", "float16"]
+
+
+class CollectionPlan(Struct, frozen=True, kw_only=True):
+    """Options of a new collection; None: the default, from `plan.settled`."""
+
+    dense_dim: Annotated[int | None, Meta(description="dimensions to keep of dense vectors [default: all]")] = None
+    multivector_dim: Annotated[
+        int | None, Meta(description="dimensions to keep of each vector of a multi-vector [default: all]")
+    ] = None
+    multivector_tokens: int | None = None  # these two are settings of the model: 0 for all tokens
+    multivector_dtype: MultivectorDtype | None = None
+    datatype: Annotated[
+        Datatype | None, Meta(description="numbers of vectors that Qdrant keeps, sparse ones too [default: float32]")
+    ] = None
+    quantization: Annotated[
+        Quantization | None, Meta(description="a compressed copy of dense vectors in memory, beside the originals")
+    ] = None
+    on_disk: Annotated[bool, Meta(description="dense and sparse vectors are read from disk, not kept in memory")] = False
+    on_disk_payload: Annotated[
+        bool, Meta(description="texts are read from disk, not kept in memory; default on a server: its own setting")
+    ] = False
+    shards: Annotated[int | None, Meta(description="of a collection on a Qdrant cluster [default: one for each node]")] = None
+    replicas: Annotated[int | None, Meta(description="copies of each shard [default: 2 on a cluster]")] = None
+
+
+class Imported(Struct, frozen=True):
+    """What an import did. `points`: of the stream; `written`: those whose ids were not there."""
+
+    collection: str
+    created: bool
+    points: int
+    written: int

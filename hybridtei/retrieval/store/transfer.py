@@ -29,8 +29,8 @@ from hybridtei import __version__
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreUnavailable, UnknownCollection
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
 from hybridtei.retrieval.store.collection import OF_ONE_STORE, CollectionSchemas, check_fits, schema_from_dict, schema_to_dict
-from hybridtei.retrieval.store.options import Imported
 from hybridtei.retrieval.store.points import check_points
+from hybridtei.retrieval.store.query import Imported
 
 PAGE_POINTS = 64  # of one scroll: of the largest multi-vectors they take 256 MiB, which is what the embedded engine answers
 MAX_LINE_BYTES = 33_554_432  # Qdrant's bound of a request

@@ -22,7 +22,7 @@ from hybridtei.errors import InvalidPoint, RequestError, StoreUnavailable, Unkno
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.checkpoint.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Load, Usage
-from hybridtei.retrieval.store.options import Imported
+from hybridtei.retrieval.store.query import Imported
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Lines, Store, get, post
@@ -111,8 +111,7 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
 
 async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> Reply | None:
     from hybridtei.retrieval.store.collection import common_heads
-    from hybridtei.retrieval.store.packed import packed_format
-    from hybridtei.retrieval.store.plan import budget_of_plan, plan_of
+    from hybridtei.retrieval.store.plan import budget_of_plan, packed_format, plan_of
     from hybridtei.retrieval.store.points import fit_to_schema
 
     context, schema, created = await _collection(stores, name, create=request.create)

@@ -31,7 +31,7 @@ from hybridtei.retrieval.ingest.indexing import THRESHOLD
 from hybridtei.retrieval.ingest.options import IngestOptions, Summary
 from hybridtei.retrieval.ingest.run import run_ingest
 from hybridtei.retrieval.store.base import CollectionSchema
-from hybridtei.retrieval.store.options import CollectionPlan
+from hybridtei.retrieval.store.query import CollectionPlan
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import Failure, serving_grpc, serving_rest

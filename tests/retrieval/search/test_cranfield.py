@@ -18,7 +18,7 @@ from hybridtei.retrieval.evaluate.measures import evaluate, read_judgements
 from hybridtei.retrieval.ingest.options import IngestOptions
 from hybridtei.retrieval.ingest.run import run_ingest
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.options import CollectionPlan
+from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.server.start import in_process
 from tests.retrieval.search.fusion import Ranking, rrf
 

@@ -13,11 +13,11 @@ import pytest
 from hybridtei.batch import Ragged
 from hybridtei.inference.tasks.pooling import unpacked
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.search.candidates import Candidate, Candidates
+from hybridtei.retrieval.search import candidates as module
+from hybridtei.retrieval.search.candidates import Candidate, Candidates, packed_scores
 from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import SearchOptions
-from hybridtei.retrieval.store import packed as module
-from hybridtei.retrieval.store.packed import PACKED, PackedFormat, packed_scores, payload_of
+from hybridtei.retrieval.store.plan import PACKED, PackedFormat, payload_of
 from hybridtei.retrieval.store.points import to_points
 from tests.retrieval.store.stores import KINDS, ROW_WIDTH, SERVER, Asked, asked, embeddings, emptied
 from tests.retrieval.store.test_packed import COUNT, IDS, packed, schema
@@ -110,8 +110,8 @@ def test_a_payload_is_given_without_them(filled: Filled) -> None:
 def test_many_searches_at_once_take_few_threads(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     given, _, packed_as = filled
     names: set[str] = set()
-    scores = module._scores
-    monkeypatch.setattr(module, "_scores", lambda *arguments: (names.add(current_thread().name), scores(*arguments))[1])
+    scores = module._maxsims
+    monkeypatch.setattr(module, "_maxsims", lambda *arguments: (names.add(current_thread().name), scores(*arguments))[1])
 
     async def all_at_once() -> None:
         await asyncio.gather(*(packed_scores(given.store, given.name, IDS, ROWS, packed_as) for _ in range(10)))

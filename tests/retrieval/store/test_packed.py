@@ -14,7 +14,7 @@ from hybridtei.inference.tasks.pooling import MultivectorBudget, budgeted
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.collection import heads_of
-from hybridtei.retrieval.store.packed import DTYPE, PACKED, WIDTH, packed_format, without_packed
+from hybridtei.retrieval.store.plan import DTYPE, PACKED, WIDTH, packed_format, without_packed
 from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
 from tests.retrieval.store.stores import ROW_WIDTH, embeddings, plan
 

@@ -9,9 +9,8 @@ import pytest
 from hybridtei.batch import Head
 from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.retrieval.store.collection import check_fits, schema_from_dict, schema_to_dict
-from hybridtei.retrieval.store.options import CollectionPlan
-from hybridtei.retrieval.store.packed import PackedFormat, packed_format
-from hybridtei.retrieval.store.plan import plan_of, schema_for, settled, spread
+from hybridtei.retrieval.store.plan import PackedFormat, packed_format, plan_of, schema_for, settled, spread
+from hybridtei.retrieval.store.query import CollectionPlan
 from tests.retrieval.store.test_collection import spec  # noqa: F401
 
 ALL = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
