@@ -84,15 +84,29 @@ def ids(found: list[Block]) -> list[str]:
     return [f"{block.page}:{block.line}" for block in found]
 
 
+KEY = "the-key"
+SERVE = ("-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0")
 PARSERS = command_parsers()
 PYTHON, SHELL = blocks("python"), blocks("bash", "sh", "shell", "console")
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of the collections that the pages' servers share."""
+    return str(tmp_path_factory.mktemp("store") / "qdrant")
+
+
+@pytest.fixture(scope="module")
+def url(store: str) -> Iterator[str]:
     """Of a server of the embedded model, as the pages start it."""
-    store = str(tmp_path_factory.mktemp("store") / "qdrant")
-    with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--qdrant-path", store]) as server:
+    with process([*SERVE, "--qdrant-path", store]) as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def keyed(store: str) -> Iterator[str]:
+    """Of another server over the same folder, for commands that send `$KEY`."""
+    with process([*SERVE, "--qdrant-path", store, "--api-key", KEY]) as server:
         yield server.wait_ready()
 
 
@@ -148,8 +162,8 @@ ANSWERS = [(path.name, *found.groups()) for path in PAGES for found in ANSWER.fi
     ("page", "command", "answer"), ANSWERS, ids=[f"{page}-{count}" for count, (page, *_) in enumerate(ANSWERS)]
 )
 def test_an_answer_has_the_fields_that_its_page_shows(page, command, answer, request):
-    (words,) = commands(Block(page, 0, "bash", command))
-    assert shape(json.loads(asked(words, request))) == shape(json.loads(answer))
+    *_, last = [asked(words, request) for words in commands(Block(page, 0, "bash", command))]
+    assert shape(json.loads(last)) == shape(json.loads(answer))
 
 
 def shape(value: Any) -> Any:
@@ -256,9 +270,9 @@ def asked(words: list[str], request: Any) -> str:
     """The answer of a server that runs to the same request."""
     if not shutil.which("curl"):
         pytest.skip("curl is not installed")
-    address = request.getfixturevalue("url")
+    address = request.getfixturevalue("keyed" if any("$KEY" in word for word in words) else "url")
     assert any(ADDRESS.match(word) for word in words), f"{words}: of another address than the pages' own"
-    real = [ADDRESS.sub(address, word) for word in words[1:]]
+    real = [ADDRESS.sub(address, word).replace("$KEY", KEY) for word in words[1:]]
     done = subprocess.run(
         ["curl", "--silent", "--show-error", "--fail-with-body", "--noproxy", "*", *real],
         capture_output=True,
