@@ -31,7 +31,7 @@ import numpy as np
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, check_value
 from hybridtei.errors import BackendError, LoadError, UnsupportedArchitecture, UsageError
-from hybridtei.inference.backends.base import Backend, Measured, Routed
+from hybridtei.inference.backends.base import Backend, Keeping, Measured, Routed
 from hybridtei.inference.backends.select import open_backend
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import WITHOUT_PROMPT
@@ -95,8 +95,9 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
         model = reading.result()
     if not measures:
         return LoadedModel(model, backend, min(engine.max_batch_tokens, backend.busy_tokens))
+    parts = backend.backends if isinstance(backend, Routed) else (backend,)
     try:
-        for one in backend.backends if isinstance(backend, Routed) else (backend,):
+        for one in parts:
             tokens = SELF_TEST_TOKENS if one.name == "torch" else GRAPH_TEST_TOKENS
             _self_test(one, min(tokens, one.spec.max_input_length, model.reader.max_input_length))
         budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)
@@ -105,6 +106,9 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
             raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
         log.warning("%s: the first pass failed: %s", spec.folder, error)
         raise _unserved(spec, "needs more than the ids of a text of any length") from error
+    for one in parts:
+        if isinstance(one, Keeping):
+            one.free_unused()
     memory.trim()
     return LoadedModel(model, backend, budget)
 

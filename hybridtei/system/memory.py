@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from mmap import PAGESIZE
 from pathlib import Path
-from typing import Protocol
-from weakref import WeakSet
 
 from hybridtei.system.machine import available_cores
 
@@ -34,8 +30,6 @@ HELD = Path("/proc/self/statm")
 COLLECTION = gc.get_threshold()  # as Python has it
 START_OBJECTS = 50_000  # made until garbage is looked for while a program starts
 
-log = logging.getLogger(__name__)
-
 
 def collect_seldom() -> None:
     """Look for garbage seldom while a program starts: nearly all that it makes lives as long as the process, and to look 150
@@ -50,35 +44,12 @@ def settle() -> None:
     gc.set_threshold(*COLLECTION)
 
 
-class Holder(Protocol):
-    """Keeps memory of its own for later."""
-
-    def free_unused(self) -> None:
-        """Free what is not in use. May be called from any thread, while others use the rest."""
-        ...
-
-
 _limited: set[int] = set()  # glibc's options that this process has set
-_holders: WeakSet[Holder] = WeakSet()
-_registering = threading.Lock()  # a set that grows while it is read raises an error
-
-
-def register(holder: Holder) -> None:
-    """Have `trim` ask it, as long as somebody else keeps it."""
-    with _registering:
-        _holders.add(holder)
 
 
 def trim() -> None:
-    """Have holders free what they keep for later, then glibc, where there is one. Loading leaves copies behind that were needed
-    for a moment: 60 MB of a model of 90."""
-    with _registering:
-        holders = [*_holders]
-    for holder in holders:
-        try:
-            holder.free_unused()
-        except Exception:  # a model that is being unloaded, say
-            log.debug("memory was not freed", exc_info=True)
+    """Have glibc give back what is free, where there is a glibc. Loading leaves copies behind that were needed for a moment:
+    60 MB of a model of 90."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -83,26 +83,3 @@ def pages_held(block: int) -> int:
     told = (ctypes.c_ubyte * (end - first))()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first * PAGESIZE), (end - first) * PAGESIZE, told) == 0
     return sum(page & 1 for page in told)
-
-
-@needs_glibc
-def test_holders_free_what_they_keep_and_one_that_fails_stops_no_other() -> None:
-    class Counting:
-        calls = 0
-
-        def __init__(self, error: Exception | None = None) -> None:
-            self.error = error
-
-        def free_unused(self) -> None:
-            self.calls += 1
-            if self.error is not None:
-                raise self.error
-
-    holders = [Counting(RuntimeError("unloaded")), Counting(), Counting()]
-    for holder in holders:
-        heap.register(holder)
-    heap.trim()
-    assert [holder.calls for holder in holders] == [1, 1, 1]
-    del holder, holders[0]
-    heap.trim()
-    assert [holder.calls for holder in holders] == [2, 2]

@@ -107,6 +107,15 @@ class Measured(Protocol):
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
 
 
+@runtime_checkable
+class Keeping(Protocol):
+    """A backend that keeps what its largest pass took for the next."""
+
+    def free_unused(self) -> None:
+        """Free what no pass uses."""
+        ...
+
+
 class Several:
     """A backend made of `backends`, at least one, that are called by the same lanes; see `Backend`."""
 

@@ -13,7 +13,6 @@ from hybridtei.errors import InvalidInput, LoadError, UnknownModel
 from hybridtei.server.api import ops
 from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.registry import Models
-from hybridtei.system import memory
 from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
 
@@ -193,23 +192,5 @@ def test_so_many_models_load_at_once_and_no_more() -> None:
         await asyncio.gather(*loads)
         assert len(models.ready) == 9
         await models.load(NamedModel(model_id="org/x", alias="ninth"))
-
-    run(scenario)
-
-
-def test_an_unloaded_model_gives_its_memory_back_whatever_its_size() -> None:
-    class Counting:
-        asked = 0
-
-        def free_unused(self) -> None:
-            self.asked += 1
-
-    holder, two = Counting(), Models({"plain": context("org/plain"), "other": context("org/other")})
-    memory.register(holder)
-
-    async def scenario() -> None:
-        await two.start()
-        await two.unload("other")
-        assert holder.asked > 0
 
     run(scenario)

@@ -28,7 +28,6 @@ from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes
 
 POOLED_HEADS = frozenset({Head.DENSE})
@@ -94,10 +93,8 @@ class OnnxBackend:
         self._alone = sessions[general] if len(sessions) > general else None
         self._inputs = self._session.inputs
         self.padding = padding_of(self._inputs)
-        memory.register(self)
 
     def free_unused(self) -> None:
-        """See `system.memory.Holder`."""
         batch = made_up(self.spec, [1])
         for use_all_cores, session in ((False, self._session), (True, self._all_cores)):
             if session.holds:

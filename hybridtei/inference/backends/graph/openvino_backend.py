@@ -39,7 +39,6 @@ from hybridtei.models.checkpoint.sizes import looks_positions_up
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes, lower_priority
 
 import openvino as ov  # isort: skip  # after `openvino_model`, which turns its reports off
@@ -110,7 +109,6 @@ class OpenVinoBackend:
         self._weights = weights
         self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
         self._heads = HostHeads(spec, table, mlm)
-        memory.register(self)
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`."""
@@ -128,7 +126,7 @@ class OpenVinoBackend:
         threadpool_limits(limits=1, user_api="blas")
 
     def free_unused(self) -> None:
-        """See `system.memory.Holder`. Matrices are packed by the first pass, which reads the checkpoint's files once more."""
+        """See `Keeping`. Matrices are packed by the first pass, which reads the checkpoint's files once more."""
         self._models.free_unused()
         self._weights.release()
 

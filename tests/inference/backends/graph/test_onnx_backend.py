@@ -126,10 +126,12 @@ class NoSession:
 def test_what_a_large_pass_took_is_freed(tmp_path: Path) -> None:
     spec = read_spec(tiny.write_bert(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=1))
     backend = OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    backend.free_unused()
     memory.trim()
     before = memory.resident()
     texts = [Encoding(np.full(100, 5 + place)) for place in range(60)]
     backend.forward(pack(texts, frozenset({Head.DENSE}), spec.positions))
     assert memory.resident() - before > 20_000_000
+    backend.free_unused()
     memory.trim()
     assert memory.resident() - before < 10_000_000
