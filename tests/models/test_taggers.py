@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, pipelin
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import EmptyInput, InvalidInput, WeightMismatch
-from hybridtei.inference.tasks.label import AGGREGATIONS
+from hybridtei.inference.tasks.label import Aggregation
 from tests import tiny, tolerances, vocabulary
 from tests.sampled import sampled
 
@@ -81,7 +81,7 @@ def test_spans_are_those_of_the_pipeline(tmp_path: Path, model_type: str, count:
     texts = SENTENCES[:count]
     encoder, theirs = Encoder.load(str(folder)), pipeline("token-classification", model=str(folder), device="cpu")
     seen = set()
-    for strategy in AGGREGATIONS:
+    for strategy in get_args(Aggregation):
         ignored = [] if strategy == "none" else ["O"]
         expected = [theirs(text, aggregation_strategy=strategy, ignore_labels=ignored) for text in texts]
         found = encoder.tag(texts, aggregation_strategy=strategy)

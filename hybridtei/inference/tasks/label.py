@@ -179,7 +179,6 @@ def _token(model: Model, encoding: LocatedEncoding, place: int, scores: Floats) 
 
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
-AGGREGATIONS: tuple[Aggregation, ...] = ("none", "simple", "first", "average", "max")
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,12 +121,9 @@ class Weights:
     sparse: float = 1.0
     multivector: float = 1.0
 
-    def share(self, head: Head) -> float:
-        return self.by_name[head.value]
-
     @property
     def by_name(self) -> dict[str, float]:
-        """The shares by the names of the named vectors."""
+        """The shares by the names of the named vectors, which are those of heads."""
         return {"dense": self.dense, "sparse": self.sparse, "multivector": self.multivector}
 
 
@@ -137,7 +134,7 @@ PRESETS: Mapping[str, Weights] = {
     "m3-long": Weights(0.15, 0.5, 0.35),
     "m3-two": Weights(1.0, 0.3, 0.0),
 }
-OLDER_NAMES: Mapping[str, str] = {"mkqa": "m3", "mldr": "m3-long"}  # of 0.1; they go with the next release
+OLDER_NAMES: Mapping[str, str] = {"mkqa": "m3", "mldr": "m3-long"}  # of 0.1, until 0.3
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 
 
@@ -150,25 +147,23 @@ def preset(name: str) -> Weights | None:
 class RerankByVectors(_Question):
     """By the vectors of each text alone: the mean of their similarities by `weights`, from one pass.
 
-    `mean`: MaxSim is divided by the query's vectors, so that it is on the scale of a cosine; None: where there are other
-    kinds beside it. These scores are similarities already: raw or not, they are the same.
+    Where the model has other kinds beside multi-vectors, MaxSim is divided by the query's vectors, so that it is on the scale
+    of a cosine. These scores are similarities already: raw or not, they are the same.
     """
 
     needs_first: ClassVar[bool] = True
     weights: Weights | str | None = None
-    mean: bool | None = None
     kinds: frozenset[Head] = frozenset()
     known: Embeddings | None = None
     spans: RelevantSpans | None = None
 
     @property
     def heads(self) -> frozenset[Head]:
-        shares = self._weights
-        return frozenset(head for head in self.kinds if shares.share(head) > 0)
+        return frozenset(head for head in self.kinds if self._shares[head] > 0)
 
     @property
-    def _weights(self) -> Weights:
-        return (preset(self.weights) if isinstance(self.weights, str) else self.weights) or Weights()
+    def _shares(self) -> dict[str, float]:
+        return ((preset(self.weights) if isinstance(self.weights, str) else self.weights) or Weights()).by_name
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
@@ -179,7 +174,7 @@ class RerankByVectors(_Question):
             raise UnsupportedHead("model is not a re-ranker model")
         if isinstance(self.weights, str) and preset(self.weights) is None:
             raise InvalidInput(f"`weights` is {self.weights!r}; known: {', '.join(PRESETS)}, or a number for each kind")
-        shares = {head: self._weights.share(head) for head in VECTORS}
+        shares = self._shares
         if not all(0 <= share < np.inf for share in shares.values()) or not self.heads:
             raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
         lacking = [head for head in VECTORS if shares[head] > 0 and head not in self.kinds]
@@ -211,8 +206,8 @@ class RerankByVectors(_Question):
         return self.spans is not None or Embed((), self.heads).finishes_aside(spec)
 
     def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
-        shares = {head: self._weights.share(head) for head in self.heads}
-        mean = len(self.kinds) > 1 if self.mean is None else self.mean
+        shares = {head: self._shares[head] for head in self.heads}
+        mean = len(self.kinds) > 1
         total = sum(share * _alike(head, query, documents, mean=mean) for head, share in sorted(shares.items()))
         return refuse_nan(np.asarray(total / sum(shares.values()), dtype=np.float32))
 
@@ -256,7 +251,6 @@ def rerank_task(
     raw_scores: bool = False,
     instruction: str | None = None,
     weights: Weights | str | None = None,
-    mean: bool | None = None,
     max_document_tokens: int | None = None,
     spans: RelevantSpans | None = None,
 ) -> Ranking:
@@ -264,8 +258,8 @@ def rerank_task(
     if _has_vectors(spec):
         kinds = spec.heads & set(VECTORS)
         weights = declared_weights(spec) if weights is None else weights
-        asked = RerankByVectors(query, documents, truncate, direction, raw_scores, weights, mean, kinds, spans=spans)
-        return replace(asked, max_document_tokens=max_document_tokens)
+        given = (query, documents, truncate, direction, raw_scores, weights, kinds)
+        return RerankByVectors(*given, spans=spans, max_document_tokens=max_document_tokens)
     return Rerank(query, documents, truncate, direction, raw_scores, instruction, max_document_tokens=max_document_tokens)
 
 
