@@ -8,7 +8,6 @@ points of an embedded store.
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Iterator
 from mmap import mmap
@@ -40,24 +39,6 @@ def encoded(part: Any) -> msgspec.Raw:
 def unframe(body: bytes) -> Any:
     """Return the message of a frame's body; its arrays are read-only."""
     return _DECODER.decode(body)
-
-
-def receive(connection: socket.socket) -> bytes:
-    """Block until the next frame is whole and return its body. Raises EOFError if the other end is closed."""
-    (length,) = HEADER.unpack(receive_exactly(connection, HEADER.size))
-    return receive_exactly(connection, length)
-
-
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """Block until `size` bytes are there and return them. Raises EOFError if the other end is closed."""
-    buffer = bytearray(size)
-    view, done = memoryview(buffer), 0
-    while done < size:
-        received = connection.recv_into(view[done:])
-        if received == 0:
-            raise EOFError
-        done += received
-    return bytes(buffer)
 
 
 def _out(value: Any) -> Any:

@@ -18,7 +18,7 @@ from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.embedded_client import FolderError, ProcessClient, is_own, listening_at, release, socket_path
 from hybridtei.retrieval.store.embedded_process import take
 from hybridtei.system import machine
-from hybridtei.system.frames import HEADER, frame, receive, unframe
+from hybridtei.system.frames import HEADER, frame, unframe
 from tests.retrieval.store.stores import plan
 from tests.retrieval.store.test_edge_owner import CHANGED, HANG, ended, opened, pid_of, points
 
@@ -48,14 +48,19 @@ def connected(folder: Path) -> socket.socket:
     assert place is not None
     client = socket.socket(socket.AF_UNIX)
     client.connect(str(place))
-    assert unframe(receive(client))[0] == release()
+    assert received(client)[0] == release()
     return client
 
 
 def asked(client: socket.socket, call: str, *arguments: object) -> list[object]:
     client.sendall(frame([call, arguments]))
-    answer: list[object] = unframe(receive(client))
-    return answer
+    return received(client)
+
+
+def received(client: socket.socket) -> list[object]:
+    (length,) = HEADER.unpack(client.recv(HEADER.size, socket.MSG_WAITALL))
+    message: list[object] = unframe(client.recv(length, socket.MSG_WAITALL))
+    return message
 
 
 async def test_the_socket_is_this_users_alone_and_gone_with_its_process(tmp_path: Path) -> None:
