@@ -1,32 +1,25 @@
-"""Requests to a server: which inputs go into one, how it is sent again, and what its answer means.
-
-Each step is a coroutine. `Blocking` has them over a transport that blocks, so that each ends without waiting.
-"""
+"""What one request to a server holds, and what its answer means. Numpy is imported where vectors arrive."""
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import re
-import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Iterator, Mapping, Sequence
+from struct import Struct as Packing
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import orjson
 
 from hybridtei import errors
 from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, NoAnswer
-from hybridtei.system.retries import Retries, retry_after_s
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from hybridtei.outputs import Embeddings
+
 REQUEST_BYTES = 1_000_000  # half of what a server takes by default
 BODY_TOO_LARGE = b"Failed to buffer the request body: length limit exceeded"  # the server's and TEI's, as plain text with 413
 SHOWN_CHARACTERS = 300  # of a response, in an error
-REQUESTS_AT_ONCE = 4
-URL = re.compile(r"https?://([^/\s@]+@)?(\[[\da-fA-F:.]+\]|[^/\s:@\[\]]+)(:\d{1,5})?(/\S*)?")
-RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-HEADERS = {"accept": "application/json", "content-type": "application/json"}
 HELP = re.compile(r"/errors\.html#(\w+)>")  # in the header `link` of errors of routes that are not TEI's
 NAMED = {
     name.lower(): kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HybridTeiError)
@@ -39,6 +32,7 @@ KINDS: Mapping[tuple[int, str | None], type[HybridTeiError]] = {
     (424, "Backend"): BackendError,
     (401, None): errors.NoKey,
 }
+FLOAT32 = Packing("f")
 
 
 def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
@@ -60,121 +54,74 @@ def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
         yield portion
 
 
-class Answer(NamedTuple):
-    """A response."""
-
-    status: int
-    headers: httpx.Headers
-    content: bytes
-
-    def read(self, where: str) -> Any:
-        """The decoded body. Raises the error that the server names, NoAnswer if it is another program's answer."""
-        try:
-            decoded = orjson.loads(self.content)
-        except ValueError:
-            decoded = None
-        if self.status == 200 and decoded is not None:
-            return decoded
-        fields = decoded if isinstance(decoded, dict) else {}
-        named = HELP.search(self.headers.get("link", ""))
-        kind = NAMED.get(named[1], InvalidInput) if named else KINDS.get((self.status, fields.get("error_type")))
-        if self.status == 413 and self.content.startswith(BODY_TOO_LARGE):
-            kind = InvalidInput
-        message = f"{where}: status {self.status}: {fields.get('error') or fields.get('message') or self.shown}"
-        if kind is None:
-            raise NoAnswer(message, self.status)
-        raise kind.__new__(kind, message)  # some classes make the message themselves
-
-    @property
-    def shown(self) -> str:
-        """The beginning of the text, for an error, after the target of a redirection."""
-        target = f"to {self.headers['location']}: " if "location" in self.headers else ""
-        return (target + " ".join(self.content.decode(errors="replace").split()))[:SHOWN_CHARACTERS]
-
-
-class Asking:
-    """A server by its URL. See `AsyncClient`."""
-
-    def __init__(self, url: str, *, api_key: str | None, timeout_s: float, patience_s: float, transport: Any = None) -> None:
-        self.url = url.rstrip("/")
-        if URL.fullmatch(self.url) is None:
-            raise InvalidInput(f"{url!r} is no URL of a server; it should be like http://127.0.0.1:3000")
-        self._timeout_s, self._patience_s = timeout_s, patience_s
-        headers = HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {})
-        self._open(headers=headers, timeout=timeout_s, transport=transport)
-
-    async def asked(self, path: str, body: Any = None) -> Any:
-        """The decoded answer to a GET, or to a POST of `body`, retried. Raises HybridTeiError."""
-        where, retries = self.url + path, Retries(self._patience_s)
-        try:
-            content = None if body is None else orjson.dumps(body)
-        except TypeError as error:
-            raise InvalidInput(f"{where}: the request is no JSON: {error}") from None
-        while True:
-            asked_s = None
-            try:
-                answer = await self._send("GET" if content is None else "POST", where, content)
-                if answer.status not in RETRIED:
-                    return answer.read(where)
-                failure, asked_s = f"status {answer.status}: {answer.shown}", retry_after_s(answer.headers)
-            except (httpx.RequestError, TimeoutError) as error:
-                failure = f"{type(error).__name__}: {error}" if str(error) else f"nothing came for {self._timeout_s:g} s"
-            if (pause_s := retries.pause_s(asked_s)) is None:
-                tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
-                raise NoAnswer(f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}")
-            await self._sleep(pause_s)
-
-    def _open(self, **settings: Any) -> None:
-        self._http: Any = httpx.AsyncClient(**settings)
-        self._turn = asyncio.Semaphore(REQUESTS_AT_ONCE)
-
-    async def all_asked(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
-        """The answers to several, a few at once."""
-        tasks = [asyncio.ensure_future(self.asked(*ask)) for ask in asks]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _send(self, method: str, url: str, content: bytes | None) -> Answer:
-        async with self._turn, asyncio.timeout(self._timeout_s):
-            answer = await self._http.request(method, url, content=content)
-        return Answer(answer.status_code, answer.headers, answer.content)
-
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
-class Blocking(Asking):
-    """The same over a transport that blocks: none of its coroutines ever waits."""
-
-    def _open(self, **settings: Any) -> None:
-        self._http = httpx.Client(**settings)
-
-    async def all_asked(self, asks: Sequence[tuple[str, Any]]) -> list[Any]:
-        if len(asks) == 1:
-            return [await self.asked(*asks[0])]
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="client") as threads:
-            return list(threads.map(lambda ask: finished(self.asked(*ask)), asks))  # an error cancels those that wait
-
-    async def _send(self, method: str, url: str, content: bytes | None) -> Answer:
-        end_s, body = time.monotonic() + self._timeout_s, bytearray()
-        with self._http.stream(method, url, content=content) as answer:
-            for part in answer.iter_bytes():
-                body += part
-                if time.monotonic() > end_s:
-                    raise TimeoutError
-        return Answer(answer.status_code, answer.headers, bytes(body))
-
-    async def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-def finished(verb: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits."""
+def read(answer: httpx.Response, where: str) -> Any:
+    """The decoded body. Raises the error that the server names, NoAnswer if it is another program's answer."""
     try:
-        verb.send(None)
-    except StopIteration as end:
-        return cast(T, end.value)
-    raise AssertionError("a blocking client waited")
+        decoded = orjson.loads(answer.content)
+    except ValueError:
+        decoded = None
+    if answer.status_code == 200 and decoded is not None:
+        return decoded
+    fields = decoded if isinstance(decoded, dict) else {}
+    named = HELP.search(answer.headers.get("link", ""))
+    kind = NAMED.get(named[1], InvalidInput) if named else KINDS.get((answer.status_code, fields.get("error_type")))
+    if answer.status_code == 413 and answer.content.startswith(BODY_TOO_LARGE):
+        kind = InvalidInput
+    said = fields.get("error") or fields.get("message") or shown(answer)
+    message = f"{where}: status {answer.status_code}: {said}"
+    if kind is None:
+        raise NoAnswer(message, answer.status_code)
+    raise kind.__new__(kind, message)  # some classes make the message themselves
+
+
+def shown(answer: httpx.Response) -> str:
+    """The beginning of the text, for an error, after the target of a redirection."""
+    target = f"to {answer.headers['location']}: " if "location" in answer.headers else ""
+    return (target + " ".join(answer.content.decode(errors="replace").split()))[:SHOWN_CHARACTERS]
+
+
+def embeddings_of(
+    rows: Sequence[Any], names: Sequence[str], counts: Sequence[int] | None, widths: Mapping[str, int | None], url: str
+) -> Embeddings:
+    """Arrays of the outputs `names` of `/embed_hybrid`. `counts`: the spans of each text, if it has spans, whose rows are then
+    lists. Raises NoAnswer for rows that no hybridtei answers, BackendError for vectors that are none."""
+    if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(counts):
+        rows = [row for some in rows for row in some]
+    if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
+        raise NoAnswer(f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered {rows!r:.300}")
+    import numpy as np
+
+    from hybridtei.batch import Ragged, offsets_of
+    from hybridtei.outputs import Embeddings, SparseVectors
+
+    def dense(rows: Sequence[Any], width: int) -> Any:
+        return np.array(rows, dtype=np.float32).reshape(len(rows), -1 if rows else width)
+
+    def sparse(rows: Sequence[Any], width: int) -> Any:
+        for row in rows:
+            if len(row["indices"]) != len(row["values"]):
+                raise ValueError(f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse vector")
+        indices = np.array([i for row in rows for i in row["indices"]], dtype=np.int64)
+        values = np.array([value for row in rows for value in row["values"]], dtype=np.float32)
+        offsets = offsets_of([len(row["indices"]) for row in rows])
+        return SparseVectors(indices, values, offsets, width or int(indices.max(initial=-1)) + 1)
+
+    def multivector(rows: Sequence[Any], width: int) -> Any:
+        return Ragged.from_rows([vectors(row, width) for row in rows]) if rows else Ragged(dense([], width), offsets_of([]))
+
+    def vectors(row: Any, width: int) -> Any:
+        if isinstance(row, dict):  # a bit a number
+            count, bits = row["shape"]
+            return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(count, (bits + 7) // 8)
+        return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32) if row else dense([], width)
+
+    made = {"dense": dense, "sparse": sparse, "multivector": multivector}
+    try:
+        return Embeddings(**{name: made[name]([row[name] for row in rows], widths.get(name) or 0) for name in names})
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise BackendError(f"{url}: its answer is not what was asked for: {error}") from error
+
+
+def float32(score: float) -> float:
+    """The float32 that JSON has written in fewer digits."""
+    return float(FLOAT32.unpack(FLOAT32.pack(score))[0])

@@ -1,22 +1,26 @@
-"""A client of hybridtei's server with an `Encoder`'s verbs: `AsyncClient` is awaited, `Client` blocks, over one body.
+"""A client of hybridtei's server with an `Encoder`'s verbs: `AsyncClient` is awaited, `Client` blocks.
 
-Each verb is written once, as a coroutine. `Client` drives it over a transport that blocks, so that it ends at its first step.
-Neither numpy nor a runtime is imported before vectors are there.
+Each verb is written once, as a coroutine; `Client` runs it in an event loop of its own. Neither numpy nor a runtime is imported
+before vectors are there.
 """
 
 from __future__ import annotations
 
-import base64
+import asyncio
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import update_wrapper
-from struct import Struct as Packing
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+import httpx
 import msgspec
+import orjson
 from msgspec import Struct
 
-from hybridtei.asking import Asking, Blocking, finished, portions
-from hybridtei.errors import BackendError, InvalidInput, NoAnswer
+from hybridtei.asking import embeddings_of, float32, portions, read, shown
+from hybridtei.errors import InvalidInput, NoAnswer
+from hybridtei.system.own_loop import OwnLoop
+from hybridtei.system.retries import Retries, retry_after_s
 
 if TYPE_CHECKING:
     from hybridtei.inference.tasks.embed import InputType
@@ -31,8 +35,10 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-REQUEST_ITEMS = 32
-FLOAT32 = Packing("f")
+REQUEST_ITEMS, REQUESTS_AT_ONCE = 32, 4
+RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+HEADERS = {"accept": "application/json", "content-type": "application/json"}
+URL = re.compile(r"https?://([^/\s@]+@)?(\[[\da-fA-F:.]+\]|[^/\s:@\[\]]+)(:\d{1,5})?(/\S*)?")
 
 
 class Upserted(Struct, frozen=True):
@@ -44,7 +50,7 @@ class Upserted(Struct, frozen=True):
     failed: list[dict[str, Any]]
 
 
-class AsyncClient(Asking):
+class AsyncClient:
     """A server of hybridtei by its URL; with several models, that of one is `http://host:3000/m/ALIAS`.
 
     A verb is split into requests that the server takes, four of them at once. A request that the server is too busy for, that
@@ -63,7 +69,12 @@ class AsyncClient(Asking):
         transport: Any = None,
     ) -> None:
         """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for what is no URL."""
-        super().__init__(url, api_key=api_key, timeout_s=timeout_s, patience_s=patience_s, transport=transport)
+        self.url = url.rstrip("/")
+        if URL.fullmatch(self.url) is None:
+            raise InvalidInput(f"{url!r} is no URL of a server; it should be like http://127.0.0.1:3000")
+        self._timeout_s, self._patience_s = timeout_s, patience_s
+        headers = HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, transport=transport)
         self._facts: dict[str, Any] | None = None
 
     async def encode(
@@ -93,7 +104,7 @@ class AsyncClient(Asking):
         body |= _cut(truncate, truncation_direction)
         rows = await self._in_portions("/embed_hybrid", "inputs", inputs, body)
         widths = (await self.info())["hybridtei"].get("dimensions") or {}
-        return _embeddings(rows, names, None if spans is None else [len(item["spans"]) for item in inputs], widths, self.url)
+        return embeddings_of(rows, names, None if spans is None else [len(item["spans"]) for item in inputs], widths, self.url)
 
     async def rerank(
         self,
@@ -112,7 +123,7 @@ class AsyncClient(Asking):
         body |= _cut(truncate, truncation_direction)
         scores: list[float] = []
         for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
-            scores += [_float32(one["score"]) for one in sorted(part, key=lambda one: one["index"])]
+            scores += [float32(one["score"]) for one in sorted(part, key=lambda one: one["index"])]
         from hybridtei.inference.tasks.rerank import Ranked
 
         best = sorted(range(len(scores)), key=scores.__getitem__)[::-1]  # ties in TEI's order
@@ -133,7 +144,7 @@ class AsyncClient(Asking):
         rows = await self._in_portions("/predict", "inputs", inputs, body)
         from hybridtei.inference.tasks.label import Prediction
 
-        return [[Prediction(one["label"], _float32(one["score"])) for one in row] for row in rows]
+        return [[Prediction(one["label"], float32(one["score"])) for one in row] for row in rows]
 
     async def tag(
         self,
@@ -150,7 +161,7 @@ class AsyncClient(Asking):
 
         def span(one: Any) -> Span:
             ((label, score),) = one["results"].items()
-            return Span(one["start"], one["end"], label, _float32(score), one["token_id"])
+            return Span(one["start"], one["end"], label, float32(score), one["token_id"])
 
         return [[span(one) for one in row] for row in rows]
 
@@ -167,7 +178,7 @@ class AsyncClient(Asking):
         """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as `limit=3` or `mode="dense"`;
         `filter`: in Qdrant's words; `rerank`: by the server's reranker, or the one of this alias."""
         body = {"collection": collection, "query": query, "rerank": rerank, "filter": filter, **options}
-        found = await self.asked("/search", body)
+        found = await self.ask("/search", body)
         from hybridtei.retrieval.search.options import SearchResult
 
         return msgspec.convert(found, SearchResult)
@@ -183,7 +194,7 @@ class AsyncClient(Asking):
         ids: list[int | str] = []
         failed: list[dict[str, Any]] = []
         for portion in portions(objects, 1000):
-            answer = await self.asked(path, {"points": portion, **options})
+            answer = await self.ask(path, {"points": portion, **options})
             created |= answer["created"]
             ids += answer["ids"]
             failed += [{**one, "index": one["index"] + before} for one in answer["failed"]]
@@ -192,12 +203,12 @@ class AsyncClient(Asking):
 
     async def collections(self) -> list[str]:
         """Return the names of the store's collections, and their aliases, sorted."""
-        return [*(await self.asked("/collections"))["collections"]]
+        return [*(await self.ask("/collections"))["collections"]]
 
     async def info(self) -> dict[str, Any]:
         """Return the server's facts, `/info`, read once. Raises InvalidInput if the server is no hybridtei."""
         if self._facts is None:
-            found = await self.asked("/info")
+            found = await self.ask("/info")
             if not isinstance(found, dict) or not isinstance(found.get("hybridtei"), dict):
                 raise InvalidInput(f"{self.url}: is no hybridtei; `/info` answers {found!r:.300}")
             self._facts = found
@@ -205,7 +216,25 @@ class AsyncClient(Asking):
 
     async def ask(self, path: str, body: Any = None) -> Any:
         """Return the decoded answer of any route: to a GET, or to a POST of `body`."""
-        return await self.asked(path, body)
+        where, retries = self.url + path, Retries(self._patience_s)
+        try:
+            content = None if body is None else orjson.dumps(body)
+        except TypeError as error:
+            raise InvalidInput(f"{where}: the request is no JSON: {error}") from None
+        while True:
+            asked_s = None
+            try:
+                async with asyncio.timeout(self._timeout_s):  # httpx's own bounds each read, not all together
+                    answer = await self._http.request("GET" if content is None else "POST", where, content=content)
+                if answer.status_code not in RETRIED:
+                    return read(answer, where)
+                failure, asked_s = f"status {answer.status_code}: {shown(answer)}", retry_after_s(answer.headers)
+            except (httpx.RequestError, TimeoutError) as error:
+                failure = f"{type(error).__name__}: {error}" if str(error) else f"nothing came for {self._timeout_s:g} s"
+            if (pause_s := retries.pause_s(asked_s)) is None:
+                tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
+                raise NoAnswer(f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}")
+            await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -224,21 +253,27 @@ class AsyncClient(Asking):
         if not items:
             return []
         most = min(REQUEST_ITEMS, (await self.info()).get("max_client_batch_size", REQUEST_ITEMS)) if len(items) > 1 else 1
-        parts = [*portions(items, most)]
-        answers = await self.all_asked([(path, {field: portion, **options}) for portion in parts])
-        for portion, answer in zip(parts, answers, strict=True):
+        parts, turn = [*portions(items, most)], asyncio.Semaphore(REQUESTS_AT_ONCE)
+
+        async def asked(portion: list[Any]) -> list[Any]:
+            async with turn:
+                answer = await self.ask(path, {field: portion, **options})
             if not isinstance(answer, list) or len(answer) != len(portion):
                 raise NoAnswer(f"{self.url}{path}: should answer a list of {len(portion)}, answered {answer!r:.300}")
+            return answer
+
+        tasks = [asyncio.create_task(asked(portion)) for portion in parts]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
         return [row for answer in answers for row in answer] if joined else answers
-
-
-class _Blocking(Blocking, AsyncClient):
-    """An `AsyncClient` none of whose verbs waits."""
 
 
 def _blocking(verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
     def blocking(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
-        return finished(verb(self._body, *arguments, **options))
+        return self._loop.run(verb(self._body, *arguments, **options))  # type: ignore[no-any-return]
 
     update_wrapper(blocking, verb)
     return blocking
@@ -254,8 +289,8 @@ class Client:
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, patience_s: float = 10.0) -> None:
         """Raises InvalidInput for what is no URL. Nothing is sent yet."""
-        self._body: AsyncClient = _Blocking(url, api_key=api_key, timeout_s=timeout_s, patience_s=patience_s)
-        self.url = self._body.url
+        self._body = AsyncClient(url, api_key=api_key, timeout_s=timeout_s, patience_s=patience_s)
+        self._loop, self.url = OwnLoop(), self._body.url
 
     encode = _blocking(AsyncClient.encode)
     rerank = _blocking(AsyncClient.rerank)
@@ -269,7 +304,8 @@ class Client:
 
     def close(self) -> None:
         """Close the connections."""
-        self._body._http.close()
+        self._loop.run(self._body.close())
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -280,50 +316,3 @@ class Client:
 
 def _cut(truncate: bool, direction: Direction | None) -> dict[str, Any]:
     return {"truncate": truncate, "truncation_direction": direction or "right"}
-
-
-def _embeddings(
-    rows: Sequence[Any], names: Sequence[str], counts: Sequence[int] | None, widths: Mapping[str, int | None], url: str
-) -> Embeddings:
-    """Arrays of the outputs `names` of `/embed_hybrid`. `counts`: the spans of each text, if it has spans, whose rows are then
-    lists. Raises NoAnswer for rows that no hybridtei answers, BackendError for vectors that are none."""
-    if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(counts):
-        rows = [row for some in rows for row in some]
-    if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
-        raise NoAnswer(f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered {rows!r:.300}")
-    import numpy as np
-
-    from hybridtei.batch import Ragged, offsets_of
-    from hybridtei.outputs import Embeddings, SparseVectors
-
-    def dense(rows: Sequence[Any], width: int) -> Any:
-        return np.array(rows, dtype=np.float32).reshape(len(rows), -1 if rows else width)
-
-    def sparse(rows: Sequence[Any], width: int) -> Any:
-        for row in rows:
-            if len(row["indices"]) != len(row["values"]):
-                raise ValueError(f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse vector")
-        indices = np.array([i for row in rows for i in row["indices"]], dtype=np.int64)
-        values = np.array([value for row in rows for value in row["values"]], dtype=np.float32)
-        offsets = offsets_of([len(row["indices"]) for row in rows])
-        return SparseVectors(indices, values, offsets, width or int(indices.max(initial=-1)) + 1)
-
-    def multivector(rows: Sequence[Any], width: int) -> Any:
-        return Ragged.from_rows([vectors(row, width) for row in rows]) if rows else Ragged(dense([], width), offsets_of([]))
-
-    def vectors(row: Any, width: int) -> Any:
-        if isinstance(row, dict):  # a bit a number
-            count, bits = row["shape"]
-            return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(count, (bits + 7) // 8)
-        return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32) if row else dense([], width)
-
-    made = {"dense": dense, "sparse": sparse, "multivector": multivector}
-    try:
-        return Embeddings(**{name: made[name]([row[name] for row in rows], widths.get(name) or 0) for name in names})
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise BackendError(f"{url}: its answer is not what was asked for: {error}") from error
-
-
-def _float32(score: float) -> float:
-    """The float32 that JSON has written in fewer digits."""
-    return float(FLOAT32.unpack(FLOAT32.pack(score))[0])

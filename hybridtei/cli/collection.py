@@ -21,9 +21,10 @@ from hybridtei.errors import InvalidInput, UsageError
 from hybridtei.retrieval.ingest.options import IngestOptions
 from hybridtei.retrieval.search.options import SearchFields, SearchOptions
 from hybridtei.retrieval.store import open_store, with_default
-from hybridtei.retrieval.store.embedded_client import OwnLoop, ProcessClient
+from hybridtei.retrieval.store.embedded_client import ProcessClient
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.system.machine import require_extra
+from hybridtei.system.own_loop import OwnLoop
 
 ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or after changes."
 

@@ -23,7 +23,7 @@ from hybridtei.retrieval.search.options import SearchOptions, SearchResult
 from hybridtei.retrieval.search.searcher import EmbedQueries, QueryModel, Rank, Searcher
 from hybridtei.retrieval.store import open_store, with_default
 from hybridtei.retrieval.store.base import Store
-from hybridtei.retrieval.store.embedded_client import OwnLoop
+from hybridtei.system.own_loop import OwnLoop
 
 
 def query_model(encoder: Encoder, model_id: str) -> QueryModel:

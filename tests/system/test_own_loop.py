@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hybridtei.retrieval.store.embedded_client import OwnLoop
+from hybridtei.system.own_loop import OwnLoop
 
 
 async def where() -> tuple[int, asyncio.AbstractEventLoop]:
