@@ -19,10 +19,8 @@ from typing import Any
 
 from conformance.load.report import paired, ratio, table
 from conformance.load.traffic import WORDS
-from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
-from hybridtei.retrieval.ingest.options import IngestOptions
 from hybridtei.retrieval.ingest.prepare import Batch
-from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.ingest.write import Writer
 from hybridtei.retrieval.ray import join
 
@@ -46,8 +44,7 @@ def documents_per_s(source: Path, outputs: tuple[str, ...] | None, workers: int)
     try:
         with tempfile.TemporaryDirectory() as folder:
             bad, ray = f"{folder}/bad.jsonl", {"engine": "ray", "ray_workers": workers, "outputs": outputs}
-            options = IngestOptions(source=str(source), collection="ray", quarantine=bad, quiet=True, **ray)
-            run_ingest(options, ModelConfig(), EngineConfig(), StoreConfig(qdrant_path=f"{folder}/qdrant"))
+            ingest(source, "ray", store=f"{folder}/qdrant", quarantine=bad, quiet=True, **ray)
     finally:
         Writer.write = original  # type: ignore[method-assign]
     if len(moments) < 2:

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from hybridtei.retrieval.ingest.files import documents_of, source_files
-from hybridtei.retrieval.ingest.records import ReadOptions
+from hybridtei.retrieval.ingest.options import ReadOptions
 
 MORE = {"type": str.split, "default": [], "help": "more flags of ingest"}
 FLAGS = {"stored_size": {"source": {"type": Path}, "--folder": {"type": Path}, "--flags": MORE}}

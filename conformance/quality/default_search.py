@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.config import ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.retrieval.evaluate.measures import (
     Floats64,
@@ -34,8 +34,7 @@ from hybridtei.retrieval.evaluate.measures import (
     read_judgements,
     scores_by_rank,
 )
-from hybridtei.retrieval.ingest.options import IngestOptions
-from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
@@ -94,10 +93,8 @@ def measured(folder: Path, store: StoreConfig, outputs: tuple[str, ...], scratch
     """nDCG@10 of each query by each way; the default is the first."""
     judged = read_judgements(folder)
     rejected = str(scratch / "rejected.jsonl")
-    options = IngestOptions(
-        source=str(folder), collection="judged", quiet=True, model_named=True, outputs=outputs, quarantine=rejected
-    )
-    summary = run_ingest(options, ModelConfig(), EngineConfig(), store)
+    options = {"quiet": True, "model_named": True, "outputs": outputs, "quarantine": rejected}
+    summary = ingest(folder, "judged", store=store, **options)
     print(summary.in_words(), file=sys.stderr)
     encoder = Encoder.load()
 

@@ -2,7 +2,7 @@
 
 The ingest reads, cuts and stores in its own process; batches go to whichever actor is idle, and their vectors come back. Ray
 starts an actor again whose process has ended, and gives it the same batch. A text that ends each process is found as one that
-fails in a process is: by halves (`embedders.embed_each`).
+fails in a process is: by halves (`pipeline.embed_each`).
 """
 
 from __future__ import annotations

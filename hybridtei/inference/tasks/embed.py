@@ -42,7 +42,7 @@ WITHOUT_PROMPT = "the model pools without a prompt's tokens (`include_prompt` fa
 
 
 class Embedder(Protocol):
-    """Embeds texts: an `Encoder`, or a server by its URL (`ingest.embedders.RemoteEmbedder`)."""
+    """Embeds texts: an `Encoder`, or a server by its `Client`."""
 
     def encode(
         self,

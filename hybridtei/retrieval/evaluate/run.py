@@ -28,8 +28,7 @@ from hybridtei.retrieval.evaluate.measures import (
     evaluate,
     read_judgements,
 )
-from hybridtei.retrieval.ingest.options import IngestOptions
-from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store import open_store, place_of, with_default
 from hybridtei.retrieval.store.collection import check_name
 from hybridtei.system.machine import require_extra
@@ -176,10 +175,8 @@ def _ingest(options: EvaluateOptions, model: ModelConfig, engine: EngineConfig, 
         return
     tell(f"{options.collection} is not there yet: ingesting {options.folder}, a point a document")
     # judgements are of whole documents, and published figures of what a model reads of each
-    ingesting = IngestOptions(
-        source=str(options.folder), collection=options.collection, no_chunking=True, quiet=options.quiet, model_named=True
-    )
-    summary = run_ingest(ingesting, model, engine, store, tell=tell)
+    choices = {"no_chunking": True, "quiet": options.quiet, "model_named": True}
+    summary = ingest(options.folder, options.collection, model, store, engine_config=engine, tell=tell, **choices)
     tell(summary.in_words())
     if summary.status:
         raise StoreError("the ingest did not come to its end: run the same command again")

@@ -74,12 +74,13 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A part of a source that is no document, and the reason. `document_id`: the id of the record, if it has one."""
+    """A part of a source that is no document, and the reason. `written`: the part, as it stands there; `document_id`: of the
+    record, if it has an id."""
 
     source: str
     location: str
     reason: str
-    excerpt: str = ""
+    written: object = ""
     document_id: str | None = None
 
 

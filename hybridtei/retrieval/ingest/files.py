@@ -6,7 +6,10 @@ so are links that lead out of the folder; folders behind links are not entered a
 source either: collections of the embedded engine, and files of rejected records.
 
 A reader yields documents one after the other, and holds one record, or one small file, at a time. What cannot become a
-document is yielded as a `Rejection` with its place and the reason; no reader stops at it.
+document is yielded as a `Rejection` with its place and the reason; no reader stops at it. The quarantine is the file of
+rejections, JSON lines that each ingest writes anew:
+
+    {"source": "data/rows.csv", "location": "line 7", "reason": "the row has 3 cells, the header 4", "excerpt": "…"}
 """
 
 from __future__ import annotations
@@ -17,16 +20,19 @@ import logging
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 
+import orjson
+
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
-from hybridtei.retrieval.ingest.records import ReadOptions, Unfit, excerpt
-from hybridtei.retrieval.ingest.tables import Progress, read_csv, read_jsonl, read_parquet
+from hybridtei.retrieval.ingest.options import ReadOptions
+from hybridtei.retrieval.ingest.tables import Progress, Unfit, read_csv, read_jsonl, read_parquet
 from hybridtei.system.machine import require_extra
 
 HTML_BLOCKS = (
@@ -56,7 +62,7 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         if not text.strip():
             raise Unfit("holds no text")
     except ValueError as error:
-        return Rejection(source, "file", str(error), excerpt(data), source)
+        return Rejection(source, "file", str(error), data, source)
     return Document(source, source, text, title, {}, "file")
 
 
@@ -257,3 +263,56 @@ def _is_within(entry: Path, root: Path) -> bool:
 def printable(name: str) -> str:
     """The name as valid Unicode, which a file system does not guarantee."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+EXCERPT_CHARACTERS = 200
+MAX_PER_SOURCE = 10_000  # of a file with a misnamed column, every row would be in it
+MAX_FIRST_BYTES = 100_000
+
+
+class Quarantine:
+    """The file of rejections, created at the first. Raises InvalidInput where the path is a file of another kind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._counts: Counter[str] = Counter()
+        if path.exists() and not _is_quarantine(path):
+            raise InvalidInput(f"{path}: holds something else than what an earlier ingest could not take; name another file")
+        path.unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return self._counts.total()
+
+    def of(self, source: str) -> int:
+        """The number of rejections of a file."""
+        return self._counts[source]
+
+    def add(self, rejected: Rejection) -> None:
+        """Count a rejection; of one file, only the first 10,000 are written."""
+        self._counts[rejected.source] += 1
+        count = self._counts[rejected.source]
+        if count > MAX_PER_SOURCE + 1:
+            return
+        entry = {
+            "source": rejected.source,
+            "location": rejected.location,
+            "reason": rejected.reason if count <= MAX_PER_SOURCE else f"and more: only {MAX_PER_SOURCE} of a file are listed",
+            "excerpt": _excerpt(rejected.written),
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(orjson.dumps(entry) + b"\n")
+
+
+def _is_quarantine(path: Path) -> bool:
+    """Whether the first line, which may be incomplete, is a rejection's."""
+    with path.open("rb") as file:
+        first = file.readline(MAX_FIRST_BYTES)
+    return not first or (first.startswith(b'{"source":') and b'"location":' in first)
+
+
+def _excerpt(data: object) -> str:
+    """The first characters of a record, printable."""
+    if isinstance(data, bytes):
+        data = data[: 4 * EXCERPT_CHARACTERS].decode(errors="backslashreplace")
+    return str(data)[:EXCERPT_CHARACTERS].encode(errors="backslashreplace").decode()

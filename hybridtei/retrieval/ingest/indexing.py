@@ -12,12 +12,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 from qdrant_client import models
 
 from hybridtei.errors import StoreError
-from hybridtei.retrieval.store.base import Store
 
 log = logging.getLogger(__name__)
 THRESHOLD = "ingest_indexing_threshold"  # key of a collection's metadata: kB, to be restored
@@ -27,54 +26,45 @@ POLL_S, STALLED_S = 0.5, 600.0
 Tell = Callable[[str], None]
 
 
-@runtime_checkable
-class IndexingServer(Protocol):
-    """A store whose server indexes by itself."""
-
-    async def info(self, name: str) -> models.CollectionInfo: ...
-
-    async def set_indexing_threshold(self, name: str, threshold_kb: int) -> None: ...
-
-
 @asynccontextmanager
-async def deferred_indexing(store: Store, name: str, *, is_large: bool) -> AsyncIterator[None]:
+async def deferred_indexing(store: Any, name: str, *, is_large: bool) -> AsyncIterator[None]:
     """Nothing is indexed within the block, if the run `is_large`; a threshold that is to be restored is restored after it."""
-    if not isinstance(store, IndexingServer):
+    if store.kind != "server":
         yield
         return
     if is_large:
-        await _defer(store, name, store)
+        await _defer(store, name)
     try:
         yield
     finally:
         try:
-            await _restore(store, name, store)
+            await _restore(store, name)
         except StoreError as error:
             log.warning("collection %r: the next ingest restores its indexing threshold; this one could not: %s", name, error)
 
 
-async def _defer(store: Store, name: str, server: IndexingServer) -> None:
+async def _defer(server: Any, name: str) -> None:
     config = (await server.info(name)).config
     threshold = config.optimizer_config.indexing_threshold
     if (config.metadata or {}).get(THRESHOLD) is None:
         if threshold == NEVER:
-            return  # somebody's choice
-        await store.annotate(name, {THRESHOLD: DEFAULT_THRESHOLD if threshold is None else threshold})
+            return  # the user's own choice
+        await server.annotate(name, {THRESHOLD: DEFAULT_THRESHOLD if threshold is None else threshold})
     await server.set_indexing_threshold(name, NEVER)
 
 
-async def _restore(store: Store, name: str, server: IndexingServer) -> None:
-    schema = await store.describe(name)
+async def _restore(server: Any, name: str) -> None:
+    schema = await server.describe(name)
     threshold = None if schema is None else schema.metadata.get(THRESHOLD)
     if threshold is None:
         return
     is_valid = isinstance(threshold, int) and not isinstance(threshold, bool) and threshold > 0
     await server.set_indexing_threshold(name, threshold if is_valid else DEFAULT_THRESHOLD)
-    await store.annotate(name, {THRESHOLD: None})
+    await server.annotate(name, {THRESHOLD: None})
 
 
 async def wait_indexed(
-    server: IndexingServer,
+    server: Any,
     name: str,
     stop: asyncio.Event,
     tell: Tell,

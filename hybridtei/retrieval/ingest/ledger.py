@@ -1,17 +1,28 @@
-"""What is stored. The collection is the ledger: its points say which documents it has, of which version.
+"""What a collection says of its documents, its sources, and who writes to it: the collection is the ledger.
 
 A document is stored if all its chunks are there, with one digest, hash of settings and number of chunks; any other is done
 again. Beside the collection lies a cache of the digests of files, which spares the reading of unchanged ones; a lost or broken
 one is made again.
+
+A source is a resolved path, and has a name in the collection: the last part of the path, or `--source-name`. The metadata say
+which path a name stands for. A file or folder below a known path belongs to that source, so it can be refreshed alone.
+Collections of 0.1 have names without paths: the first ingest of a path takes its name over.
+
+One ingest at a time writes to a collection: in a folder here by a locked file, on a server by a lease in the metadata, which
+its holder renews. A lease that was not renewed for `LEASE_S` is a dead ingest's; clocks are not compared.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import sqlite3
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -19,9 +30,11 @@ from typing import Any
 import msgspec
 import orjson
 
+from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.retrieval.ingest.chunking import CHUNK, CHUNKS, DIGEST, DOCUMENT_ID, SETTINGS, SOURCE, document_key
-from hybridtei.retrieval.ingest.files import SourceFile
-from hybridtei.retrieval.store.base import PointId, Store
+from hybridtei.retrieval.ingest.files import SourceFile, printable
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store
+from hybridtei.retrieval.store.collection import check_fits
 from hybridtei.retrieval.store.points import point_id
 from hybridtei.retrieval.store.query import Filter, Match
 
@@ -41,13 +54,19 @@ class StoredDocument:
         return self.chunks > 0 and self.digest == digest and self.settings in (None, settings)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ledger:
-    """What a collection has of documents, asked for a thousand points at a time. `count`: of its points, at the start."""
+    """What a collection has of documents, asked for a thousand points at a time. `loop`: the store's; `count`: of the points
+    when the ingest began."""
 
     store: Store
     name: str
-    count: int
+    loop: asyncio.AbstractEventLoop
+    count: int = 0
+
+    def lookup(self, keys: Sequence[str]) -> Mapping[str, StoredDocument]:
+        """As `documents`; for other threads than the loop's."""
+        return asyncio.run_coroutine_threadsafe(self.documents(keys), self.loop).result() if keys else {}
 
     async def keys_below(self, labels: Sequence[str]) -> dict[str, set[str]]:
         """{label of a file: keys of documents} of these sources."""
@@ -159,3 +178,159 @@ class FileCache:
 
 def _version(file: SourceFile, settings: str) -> bytes:
     return orjson.dumps([file.label, file.size, *file.stamp, settings])
+
+
+SOURCES, LEASE = "ingest_sources", "ingest_lease"  # keys of a collection's metadata
+RENEW_S, LEASE_S, POLL_S = 10.0, 40.0, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file or folder in a collection. `place`: the path by which it is known; `label`: begins the labels of its files, and so
+    the ids of its documents; `known`: {path: name} of the collection's sources, by its metadata; `is_new`: this is none of
+    them. `is_taken_over`: so it is, and the user chose no name, so what is stored under its name is of 0.1."""
+
+    place: Path
+    label: str
+    known: Mapping[Path, str] = field(default_factory=dict)
+    is_new: bool = False
+    is_taken_over: bool = False
+
+    @classmethod
+    def of(cls, source: Path, existing: CollectionSchema | None, chosen: str | None = None) -> Source:
+        """The source of this path. `chosen`: the user's name for it. Raises InvalidInput where its name is another path's."""
+        place = Path(printable(str(source.resolve())))
+        found = existing.metadata.get(SOURCES) if existing is not None else None
+        known = {Path(str(path)): str(name) for name, path in found.items()} if isinstance(found, Mapping) else {}
+        for above in (place, *place.parents):
+            if above in known and chosen in (None, known[above]):
+                return cls(place, "/".join((known[above], *place.relative_to(above).parts)), known)
+        name = chosen or place.name or "root"
+        other = next((path for path, taken in known.items() if taken == name), None)
+        if chosen is None and other is not None:
+            raise InvalidInput(
+                f"{place}: the collection has a source {name!r}, which is {other}. Name this one by --source-name NAME; if it "
+                f"is the same source at another place, by --source-name {name}"
+            )
+        return cls(place, name, known, is_new=True, is_taken_over=chosen is None)
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of this source, and of those that lie within it."""
+        return [self.label, *(name for path, name in self.known.items() if self.place in path.parents)]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The metadata that record a new source."""
+        sources = {name: str(path) for path, name in self.known.items()} | {self.label: str(self.place)}
+        return {SOURCES: sources} if self.is_new else {}
+
+
+@asynccontextmanager
+async def claimed(
+    store: Store, name: str, schema: CollectionSchema, lock: Path, tell: Callable[[str], None]
+) -> AsyncIterator[CollectionSchema]:
+    """The collection, made of `schema` if it is missing; no other ingest writes to it meanwhile.
+
+    `lock`: the file to lock for an embedded store. Raises InvalidInput where another ingest runs.
+    """
+    async with AsyncExitStack() as stack:
+        if store.kind == "embedded":
+            stack.enter_context(locked(lock))
+        if await store.describe(name) is None:
+            try:
+                await store.create(name, schema)
+            except StoreError:  # another process may have made it just now
+                if await store.describe(name) is None:
+                    raise
+        if store.kind != "embedded":
+            await stack.enter_async_context(leased(store, name, tell))
+        found = await store.describe(name) or schema
+        check_fits(found, schema, name)
+        yield found
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock. Raises InvalidInput where another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # not on Windows
+            pass
+        except OSError as error:
+            raise InvalidInput(f"{path}: another ingest into this collection is running") from error
+        yield
+
+
+@asynccontextmanager
+async def leased(store: Store, name: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
+    """Hold a collection's lease, and renew it. Raises InvalidInput where another ingest holds it, StoreError once another has
+    taken it over. A server that keeps no metadata has no lease."""
+    ours = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+    await _wait_until_free(store, name, tell)
+    await store.annotate(name, {LEASE: {"holder": ours, "renewed": 0}})
+    try:
+        async with asyncio.TaskGroup() as group:
+            renewing = group.create_task(_renew(store, name, ours))
+            try:
+                yield
+            finally:
+                renewing.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        with suppress(StoreError):
+            if (await _lease(store, name)).get("holder") == ours:
+                await store.annotate(name, {LEASE: None})
+
+
+async def _lease(store: Store, name: str) -> Mapping[str, Any]:
+    schema = await store.describe(name)
+    found = None if schema is None else schema.metadata.get(LEASE)
+    return found if isinstance(found, Mapping) else {}
+
+
+async def _wait_until_free(store: Store, name: str, tell: Callable[[str], None]) -> None:
+    """Return once the lease has no living holder. Raises InvalidInput as soon as its holder renews it."""
+    first, since = await _lease(store, name), time.monotonic()
+    if not first or _has_ended(str(first.get("holder"))):
+        return
+    tell(f"waiting   at most {LEASE_S:g} s, whether the ingest of {first.get('holder')} is still running")
+    while time.monotonic() - since < LEASE_S and (now := await _lease(store, name)):
+        if now != first:
+            raise InvalidInput(f"another ingest into {name!r} is running: {now.get('holder')}")
+        await asyncio.sleep(POLL_S)
+
+
+def _has_ended(holder: str) -> bool:
+    """Whether it is a process of this machine that has ended."""
+    host, _, rest = holder.partition(":")
+    process = rest.partition(":")[0]
+    if host != socket.gethostname() or not process.isdecimal():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+async def _renew(store: Store, name: str, ours: str) -> None:
+    renewed = 0
+    while True:
+        await asyncio.sleep(RENEW_S)
+        try:
+            holder = (await _lease(store, name)).get("holder", ours)
+            renewed += 1
+            if holder == ours:
+                await store.annotate(name, {LEASE: {"holder": ours, "renewed": renewed}})
+        except StoreError:  # the writer has the same trouble, and says so
+            continue
+        if holder != ours:
+            raise StoreError(f"collection {name!r}: the ingest of {holder} has taken over, and this one ends")

@@ -1,4 +1,4 @@
-"""Options of an ingest, its progress, and its summary as text and as JSON.
+"""Options of an ingest, its counts, and its summary as text and as JSON.
 
 The command's flags are read off `IngestOptions`, so nothing heavy is imported here.
 """
@@ -6,19 +6,44 @@ The command's flags are read off `IngestOptions`, so nothing heavy is imported h
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
 
 import orjson
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from hybridtei.retrieval.ingest.records import ReadOptions
 from hybridtei.retrieval.store.query import CollectionPlan
 
 MEGABYTE = 1e6
 DEFER_INDEXING_MB = 16
 INTERRUPTED = 130
+MAX_RECORD_BYTES = 1_000_000
+MAX_DOCUMENT_CHARACTERS = 10_000_000  # and so the most chunks a document may have
 NAME, FILE = {"metavar": "NAME"}, {"metavar": "FILE"}
+
+
+class ReadOptions(Struct, frozen=True, kw_only=True):
+    """How files are read. `text_field`, `id_field`: names in records; None takes `text`, and `_id` or `id`.
+
+    A record is a line of jsonl, a row of csv or parquet; `max_file_bytes` bounds the files that are one document each.
+    """
+
+    text_field: Annotated[
+        str | None, Meta(description="field of the text in jsonl, csv, parquet [default: text]", extra=NAME)
+    ] = None
+    id_field: Annotated[
+        str | None,
+        Meta(description="field of the id there [default: _id or id, else the line's number]", extra=NAME),
+    ] = None
+    max_record_bytes: Annotated[int, Meta(description="of a line")] = MAX_RECORD_BYTES
+    max_file_bytes: int = 100_000_000
+    max_document_characters: int = MAX_DOCUMENT_CHARACTERS
+    max_metadata_bytes: int = 64_000
+    max_id_characters: int = 512
+
+    def as_dict(self) -> dict[str, Any]:
+        """These fields alone, of options that may have more."""
+        return {name: getattr(self, name) for name in ReadOptions.__struct_fields__}
 
 
 class IngestOptions(ReadOptions, frozen=True, kw_only=True):
@@ -67,40 +92,33 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
 
 @dataclass
 class IngestStats:
-    """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run; `skipped`: stored before, unchanged.
+    """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run; `unchanged`: stored before.
 
-    `unclear`: stored before, and not found in files that could not be read whole. `missing`: stored documents that the source
-    no longer has, and that stay; `deleted`: those that this ingest deleted, or would have; `kept`: why they stay where
-    `delete_missing` is set. `points`: in the collection at the end. `stopped`: by a signal, before the end.
+    `files`: those that were read. `documents_missing`: stored documents that the source no longer has, and that stay; `kept`:
+    why they stay where `delete_missing` is set. `documents_deleted`: those that this ingest deleted, or would have.
+    `documents_unclear`: stored before, and not found in files that could not be read whole. `points`: in the collection at the
+    end. `stopped`: by a signal, before the end.
     """
 
     documents: int = 0
+    unchanged: int = 0
+    quarantined: int = 0
     chunks: int = 0
     tokens: int = 0
-    skipped: int = 0
-    quarantined: int = 0
-    unclear: int = 0
-    files: int = 0
-    missing: int = 0
-    deleted: int = 0
-    kept: str | None = None
     points: int = 0
+    documents_missing: int = 0
+    documents_deleted: int = 0
+    documents_unclear: int = 0
     stopped: bool = False
-    _began: float = field(default_factory=time.monotonic)
-    _ended: float | None = None
-
-    def start(self) -> None:
-        """Starts the clock."""
-        self._began, self._ended = time.monotonic(), None
-
-    def stop(self) -> None:
-        """Stops the clock."""
-        self._ended = time.monotonic()
+    files: int = 0
+    kept: str | None = None
+    began_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
 
     @property
     def seconds(self) -> float:
-        """Seconds from start to stop, or until now."""
-        return (time.monotonic() if self._ended is None else self._ended) - self._began
+        """Seconds from begin to end, or until now."""
+        return (time.monotonic() if self.ended_s is None else self.ended_s) - self.began_s
 
     @property
     def documents_per_s(self) -> float:
@@ -112,53 +130,24 @@ class IngestStats:
         """Tokens stored a second, by this run."""
         return self.tokens / max(self.seconds, 1e-9)
 
-
-class Progress:
-    """A progress bar of the bytes of the source, since the number of documents is unknown."""
-
-    def __init__(self, total_bytes: int, *, quiet: bool) -> None:
-        from tqdm.auto import tqdm
-
-        self._bar = tqdm(
-            total=max(total_bytes, 1) / MEGABYTE,
-            disable=quiet,
-            bar_format="{percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}",
-            mininterval=0.5,
-        )
-        self._shown = 0.0
-
-    def show(self, done_bytes: int, stats: IngestStats) -> None:
-        """Shows `done_bytes` of the source as read and stored."""
-        self._bar.set_postfix_str(line(stats), refresh=False)
-        done = min(done_bytes / MEGABYTE, self._bar.total or 0.0)
-        self._bar.update(max(0.0, done - self._shown))
-        self._shown = max(self._shown, done)
-
-    def close(self, *, complete: bool) -> None:
-        """Closes the bar, full if the ingest is complete."""
-        if complete and self._bar.total is not None:
-            self._bar.update(max(0.0, self._bar.total - self._shown))
-        self._bar.close()
-
-
-def line(stats: IngestStats) -> str:
-    """The counts in one line."""
-    parts = [
-        f"{stats.documents:,} documents ({stats.documents_per_s:,.1f}/s)",
-        f"{stats.chunks:,} chunks",
-        f"{stats.tokens_per_s:,.0f} tokens/s",
-    ]
-    parts += [f"{stats.skipped:,} unchanged"] if stats.skipped else []
-    parts += [f"{stats.quarantined:,} quarantined"] if stats.quarantined else []
-    return ", ".join(parts)
+    def in_words(self) -> str:
+        """The counts in one line."""
+        parts = [
+            f"{self.documents:,} documents ({self.documents_per_s:,.1f}/s)",
+            f"{self.chunks:,} chunks",
+            f"{self.tokens_per_s:,.0f} tokens/s",
+        ]
+        parts += [f"{self.unchanged:,} unchanged"] if self.unchanged else []
+        parts += [f"{self.quarantined:,} quarantined"] if self.quarantined else []
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`place`: the store. `quarantine`: path of the file, if it has entries. `dry_run`: the option."""
+    """`store`: its place. `quarantine`: path of the file, if it has entries. `dry_run`: the option."""
 
     collection: str
-    place: str
+    store: str
     stats: IngestStats
     quarantine: str | None
     dry_run: bool = False
@@ -168,52 +157,38 @@ class Summary:
         """The exit status: 0 if every readable document is stored, 130 if the ingest was stopped, else 1."""
         if self.stats.stopped:
             return INTERRUPTED
-        nothing = not self.stats.documents and not self.stats.skipped and self.stats.quarantined
+        nothing = not self.stats.documents and not self.stats.unchanged and self.stats.quarantined
         return 1 if nothing or self.stats.kept else 0
 
     def as_json(self) -> str:
         """The summary as one line of JSON."""
-        stats = self.stats
-        fields = {
-            "collection": self.collection,
-            "store": self.place,
-            "documents": stats.documents,
-            "unchanged": stats.skipped,
-            "quarantined": stats.quarantined,
-            "quarantine": self.quarantine,
-            "chunks": stats.chunks,
-            "tokens": stats.tokens,
-            "seconds": round(stats.seconds, 3),
-            "documents_per_s": round(stats.documents_per_s, 2),
-            "tokens_per_s": round(stats.tokens_per_s, 1),
-            "points": stats.points,
-            "documents_missing": stats.missing,
-            "documents_deleted": stats.deleted,
-            "documents_unclear": stats.unclear,
-            "stopped": stats.stopped,
-            "dry_run": self.dry_run,
-        }
-        return orjson.dumps(fields).decode()
+        fields = asdict(self)
+        counts = fields.pop("stats")
+        for name in ("files", "kept", "began_s", "ended_s"):
+            del counts[name]
+        for name, digits in (("seconds", 3), ("documents_per_s", 2), ("tokens_per_s", 1)):
+            counts[name] = round(getattr(self.stats, name), digits)
+        return orjson.dumps(fields | counts).decode()
 
     def in_words(self) -> str:
         """The summary as a few lines for people."""
         stats = self.stats
         lines = [
             f"{stats.documents:,} documents in {stats.chunks:,} chunks stored in {stats.seconds:,.1f} s "
-            f"({stats.documents_per_s:,.1f} documents/s, {stats.tokens_per_s:,.0f} tokens/s), {stats.skipped:,} unchanged"
+            f"({stats.documents_per_s:,.1f} documents/s, {stats.tokens_per_s:,.0f} tokens/s), {stats.unchanged:,} unchanged"
         ]
         if self.dry_run:
-            lines = [f"nothing was changed: {stats.documents:,} documents would be stored, {stats.skipped:,} are unchanged"]
+            lines = [f"nothing was changed: {stats.documents:,} documents would be stored, {stats.unchanged:,} are unchanged"]
         if stats.quarantined:
             lines.append(f"{stats.quarantined:,} could not be taken: {self.quarantine} says why")
-        lines.append(f"collection {self.collection}, {self.place}: {stats.points:,} points")
-        if stats.deleted:
-            lines.append(f"{stats.deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted")
-        if stats.missing:
+        lines.append(f"collection {self.collection}, {self.store}: {stats.points:,} points")
+        if deleted := stats.documents_deleted:
+            lines.append(f"{deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted")
+        if missing := stats.documents_missing:
             why = stats.kept or "--delete-missing deletes them"
-            lines.append(f"{stats.missing:,} documents left the source and stay searchable: {why}")
-        if stats.unclear:
-            lines.append(f"{stats.unclear:,} documents may be gone too: their files could not be read whole, so they stay")
+            lines.append(f"{missing:,} documents left the source and stay searchable: {why}")
+        if unclear := stats.documents_unclear:
+            lines.append(f"{unclear:,} documents may be gone too: their files could not be read whole, so they stay")
         if stats.stopped:
             lines.append("stopped before the end: run the same command again to go on")
         return "\n".join(lines)

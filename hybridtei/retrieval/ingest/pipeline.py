@@ -1,8 +1,8 @@
-"""Documents from files into a collection, in three concurrent stages with queues of two batches: read and cut, embed, store.
+"""Documents from files into a collection: read, cut and embed ahead in threads, and store.
 
-The encoder is the slow part and never waits: while it computes, the next batch is read and the last one written. Threads do the
-work, the event loop passes it on. A kill at any moment loses at most the batches in the queues, and the same command goes on
-from what is stored; ids are made of source and chunk, so a second upsert replaces the first.
+The encoder is the slow part and never waits: while it computes, the next batches are read and the last one is written. A kill
+loses at most the batches in the queue, and the same command goes on from what is stored; ids are made of source and chunk, so a
+second upsert replaces the first.
 """
 
 from __future__ import annotations
@@ -10,121 +10,97 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Set
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import TypeVar
 
 import orjson
+from tqdm.auto import tqdm
 
-from hybridtei.errors import StoreError
-from hybridtei.inference.tasks.embed import Embedder
+from hybridtei.errors import BackendError, EmptyInput, HybridTeiError, InvalidInput, StoreError, TokenizerError
 from hybridtei.inference.tasks.spans import SpanText
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.ingest.embedders import embed_each
 from hybridtei.retrieval.ingest.indexing import deferred_indexing
-from hybridtei.retrieval.ingest.ledger import Ledger, StoredDocument
-from hybridtei.retrieval.ingest.options import IngestStats, Progress
+from hybridtei.retrieval.ingest.options import MEGABYTE
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, Preparation
 from hybridtei.retrieval.ingest.write import Writer
-from hybridtei.retrieval.store.base import CollectionSchema, Store
+from hybridtei.retrieval.store.base import CollectionSchema
 
+T = TypeVar("T")
+Encode = Callable[..., Embeddings]  # of texts, and perhaps their `spans`
 Embedded = tuple[Batch, Embeddings, list[str | None]]
-QUEUE_BATCHES = 2  # between two stages
+BATCHES_AHEAD = 4  # read before they are stored, besides those that are being embedded
 TOLD_DOCUMENTS = 100  # of those that are deleted
 
 
-class Stopping:
-    """Stops an ingest: after the first SIGINT or SIGTERM nothing more is read, and embedded batches are stored; a second
-    cancels.
-    """
+@contextmanager
+def stop_on_signals() -> Iterator[asyncio.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second one cancels the task. Only the main thread handles signals."""
+    requested, loop, task = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
+    handled = []
 
-    def __init__(self) -> None:
-        self.requested = asyncio.Event()
+    def stop() -> None:
+        if requested.is_set() and task is not None:
+            task.cancel()
+        requested.set()
 
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Handles both signals within the block; only the main thread can."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        handled = []
-
-        def stop() -> None:
-            if self.requested.is_set() and task is not None:
-                task.cancel()
-            self.requested.set()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                loop.add_signal_handler(number, stop)
-                handled.append(number)
-            except (NotImplementedError, RuntimeError, ValueError):
-                continue
+    for number in (signal.SIGINT, signal.SIGTERM):
         try:
-            yield
-        finally:
-            for number in handled:
-                loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, stop)
+            handled.append(number)
+        except (NotImplementedError, RuntimeError, ValueError):
+            continue
+    try:
+        yield requested
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
 
 
 async def ingest(
     preparation: Preparation,
-    embedder: Embedder,
-    store: Store,
-    name: str,
+    encode: Encode,
     schema: CollectionSchema | None,
     *,
-    encode_settings: Mapping[str, Any],
+    parallel: int = 1,
     defer_indexing_bytes: float = math.inf,
     patience_s: float = 0.0,
     tell: Callable[[str], None] = lambda line: None,
-) -> IngestStats:
+) -> None:
     """Store every document of the sources that is not stored yet; a bad one goes into quarantine and does not stop the others.
 
-    `schema`: the collection's; None if a dry run finds none. `encode_settings`: arguments of `embedder.encode`.
+    `schema`: the collection's; None if a dry run finds none. `encode`: is called in `parallel` threads at once.
     `defer_indexing_bytes`: a server indexes after a run that reads so many, not meanwhile.
+    After a SIGINT or SIGTERM nothing more is read, and embedded batches are stored.
     Raises StoreError where the store fails for longer than its patience, ConnectionError where an embedding server does or is
     another program, BackendError where most texts fail. Stored documents stay, unless a new version of them is stored, or the
     source lacks them and `preparation.options.delete_missing` is set.
     """
-    ledger = Ledger(store, name, 0 if schema is None else await store.count(name))
-    stats = preparation.stats
-    stats.start()
-    await _compare(preparation, ledger)
-    stats.points = ledger.count
+    ledger, stats = preparation.ledger, preparation.stats
+    ledger.count = 0 if schema is None else await ledger.store.count(ledger.name)
+    stats.began_s, stats.points = time.monotonic(), ledger.count
+    preparation.stored = await ledger.keys_below(preparation.source.labels)
+    await asyncio.to_thread(preparation.find_unchanged)
     if schema is None or preparation.options.dry_run:
         await asyncio.to_thread(_count, preparation)
         await _settle_missing(preparation, None, tell)
-        return stats
-    stopping, progress = Stopping(), Progress(preparation.total_bytes, quiet=preparation.options.quiet)
-    writer, stats.stopped = Writer(ledger, schema, preparation, patience_s), True
+        return
+    writer, stats.stopped = Writer(schema, preparation, patience_s), True
     try:
-        with stopping.on_signals():
+        with stop_on_signals() as stopping:
             is_large = preparation.unread_bytes >= defer_indexing_bytes
-            async with deferred_indexing(store, name, is_large=is_large):
-                await _flow(preparation, embedder, writer, progress, stopping, encode_settings=encode_settings)
-        stats.stopped = stopping.requested.is_set()
+            async with deferred_indexing(ledger.store, ledger.name, is_large=is_large):
+                await _flow(preparation, encode, writer, stopping, parallel)
+        stats.stopped = stopping.is_set()
         if not stats.stopped:
             await _settle_missing(preparation, writer, tell)
     finally:
         writer.close()
-        stats.stop()
-        progress.close(complete=not stats.stopped)
-    stats.points = await store.count(name)
-    return stats
-
-
-async def _compare(preparation: Preparation, ledger: Ledger) -> None:
-    """Find what the collection has of the source; later comparisons ask it from the thread that reads."""
-    loop = asyncio.get_running_loop()
-
-    def lookup(keys: Sequence[str]) -> Mapping[str, StoredDocument]:
-        return asyncio.run_coroutine_threadsafe(ledger.documents(keys), loop).result() if keys else {}
-
-    preparation.lookup = lookup
-    preparation.stored = await ledger.keys_below(preparation.source.labels)
-    await asyncio.to_thread(preparation.find_unchanged)
+        stats.ended_s = time.monotonic()
+    stats.points = await ledger.store.count(ledger.name)
 
 
 def _count(preparation: Preparation) -> None:
@@ -133,7 +109,7 @@ def _count(preparation: Preparation) -> None:
         preparation.stats.documents += sum(piece.is_last for piece in batch.pieces)
         preparation.stats.chunks += len(batch.pieces)
     preparation.stats.quarantined = len(preparation.quarantine)
-    preparation.stats.stop()
+    preparation.stats.ended_s = time.monotonic()
 
 
 async def _settle_missing(preparation: Preparation, writer: Writer | None, tell: Callable[[str], None]) -> None:
@@ -141,12 +117,12 @@ async def _settle_missing(preparation: Preparation, writer: Writer | None, tell:
     would delete."""
     keys, stats = missing_from_source(preparation), preparation.stats
     deletes = preparation.options.delete_missing and bool(keys)
-    if deletes and not stats.documents + stats.skipped:
+    if deletes and not stats.documents + stats.unchanged:
         stats.kept = "it yielded none at all, so none is deleted"
     elif deletes and preparation.source.is_taken_over:
         stats.kept = "the collection is of 0.1, which did not note whose they are: the next ingest deletes them"
     if not deletes or stats.kept is not None:
-        stats.missing = len(keys)
+        stats.documents_missing = len(keys)
         return
     for key in keys[:TOLD_DOCUMENTS]:
         source, document_id = orjson.loads(key)
@@ -155,42 +131,32 @@ async def _settle_missing(preparation: Preparation, writer: Writer | None, tell:
         tell(f"and {len(keys) - TOLD_DOCUMENTS:,} more")
     if writer is not None:
         await writer.delete_documents(keys)
-    stats.deleted = len(keys)
+    stats.documents_deleted = len(keys)
 
 
-async def _flow(
-    preparation: Preparation,
-    embedder: Embedder,
-    writer: Writer,
-    progress: Progress,
-    stopping: Stopping,
-    *,
-    encode_settings: Mapping[str, Any],
-) -> None:
-    prepared: asyncio.Queue[Batch | None] = asyncio.Queue(QUEUE_BATCHES)
-    parallel = getattr(embedder, "parallel", 1)
-    embedded: asyncio.Queue[asyncio.Future[Embedded | None] | None] = asyncio.Queue(max(QUEUE_BATCHES, parallel + 1))
-    loop = asyncio.get_running_loop()
+async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stopping: asyncio.Event, parallel: int) -> None:
+    """Read and embed batches in threads, and write them in their order; the first failure ends all."""
+    embedded: asyncio.Queue[asyncio.Future[Embedded | None] | None] = asyncio.Queue(parallel + BATCHES_AHEAD)
+    loop, stats = asyncio.get_running_loop(), preparation.stats
+    bar = tqdm(
+        total=max(preparation.total_bytes, 1) / MEGABYTE,
+        disable=preparation.options.quiet,
+        bar_format="{percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}",
+        mininterval=0.5,
+    )
 
     def show(done_bytes: int) -> None:
-        preparation.stats.quarantined = len(preparation.quarantine)
-        progress.show(done_bytes, preparation.stats)
+        stats.quarantined = len(preparation.quarantine)
+        bar.set_postfix_str(stats.in_words(), refresh=False)
+        bar.update(max(0.0, done_bytes / MEGABYTE - bar.n))
 
-    async def read(thread: ThreadPoolExecutor) -> None:
+    def embed(batch: Batch) -> Embedded | None:
+        return None if stopping.is_set() else _embedded(encode, batch)
+
+    async def read(reading: ThreadPoolExecutor, embedding: ThreadPoolExecutor) -> None:
         batches = preparation.batches()
-        while not stopping.requested.is_set():
-            batch = await loop.run_in_executor(thread, next, batches, None)
-            if batch is None:
-                break
-            await prepared.put(batch)
-        await prepared.put(None)
-
-    def embed_now(batch: Batch) -> Embedded | None:
-        return None if stopping.requested.is_set() else _embedded(encode, batch)
-
-    async def embed(threads: ThreadPoolExecutor) -> None:
-        while (batch := await prepared.get()) is not None:
-            future = loop.run_in_executor(threads, embed_now, batch)
+        while not stopping.is_set() and (batch := await loop.run_in_executor(reading, next, batches, None)) is not None:
+            future = loop.run_in_executor(embedding, embed, batch)
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised where it is written
             await embedded.put(future)
         await embedded.put(None)
@@ -201,13 +167,26 @@ async def _flow(
                 await writer.write(*ready)
                 show(ready[0].done_bytes)
 
-    encode = partial(embedder.encode, input_type="document", **encode_settings)
-    async with _threads("read") as reading, _threads("embed", parallel) as embedding:
-        await _together(read(reading), embed(embedding), write())
-    show(0)
+    with bar:
+        try:
+            async with _threads("read") as reading, _threads("embed", parallel) as embedding, asyncio.TaskGroup() as group:
+                group.create_task(read(reading, embedding))
+                group.create_task(write())
+        except BaseExceptionGroup as failures:  # the store's error first: it tells what to do
+            raise (failures.subgroup(StoreError) or failures).exceptions[0] from None
+        show(0 if stopping.is_set() else preparation.total_bytes)
 
 
-def _embedded(encode: Callable[..., Embeddings], batch: Batch) -> Embedded:
+@asynccontextmanager
+async def _threads(name: str, count: int = 1) -> AsyncIterator[ThreadPoolExecutor]:
+    executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+    try:
+        yield executor
+    finally:  # the event loop goes on, since what it still does may ask the store
+        await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
+
+
+def _embedded(encode: Encode, batch: Batch) -> Embedded:
     if not batch.pieces:
         return batch, Embeddings(), []
     if batch.pieces[0].chunk.window is None:
@@ -232,29 +211,31 @@ def span_texts_of(pieces: Sequence[PendingChunk]) -> list[SpanText]:
     return parts
 
 
-async def _together(*stages: Any) -> None:
-    """Runs all stages to their ends; the first failure cancels the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for stage in stages:
-                group.create_task(stage)
-    except BaseExceptionGroup as failures:
-        raise _first(failures) from None
+def embed_each(embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]) -> tuple[Embeddings, list[str | None]]:
+    """(rows of the texts, or texts with spans, that could be embedded, for each the error's message or None).
 
+    A batch that fails is halved until the text at fault stands alone. Raises BackendError where none of several texts could be
+    embedded: then the engine is at fault. Other errors than those of a text, such as a server's key or its absence, are raised.
+    """
+    parts: list[Embeddings] = []
+    errors: list[HybridTeiError | None] = []
 
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The store's error, where several stages failed: it tells what to do."""
-    first: BaseException = (failures.subgroup(StoreError) or failures).exceptions[0]
-    return first
+    def halve(texts: Sequence[T]) -> None:
+        try:
+            parts.append(embed(texts))
+            errors.extend([None] * len(texts))
+        except (EmptyInput, InvalidInput, TokenizerError, BackendError) as error:
+            if len(texts) == 1:
+                errors.append(error)
+                return
+            middle = len(texts) // 2
+            halve(texts[:middle])
+            halve(texts[middle:])
 
-
-@asynccontextmanager
-async def _threads(name: str, count: int = 1) -> AsyncIterator[ThreadPoolExecutor]:
-    executor = ThreadPoolExecutor(count, thread_name_prefix=name)
-    try:
-        yield executor
-    finally:  # the event loop goes on, since what it still does may ask the store
-        await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
+    halve(texts)
+    if len(texts) > 1 and isinstance(errors[0], BackendError) and None not in errors:
+        raise errors[0]
+    return Embeddings.concat(parts), [None if error is None else str(error) for error in errors]
 
 
 def missing_from_source(preparation: Preparation) -> list[str]:

@@ -6,21 +6,18 @@ seconds of work. Knows neither store nor encoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from hybridtei.retrieval.ingest.chunking import Chunk, Chunker, Document, Rejection, document_key
-from hybridtei.retrieval.ingest.files import SourceFile, documents_of
-from hybridtei.retrieval.ingest.identity import Source
-from hybridtei.retrieval.ingest.ledger import MAX_DOCUMENTS, Documents, FileCache, StoredDocument
+from hybridtei.retrieval.ingest.files import Quarantine, SourceFile, documents_of
+from hybridtei.retrieval.ingest.ledger import MAX_DOCUMENTS, Documents, FileCache, Ledger, Source
 from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
-from hybridtei.retrieval.ingest.records import Quarantine, excerpt
 
 BATCH_CHUNKS = 256
 BATCH_TOKENS = 16_384
 GROUP_DOCUMENTS, GROUP_CHARACTERS = 1000, 500_000  # compared and cut at a time, by several threads
-Lookup = Callable[[Sequence[str]], Mapping[str, StoredDocument]]
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +64,8 @@ class Preparation:
     """The files of an ingest, and how they are read. `settings`: a hash that differs wherever chunks do; `first_settings`: the
     key of digests in collections of 0.1.
 
-    `stored`: keys of the source's stored documents, by the label of their file. `lookup`: what the collection has of keys.
-    `unchanged`: documents of each file that is as it is stored, by label, from `find_unchanged`. `missing`: keys of stored
+    `stored`: keys of the source's stored documents, by the label of their file.
+    `unchanged`: labels of the files that are as they are stored, from `find_unchanged`. `missing`: keys of stored
     documents that their files no longer hold.
     """
 
@@ -79,11 +76,11 @@ class Preparation:
     settings: str
     first_settings: bytes
     source: Source
+    ledger: Ledger
     cache: FileCache
     stats: IngestStats = field(default_factory=IngestStats)
     stored: Mapping[str, Set[str]] = field(default_factory=dict)
-    lookup: Lookup = lambda keys: {}
-    unchanged: dict[str, int] = field(default_factory=dict)
+    unchanged: set[str] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
 
     @property
@@ -106,12 +103,12 @@ class Preparation:
             if file.label in self.stored and (documents := self.cache.get(file, self.settings)) is not None
         }
         known = {document_key(label, name): digest for label, documents in cached.items() for name, digest in documents}
-        same = {key for key, one in self.lookup(list(known)).items() if one.is_version(known[key], self.settings)}
+        same = {key for key, one in self.ledger.lookup(list(known)).items() if one.is_version(known[key], self.settings)}
         for label, documents in cached.items():
             keys = {document_key(label, name) for name, _ in documents}
             if keys <= same:
-                self.unchanged[label] = len(keys)
-                self.stats.skipped += len(keys)
+                self.unchanged.add(label)
+                self.stats.unchanged += len(keys)
                 self.missing.extend(self.stored[label] - keys)
 
     def batches(self) -> Iterator[Batch]:
@@ -163,13 +160,13 @@ class Preparation:
         yield self._changed(group, stored, documents), read_bytes
         missing = stored - {document_key(file.label, name) for name in seen}
         if nameless:
-            self.stats.unclear += len(missing)
+            self.stats.documents_unclear += len(missing)
         else:
             self.missing.extend(missing)
 
     def _changed(self, group: Sequence[Document], stored: Set[str], documents: list[tuple[str, str]]) -> list[PendingDocument]:
         """The documents of a group that are not stored in this version."""
-        there = self.lookup([one.key for one in group if one.key in stored])
+        there = self.ledger.lookup([one.key for one in group if one.key in stored])
         changed: list[PendingDocument] = []
         for document in group:
             digest, found = document.digest(), there.get(document.key)
@@ -182,14 +179,13 @@ class Preparation:
             if len(documents) <= MAX_DOCUMENTS:
                 documents.append((document.document_id, digest))
             if found is not None and found.is_version(digest, self.settings):
-                self.stats.skipped += 1
+                self.stats.unchanged += 1
             else:
                 changed.append(PendingDocument(document, digest, stored=found is not None))
         return changed
 
     def _reject(self, document: Document, reason: str) -> None:
-        text = excerpt(document.text)
-        self.quarantine.add(Rejection(document.source, document.location, reason, text, document.document_id))
+        self.quarantine.add(Rejection(document.source, document.location, reason, document.text, document.document_id))
 
     def _cut(self, group: Sequence[PendingDocument]) -> Iterator[list[PendingChunk]]:
         for pending, chunks in zip(group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from dataclasses import asdict
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,7 @@ from hybridtei.batch import Head
 from hybridtei.client import Client
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import (
-    BackendError,
-    CollectionMismatch,
-    InvalidInput,
-    LoadError,
-    StoreError,
-    StoreUnavailable,
-    UnsupportedHead,
-)
+from hybridtei.errors import BackendError, InvalidInput, LoadError, NoKey, StoreError, StoreUnavailable, UnsupportedHead
 from hybridtei.inference.load import find_model, text_model
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
@@ -37,16 +29,13 @@ from hybridtei.models.checkpoint.fingerprint import tokenizer_sha256
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.vocabularies import read_raw
 from hybridtei.retrieval.ingest.chunking import Chunker, ChunkSettings, settings_for
-from hybridtei.retrieval.ingest.embedders import RemoteEmbedder, vector_heads
-from hybridtei.retrieval.ingest.files import QUARANTINE, check_source, source_files
-from hybridtei.retrieval.ingest.identity import Source, claimed
-from hybridtei.retrieval.ingest.indexing import IndexingServer, wait_indexed
-from hybridtei.retrieval.ingest.ledger import FileCache
-from hybridtei.retrieval.ingest.options import DEFER_INDEXING_MB, MEGABYTE, IngestOptions, IngestStats, Summary
-from hybridtei.retrieval.ingest.pipeline import Stopping
+from hybridtei.retrieval.ingest.files import QUARANTINE, Quarantine, check_source, source_files
+from hybridtei.retrieval.ingest.indexing import wait_indexed
+from hybridtei.retrieval.ingest.ledger import FileCache, Ledger, Source, claimed
+from hybridtei.retrieval.ingest.options import DEFER_INDEXING_MB, MEGABYTE, IngestOptions, IngestStats, ReadOptions, Summary
 from hybridtei.retrieval.ingest.pipeline import ingest as run_pipeline
+from hybridtei.retrieval.ingest.pipeline import stop_on_signals
 from hybridtei.retrieval.ingest.prepare import Preparation
-from hybridtei.retrieval.ingest.records import Quarantine, ReadOptions
 from hybridtei.retrieval.store import open_store, place_of, state_folder, with_default
 from hybridtei.retrieval.store.base import CollectionSchema, Store
 from hybridtei.retrieval.store.collection import check_fits, check_name
@@ -54,9 +43,9 @@ from hybridtei.retrieval.store.plan import budget_of_plan, schema_for, settled, 
 from hybridtei.retrieval.store.query import CollectionPlan
 
 Tell = Callable[[str], None]
+VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TIMEOUT_S = 300.0
 FIRST_EMBEDDED_HEADS = "bba3482ef526a1f6e8f4a2515c8a773fb6eaa32eb21a11c3337db82fdd4abc5d"
-RELEASE_S = 10.0  # how long a folder may still be in the hands of an ingest that was killed
 
 
 def ingest(
@@ -84,81 +73,46 @@ def ingest(
         is_url = isinstance(store, str) and "://" in store
         place = None if store is None else str(store)
         store = StoreConfig(qdrant_url=place) if is_url else StoreConfig(qdrant_path=place)
-    model = embedder if isinstance(embedder, ModelConfig) else ModelConfig()
-    given = None if embedder is model else embedder
     request = IngestOptions(source=str(source), collection=collection, **options)
-    return run_ingest(request, model, engine_config or EngineConfig(), store, embedder=given, tell=tell or (lambda line: None))
-
-
-def run_ingest(
-    options: IngestOptions,
-    model: ModelConfig,
-    engine: EngineConfig,
-    store: StoreConfig,
-    *,
-    embedder: Any = None,
-    tell: Tell = lambda line: None,
-) -> Summary:
-    """Ingest a source. `embedder`: in place of `model`. Raises what `ingest` raises."""
-    work = _Ingest(options, model, engine, store, embedder=embedder, tell=tell)
+    work = _Ingest(request, embedder, engine_config or EngineConfig(), with_default(store), tell or (lambda line: None)).run()
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work.run())
+        return asyncio.run(work)
     with ThreadPoolExecutor(1) as thread:  # a notebook's own loop runs here already
-        return thread.submit(asyncio.run, work.run()).result()
-
-
-class _Lazy:
-    """An embedder that is loaded when the first text is to be embedded. `keeps`: its owner closes it."""
-
-    def __init__(self, load: Callable[[], Any], *, keeps: bool) -> None:
-        self._load, self._loaded, self._keeps = load, None, keeps
-
-    def load(self) -> Any:
-        """The embedder, loaded at the first call."""
-        self._loaded = self._loaded or self._load()
-        return self._loaded
-
-    @property
-    def parallel(self) -> int:
-        """How many threads may call `encode` at once."""
-        return getattr(self._loaded, "parallel", 1)
-
-    def encode(self, *arguments: Any, **settings: Any) -> Any:
-        """As `Embedder.encode`."""
-        return self.load().encode(*arguments, **settings)
-
-    def close(self) -> None:
-        """Free the model, if it was loaded here."""
-        if self._loaded is not None and not self._keeps:
-            self._loaded.close()
+        return thread.submit(asyncio.run, work).result()
 
 
 class _Ingest:
     """One ingest: its settings are checked at once, and the store is asked when it runs."""
 
-    def __init__(
-        self, options: IngestOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, embedder: Any, tell: Tell
-    ) -> None:
+    def __init__(self, options: IngestOptions, embedder: Any, engine: EngineConfig, config: StoreConfig, tell: Tell) -> None:
         check_name(options.collection)
         check_source(Path(options.source))
         if options.max_record_bytes < 1:
             raise InvalidInput(f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more")
-        self.options, self.engine, self.given, self.tell = options, engine, embedder, tell
-        self.remote = RemoteEmbedder(embedder) if isinstance(embedder, Client) else _remote(options, store)
         if options.engine == "ray":
+            if options.url is not None:
+                raise InvalidInput("--url and --engine ray exclude each other: the engines are a server's, or in the cluster")
             from hybridtei.retrieval.ray import check
 
             check(options.ray_workers)
-        self.config = with_default(store)
-        self.store = open_store(self.config)
-        tell(f"store     {place_of(self.config)}")
-        named = self.remote or embedder
-        if named is not None and not options.model_named:
-            model = msgspec.structs.replace(model, model_id=named.model_id)
+        self.options, self.engine, self.config, self.tell = options, engine, config, tell
+        model = embedder if isinstance(embedder, ModelConfig) else ModelConfig()
+        given = None if embedder is model else embedder
+        self.is_owned = given is None
+        if given is None and options.url is not None:
+            limits = {"timeout_s": REQUEST_TIMEOUT_S, "patience_s": config.qdrant_patience}
+            given = Client(options.url, api_key=options.url_api_key, **limits)
+        self.given = given
+        self.store = open_store(config)
+        tell(f"store     {place_of(config)}")
+        served = _served(given) if isinstance(given, Client) else None
+        if not options.model_named and given is not None:
+            model_id = given.model_id if served is None else str(served["model_id"])
+            model = msgspec.structs.replace(model, model_id=model_id)
         self.model = model
-        self.spec = getattr(embedder, "spec", None) or _spec(model, self.remote)
+        self.spec = getattr(given, "spec", None) or _spec(model, served)
         self.heads = vector_heads(self.spec.heads, options.outputs)
         self.text = text_model(self.spec, engine)
         self.chunks = _chunk_settings(options, self.text, self.heads)
@@ -166,46 +120,47 @@ class _Ingest:
 
     async def run(self) -> Summary:
         """The pipeline, and then the store's own finish; all is closed in any case."""
-        options, name, stats, store = self.options, self.options.collection, IngestStats(), self.store
+        options, name, store, tell = self.options, self.options.collection, self.store, self.tell
         assert store is not None
+        stats = IngestStats()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(store.close)
             try:
-                existing = await _reachable(store, name)
+                existing = await store.describe(name)
                 plan, schema = await self._planned(store, existing)
                 source = Source.of(Path(options.source), existing, options.source_name)
-                preparation = self._preparation(stack, source, stats)
-                embedder = stack.enter_context(closing(_Lazy(self._load, keeps=self.given is not None)))
+                preparation = self._preparation(stack, source, Ledger(store, name, asyncio.get_running_loop()), stats)
+                load = self._loader(stack)
+                budget = {"multivector": budget_of_plan(plan)} if Head.MULTIVECTOR in self.heads else {}
+
+                def encode(texts: Any, **settings: Any) -> Any:
+                    return load().encode(texts, outputs=self.heads, input_type="document", **budget, **settings)
+
                 if not options.dry_run:
                     if existing is None or options.engine == "ray":
-                        embedder.load()  # a model that cannot be loaded leaves no collection; Ray wants the main thread
+                        load()  # a model that cannot be loaded leaves no collection; Ray wants the main thread
                     lock = state_folder(self.config) / f"{name}.lock"
-                    existing = await stack.enter_async_context(claimed(store, name, schema, lock, self.tell))
+                    existing = await stack.enter_async_context(claimed(store, name, schema, lock, tell))
                     if record := Source.of(Path(options.source), existing, options.source_name).record:
                         await store.annotate(name, record)
                 defer_mb = DEFER_INDEXING_MB if options.defer_indexing_mb is None else options.defer_indexing_mb
-                budget = {"multivector": budget_of_plan(plan)} if Head.MULTIVECTOR in self.heads else {}
                 await run_pipeline(
                     preparation,
-                    embedder,
-                    store,
-                    name,
+                    encode,
                     existing,
-                    encode_settings={"outputs": self.heads, **budget},
+                    parallel=load().parallel if options.engine == "ray" else 1,
                     defer_indexing_bytes=MEGABYTE * defer_mb,
                     patience_s=0.0 if store.kind == "server" else self.config.qdrant_patience,  # a server's store has its own
-                    tell=self.tell,
+                    tell=tell,
                 )
                 if not stats.stopped and not options.dry_run:  # an earlier run may have ended between its last batch and this
                     await self._index(store)
-            except CollectionMismatch:
-                raise
-            except (StoreUnavailable, ConnectionError, BackendError) as error:
-                kind = next(kind for kind in (StoreError, BackendError, ConnectionError) if isinstance(error, kind))
+            except (StoreUnavailable, ConnectionError, BackendError, NoKey) as error:
                 done = f"{stats.documents:,} documents were stored; run the same command again to go on from there"
-                raise kind(f"{error}\n{done}") from error
-        path = str(preparation.quarantine.path) if len(preparation.quarantine) else None
-        return Summary(name, place_of(self.config), stats, path, options.dry_run)
+                error.args = (f"{error}\n{done}",)
+                raise
+        rejected = str(preparation.quarantine.path) if len(preparation.quarantine) else None
+        return Summary(name, place_of(self.config), stats, rejected, options.dry_run)
 
     async def _planned(self, store: Store, existing: CollectionSchema | None) -> tuple[CollectionPlan, CollectionSchema]:
         """The collection's plan and schema, a new one's over a cluster. Raises CollectionMismatch where it has others."""
@@ -220,97 +175,105 @@ class _Ingest:
             check_fits(existing, schema, name)
         return plan, schema
 
-    def _preparation(self, stack: AsyncExitStack, source: Source, stats: IngestStats) -> Preparation:
+    def _preparation(self, stack: AsyncExitStack, source: Source, ledger: Ledger, stats: IngestStats) -> Preparation:
         """The source's files and how they are read. Raises InvalidInput where there are none."""
         options = self.options
         quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
         files = list(source_files(Path(options.source), source.label, quarantine, source.known))
         if not files:
             raise InvalidInput(f"{options.source}: holds no files")
-        cache = FileCache(state_folder(self.config) / f"{options.collection}.files.sqlite")
+        cached = FileCache(state_folder(self.config) / f"{options.collection}.files.sqlite")
+        stack.callback(cached.close)
         chunker = Chunker(self.text, read_raw(self.spec.folder), self.chunks)
-        stack.callback(cache.close)
         stack.callback(chunker.close)
         return Preparation(
             files=files,
             options=options,
             chunker=chunker,
-            cache=cache,
+            cache=cached,
             quarantine=Quarantine(quarantine),
             settings=settings_hash(self.heads, self.chunks, options),
             first_settings=first_settings(self.model, self.spec, self.heads, self.chunks, options),
             source=source,
+            ledger=ledger,
             stats=stats,
         )
 
-    def _load(self) -> Any:
-        loaded: Any = self.remote or self.given or _embedder(self.options, self.model, self.engine)
-        what = getattr(loaded, "name", None) or f"{loaded.backend_name}, {loaded.dtype}, in process"
-        self.tell(f"model     {self.model.model_id}, {what}: {', '.join(sorted(self.heads))}")
-        return loaded
+    def _loader(self, stack: AsyncExitStack) -> Callable[[], Any]:
+        """What gives the embedder: loaded at the first call, since a run that embeds nothing needs none."""
+
+        @cache
+        def load() -> Any:
+            loaded = self.given or _embedder(self.options, self.model, self.engine)
+            if self.is_owned:
+                stack.callback(loaded.close)
+            if isinstance(loaded, Client):
+                what = f"{loaded.url}, {loaded.info()['model_dtype']}"
+            else:
+                what = getattr(loaded, "name", None) or f"{loaded.backend_name}, {loaded.dtype}, in process"
+            self.tell(f"model     {self.model.model_id}, {what}: {', '.join(sorted(self.heads))}")
+            return loaded
+
+        return load
 
     async def _index(self, store: Store) -> None:
         self.tell("indexing")
-        name, quiet = self.options.collection, self.options.quiet
+        name = self.options.collection
         await store.optimize(name)
-        if self.options.wait_indexed and isinstance(store, IndexingServer):
-            stopping = Stopping()
-            with stopping.on_signals():
-                await wait_indexed(store, name, stopping.requested, self.tell, quiet=quiet)
+        if self.options.wait_indexed and store.kind == "server":
+            with stop_on_signals() as stop:
+                await wait_indexed(store, name, stop, self.tell, quiet=self.options.quiet)
 
 
-async def _nodes(store: Store, tell: Tell) -> int:
-    """The number of nodes of the store's cluster; 1 where it is none, or does not say."""
-    peers = getattr(store, "peers", None)
-    if peers is None:
-        return 1
+async def _nodes(store: Any, tell: Tell) -> int:
+    """The number of nodes of a server's cluster; 1 where it is none, or does not say."""
     try:
-        nodes: int = await peers()
+        nodes: int = await store.peers() if store.kind == "server" else 1
     except StoreError as error:
         tell(f"cluster   unknown, so shards and copies are the server's defaults, or --shards and --replicas: {error}")
         return 1
     return nodes
 
 
-async def _reachable(store: Store, name: str) -> CollectionSchema | None:
-    """The collection's schema, if it is there. Waits a little for the folder of an embedded engine: a process that was killed
-    lets go of it a moment later."""
-    deadline = time.monotonic() + RELEASE_S
-    while True:
-        try:
-            return await store.describe(name)
-        except StoreError:
-            if store.kind == "server" or time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.2)
+def _served(client: Client) -> dict[str, Any]:
+    """The facts of a server that embeds. Raises InvalidInput for another."""
+    facts = client.info()
+    if facts["hybridtei"].get("role") != "embedding":
+        raise InvalidInput(f"{client.url}: serves no embedding model")
+    return facts
 
 
-def _remote(options: IngestOptions, store: StoreConfig) -> RemoteEmbedder | None:
-    if options.url is None:
-        return None
-    if options.engine == "ray":
-        raise InvalidInput("--url and --engine ray exclude each other: the engines are a server's, or in the cluster")
-    patience_s = store.qdrant_patience
-    return RemoteEmbedder(Client(options.url, api_key=options.url_api_key, timeout_s=REQUEST_TIMEOUT_S, patience_s=patience_s))
+def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> frozenset[Head]:
+    """The outputs to store: those of `names`, or all of the model's. Raises InvalidInput for one that the model lacks."""
+    has = available & frozenset(VECTORS)
+    if names is None:
+        return has
+    known = {head.value: head for head in VECTORS}
+    for name in names:
+        if known.get(name) not in has:
+            raise InvalidInput(f"--outputs names {name!r}; the model has {', '.join(sorted(has))}")
+    return frozenset(known[name] for name in names)
 
 
-def _spec(model: ModelConfig, remote: RemoteEmbedder | None) -> ModelSpec:
+def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
     """Of the model that embeds. With a server, its files are wanted too: they say how to cut, and what is to be stored."""
     try:
         spec = find_model(model)
     except LoadError as error:
-        if remote is None:
+        if served is None:
             raise
         raise LoadError(
             f"{error}\nthe server's model is needed here too, for its tokenizer: name its folder or hub id with --model-id"
         ) from error
     if spec.kind != "embedding":
         raise InvalidInput(f"{model.model_id}: is a {spec.kind}, which makes no vectors")
-    if remote is not None and (offered := remote.outputs) != vector_heads(spec.heads, None):
-        raise InvalidInput(
-            f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives {', '.join(sorted(offered))}: "
-            "name the server's model with --model-id"
-        )
+    if served is not None:
+        offered = frozenset(map(Head, served["hybridtei"]["outputs"])) & frozenset(VECTORS)
+        if offered != vector_heads(spec.heads, None):
+            raise InvalidInput(
+                f"{model.model_id} makes {', '.join(sorted(spec.heads))}, but the server gives {', '.join(sorted(offered))}: "
+                "name the server's model with --model-id"
+            )
     return spec
 
 

@@ -1,32 +1,264 @@
 """Files of many documents: Parquet and CSV, a row a document, and JSON Lines, a line a document.
 
-A small Parquet file may unfold to gigabytes, so its sizes are checked first. Strings stay references into their column's
-dictionary until their row is measured. The footer has the sizes of a column's pages and bounds of its lists; a row group that
-would be large without being large in the file is not opened.
+A line is read up to its allowed length. A small Parquet file may unfold to gigabytes, so its sizes are checked first: the
+footer has the sizes of a column's pages and bounds of its lists, and a row group that would be large without being large in the
+file is not opened. Strings stay references into their column's dictionary until their row is measured.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy
 import orjson
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
-from hybridtei.retrieval.ingest.records import (
-    Line,
-    ReadOptions,
-    Unfit,
-    bounded_lines,
-    decode_line,
-    excerpt,
-    id_of,
-    text_and_rest,
-)
+from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.system.machine import require_extra
+
+Found = Document | Rejection
+Progress = tuple[Found, int]  # and how many bytes of the file are behind it
+ID_FIELDS, TITLE_FIELD = ("_id", "id"), "title"
+
+
+class Unfit(ValueError):
+    """Why a record is no document: the reason in the quarantine. `document_id`: of the record, if it has one."""
+
+    document_id: str | None = None
+
+
+def _found(read: Callable[[], Mapping[str, Any]], written: object, source: str, location: str, options: ReadOptions) -> Found:
+    """The document of the record that `read` gives, or why there is none. `written`: the record as it stands in the source."""
+    try:
+        return _document(read(), source, location, options)
+    except ValueError as error:
+        return Rejection(source, location, str(error), written, error.document_id if isinstance(error, Unfit) else None)
+
+
+def _document(record: Mapping[str, Any], source: str, location: str, options: ReadOptions) -> Document:
+    """The document of a record, whose id is its location where it has none. Raises Unfit."""
+    id_field, document_id = _id(record, options, location.replace(" ", "-"))
+    text_field = options.text_field or "text"
+    try:
+        text, title = _text(record, text_field, options)
+        rest = {name: value for name, value in record.items() if name not in (text_field, TITLE_FIELD, id_field)}
+        return Document(source, document_id, text, title, _metadata(rest, options), location)
+    except Unfit as error:
+        error.document_id = document_id
+        raise
+
+
+def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple[str | None, str]:
+    """(its field, the id). Raises Unfit."""
+    names = (options.id_field,) if options.id_field else ID_FIELDS
+    name = next((name for name in names if name in record), None)
+    if name is None:
+        if options.id_field:
+            raise Unfit(f"has no `{options.id_field}`; it has {_names(record)}: name the id with --id-field")
+        return None, fallback
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Unfit(f"`{name}` is {_kind(value)}, should be a string or a whole number")
+    document_id = str(value)
+    if not 1 <= len(document_id) <= options.max_id_characters:
+        raise Unfit(f"`{name}` has {len(document_id)} characters, should have 1 to {options.max_id_characters}")
+    return name, document_id
+
+
+def _text(record: Mapping[str, Any], field: str, options: ReadOptions) -> tuple[str, str | None]:
+    """(text, title). Raises Unfit."""
+    if field not in record:
+        raise Unfit(f"has no `{field}`; it has {_names(record)}: name the text with --text-field")
+    text, title = record[field], record.get(TITLE_FIELD)
+    if not isinstance(text, str):
+        raise Unfit(f"`{field}` is {_kind(text)}, should be a string")
+    if title is not None and not isinstance(title, str):
+        raise Unfit(f"`{TITLE_FIELD}` is {_kind(title)}, should be a string")
+    if not text.strip() and not (title or "").strip():
+        raise Unfit(f"`{field}` is empty")
+    if len(text) > options.max_document_characters:
+        raise Unfit(f"`{field}` has {len(text)} characters, allowed are {options.max_document_characters}")
+    return text, title or None
+
+
+def _metadata(rest: Mapping[str, Any], options: ReadOptions) -> dict[str, Any]:
+    """The metadata in JSON's types: dates as ISO 8601, other types as text. Raises Unfit."""
+    for name, value in rest.items():
+        _check_finite(value, name, 0)
+    try:
+        written = orjson.dumps(rest, default=_as_text, option=orjson.OPT_NON_STR_KEYS)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Unfit(f"metadata is not JSON: {error}") from None
+    if len(written) > options.max_metadata_bytes:
+        raise Unfit(f"metadata has {len(written)} bytes, allowed are {options.max_metadata_bytes}")
+    plain: dict[str, Any] = orjson.loads(written)
+    return plain
+
+
+def _check_finite(value: Any, path: str, depth: int) -> None:
+    """Raises Unfit for NaN and infinity, which JSON would turn into null."""
+    if depth > 50:
+        raise Unfit(f"`{path[:80]}…` is nested deeper than 50 levels")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Unfit(f"`{path}` is {value}, which is no number that can be stored")
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_finite(item, f"{path}.{name}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_finite(item, path, depth + 1)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        raise TypeError("it holds bytes")
+    return str(value)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _names(record: Mapping[str, Any]) -> str:
+    names = [f"`{str(name)[:40]}`" for name in record]
+    return ", ".join(names[:20]) + ("…" if len(names) > 20 else "") if names else "no fields"
+
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+KEPT_BYTES, SKIP_BYTES = 1000, 1 << 20  # of a line that is too long: kept, and read at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`data`: without the line end. `offset`: of its first byte in the file. `length`: of the whole line, in bytes; where the
+    line is too long, `data` is only its beginning."""
+
+    number: int
+    offset: int
+    data: bytes
+    length: int
+    is_whole: bool = True
+
+    def decoded(self) -> str:
+        """The line's text. Raises ValueError, which names the byte of the file that is not UTF-8."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not UTF-8: byte {self.offset + error.start} of the file") from None
+
+
+def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
+    """Every line, numbered from 1; a byte order mark at the start is left out."""
+    number, offset = 0, len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
+    file.seek(offset)
+    while head := file.readline(max_bytes + len(b"\r\n")):
+        number += 1
+        end, last = offset + len(head), head
+        while not last.endswith(b"\n") and (last := file.readline(SKIP_BYTES)):
+            end += len(last)
+        data = head.removesuffix(b"\n").removesuffix(b"\r")
+        if end == offset + len(head) and len(data) <= max_bytes:
+            yield Line(number, offset, data, len(data))
+        else:
+            ends = (last or head).endswith(b"\n")
+            yield Line(number, offset, data[:KEPT_BYTES], end - offset - ends, is_whole=False)
+        offset = end
+
+
+def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
+    """An object or a string a line; a line without an id has its number as id. Blank lines are skipped."""
+    with path.open("rb") as file:
+        for line in bounded_lines(file, options.max_record_bytes):
+            if not line.is_whole or line.data.strip():
+                read = partial(_object, line, options)
+                yield _found(read, line.data, source, f"line {line.number}", options), line.offset + line.length
+
+
+def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
+    if not line.is_whole:
+        raise Unfit(f"the line has {line.length} bytes, allowed are {options.max_record_bytes}")
+    line.decoded()
+    try:
+        value = orjson.loads(line.data)  # refuses NaN and lone surrogates
+    except ValueError as error:
+        raise Unfit(f"not JSON: {error}") from None
+    if isinstance(value, str):
+        return {options.text_field or "text": value}
+    if not isinstance(value, dict):
+        raise Unfit("the line is neither an object nor a string")
+    return value
+
+
+def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
+    """Rows under a header; commas in .csv, tabs in .tsv. All cells are strings."""
+    csv.field_size_limit(options.max_record_bytes)  # of the process: the module has no other
+    with path.open("rb") as file:
+        lines = _CsvLines(file, options.max_record_bytes)
+        rows = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        header: list[str] | None = None
+        while True:
+            location, lines.row_bytes = f"line {lines.number + 1}", 0
+            try:
+                row = next(rows)
+                lines.raise_if_broken()
+            except StopIteration:
+                return
+            except (csv.Error, ValueError) as error:
+                yield Rejection(source, location, str(error), lines.last), lines.offset
+                if header is None:
+                    return
+                continue
+            if header is None:
+                header = row
+            elif row:
+                yield _found(partial(_cells, header, row), ",".join(row), source, location, options), lines.offset
+
+
+def _cells(header: list[str], row: list[str]) -> Mapping[str, Any]:
+    if len(row) != len(header):
+        raise Unfit(f"the row has {len(row)} cells, the header {len(header)}")
+    return dict(zip(header, row, strict=True))
+
+
+class _CsvLines:
+    """Lines of text for csv.reader. A broken line is replaced, and `raise_if_broken` raises its error."""
+
+    def __init__(self, file: Any, max_bytes: int) -> None:
+        self._lines = bounded_lines(file, max_bytes)
+        self._max_bytes = max_bytes
+        self.number = self.offset = self.row_bytes = 0
+        self.last = b""
+        self._broken: ValueError | None = None
+
+    def __iter__(self) -> _CsvLines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.number, self.offset, self.last = line.number, line.offset + line.length, line.data
+        self.row_bytes += line.length
+        if line.is_whole and self.row_bytes > self._max_bytes:  # the reader begins anew after an exception
+            raise ValueError(f"the row has more than {self._max_bytes} bytes")
+        if not line.is_whole:
+            self._broken = ValueError(f"the line has {line.length} bytes, allowed are {self._max_bytes}")
+            return "\n"
+        try:
+            return line.decoded() + "\n"
+        except ValueError as error:
+            self._broken = error
+            return line.data.decode(errors="replace") + "\n"  # its quotes still count
+
+    def raise_if_broken(self) -> None:
+        broken, self._broken = self._broken, None
+        if broken is not None:
+            raise broken
+
 
 ROWS = 64  # read at a time
 MAX_COLUMN_BYTES = 64_000_000  # of a row group's column, if it is more than so many times what it is in the file:
@@ -40,8 +272,7 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
     import pyarrow
     import pyarrow.parquet
 
-    size = path.stat().st_size
-    number = 0
+    size, number = path.stat().st_size, 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             strings = [column.path for column in file.schema if column.physical_type == "BYTE_ARRAY"]
@@ -52,7 +283,9 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
                 for batch in file.iter_batches(batch_size=ROWS, row_groups=[group]):
                     for row in range(batch.num_rows):
                         number += 1
-                        yield _from_batch_row(batch, row, number, source, options), size * number // total
+                        record: dict[str, Any] = {}
+                        read = partial(_fill, record, batch, row, options)
+                        yield _found(read, record, source, f"row {number}", options), size * number // total
     except (pyarrow.ArrowException, OSError, Unfit) as error:
         yield Rejection(source, f"after row {number}", f"not readable as parquet: {error}"), size
 
@@ -73,24 +306,19 @@ def _check_group(file: Any, group: int, options: ReadOptions) -> None:
             )
 
 
-def _from_batch_row(batch: Any, row: int, number: int, source: str, options: ReadOptions) -> Found:
-    location = f"row {number}"
-    record: dict[str, Any] = {}
-    try:
-        size = 0
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            cell = column.slice(row, 1)
-            size += _size(cell)
-            if size > options.max_record_bytes:
-                raise Unfit(f"the row has {size} bytes up to `{name}`, allowed are {options.max_record_bytes}")
-            try:
-                record[name] = cell[0].as_py()
-            except UnicodeDecodeError as error:
-                raise Unfit(f"`{name}` is not UTF-8: byte {error.start} of the cell") from None
-        present = {name: value for name, value in record.items() if value is not None or name == (options.text_field or "text")}
-        return document_of(present, source, location, f"row-{number}", options)
-    except ValueError as error:
-        return rejection(source, location, error, str(record))
+def _fill(record: dict[str, Any], batch: Any, row: int, options: ReadOptions) -> Mapping[str, Any]:
+    """Read a row's cells into `record`, and return those that hold something. Raises Unfit."""
+    size = 0
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        cell = column.slice(row, 1)
+        size += _size(cell)
+        if size > options.max_record_bytes:
+            raise Unfit(f"the row has {size} bytes up to `{name}`, allowed are {options.max_record_bytes}")
+        try:
+            record[name] = cell[0].as_py()
+        except UnicodeDecodeError as error:
+            raise Unfit(f"`{name}` is not UTF-8: byte {error.start} of the cell") from None
+    return {name: value for name, value in record.items() if value is not None or name == (options.text_field or "text")}
 
 
 def _size(cells: Any) -> int:
@@ -101,7 +329,9 @@ def _size(cells: Any) -> int:
     if types.is_dictionary(kind):
         return _dictionary_size(cells.indices.drop_null().to_numpy(zero_copy_only=False), cells.dictionary)
     if types.is_map(kind):
-        return 0 if cells.null_count else _size(cells.keys.slice(*_span(cells))) + _size(cells.items.slice(*_span(cells)))
+        offsets = cells.offsets
+        entries = offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py()
+        return 0 if cells.null_count else _size(cells.keys.slice(*entries)) + _size(cells.items.slice(*entries))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _size(cells.flatten())
     if types.is_struct(kind):
@@ -111,137 +341,10 @@ def _size(cells: Any) -> int:
     return int(cells.nbytes)
 
 
-def _dictionary_size(places: IntArray, texts: Any) -> int:
+def _dictionary_size(places: Any, texts: Any) -> int:
     """Bytes of dictionary texts, from their offsets alone: taking the texts would copy them."""
     if not len(places):
         return 0
     kind = numpy.dtype("int64" if "large" in str(texts.type) else "int32")
     offsets: Any = numpy.frombuffer(texts.buffers()[1], kind)[texts.offset :]
     return int(numpy.sum(offsets[places + 1] - offsets[places], dtype=numpy.int64))
-
-
-def _span(cells: Any) -> tuple[int, int]:
-    """(first entry, number of entries) of a map's cells."""
-    offsets = cells.offsets
-    return offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py()
-
-
-IntArray = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
-Found = Document | Rejection
-Progress = tuple[Found, int]  # and how many bytes of the file are behind it
-
-
-def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """An object or a string a line; a line without an id has its number as id. Blank lines are skipped."""
-    with path.open("rb") as file:
-        for line in bounded_lines(file, options.max_record_bytes):
-            if line.is_whole and not line.data.strip():
-                continue
-            yield _from_line(line, source, options), line.offset + line.length
-
-
-def _from_line(line: Line, source: str, options: ReadOptions) -> Found:
-    location = f"line {line.number}"
-    try:
-        if not line.is_whole:
-            raise Unfit(f"the line has {line.length} bytes, allowed are {options.max_record_bytes}")
-        decode_line(line)
-        return document_of(_parsed(line.data, options), source, location, f"line-{line.number}", options)
-    except ValueError as error:
-        return rejection(source, location, error, line.data)
-
-
-def _parsed(data: bytes, options: ReadOptions) -> Mapping[str, Any]:
-    try:
-        value = orjson.loads(data)  # refuses NaN and lone surrogates
-    except ValueError as error:
-        raise Unfit(f"not JSON: {error}") from None
-    if isinstance(value, str):
-        return {options.text_field or "text": value}
-    if not isinstance(value, dict):
-        raise Unfit("the line is neither an object nor a string")
-    return value
-
-
-def document_of(record: Mapping[str, Any], source: str, location: str, fallback: str, options: ReadOptions) -> Document:
-    """The document of a record. Raises Unfit, with the record's id where it has one."""
-    try:
-        document_id, text, title, metadata = text_and_rest(record, options, fallback)
-    except Unfit as error:
-        error.document_id = id_of(record, options, fallback)
-        raise
-    return Document(source, document_id, text, title, metadata, location)
-
-
-def rejection(source: str, location: str, error: ValueError, written: bytes | str) -> Rejection:
-    """The rejection of a record; `written`: its bytes or text in the source."""
-    return Rejection(source, location, str(error), excerpt(written), error.document_id if isinstance(error, Unfit) else None)
-
-
-def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """Rows under a header; commas in .csv, tabs in .tsv. All cells are strings."""
-    csv.field_size_limit(options.max_record_bytes)  # of the process: the module has no other
-    with path.open("rb") as file:
-        lines = _CsvLines(file, options.max_record_bytes)
-        rows = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
-        header: list[str] | None = None
-        while True:
-            began, lines.row_bytes = lines.number + 1, 0
-            try:
-                row = next(rows)
-                lines.raise_if_broken()
-            except StopIteration:
-                return
-            except (csv.Error, ValueError) as error:
-                lines.broken = None
-                yield Rejection(source, f"line {began}", str(error), excerpt(lines.last)), lines.offset
-                if header is None:
-                    return
-                continue
-            if header is None:
-                header = row
-            elif row:
-                yield _from_row(header, row, source, f"line {began}", options), lines.offset
-
-
-def _from_row(header: list[str], row: list[str], source: str, location: str, options: ReadOptions) -> Found:
-    try:
-        if len(row) != len(header):
-            raise Unfit(f"the row has {len(row)} cells, the header {len(header)}")
-        return document_of(dict(zip(header, row, strict=True)), source, location, location.replace(" ", "-"), options)
-    except Unfit as error:
-        return rejection(source, location, error, ",".join(row))
-
-
-class _CsvLines:
-    """Lines of text for csv.reader. A broken line is replaced, and `raise_if_broken` raises its error."""
-
-    def __init__(self, file: Any, max_bytes: int) -> None:
-        self._lines = bounded_lines(file, max_bytes)
-        self._max_bytes = max_bytes
-        self.number = self.offset = self.row_bytes = 0
-        self.last = b""
-        self.broken: str | None = None
-
-    def __iter__(self) -> _CsvLines:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.number, self.offset, self.last = line.number, line.offset + line.length, line.data
-        self.row_bytes += line.length
-        if line.is_whole and self.row_bytes > self._max_bytes:  # the reader begins anew after an exception
-            raise ValueError(f"the row has more than {self._max_bytes} bytes")
-        if not line.is_whole:
-            self.broken = f"the line has {line.length} bytes, allowed are {self._max_bytes}"
-            return "\n"
-        try:
-            text = decode_line(line)
-        except ValueError as error:
-            self.broken = str(error)
-            text = line.data.decode(errors="replace")  # its quotes still count
-        return text + "\n"
-
-    def raise_if_broken(self) -> None:
-        if self.broken is not None:
-            raise ValueError(self.broken)

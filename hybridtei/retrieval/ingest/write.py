@@ -24,24 +24,58 @@ from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.chunking import Rejection, payload_of
 from hybridtei.retrieval.ingest.ledger import IDS_AT_ONCE, Ledger
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, PendingDocument, Preparation
-from hybridtei.retrieval.ingest.records import excerpt
 from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.nodes import retry_unavailable
 from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
 
 RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is at fault and not the texts
+MAX_HELD_BYTES = 64_000_000  # of vectors in memory; more are written to a temporary file
+
+
+class _Held:
+    """Chunks, with their vectors, of the one document that is stored already and whose new version is not read to its end."""
+
+    def __init__(self) -> None:
+        self._vectors: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
+        self._parts: list[list[PendingChunk]] = []
+
+    @property
+    def pending(self) -> PendingDocument | None:
+        return self._parts[0][0].pending if self._parts else None
+
+    def add(self, pieces: list[PendingChunk], embeddings: Embeddings) -> None:
+        pickle.dump(embeddings, self._vectors, protocol=5)  # into a file without a name, which only this process reads
+        self._parts.append(pieces)
+
+    def parts(self) -> Iterator[tuple[list[PendingChunk], Embeddings]]:
+        """(pieces, rows) in the order in which they were added."""
+        self._vectors.seek(0)
+        for pieces in self._parts:
+            yield pieces, pickle.load(self._vectors)
+
+    def clear(self) -> None:
+        self._vectors.seek(0)
+        self._vectors.truncate()
+        self._parts.clear()
+
+    def close(self) -> None:
+        """Frees the memory and the file."""
+        self._vectors.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
     """`patience_s`: how long a change is retried where the store does not retry itself."""
 
-    ledger: Ledger
     schema: CollectionSchema
     preparation: Preparation
     patience_s: float
     _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # of each text: did it fail
-    _held: dict[PendingDocument, BufferedDocument] = field(default_factory=dict)
+    _held: _Held = field(default_factory=_Held)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.preparation.ledger
 
     async def write(self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]) -> None:
         """Stores and notes a batch, but for documents that wait for chunks of later batches.
@@ -67,9 +101,7 @@ class Writer:
 
     def close(self) -> None:
         """Drops the chunks that wait for the rest of their document."""
-        for held in self._held.values():
-            held.close()
-        self._held.clear()
+        self._held.close()
 
     async def delete_documents(self, keys: Sequence[str]) -> None:
         """Deletes documents, the first chunk of each last, so that after a kill in between the next ingest finds it."""
@@ -87,29 +119,19 @@ class Writer:
         complete: Collection[PendingDocument],
     ) -> list[PendingChunk]:
         """Stores pieces, but for those that wait. Returns the stored ones."""
-        waiting = [place for place, piece in enumerate(pieces) if self._waits(piece, complete)]
-        await asyncio.to_thread(self._hold, [pieces[place] for place in waiting], embeddings, waiting)
         stored: list[PendingChunk] = []
-        for pending in complete:
-            if (held := self._held.pop(pending, None)) is not None:
-                for part, vectors in held.parts():
-                    await self._send(self._points(part, vectors))
-                    stored += part
-                held.close()
-        chosen = [place for place, piece in enumerate(pieces) if not piece.pending.failed and not self._waits(piece, complete)]
+        if self._held.pending in complete:
+            for part, vectors in self._held.parts():
+                await self._send(self._points(part, vectors))
+                stored += part
+            self._held.clear()
+        going = [place for place, piece in enumerate(pieces) if not piece.pending.failed]
+        waiting = [place for place in going if pieces[place].pending.stored and pieces[place].pending not in complete]
+        if waiting:  # all of the batch's last document
+            await asyncio.to_thread(self._held.add, [pieces[place] for place in waiting], embeddings.take(waiting))
+        chosen = [place for place in going if place not in waiting]
         await self._send([points[place] for place in chosen])
         return stored + [pieces[place] for place in chosen]
-
-    @staticmethod
-    def _waits(piece: PendingChunk, complete: Collection[PendingDocument]) -> bool:
-        """Whether the collection holds the document, and chunks of the new version are still to come."""
-        return piece.pending.stored and not piece.pending.failed and piece.pending not in complete
-
-    def _hold(self, pieces: list[PendingChunk], embeddings: Embeddings, rows: list[int]) -> None:
-        for pending in dict.fromkeys(piece.pending for piece in pieces):
-            of_it = [place for place, piece in enumerate(pieces) if piece.pending is pending]
-            held = self._held.setdefault(pending, BufferedDocument())
-            held.add([pieces[place] for place in of_it], embeddings.take([rows[place] for place in of_it]))
 
     async def _send(self, points: Sequence[models.PointStruct]) -> None:
         if points:
@@ -120,13 +142,11 @@ class Writer:
         if piece.pending.failed:
             return
         piece.pending.failed = True
-        if (held := self._held.pop(piece.pending, None)) is not None:
-            held.close()
+        if self._held.pending is piece.pending:
+            self._held.clear()
         document = piece.pending.document
         location = f"{document.location}, chunk {piece.chunk.number}"
-        self.preparation.quarantine.add(
-            Rejection(document.source, location, reason, excerpt(piece.chunk.text), document.document_id)
-        )
+        self.preparation.quarantine.add(Rejection(document.source, location, reason, piece.chunk.text, document.document_id))
 
     async def _delete_stale(self, complete: Iterable[PendingDocument]) -> None:
         """Deletes the chunks by which stored versions are longer."""
@@ -185,29 +205,3 @@ def _objection(point: models.PointStruct, schema: CollectionSchema) -> str | Non
     except InvalidPoint as error:
         return str(error)
     return None
-
-
-MAX_HELD_BYTES = 64_000_000  # of vectors in memory; more are written to a temporary file
-
-
-class BufferedDocument:
-    """Pieces of one document with their vectors, in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._vectors: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
-        self._parts: list[list[PendingChunk]] = []
-
-    def add(self, pieces: Sequence[PendingChunk], embeddings: Embeddings) -> None:
-        """A row for each piece."""
-        pickle.dump(embeddings, self._vectors, protocol=5)  # into a file without a name, which only this process reads
-        self._parts.append([*pieces])
-
-    def parts(self) -> Iterator[tuple[list[PendingChunk], Embeddings]]:
-        """(pieces, rows) in the order in which they were added."""
-        self._vectors.seek(0)
-        for pieces in self._parts:
-            yield pieces, pickle.load(self._vectors)
-
-    def close(self) -> None:
-        """Frees the memory and the file."""
-        self._vectors.close()

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,12 @@ from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embedder
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import Chunker, settings_for
-from hybridtei.retrieval.ingest.embedders import VECTORS
-from hybridtei.retrieval.ingest.files import source_files
-from hybridtei.retrieval.ingest.identity import Source, claimed
-from hybridtei.retrieval.ingest.ledger import FileCache
+from hybridtei.retrieval.ingest.files import Quarantine, source_files
+from hybridtei.retrieval.ingest.ledger import FileCache, Ledger, Source, claimed
 from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
 from hybridtei.retrieval.ingest.pipeline import ingest
 from hybridtei.retrieval.ingest.prepare import Preparation
-from hybridtei.retrieval.ingest.records import Quarantine
+from hybridtei.retrieval.ingest.run import VECTORS
 from hybridtei.retrieval.store.base import CollectionSchema, Store
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import schema_for
@@ -90,17 +89,19 @@ class Ingest:
             settings=f"{chunks}",
             first_settings=b"",
             source=found,
+            ledger=Ledger(store, name, asyncio.get_running_loop()),
             cache=cache,
         )
         self.stats = preparation.stats
         lock = self.folder / "small.lock"
         used = embedder or self.embedder(model)
-        settings = {"outputs": model.spec.heads & frozenset(VECTORS)}
+        encode = partial(used.encode, outputs=model.spec.heads & frozenset(VECTORS), input_type="document")
         try:
             async with claimed(store, name, plan(model), lock, print) as schema:
                 if found.record:
                     await store.annotate(name, found.record)
-                return await ingest(preparation, used, store, name, schema, encode_settings=settings)
+                await ingest(preparation, encode, schema)
+                return self.stats
         finally:
             self.stats.quarantined = len(preparation.quarantine)
             cache.close()

@@ -15,7 +15,6 @@ from hybridtei.client import Client
 from hybridtei.errors import BackendError
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import CHUNK, DOCUMENT_ID, TEXT
-from hybridtei.retrieval.ingest.embedders import RemoteEmbedder
 from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
 from tests.retrieval.store.memory_store import MemoryStore
@@ -68,18 +67,18 @@ async def changed_against(
 ) -> tuple[Any, Ingest]:
     """An ingest, and then one of other texts while the server is ill: (what the second raised, the ingest)."""
     store, ingest, raised = MemoryStore(), Ingest(tmp_path), None
-    await ingest.run(write(tmp_path / "in.jsonl", texts_of(count, "by words")), store, RemoteEmbedder(Client(proxy.url)))
+    await ingest.run(write(tmp_path / "in.jsonl", texts_of(count, "by words")), store, Client(proxy.url))
     before = stored(await points(store))
     assert len(before) == count
     proxy.instead = instead
-    remote = RemoteEmbedder(Client(proxy.url, patience_s=1))
+    remote = Client(proxy.url, patience_s=1)
     try:
         await ingest.run(write(tmp_path / "in.jsonl", texts_of(count, "by meaning")), store, remote)
     except (ConnectionError, BackendError) as error:
         raised = error
     assert stored(await points(store)) == before, "what is stored was touched"
     proxy.instead = lambda body: None
-    outcome = await ingest.run(tmp_path / "in.jsonl", store, RemoteEmbedder(Client(proxy.url)))
+    outcome = await ingest.run(tmp_path / "in.jsonl", store, Client(proxy.url))
     assert (outcome.points, ingest.stats.documents) == (count, count)
     return raised, ingest
 
@@ -129,6 +128,6 @@ async def test_a_long_document_keeps_its_stored_version_where_a_later_chunk_fail
 async def test_a_text_beyond_the_servers_limit_is_its_own_fault(tmp_path):
     store, ingest, texts = MemoryStore(), Ingest(tmp_path), {"large": "x" * 5000, "small": "one two"}
     with serving(server={"payload_limit": 2000}) as server:
-        outcome = await ingest.run(write(tmp_path / "in.jsonl", texts), store, RemoteEmbedder(Client(server.url)))
+        outcome = await ingest.run(write(tmp_path / "in.jsonl", texts), store, Client(server.url))
     assert stored(await points(store)).keys() == {"small"}
     assert (outcome.points, ingest.stats.quarantined) == (1, 1)

@@ -15,11 +15,12 @@ from hybridtei.batch import Head
 from hybridtei.client import Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import BackendError, EmptyInput, InvalidInput, TokenizerError
+from hybridtei.errors import BackendError, EmptyInput, InvalidInput, NoKey, TokenizerError
 from hybridtei.inference.tasks.embed import Embedder
 from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.ingest.embedders import RemoteEmbedder, embed_each, vector_heads
+from hybridtei.retrieval.ingest.pipeline import embed_each
+from hybridtei.retrieval.ingest.run import vector_heads
 from tests import stand_in
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
@@ -49,8 +50,7 @@ def assert_equal(one, other) -> None:
 
 def test_a_server_gives_what_the_engine_gives():
     with serving() as server:
-        remote = RemoteEmbedder(Client(server.url))
-        assert remote.outputs == HEADS
+        remote = Client(server.url)
         assert_equal(documents_by(remote, HEADS)(TEXTS), local()(TEXTS))
         remote.close()
 
@@ -58,7 +58,7 @@ def test_a_server_gives_what_the_engine_gives():
 def test_a_servers_spans_are_the_engines():
     spans = [[(0, 4), (5, 6)] * (1 + i % 4) for i in range(len(TEXTS))]
     with serving(server={"max_client_batch_size": 3}) as server:
-        remote = RemoteEmbedder(Client(server.url))
+        remote = Client(server.url)
         wanted = local()(TEXTS, spans=spans)
         assert len(wanted) == sum(map(len, spans))
         assert_equal(documents_by(remote, HEADS)(TEXTS, spans=spans), wanted)
@@ -70,7 +70,7 @@ def test_a_servers_spans_are_the_engines():
 @pytest.mark.parametrize("model", [{"multivector_tokens": 2}, {"multivector_dtype": "int8"}, {"multivector_dtype": "binary"}])
 def test_a_servers_own_budget_is_not_the_collections(model):
     with serving(model=model) as server:
-        remote = RemoteEmbedder(Client(server.url))
+        remote = Client(server.url)
         assert_equal(documents_by(remote, HEADS)(TEXTS[:5]), local()(TEXTS[:5]))
         remote.close()
 
@@ -80,7 +80,7 @@ def test_a_servers_prompt_for_documents_is_used():
     model = small.model(spec)
     wanted = local(model)(TEXTS)
     with serving(spec) as server:
-        remote = RemoteEmbedder(Client(server.url))
+        remote = Client(server.url)
         assert_equal(documents_by(remote, HEADS)(TEXTS), wanted)
         remote.close()
 
@@ -125,7 +125,7 @@ def answering(answers: list[tuple[int, dict[str, str], Any]]) -> Iterator[tuple[
 
 def test_patience_ends():
     with answering([(429, {"retry-after": "100"}, b"busy now")]) as (url, _):
-        remote = RemoteEmbedder(Client(url, patience_s=1))
+        remote = Client(url, patience_s=1)
         with pytest.raises(ConnectionError, match=r"no answer within 1 s.*429: busy now"):
             documents_by(remote, frozenset({Head.DENSE}))(["one"])
         remote.close()
@@ -140,7 +140,7 @@ def test_patience_ends():
         ((413, {}, b"Failed to buffer the request body: length limit exceeded"), InvalidInput, "length limit"),
         ((424, {}, {"error": "pass failed", "error_type": "Backend"}), BackendError, "pass failed"),
         ((200, {}, [{"dense": ["x"]}]), BackendError, "not what was asked for"),
-        ((401, {}, b""), ConnectionError, "status 401"),
+        ((401, {}, b""), NoKey, "status 401"),
         ((404, {}, {"error": "no model", "error_type": "NotFound"}), ConnectionError, "no model"),
         ((200, {}, b"<html>please\n log in"), ConnectionError, "status 200: <html>please log in"),
         ((400, {}, b"<html>bad gateway rule"), ConnectionError, "status 400: <html>bad gateway rule"),
@@ -153,16 +153,21 @@ def test_patience_ends():
     ],
 )
 def test_only_the_servers_own_errors_are_a_texts_fault(answer, error, why):
-    with answering([answer]) as (url, _):
-        remote = RemoteEmbedder(Client(url, patience_s=1))
+    with answering([answer]) as (url, _), Client(url, patience_s=1) as client:
+        embed = documents_by(client, frozenset({Head.DENSE}))
         with pytest.raises(error, match=why):
-            documents_by(remote, frozenset({Head.DENSE}))(["one"])
-        remote.close()
+            embed(["one"])
+        if error in (ConnectionError, NoKey):
+            with pytest.raises(error, match=why):
+                embed_each(embed, ["one"])
+        else:
+            (reason,) = embed_each(embed, ["one"])[1]
+            assert why in reason
 
 
 def test_a_sparse_vector_of_unequal_lengths_is_refused():
     with answering([(200, {}, [{"sparse": {"indices": [1, 2], "values": [0.5]}}])]) as (url, _):
-        remote = RemoteEmbedder(Client(url, patience_s=1))
+        remote = Client(url, patience_s=1)
         with pytest.raises(BackendError, match="2 indices and 1 values"):
             documents_by(remote, frozenset({Head.SPARSE}))(["one"])
         remote.close()

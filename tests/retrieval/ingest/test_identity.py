@@ -17,19 +17,19 @@ from qdrant_client.models import Distance, VectorParams
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.config import ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError
 from hybridtei.models.checkpoint.files import EMBEDDED_HEADS
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.retrieval.ingest import identity
+from hybridtei.retrieval.ingest import ledger
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest import run as running
 from hybridtei.retrieval.ingest.chunking import DIGEST
-from hybridtei.retrieval.ingest.identity import LEASE, SOURCES, Source, leased, locked
 from hybridtei.retrieval.ingest.indexing import THRESHOLD
-from hybridtei.retrieval.ingest.options import IngestOptions, Summary
-from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.ingest.ledger import LEASE, SOURCES, Source, leased, locked
+from hybridtei.retrieval.ingest.options import Summary
+from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.query import CollectionPlan
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
@@ -86,8 +86,8 @@ def run(source: Path, url: str, machine: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(machine))
     tell = more.pop("tell", lambda line: None)
     quarantine = str(machine / "quarantine.jsonl")
-    options = IngestOptions(source=str(source), collection="c", quarantine=quarantine, quiet=True, **more)
-    return run_ingest(options, ModelConfig(), EngineConfig(), StoreConfig(qdrant_url=url, qdrant_patience=5.0), tell=tell)
+    store = StoreConfig(qdrant_url=url, qdrant_patience=5.0)
+    return ingest(source, "c", store=store, tell=tell, quarantine=quarantine, quiet=True, **more)
 
 
 def test_another_address_and_another_machine_embed_nothing_again(
@@ -96,13 +96,13 @@ def test_another_address_and_another_machine_embed_nothing_again(
     _, (a, b) = nodes
     assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
     again = run(source, f"{b},{a}", tmp_path / "m1", monkeypatch)
-    assert (again.stats.documents, again.stats.skipped) == (0, COUNT)
+    assert (again.stats.documents, again.stats.unchanged) == (0, COUNT)
     elsewhere = run(source, b, tmp_path / "m2", monkeypatch)
-    assert (elsewhere.stats.documents, elsewhere.stats.skipped, elsewhere.stats.points) == (0, COUNT, COUNT)
+    assert (elsewhere.stats.documents, elsewhere.stats.unchanged, elsewhere.stats.points) == (0, COUNT, COUNT)
     changed = write(source, {f"d{i}": f"a boundary layer on plate {i}" for i in range(1, COUNT)} | {"d0": "a wing"})
     assert run(changed, b, tmp_path / "m2", monkeypatch).stats.documents == 1
     back = run(changed, a, tmp_path / "m1", monkeypatch)  # whose cache has the old version of the file
-    assert (back.stats.documents, back.stats.skipped, back.stats.points) == (0, COUNT, COUNT)
+    assert (back.stats.documents, back.stats.unchanged, back.stats.points) == (0, COUNT, COUNT)
 
 
 def test_late_chunks_are_others_than_plain_ones_and_are_remembered(
@@ -175,7 +175,7 @@ def test_an_ingest_goes_on_across_a_failover(
     assert "upsert" in first.calls
     assert "upsert" in second.calls
     later = run(source, b, tmp_path / "m1", monkeypatch)
-    assert (later.stats.documents, later.stats.skipped) == (0, COUNT)
+    assert (later.stats.documents, later.stats.unchanged) == (0, COUNT)
 
 
 async def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ async def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> 
         one = records[place]
         await store.upsert("small", [models.PointStruct(id=one.id, vector=one.vector, payload={**one.payload, **change})])
     outcome = await ingest.run(tmp_path / "in.jsonl", store)
-    assert (ingest.stats.documents, ingest.stats.skipped) == (3, 1)
+    assert (ingest.stats.documents, ingest.stats.unchanged) == (3, 1)
     assert outcome.points == before
 
 
@@ -240,7 +240,7 @@ async def test_however_a_path_is_typed_its_documents_are_the_same(tmp_path: Path
     await ingest.run(Path("docs"), store)
     for path in ("./docs/", folder, "docs/../docs", "link", "docs/a.txt", folder / "b.txt"):
         outcome = await ingest.run(Path(path), store)
-        assert (ingest.stats.documents, outcome.points, outcome.missing) == (0, 2, 0), path
+        assert (ingest.stats.documents, outcome.points, outcome.documents_missing) == (0, 2, 0), path
     (folder / "a.txt").write_text("one three")
     await ingest.run(Path("docs/a.txt"), store)
     assert (ingest.stats.documents, {one.payload["document_id"] for one in await points(store)}) == (
@@ -257,9 +257,9 @@ async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(t
     store, ingest = MemoryStore(), Ingest(tmp_path)
     await ingest.run(folder / "a.txt", store)
     outcome = await ingest.run(folder, store)
-    assert (ingest.stats.documents, ingest.stats.skipped, outcome.points, outcome.missing) == (1, 1, 2, 0)
+    assert (ingest.stats.documents, ingest.stats.unchanged, outcome.points, outcome.documents_missing) == (1, 1, 2, 0)
     (folder / "a.txt").unlink()
-    assert (await ingest.run(folder, store)).missing == 1
+    assert (await ingest.run(folder, store)).documents_missing == 1
 
 
 def test_one_ingest_at_a_time_into_a_folders_collection(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ async def holder(store: MemoryStore) -> Any:
 
 
 async def test_a_lease_is_renewed_refused_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "RENEW_S", 0.01)
-    monkeypatch.setattr(identity, "POLL_S", 0.05)
+    monkeypatch.setattr(ledger, "RENEW_S", 0.01)
+    monkeypatch.setattr(ledger, "POLL_S", 0.05)
     store, told = await collection(MemoryStore()), list[str]()
     async with leased(store, "c", told.append):
         assert str(os.getpid()) in await holder(store)
@@ -298,8 +298,8 @@ async def test_a_lease_is_renewed_refused_and_given_back(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("left_by", [f"{socket.gethostname()}:999999999:x", "another-machine:1:x"])
 async def test_the_lease_of_a_killed_ingest_is_taken_over(monkeypatch: pytest.MonkeyPatch, left_by: str) -> None:
-    monkeypatch.setattr(identity, "LEASE_S", 0.2)
-    monkeypatch.setattr(identity, "POLL_S", 0.05)
+    monkeypatch.setattr(ledger, "LEASE_S", 0.2)
+    monkeypatch.setattr(ledger, "POLL_S", 0.05)
     store, told = await collection(MemoryStore()), list[str]()
     await store.annotate("c", {LEASE: {"holder": left_by, "renewed": 3}})
     async with leased(store, "c", told.append):
@@ -308,7 +308,7 @@ async def test_the_lease_of_a_killed_ingest_is_taken_over(monkeypatch: pytest.Mo
 
 
 async def test_an_ingest_ends_whose_lease_another_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "RENEW_S", 0.01)
+    monkeypatch.setattr(ledger, "RENEW_S", 0.01)
     store = await collection(MemoryStore())
 
     async def robbed() -> None:

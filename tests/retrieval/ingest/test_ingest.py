@@ -19,7 +19,7 @@ from hybridtei.errors import BackendError, StoreUnavailable
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE, Chunker, settings_for
-from hybridtei.retrieval.ingest.embedders import VECTORS
+from hybridtei.retrieval.ingest.run import VECTORS
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.server import ServerStore
 from tests.inference.engine import small
@@ -100,10 +100,10 @@ async def test_a_second_run_does_nothing_and_a_changed_document_is_done_again(tm
     store, ingest = MemoryStore(), Ingest(tmp_path)
     await ingest.run(source, store)
     await ingest.run(source, store)
-    assert (ingest.stats.documents, ingest.stats.skipped) == (0, 100)
+    assert (ingest.stats.documents, ingest.stats.unchanged) == (0, 100)
     changed = {f"d{i}": f"text number {i} of words" for i in range(100)} | {"d7": "other words", "new": "seven"}
     await ingest.run(write(source, changed), store)
-    assert (ingest.stats.documents, ingest.stats.skipped) == (2, 99)
+    assert (ingest.stats.documents, ingest.stats.unchanged) == (2, 99)
     texts = {record.payload[DOCUMENT_ID]: record.payload[TEXT] for record in await points(store)}
     assert texts == changed
 
@@ -199,7 +199,7 @@ async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(t
     assert outcome.points == 2
     assert {one[0] for one in ids_of(await points(store))} == {"good", "last"}
     again = await ingest.run(tmp_path / "in.jsonl", store, Poisoned(ingest.embedder(model)))
-    assert (again.points, ingest.stats.skipped, ingest.stats.quarantined) == (2, 2, 10)
+    assert (again.points, ingest.stats.unchanged, ingest.stats.quarantined) == (2, 2, 10)
     await store.close()
     reopened = EmbeddedStore(str(tmp_path / "qdrant"))
     assert len(await points(reopened, with_vectors=True)) == 2
@@ -292,7 +292,7 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
         assert there >= acknowledged
         ingest.backend = {}
         outcome = await ingest.run(source, store)
-        assert ingest.stats.skipped == there
+        assert ingest.stats.unchanged == there
         assert outcome.points == 100
         assert ids_of(await points(store)) == Counter((f"d{i}", 0) for i in range(100))
         await store.close()

@@ -43,7 +43,7 @@ def test_a_broken_cache_is_made_again(tmp_path, content):
 
 
 async def test_nothing_is_asked_of_an_empty_collection():
-    ledger = Ledger(None, "c", 0)  # type: ignore[arg-type] - whatever it asked would raise
+    ledger = Ledger(None, "c", None)  # type: ignore[arg-type] - whatever it asked would raise
     assert await ledger.keys_below(["docs"]) == {}
     assert await ledger.documents([]) == {}
 

@@ -7,8 +7,8 @@ from io import BytesIO
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.retrieval.ingest import records as lines
-from hybridtei.retrieval.ingest.records import bounded_lines
+from hybridtei.retrieval.ingest import tables as lines
+from hybridtei.retrieval.ingest.tables import bounded_lines
 
 
 @given(

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from hybridtei import cli
-from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.retrieval import ray as on_ray
-from hybridtei.retrieval.ingest.options import IngestOptions, Summary
-from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.ingest.options import Summary
+from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.system import machine
 from tests.retrieval.ingest.ray_processes import named
@@ -53,19 +53,12 @@ def alone(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Summa
 
 def end(summary: Summary) -> tuple[int, int, int, bool]:
     stats = summary.stats
-    return stats.points, stats.missing, stats.deleted, stats.stopped
+    return stats.points, stats.documents_missing, stats.documents_deleted, stats.stopped
 
 
 def ingested(source: Path, folder: Path, *, ray: bool = True) -> Summary:
-    request = IngestOptions(
-        source=str(source),
-        collection="c",
-        quarantine=str(folder / "quarantine.jsonl"),
-        quiet=True,
-        engine="ray" if ray else "local",
-        ray_workers=2 if ray else None,
-    )
-    return run_ingest(request, ModelConfig(), EngineConfig(), StoreConfig(qdrant_path=str(folder / "qdrant")))
+    engine = {"engine": "ray", "ray_workers": 2} if ray else {}
+    return ingest(source, "c", store=folder / "qdrant", quarantine=str(folder / "quarantine.jsonl"), quiet=True, **engine)
 
 
 def stored(folder: Path) -> dict:
@@ -139,7 +132,7 @@ def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, a
     assert quarantined(tmp_path) == quarantined(alone[1])
 
     again = ingested(source, tmp_path)
-    assert (again.stats.documents, again.stats.skipped, again.stats.files) == (0, TEXTS + 3, 2)
+    assert (again.stats.documents, again.stats.unchanged, again.stats.files) == (0, TEXTS + 3, 2)
     assert end(again) == end(told)
 
 

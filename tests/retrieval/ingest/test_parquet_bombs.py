@@ -17,7 +17,7 @@ import resource, sys, json
 from pathlib import Path
 import pyarrow, pyarrow.parquet, pyarrow.compute
 from hybridtei.retrieval.ingest.chunking import Rejection
-from hybridtei.retrieval.ingest.records import ReadOptions
+from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.files import documents_of, source_files
 pyarrow.set_memory_pool(pyarrow.system_memory_pool())
 pyarrow.set_cpu_count(1)

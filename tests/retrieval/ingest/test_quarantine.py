@@ -7,9 +7,9 @@ import json
 import pytest
 
 from hybridtei.errors import InvalidInput
-from hybridtei.retrieval.ingest import records as module
+from hybridtei.retrieval.ingest import files as module
 from hybridtei.retrieval.ingest.chunking import Rejection
-from hybridtei.retrieval.ingest.records import Quarantine
+from hybridtei.retrieval.ingest.files import Quarantine
 
 
 def test_it_is_written_anew_and_only_if_there_is_something(tmp_path):

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
-from hybridtei.retrieval.ingest.records import ReadOptions
+from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.retrieval.ingest.tables import read_csv, read_jsonl, read_parquet
 
 SMALL = ReadOptions(max_record_bytes=1000, max_document_characters=500, max_metadata_bytes=100)

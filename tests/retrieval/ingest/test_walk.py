@@ -10,7 +10,7 @@ import pytest
 from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.ingest.chunking import Document
 from hybridtei.retrieval.ingest.files import documents_of, source_files
-from hybridtei.retrieval.ingest.records import ReadOptions
+from hybridtei.retrieval.ingest.options import ReadOptions
 
 
 def labels(source: Path, name: str | None = None) -> list[str]:

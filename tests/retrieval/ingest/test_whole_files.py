@@ -9,7 +9,7 @@ from pypdf import PdfWriter
 
 from hybridtei.retrieval.ingest.chunking import Document, Rejection
 from hybridtei.retrieval.ingest.files import read_whole
-from hybridtei.retrieval.ingest.records import ReadOptions
+from hybridtei.retrieval.ingest.options import ReadOptions
 
 
 def read(path: Path, data: bytes, **options) -> Document | Rejection:

@@ -18,8 +18,8 @@ from qdrant_client import models
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import CollectionMismatch, HybridTeiError, InvalidInput
-from hybridtei.retrieval.ingest.options import IngestOptions, Summary
-from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.ingest.options import Summary
+from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.migrate import run as running
 from hybridtei.retrieval.migrate.run import MigrationRun
@@ -257,9 +257,8 @@ def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again
 
 
 def ingested(place: Path, folder: Path) -> Summary:
-    options = IngestOptions(source=str(place / "notes"), collection=NAME, model_named=True, quiet=True)
-    store = StoreConfig(qdrant_path=str(place / "store"))
-    return run_ingest(options, ModelConfig(model_id=str(folder)), EngineConfig(), store)
+    model = ModelConfig(model_id=str(folder))
+    return ingest(place / "notes", NAME, model, place / "store", model_named=True, quiet=True)
 
 
 def migrated(place: Path, said: list[str] | None = None, **options: Any) -> None:

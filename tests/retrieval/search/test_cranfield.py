@@ -15,8 +15,7 @@ import pytest
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.retrieval.evaluate.measures import evaluate, read_judgements
-from hybridtei.retrieval.ingest.options import IngestOptions
-from hybridtei.retrieval.ingest.run import run_ingest
+from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.server.start import in_process
@@ -53,16 +52,16 @@ def part_of_it(folder: Path) -> Path:
 def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
     source = part_of_it(tmp_path / "cranfield")
     judged, place = read_judgements(source), StoreConfig(qdrant_path=str(tmp_path / "qdrant"))
-    request = IngestOptions(
-        source=str(source),
-        collection="cranfield",
+    summary = ingest(
+        source,
+        "cranfield",
+        store=place,
         no_chunking=True,
         quiet=True,
         model_named=True,
         plan=CollectionPlan(multivector_tokens=0, multivector_dtype="float"),  # all ways, also those that find by MaxSim
         quarantine=str(tmp_path / "quarantine.jsonl"),
     )
-    summary = run_ingest(request, ModelConfig(), EngineConfig(), place)
     assert summary.stats.points == DOCUMENTS
     evaluation, documents = asyncio.run(through_the_database(judged, place))
     encoder = Encoder.load()
