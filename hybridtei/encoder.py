@@ -9,11 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
-from hybridtei.batch import EMBEDDINGS, Encoding, Head, Ragged, pack
+from hybridtei.batch import Encoding, Head, pack
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_value
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput
 from hybridtei.inference.backends.base import Backend
@@ -21,11 +20,11 @@ from hybridtei.inference.engine.core import EngineCore, shared_tokens
 from hybridtei.inference.engine.engine import run_all
 from hybridtei.inference.load import configured, load_model
 from hybridtei.inference.tasks.base import Model, Task
-from hybridtei.inference.tasks.embed import Embed, InputType, QueryEncoder, check_spelled
+from hybridtei.inference.tasks.embed import Embed, InputType, QueryEncoder, check_spelled, heads_named, no_rows
 from hybridtei.inference.tasks.label import Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
 from hybridtei.inference.tasks.pooling import MultivectorBudget, as_budget, budget_of
 from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, Weights, rerank_task
-from hybridtei.inference.tasks.spans import EmbedSpans, Spans, span_texts
+from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_texts
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input
 from hybridtei.models.text.tokenizer import Direction, Text
@@ -33,7 +32,6 @@ from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 
 T = TypeVar("T")
-MAX_ID = 2**32  # as on the wire
 CHUNK_SPANNED = 64  # inputs whose token states are held at a time
 THREADED_TOKENS = 2048  # whose heads may have products that numpy would give threads
 CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
@@ -155,10 +153,8 @@ class Encoder:
             return self._run(task, show_progress)
         table = replace(task, heads=frozenset({Head.SPARSE}), query_encoder=query_encoder)
         table.check(self.spec)
-        sparse = self._run(table, show_progress)
-        if heads == table.heads:
-            return sparse
-        return replace(self._run(replace(task, heads=heads - table.heads), show_progress), sparse=sparse.sparse)
+        sparse, others = self._run(table, show_progress), heads - table.heads
+        return replace(self._run(replace(task, heads=others), show_progress), sparse=sparse.sparse) if others else sparse
 
     def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
         """Spell sparse vectors: for each, (piece of the vocabulary, weight), the heaviest first.
@@ -261,7 +257,7 @@ class Encoder:
 
     def _run(self, task: Embed | EmbedSpans, show_progress: bool) -> Embeddings:
         if not task.inputs:
-            return _no_rows(task.heads, self.spec)
+            return no_rows(task.heads, self.spec)
         chunk = CHUNK_SPANNED if isinstance(task, EmbedSpans) else CHUNK
         ready: Task[Embeddings] = task.for_model(self.spec)
         if not show_progress:  # a bar that shows nothing would still take a part of a query's time
@@ -323,17 +319,6 @@ def _one_thread(encodings: Sequence[Encoding]) -> AbstractContextManager[object]
     return nullcontext() if few else threadpool_limits(limits=1, user_api="blas")
 
 
-def heads_named(names: Iterable[str]) -> frozenset[Head]:
-    """Return the heads of these names. Raises InvalidInput on an unknown name, or on none."""
-    names = [names] if isinstance(names, str) else list(names)
-    known = sorted(head.value for head in EMBEDDINGS)
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        what = f"names {unknown[0]!r}" if unknown else "names nothing"
-        raise InvalidInput(f"`outputs` {what}; known: {', '.join(known)}")
-    return frozenset(Head(name) for name in names)
-
-
 def _listed(name: str, values: Any) -> list[Any]:
     """Return a single text or several values as a list. Raises InvalidInput for what is neither."""
     if not isinstance(values, Iterable):
@@ -354,23 +339,11 @@ def _check_kinds(inputs: Sequence[object]) -> None:
             kind = type(item).__name__
             raise InvalidInput(f"`texts[{place}]` is of type {kind}; each should be a text or a list of ids")
         for token_id in item if isinstance(item, list) else ():
-            if type(token_id) is not int or not 0 <= token_id < MAX_ID:
-                raise InvalidInput(f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to {MAX_ID - 1}")
+            if type(token_id) is not int or not 0 <= token_id < LARGEST:
+                raise InvalidInput(f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to {LARGEST - 1}")
 
 
 def _check_texts(name: str, texts: Sequence[object]) -> None:
     for text in texts:
         if not isinstance(text, str):
             raise InvalidInput(f"`{name}` holds something of type {type(text).__name__}; each should be a text")
-
-
-def _no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
-    none = np.zeros(1, dtype=np.int64)
-    empty = np.zeros(0, dtype=np.float32)
-    dim = 0 if spec.multivector is None else spec.multivector.dim
-    return Embeddings(
-        dense=empty.reshape(0, spec.dense_width) if Head.DENSE in heads else None,
-        sparse=SparseVectors(none[:0], empty, none, spec.sparse_width) if Head.SPARSE in heads else None,
-        multivector=Ragged(empty.reshape(0, dim), none) if Head.MULTIVECTOR in heads else None,
-        tokens=Ragged(empty.reshape(0, spec.hidden_size), none) if Head.TOKENS in heads else None,
-    )

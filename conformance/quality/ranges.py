@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridtei import Encoder
-from hybridtei.inference.tasks.quantize import ranges_of
-from hybridtei.outputs import cut, unit
+from hybridtei.outputs import Floats, cut, unit
 
 MAX_CHARACTERS = 700
 DOCUMENTS, QUERIES = 2000, 400
@@ -37,6 +36,11 @@ def main() -> None:
     narrower = {f"dense_{width}": ranges_of(unit(cut(vectors.dense, width))) for width in WIDTHS}
     dense, multivector = ranges_of(vectors.dense), ranges_of(vectors.multivector.values)
     np.savez_compressed(options.output, dense=dense, multivector=multivector, **narrower)  # type: ignore[arg-type,unused-ignore]
+
+
+def ranges_of(rows: Floats) -> Floats:
+    """Return the least and the greatest value of each dimension: float32[n, d] -> float32[2, d]."""
+    return np.stack([rows.min(axis=0), rows.max(axis=0)])
 
 
 def chosen(descriptions: str) -> list[str]:

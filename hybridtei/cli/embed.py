@@ -16,8 +16,9 @@ from tqdm.auto import tqdm
 from hybridtei.batch import Head, offsets_of
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.encoder import CHUNK, Encoder, heads_named
+from hybridtei.encoder import CHUNK, Encoder
 from hybridtei.errors import EmptyInput, InvalidInput
+from hybridtei.inference.tasks.embed import heads_named
 from hybridtei.outputs import Embeddings
 from hybridtei.system.machine import require_extra, whole
 

@@ -12,8 +12,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.encoder import Encoder, heads_named
+from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, UnsupportedHead, UsageError
+from hybridtei.inference.tasks.embed import heads_named
 from tests import vocabulary
 from tests.encoder.vectors import EVERYTHING, TEXTS, close, dense_of
 

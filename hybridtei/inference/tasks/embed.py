@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, kept_tokens, offsets_of, sharing
+from hybridtei.batch import EMBEDDINGS, Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, kept_tokens, offsets_of, sharing
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.pooling import (
@@ -20,8 +20,7 @@ from hybridtei.inference.tasks.pooling import (
     budgeted,
     heaviest,
     pooled,
-    strongest,
-    without,
+    sparse_vectors,
     without_marks,
     without_rows,
 )
@@ -184,7 +183,7 @@ class Embed(Task[Embeddings]):
         outputs = outputs.only(self.heads)
         return Embeddings(
             dense=None if outputs.dense is None else self.scaled(model.spec, outputs.dense),
-            sparse=_sparse(model.spec, encodings, outputs),
+            sparse=sparse_vectors(model.spec, encodings, outputs),
             multivector=None if outputs.multivector is None else self._multivector(model, encodings, outputs.multivector),
             tokens=outputs.tokens,
         )
@@ -249,6 +248,30 @@ class Embed(Task[Embeddings]):
         return spec.late.query if self.input_type == "query" else spec.late.document
 
 
+def heads_named(names: Iterable[str]) -> frozenset[Head]:
+    """Return the heads of these names. Raises InvalidInput on an unknown name, or on none."""
+    names = [names] if isinstance(names, str) else list(names)
+    known = sorted(head.value for head in EMBEDDINGS)
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        what = f"names {unknown[0]!r}" if unknown else "names nothing"
+        raise InvalidInput(f"`outputs` {what}; known: {', '.join(known)}")
+    return frozenset(Head(name) for name in names)
+
+
+def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
+    """Return the embeddings of no texts, of the right widths."""
+    none = np.zeros(1, dtype=np.int64)
+    empty = np.zeros(0, dtype=np.float32)
+    dim = 0 if spec.multivector is None else spec.multivector.dim
+    return Embeddings(
+        dense=empty.reshape(0, spec.dense_width) if Head.DENSE in heads else None,
+        sparse=SparseVectors(none[:0], empty, none, spec.sparse_width) if Head.SPARSE in heads else None,
+        multivector=Ragged(empty.reshape(0, dim), none) if Head.MULTIVECTOR in heads else None,
+        tokens=Ragged(empty.reshape(0, spec.hidden_size), none) if Head.TOKENS in heads else None,
+    )
+
+
 def check_spelled(spec: ModelSpec) -> None:
     """Raises UnsupportedHead where the indices of sparse vectors are latents, which the vocabulary has no pieces for."""
     if spec.sparse is not None and spec.sparse.kind == "code":
@@ -265,25 +288,6 @@ def have_vectors(spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets) -> NDArra
     assert spec.multivector is not None
     special = np.array(sorted(spec.removed_ids), dtype=np.int64)
     return kept_tokens(spec.multivector.drop, input_ids, cu_seqlens, special)[0]
-
-
-def _sparse(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> SparseVectors | None:
-    if outputs.token_weights is None:
-        return None if outputs.splade is None else _splade(spec, outputs.splade)
-    input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
-    cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
-    return strongest(input_ids, outputs.token_weights.values, cu_seqlens, spec.removed_ids, spec.vocab_size)
-
-
-def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
-    """Apply the model's second logarithm, if it has one; remove special tokens where queries are looked up, since those have
-    none."""
-    assert spec.sparse is not None
-    if spec.sparse.double_log:
-        vectors = replace(vectors, values=np.log1p(vectors.values))
-    if spec.sparse.active:
-        vectors = heaviest(vectors, spec.sparse.active)
-    return vectors if spec.sparse.queries is None else without(vectors, spec.removed_ids)
 
 
 def _listed(heads: frozenset[Head]) -> str:

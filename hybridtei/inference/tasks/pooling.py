@@ -8,18 +8,20 @@ never merged: MaxSim takes the best of a document's vectors for each of a query'
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
 from numpy.typing import NDArray
 
-from hybridtei.batch import Ids, Offsets, Ragged, offsets_of
+from hybridtei.batch import Encoding, Ids, Offsets, Ragged, offsets_of
 from hybridtei.config import ModelConfig, MultivectorDtype
 from hybridtei.errors import InvalidInput, NotANumber
 from hybridtei.models.checkpoint.late import TokenPooling
-from hybridtei.outputs import Floats, SparseVectors, unit
+from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.outputs import Floats, HeadOutputs, SparseVectors, unit
 
 MAX_MERGED_AT_ONCE = 512  # rows: time and memory of the clustering grow with their square
 INT8_MOST = 127
@@ -194,3 +196,23 @@ def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
     row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
     lengths = np.bincount(row[kept], minlength=len(vectors))
     return SparseVectors(vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width)
+
+
+def sparse_vectors(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> SparseVectors | None:
+    """Return the sparse vectors of a pass; None where it gives none."""
+    if outputs.token_weights is None:
+        return None if outputs.splade is None else _splade(spec, outputs.splade)
+    input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
+    cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+    return strongest(input_ids, outputs.token_weights.values, cu_seqlens, spec.removed_ids, spec.vocab_size)
+
+
+def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
+    """Apply the model's second logarithm, if it has one; remove special tokens where queries are looked up, since those have
+    none."""
+    assert spec.sparse is not None
+    if spec.sparse.double_log:
+        vectors = replace(vectors, values=np.log1p(vectors.values))
+    if spec.sparse.active:
+        vectors = heaviest(vectors, spec.sparse.active)
+    return vectors if spec.sparse.queries is None else without(vectors, spec.removed_ids)

@@ -32,11 +32,6 @@ def quantized(rows: Floats, precision: Precision, ranges: Floats | None = None) 
     return np.asarray(places.astype(np.uint8) if precision == "uint8" else (places - 128).astype(np.int8))
 
 
-def ranges_of(rows: Floats) -> Floats:
-    """Return the least and the greatest value of each dimension: float32[n, d] -> float32[2, d]."""
-    return np.stack([rows.min(axis=0), rows.max(axis=0)])
-
-
 def read_ranges(path: str | Path) -> dict[str, Floats]:
     """Read a `.npz` file of `dense`, `multivector`, and for vectors that are cut `dense_256` and the like; or a `.npy` of
     `dense`.

@@ -29,7 +29,8 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 
 Spans = Sequence[tuple[int, int]]
-ENDS, LARGEST = 2, 2**32
+ENDS = 2
+LARGEST = 2**32  # of an id and of a code point, as on the wire
 MAX_COVERAGE = 4  # tokens of all spans, for each token of the text
 MAX_COMPARED = 1000  # spans of a text, on an event loop
 MAX_CHUNKS = 16_000  # that are joined for a request; as many as Voyage takes
