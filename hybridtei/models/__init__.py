@@ -1,1 +1,1 @@
-"""What a checkpoint is: its files, tokenizer, family and heads."""
+"""Checkpoints: their files, tokenizers, families and heads."""

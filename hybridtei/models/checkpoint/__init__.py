@@ -1,1 +1,1 @@
-"""Files in, facts and tensors out."""
+"""Reads a checkpoint's files: facts and tensors."""

@@ -1,7 +1,7 @@
 """Heads that score texts or tag tokens: their labels, and the names of their layers, one row a family.
 
-Families with equal trunks differ in their heads: ELECTRA's has gelu where RoBERTa's has tanh, BERT's first layer is the trunk's
-"pooler", decoders have one matrix without a bias on the last token.
+Families with the same trunk have different heads: ELECTRA's uses gelu, RoBERTa's tanh; BERT's first layer is the trunk's
+"pooler"; decoders apply one matrix without a bias to the last token.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hybridtei.models.checkpoint.modules import (
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
 Kind = Literal["embedding", "reranker", "classifier", "tagger"]
-# The input of the layers: the first token's state, the mean, the last token's. "late": each token's, with the mean of the
-# logits; "none": each token's, without pooling.
+# The input of the layers: the first token's state, the mean, or the last token's. "late": every token's state, and the logits
+# are averaged; "none": every token's state, without pooling.
 ScorePooling = Pooling | Literal["late", "none"]
 
 
-Array = Any  # of numpy, or of torch on a device
+Array = Any  # numpy's, or torch's on a device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +56,7 @@ Layer = LinearLayer | NormLayer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeLayers:
-    """`top_k(latents x + bias)` of a pooled vector x, normalised before where `eps` is not None; see `SparseHead`."""
+    """`top_k(latents x + bias)` of a pooled vector x, normalised first if `eps` is set. `SparseHead` describes it."""
 
     latents: Array
     bias: Array
@@ -66,7 +66,7 @@ class CodeLayers:
 
 @dataclass(frozen=True, slots=True)
 class LinearStep:
-    """A linear layer by its name. `rows`: only one row is used, or the difference of two."""
+    """A linear layer by its name. `rows`: use only this row, or the difference of two rows."""
 
     name: str
     activation: str = "identity"
@@ -88,7 +88,7 @@ Step = LinearStep | NormStep | StepModule
 
 @dataclass(frozen=True, slots=True)
 class ClassifierHead:
-    """The layers from hidden states to logits. `trunk`: the prefix of all other tensors' names."""
+    """The layers from hidden states to logits. `trunk`: the name prefix of the trunk's tensors."""
 
     pooling: ScorePooling
     steps: tuple[Step, ...]
@@ -153,7 +153,7 @@ def _one_of(config: Config, known: Mapping[str, ScorePooling], default: str, key
     return known[name]
 
 
-# transformers' generic class: one matrix on the last token, or on what NVIDIA's class pools.
+# transformers' generic class: one matrix on the last token, or on the vector that NVIDIA's class pools.
 DECODERS = frozenset(
     {
         *("arcee", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "helium", "llama", "ministral", "mistral"),
@@ -162,7 +162,7 @@ DECODERS = frozenset(
     }
 )
 ROBERTAS = ("roberta", "xlm-roberta", "xlm-roberta-flash", "xlm-roberta-xl", "camembert", "jina_embeddings_v3")
-# `pad_token_id` of their configurations where config.json has none.
+# The default `pad_token_id` of transformers' configurations.
 PADDING: Mapping[str, int] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 0),
     **dict.fromkeys(("glm", "glm4"), 151_329),
@@ -192,8 +192,8 @@ SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
 
 
 def read_classifier(folder: Path, home: Path, modules: Modules, config: Config, hidden_size: int) -> ClassifierHead | None:
-    """Return the head that gives logits, or None. Modules with a pooling and weights without a head are an embedder, whose
-    class is that of the model whose trunk it took. Raises LoadError and its subclasses."""
+    """Return the head that gives logits, or None. A checkpoint with a pooling module and no head weights is an embedder: its
+    class name is left over from its base model. Raises LoadError and its subclasses."""
     if gives_scores(folder, modules):
         return in_modules(folder, modules, config, hidden_size)
     named = find_classifier(home, str(config["model_type"]), tuple(config.get("architectures") or ()), config)
@@ -207,7 +207,7 @@ def read_classifier(folder: Path, home: Path, modules: Modules, config: Config, 
 def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...], config: Config) -> ClassifierHead | None:
     """Return the head that `architectures` names, or None for an embedding model. Raises LoadError and its subclasses.
 
-    Some GTE repositories name `NewForTokenClassification` and are embedding models: these have no labels, or name `NewModel`.
+    Some GTE embedding models name `NewForTokenClassification`; they have no labels, or also name `NewModel`.
     """
     names = [name for name in architectures if name.endswith("Classification")]
     labelled = config.get("id2label") is not None and config.get("label2id") is not None
@@ -232,10 +232,10 @@ def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...
 
 
 def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
-    """Return the id that is passed over at the end of a text, or None.
+    """Return the token id to skip at the end of a text, or None.
 
-    transformers' class takes the rightmost token that is not padding, which an EOS that a tokenizer appends may be. To leave
-    out what comes after that token is the same where attention is causal.
+    transformers' class reads the rightmost token that is not padding; an appended EOS may be the padding token. With causal
+    attention, removing the skipped tokens gives the same result.
     """
     model_type, last = str(config.get("model_type")), None if head is None else head.steps[-1]
     is_generic = model_type in DECODERS and isinstance(last, LinearStep) and last.name == "score" and "pooling" not in config
@@ -253,15 +253,15 @@ def _token_steps(model_type: str, config: Config) -> tuple[Step, ...]:
 
 
 def between(head: ClassifierHead, yes: int, no: int, label: str) -> ClassifierHead:
-    """Return a head of two labels as a ranker: the difference of their logits, whose sigmoid is their softmax."""
+    """Turn a head with two labels into a ranker by the difference of the logits: its sigmoid equals the softmax."""
     *first, last = head.steps
     assert isinstance(last, LinearStep)
     return replace(head, steps=(*first, replace(last, rows=(yes, no))), labels=(label,))
 
 
 def in_modules(folder: Path, modules: Modules, config: Config, hidden_size: int) -> ClassifierHead:
-    """Return the head of a cross-encoder whose layers are modules of its own, the last of which gives the logits. Labels are
-    those of config.json where it has as many. Raises LoadError and its subclasses."""
+    """Return the head of a cross-encoder whose layers are sentence-transformers modules; the last one gives the logits. Labels
+    come from config.json if their number fits. Raises LoadError and its subclasses."""
     poolings = read_pooling(folder, None, modules, "", config)
     steps = read_steps(folder, modules, None, hidden_size * len(poolings))
     count, declared = steps[-1].out_features, config.get("id2label")
@@ -273,7 +273,7 @@ def in_modules(folder: Path, modules: Modules, config: Config, hidden_size: int)
 
 
 def yes_of_two(head: ClassifierHead) -> ClassifierHead:
-    """Return a head whose two labels mean yes and no as a ranker; any other unchanged."""
+    """Turn a head with the labels yes and no into a ranker. Return any other head unchanged."""
     is_yes = [label.lower() in ("yes", "1", "true") for label in head.labels]
     if len(is_yes) != 2 or is_yes.count(True) != 1:
         return head
@@ -282,13 +282,13 @@ def yes_of_two(head: ClassifierHead) -> ClassifierHead:
 
 
 def language_model(yes: int, no: int | None, *, tied: bool) -> ClassifierHead:
-    """Return a ranker by the logit of token `yes` at the end of a text, minus that of `no`. `tied`: to the word embeddings."""
+    """Return a ranker by the last token's logit of `yes` minus that of `no`. `tied`: the matrix is the word embeddings'."""
     name = "model.embed_tokens" if tied else "lm_head"
     return ClassifierHead("lasttoken", (LinearStep(name, bias=False, rows=(yes, no)),), "model.", ("yes",))
 
 
 def _labels(config: Config, file: Path) -> tuple[str, ...]:
-    """Return the labels by number; transformers' default names where config.json has none."""
+    """Return the labels by number. Without labels in config.json they get transformers' default names."""
     labels = config.get("id2label")
     if labels is None:
         count = positive(config, "num_labels", file) if config.get("num_labels") is not None else 2

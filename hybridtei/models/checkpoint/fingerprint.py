@@ -1,4 +1,4 @@
-"""What a model's vectors follow from, in a few hashes: vectors of two models can be compared where these are equal."""
+"""Hashes of everything that a model's vectors depend on. If they are equal, vectors of two models can be compared."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from hybridtei.models.checkpoint.vocabularies import read_raw, tokenizer_files
 
 Fingerprint = Mapping[str, str | None]
 log = logging.getLogger(__name__)
-WEIGHTS = (".safetensors", ".bin", ".pt")  # of one model in several forms the first counts
-# Letters of both cases, accents, Chinese, spaces at the begin and within, special tokens as text.
+WEIGHTS = (".safetensors", ".bin", ".pt")  # if a model has its weights in several formats, the first counts
+# Both cases, accents, Chinese, spaces at the start and inside, special tokens as text.
 PROBE = " Na\u00efve CAF\u00c9,  \u6771\u4eac</s>[SEP]<|endoftext|> end"
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_function")
 
 
 def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: str | None = None) -> dict[str, str | None]:
-    """Return `model`, the hash of all below but the dtype and the default prompt; `id`, the hash of all; and the parts:
-    `weights`, `tokenizer`, `pooling`, `prompts`, `activation`, `dtype`. A part is None where there are no files of it.
-    `reading` is there only where texts are read otherwise than version 0.1.0 read them, so that collections of other models
-    stay as they are.
+    """Return the parts `weights`, `tokenizer`, `pooling`, `prompts`, `activation`, `dtype`; `id`, the hash of all of them; and
+    `model`, the hash of all but dtype and default prompt. A part without files is None. `reading` is added only if texts are
+    read differently than in version 0.1.0, so that other models' collections keep their fingerprints.
 
-    Reads the weights once, about a second for a gigabyte, and again when a file changes. Raises OSError.
+    Reads the weights once (about a second a gigabyte) and again when a file changes. Raises OSError.
     """
     weights = [_of_file(path) for path in sorted(set(_weights(spec)), key=partial(_order, spec.folder))]
     parts: dict[str, str | None] = {
@@ -67,14 +66,14 @@ def _weights(spec: ModelSpec) -> Iterator[Path]:
 
 
 def _order(folder: Path, file: Path) -> tuple[bool, tuple[str, ...]]:
-    """Sort key: files of the checkpoint by path, then others by name. A hash must not change with where the folders lie."""
+    """Sort key: the checkpoint's files by relative path, then others by name. Hashes must not depend on absolute paths."""
     inside = file.is_relative_to(folder)
     return not inside, file.relative_to(folder).parts if inside else (file.name,)
 
 
 def tokenizer_sha256(spec: ModelSpec) -> str:
-    """Return the hash of the tokenizer's file, or of those that it is built from. Equal hashes mean equal token ids, which are
-    the dimensions of sparse vectors. Raises MissingArtifact."""
+    """Return the hash of the tokenizer's file, or of the files that it is built from. Equal hashes mean equal token ids, the
+    dimensions of sparse vectors. Raises MissingArtifact."""
     files = [_of_file(path) for path in tokenizer_files(spec.folder)]
     if not files:
         raise MissingArtifact(f"{spec.folder / 'tokenizer.json'}: missing")
@@ -92,8 +91,8 @@ def _kept(path: Path, *_: int) -> str:
 
 
 def _reading(spec: ModelSpec) -> str | None:
-    """Return the hash of how texts are read, or None where version 0.1.0 read them in the same way: it knew no settings of
-    tokenizer_config.json, took the least of all lengths, and no prompt by default, nor one called passage for documents."""
+    """Return the hash of the settings for reading texts, or None if version 0.1.0 read texts the same way. It ignored
+    tokenizer_config.json, used the smallest of all lengths, no default prompt, and no prompt called passage for documents."""
     file, prompts = spec.folder / "tokenizer.json", _newly_used(spec)
     if spec.model_type == STATIC_TYPE or not file.is_file():
         return _digest(prompts) if prompts else None
@@ -111,7 +110,7 @@ def _reading(spec: ModelSpec) -> str | None:
 
 
 def _newly_used(spec: ModelSpec) -> list[str]:
-    """Return the prompts that version 0.1.0 left out: the default, and those of documents by their second and third names."""
+    """Return the prompts that version 0.1.0 ignored: the default, and documents' prompts with their second and third names."""
     prompts = spec.prompts or {}
     names = [spec.default_prompt_name or "", *([] if "document" in prompts else ["passage", "corpus"])]
     return [text for name in names if (text := prompts.get(name))]
@@ -138,8 +137,8 @@ _beginning = Lock()
 
 
 def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerprint | None]:
-    """Return the fingerprint of what `owner` serves, which a thread makes from the first call on: no start waits for it, and a
-    process does not wait for it to end. None where a file is no longer there. `options`: of `fingerprint`."""
+    """Return the future fingerprint of `owner`'s model. The first call starts a thread that computes it; neither a start nor
+    the end of the process waits for it. None if a file is gone. `options`: arguments of `fingerprint`."""
     with _beginning:
         if (found := _begun.get(owner)) is not None:
             return found
@@ -158,6 +157,6 @@ def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerpr
 
 
 async def model_hash(reading: Future[Fingerprint | None]) -> str | None:
-    """Return `model` of a fingerprint that `begin` makes, once it is there; a waiter that is cancelled leaves it to others."""
+    """Wait for a fingerprint from `begin` and return its `model`. Cancelling one waiter does not affect the others."""
     found = await asyncio.shield(asyncio.wrap_future(reading))
     return None if found is None else found["model"]

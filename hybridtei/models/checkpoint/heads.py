@@ -1,10 +1,10 @@
-"""Heads beside a model: BGE-M3's two files, or one file of ours. Found by name, checked by shape.
+"""Head files beside a model: BGE-M3's two files, or our one file. They are found by name and checked by shape.
 
-An incomplete head is an error: the reference implementation keeps randomly initialised heads when a file is missing, and logs
-so only at level info.
+An incomplete head is an error. The reference implementation uses random weights if a file is missing, and logs that only at
+level info.
 
-Our file (`hybridtei_heads.safetensors`, made by `hybridtei train`) describes itself in JSON in its safetensors metadata, under
-`hybridtei_heads`.
+Our file (`hybridtei_heads.safetensors`, written by `hybridtei train`) has its description as JSON in the safetensors metadata,
+under `hybridtei_heads`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Drop = Literal["first", "specials", "none"]
 
 @dataclass(frozen=True, slots=True)
 class SparseHead:
-    """`linear`: relu(W h + b), as BGE-M3; `mlp`: relu(out(act(hidden(x)))); `splade`: the masked-language-model head.
+    """`linear`: relu(W h + b), as in BGE-M3; `mlp`: relu(out(act(hidden(x)))); `splade`: the masked-language-model head;
+    `code`: the `active` largest of `width` latents of the pooled vector, `normalized` first if declared.
 
-    `inputs` names what x concatenates: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
+    `inputs`: the parts of x: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
     `idf`: query weights are multiplied by the collection's inverse document frequency.
-    `own`: the file is of our kind, with several heads under their names.
-    `code`: the `active` largest of `width` latents of the pooled vector, which is `normalized` before where that is declared.
-    `active` of `splade`: how many of a vector's weights are kept, the largest; 0: all.
+    `own`: the file is ours, with several named heads.
+    `active` of `splade`: the number of largest weights to keep; 0: all.
     `double_log`: SPLADE's weights go through log(1 + x) twice.
-    `queries`: the table in which queries are looked up instead (a folder, or `idf.json`).
+    `queries`: the table that replaces the model for queries (a folder, or `idf.json`).
     """
 
     kind: Literal["linear", "mlp", "splade", "code"]
@@ -54,12 +54,12 @@ class SparseHead:
 
     @property
     def can_look_up(self) -> bool:
-        """Whether queries can be made without the model: from a table, or by the collection's idf alone."""
+        """True if queries need no model: a table, or the collection's idf, gives their weights."""
         return self.queries is not None or (self.idf and self.kind != "splade")
 
 
 class Shares(Struct, frozen=True):
-    """The weight of each kind of similarity in a score."""
+    """The weight of each kind of vector in a score."""
 
     dense: Annotated[float, Meta(ge=0)]
     sparse: Annotated[float, Meta(ge=0)]
@@ -68,10 +68,10 @@ class Shares(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MultivectorHead:
-    """One vector of width `dim` for each token that is not dropped. `own`: as in `SparseHead`.
+    """One vector of width `dim` for each kept token. `own`: as in `SparseHead`.
 
-    Of a late-interaction model: `module` is the last of its Dense modules and `before` those before it, or `tensor` names the
-    projection among the model's own weights. `shares`: weights of the kinds of vectors in reranking, if the file has them.
+    In a late-interaction model `module` is the last Dense module and `before` the earlier ones, or `tensor` names the
+    projection among the model's weights. `shares`: the weights of the kinds of vectors in reranking, if the file has them.
     """
 
     file: Path
@@ -85,7 +85,7 @@ class MultivectorHead:
 
 
 def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> SparseHead | None:
-    """Return the lexical head beside a model, or None. Raises LoadError, naming the file that does not fit."""
+    """Return the lexical head beside a model, or None. Raises LoadError, naming the wrong file."""
     file = _own_file(folder, heads_file)
     if file is not None:
         sparse = _fitting_description(file, hidden_size).sparse
@@ -99,7 +99,7 @@ def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = N
 
 
 def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = None) -> SparseHead:
-    """Return the sparse head of a SparseAutoEncoder module; `max_active_dims` goes before its `k`. Raises LoadError."""
+    """Return the sparse head of a SparseAutoEncoder module. `max_active_dims` overrides its `k`. Raises LoadError."""
     file = folder / "config.json"
     settings = read_object(file)
     width, active = (positive({"hidden_dim": 512, "k": 8, **settings}, key, file) for key in ("hidden_dim", "k"))
@@ -113,7 +113,7 @@ def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = No
 
 
 def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> MultivectorHead | None:
-    """Return the multi-vector head beside a model, or None. Raises LoadError, naming the file that does not fit."""
+    """Return the multi-vector head beside a model, or None. Raises LoadError, naming the wrong file."""
     file = _own_file(folder, heads_file)
     if file is not None:
         description = _fitting_description(file, hidden_size)
@@ -130,7 +130,7 @@ def _own_file(folder: Path, heads_file: Path | None) -> Path | None:
 
 
 class SparseDescription(Struct, frozen=True):
-    """The sparse part of our head file; without an activation it is linear."""
+    """The sparse part of our head file. Without an activation the head is linear."""
 
     inputs: Annotated[tuple[Literal["hidden", "embedding"], ...], Meta(min_length=1)]
     activation: str | None = None
@@ -145,7 +145,7 @@ class MultivectorDescription(Struct, frozen=True):
 
 
 class Description(Struct, frozen=True):
-    """The metadata of our head file, but for the record of its training."""
+    """The metadata of our head file, without the training record."""
 
     version: Literal[1]
     hidden_size: int
@@ -164,7 +164,7 @@ def read_description(file: Path) -> Description:
             return msgspec.json.decode((opened.metadata() or {})[METADATA_KEY], type=Description)
     except KeyError as error:
         raise LoadError(f"{file}: its metadata lacks `{METADATA_KEY}`") from error
-    except Exception as error:  # safetensors raises its own classes
+    except Exception as error:  # safetensors' exceptions have no documented base class
         raise LoadError(f"{file}: its `{METADATA_KEY}` should describe heads of version 1: {error}") from error
 
 
@@ -176,7 +176,7 @@ def _fitting_description(file: Path, hidden_size: int) -> Description:
 
 
 def _linear_file(folder: Path, stem: str, rows: int | None, hidden_size: int) -> tuple[Path, int] | None:
-    """Return (file, rows of its weight) of a one-layer head, or None. `rows` None: any number but 0."""
+    """Return (file, rows of its weight) of a one-layer head, or None. `rows` None: any number above 0."""
     files = sorted(folder.glob(f"{stem}.*"))
     if len(files) > 1 or any(file.suffix not in LINEAR_SUFFIXES for file in files):
         names = ", ".join(str(file) for file in files)

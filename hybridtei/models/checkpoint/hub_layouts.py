@@ -1,7 +1,7 @@
-"""config.json as makers publish it beside code of their own, in the words of transformers' class for the same model.
+"""Translates the config.json of publishers' own code to the keys of transformers' class for the same model.
 
-A table of translators by `model_type`. Keys that a translator does not know stay as they are: the family refuses them, unless
-they are known to change nothing.
+There is one translator for each `model_type`. A translator keeps unknown keys: the family refuses them unless they change
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PPLX = "bidirectional_pplx_qwen3"
 
 
 def translate(config: Mapping[str, Any], file: Path) -> Config:
-    """Return the settings of a model as its family reads them, `model_type` included.
+    """Return a model's settings in the form that its family reads, `model_type` included.
 
     Raises UnsupportedArchitecture or LoadError, naming the file and the key.
     """
@@ -31,12 +31,12 @@ def translate(config: Mapping[str, Any], file: Path) -> Config:
 
 
 def is_native(published: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether transformers' own class computes the model that `translate` made `config` of, and no code of the publisher's."""
+    """True if transformers' own class, not a publisher's code, computes the model of `config`, made by `translate`."""
     return "auto_map" not in published and (config == published or published["model_type"] in T5)
 
 
 def _gte(config: Config, file: Path) -> Config:
-    """After Alibaba's `NewConfig`, whose defaults are not those of transformers' `GteConfig`."""
+    """Alibaba's `NewConfig`. Its defaults differ from transformers' `GteConfig`."""
     if config["model_type"] == "new":
         config = {"type_vocab_size": 1, "rope_theta": 10_000.0, "max_position_embeddings": 2048, **config, "model_type": "gte"}
     served = {
@@ -55,7 +55,7 @@ def _gte(config: Config, file: Path) -> Config:
 
 
 def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
-    """NTK scaling is linear scaling at another base: base * factor, frequencies / factor ** (2 / dim)."""
+    """NTK scaling equals linear scaling with another base: base * factor, frequencies / factor ** (2 / dim)."""
     if scaling.keys() - {"type", "factor"}:
         raise UnsupportedArchitecture(f"{file}: `rope_scaling` is {scaling!r}; served of type 'ntk': `factor` alone")
     dim = positive(config, "hidden_size", file) // positive(config, "num_attention_heads", file)
@@ -65,7 +65,7 @@ def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
     return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / dim)}
 
 
-# Nomic's names of GPT-2's kind -> transformers'.
+# Nomic's names, like GPT-2's -> transformers' names.
 NOMIC_NAMES: Mapping[str, str] = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -74,11 +74,11 @@ NOMIC_NAMES: Mapping[str, str] = {
     "layer_norm_epsilon": "layer_norm_eps",
 }
 NOMIC_DEFAULTS: Config = {"qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "type_vocab_size": 2}
-NOMIC_GATED: Mapping[str, str] = {"swiglu": "silu", "geglu": "gelu"}  # to the function of the gate
+NOMIC_GATED: Mapping[str, str] = {"swiglu": "silu", "geglu": "gelu"}  # -> the function of the gate
 
 
 def _nomic(config: Config, file: Path) -> Config:
-    """After `NomicBertConfig` of Nomic's own code; a configuration without `n_embd` is transformers' own."""
+    """`NomicBertConfig` of Nomic's own code. A configuration without `n_embd` is transformers'."""
     if "n_embd" not in config:
         return config
     served = {
@@ -131,14 +131,13 @@ def _nomic_rope(config: Config, file: Path) -> Config:
     return {"rope_type": "default", "rope_theta": theta}
 
 
-# Repositories whose code is JinaBERT's -> whether queries and keys have norms.
+# Repositories with JinaBERT's code -> True if queries and keys have norms.
 JINA: Mapping[str, bool] = {"jinaai/jina-bert-implementation": False, "jinaai/jina-bert-v2-qk-post-norm": True}
 QK_NORM = "encoder.layer.0.attention.self.layer_norm_q.weight"
 
 
 def _jina_bert(config: Config, file: Path) -> Config:
-    """After Jina's `JinaBertConfig`, which calls itself "bert". A copy of the code beside the weights does not say which of the
-    two it is; the weights do."""
+    """Jina's `JinaBertConfig`, called "bert". If the code lies beside the weights, these tell which of two variants it is."""
     if config.get("position_embedding_type") != "alibi":
         return config
     classes = config.get("auto_map")
@@ -158,10 +157,9 @@ def _jina_bert(config: Config, file: Path) -> Config:
 
 
 def _jina_v3(config: Config, file: Path) -> Config:
-    """After `XLMRobertaFlashConfig` of Jina's own code: positions are rotary, as those of embeddings v3, or, if it says that
-    they are absolute, looked up, as those of Reranker v2.
+    """`XLMRobertaFlashConfig` of Jina's own code: rotary positions (embeddings v3), or "absolute", from a table (Reranker v2).
 
-    What it says of adapters is read by `sizes.read_adapters`.
+    `sizes.read_adapters` reads the keys of adapters.
     """
     if config.get("position_embedding_type") == "absolute" and "use_flash_attn" in config:
         _drop(config, "use_flash_attn", "use_reentrant")
@@ -180,7 +178,7 @@ POOLINGS: Mapping[str, str] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
 
 
 def _llama_bidirec(config: Config, file: Path) -> Config:
-    """After NVIDIA's `LlamaBidirectionalConfig`. `temperature` divides the logits of rankers, and else serves training."""
+    """NVIDIA's `LlamaBidirectionalConfig`. `temperature` divides a ranker's logits; other models use it only in training."""
     if any(name.endswith("Classification") for name in _architectures(config)):
         _take(config, file, {"temperature": (1.0,)})
     pooling = config.get("pooling", "avg")
@@ -188,25 +186,25 @@ def _llama_bidirec(config: Config, file: Path) -> Config:
 
 
 def _pplx(config: Config, file: Path) -> Config:
-    """After Perplexity's `PPLXQwen3Config`. What its vectors are rounded to is the affair of `spec`."""
+    """Perplexity's `PPLXQwen3Config`. `spec` handles the rounding of its vectors."""
     return {**config, "model_type": "qwen3", "is_causal": False, "pooling": "mean"}
 
 
 def _decoder(config: Config, file: Path) -> Config:
-    """The name of a class says that it sees both ways, where no key says whether it does. gte-Qwen2's newer revisions have the
-    key; without it TEI and transformers' class are causal."""
+    """If no key tells the attention's direction, a class named "Bidirectional" is not causal. gte-Qwen2's newer revisions have
+    the key; without it TEI and transformers' class are causal."""
     is_told = config.keys() & {"is_causal", "use_bidirectional_attention"}
     both_ways = any("Bidirectional" in name for name in _architectures(config))
     return {**config, "is_causal": False} if both_ways and not is_told else config
 
 
 def _dpr(config: Config, file: Path) -> Config:
-    """After `DPRQuestionEncoder` and `DPRContextEncoder`, which take the first token's state of a BERT."""
+    """`DPRQuestionEncoder` and `DPRContextEncoder`, which return the first token's state of a BERT."""
     _take(config, file, {"projection_dim": (0,)})
     return {**config, "model_type": "bert", "pooling": "cls"}
 
 
-# T5's names -> those of most families.
+# T5's names -> the names of most families.
 T5_NAMES: Mapping[str, str] = {
     "d_model": "hidden_size",
     "num_heads": "num_attention_heads",
@@ -215,11 +213,11 @@ T5_NAMES: Mapping[str, str] = {
     "d_ff": "intermediate_size",
 }
 T5 = ("t5", "mt5")
-FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}  # where none is named
+FEED_FORWARD: Mapping[str, str] = {"t5": "relu", "mt5": "gated-gelu"}  # the default
 
 
 def _t5(config: Config, file: Path) -> Config:
-    """After `T5Config` and `MT5Config`; the encoder is served. `gated-gelu` is GELU in its tanh form."""
+    """`T5Config` and `MT5Config`. Only the encoder is served. `gated-gelu` is the tanh form of GELU."""
     for name, ours in T5_NAMES.items():
         _rename(config, name, ours, file)
     _drop(config, "dense_act_fn", "is_encoder_decoder", "n_positions", "num_decoder_layers", "scale_decoder_outputs")
@@ -237,7 +235,7 @@ def _architectures(config: Mapping[str, Any]) -> list[str]:
 
 
 def _take(config: Config, file: Path, served: Mapping[str, tuple[object, ...]], *, needed: bool = False) -> None:
-    """Remove keys of which only some values are served; null is served, unless the key is `needed`."""
+    """Remove keys that have only these served values. Null is also served, unless the key is `needed`. Raises LoadError."""
     for key, values in served.items():
         value = config.pop(key, None)
         if value not in values and (needed or value is not None):
@@ -264,8 +262,8 @@ def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
     return float(value)
 
 
-# Classes of publishers' own code, without the "Model" or "For…" at their end, with their module where transformers has the name
-# too -> the family that computes the same.
+# Classes of publishers' own code -> the family that computes the same. The names lack the final "Model" or "For…"; a name that
+# transformers also has includes its module.
 CODE: Mapping[str, str] = {
     "EuroBert": "eurobert",
     "Gte": "gte",
@@ -281,13 +279,13 @@ CODE: Mapping[str, str] = {
     "modeling_xlm_roberta.XLMRoberta": "jina_embeddings_v3",
     "XLMRoberta": "xlm-roberta-flash",
 }
-MAX_REFERENCE = 300  # characters of repository, module and class: the pattern takes the square of the length
+MAX_REFERENCE = 300  # characters of repository, module and class, since the pattern's time grows with the square of the length
 CLASS = re.compile(r"(?:.*--)?(?P<trunk>(?:\w+\.)*?(?P<name>\w+?))(?:Model|For[A-Z]\w*)?")  # repository--module.Class
 
 
 def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None:
-    """Return the class of the publisher's own code that transformers' `loader` would run, or None if the model has none or a
-    family computes the same. `config`: as `translate` returns it.
+    """Return the class of the publisher's own code that transformers' `loader` would run. None if the model has no such code or
+    a family computes the same. `config`: from `translate`.
     """
     classes = config.get("auto_map")
     reference = classes.get(loader) if isinstance(classes, dict) else None
@@ -299,14 +297,14 @@ def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None
 
 
 def check_code(config: Mapping[str, Any], file: Path) -> None:
-    """Raise UnsupportedArchitecture for a model that its publisher's own code alone computes."""
+    """Raises UnsupportedArchitecture for a model that only its publisher's own code computes."""
     code = own_code(config)
     if code is not None:
         raise needs_code(file, code)
 
 
 def needs_code(file: Path, code: str) -> UnsupportedArchitecture:
-    """The error for what needs that code."""
+    """The error of a model that needs its publisher's code."""
     return UnsupportedArchitecture(
         f"{file}: `auto_map` names `{code}`, code of the publisher's own, and no family here is known to compute the same. "
         "--trust-remote-code runs it by torch (pip install '.[torch]'), with all rights of this process: read it before"
@@ -314,7 +312,7 @@ def needs_code(file: Path, code: str) -> UnsupportedArchitecture:
 
 
 def check_head_code(config: Mapping[str, Any], file: Path) -> None:
-    """Raise UnsupportedArchitecture for a head by the publisher's own code, which is not served in any way."""
+    """Raises UnsupportedArchitecture for a head in the publisher's own code, which no setting makes available."""
     tasks = (name.rpartition("For")[2] for name in _architectures(config) if "For" in name)
     for loader in (f"AutoModelFor{task}" for task in tasks):
         code = own_code(config, loader)

@@ -1,9 +1,9 @@
-"""Late-interaction checkpoints: how they mark, expand and truncate queries and documents, and which tokens they do not score.
+"""Late-interaction checkpoints: the marking, expansion and truncation of queries and documents, and the tokens left unscored.
 
-Three layouts hold the same settings: Stanford's ColBERT (`artifact.metadata`), PyLate's (keys in
-config_sentence_transformers.json) and that of sentence-transformers 6 (keys of its Transformer module, MultiVectorMask).
+Three layouts have the same settings: Stanford's ColBERT (`artifact.metadata`), PyLate's (keys in
+config_sentence_transformers.json) and sentence-transformers 6's (keys of its Transformer module, MultiVectorMask).
 
-PyLate's markers are token ids put behind the first token, not text, even where they look like text ("[Q] ").
+PyLate's markers are token ids inserted after the first token, not text, even if they look like text ("[Q] ").
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUERY_LENGTH, DOCUMENT_LENGTH = 32, 180  # defaults of legacy checkpoints
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Expand a query to `length` tokens with `token_id`; `fixed`: also truncate it. `attend`: other tokens attend to these."""
+    """Expand a query to `length` tokens with `token_id`. `fixed`: also truncate it. `attend`: the query attends to them."""
 
     length: int
     token_id: int
@@ -36,7 +36,7 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class TokenPooling:
-    """Merge the vectors of a text's tokens, but for the first `protected`, to one for each `factor` of them."""
+    """Merge every `factor` token vectors of a text into one, except the first `protected` vectors."""
 
     factor: float
     protected: int = 1
@@ -45,8 +45,7 @@ class TokenPooling:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How queries or documents are read: a marker behind the first token, at most `length` tokens, ids that are not scored;
-    and how their vectors are merged."""
+    """Settings of queries or documents: the marker after the first token, the length, the unscored ids, the merging."""
 
     marker: int | None = None
     text: str = ""
@@ -58,14 +57,14 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """Both sides of a model that has only vectors of tokens."""
+    """Both sides of a model that has only token vectors."""
 
     query: Side
     document: Side
 
 
 def is_late(sentence: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
-    """Whether a checkpoint declares late interaction. `sentence`: config_sentence_transformers.json."""
+    """True if a checkpoint declares late interaction. `sentence`: config_sentence_transformers.json."""
     is_named = sentence.get("model_type") in ("ColBERT", "MultiVectorEncoder")
     return is_named or STANFORD in architectures or any(key in sentence for key in PYLATE_KEYS)
 
@@ -114,7 +113,7 @@ def read_late(
 
 
 def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None, Sequence[str]]:
-    """Return the declared HierarchicalTokenPooling, and the tasks whose inputs it merges. Raises LoadError."""
+    """Return the declared HierarchicalTokenPooling, and the sides that it merges. Raises LoadError."""
     path = module_path(modules, "HierarchicalTokenPooling")
     if path is None:
         return None, ()
@@ -126,7 +125,7 @@ def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None,
     if not isinstance(protected, int) or protected < 0:
         raise LoadError(f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at least 0")
     tasks = settings.get("tasks") or ["document"]
-    normalize = bool(settings.get("normalize_embeddings", False))  # as sentence-transformers reads files without it
+    normalize = bool(settings.get("normalize_embeddings", False))  # sentence-transformers' default
     return TokenPooling(float(factor), protected, normalize), [tasks] if isinstance(tasks, str) else tasks
 
 
@@ -186,11 +185,11 @@ class _Words:
     vocabulary: Mapping[str, int]
 
     def ids(self, words: Any) -> frozenset[int]:
-        """Return the ids of the words that are one token."""
+        """Return the ids of the words that are a single token."""
         return frozenset(self.vocabulary[word] for word in words if word in self.vocabulary)
 
     def filler(self, token: str | None, file: Path) -> int:
-        """Return the id that expands queries: of `token`, or the mask, or the end of sequence."""
+        """Return the id that expands queries: `token`'s, else the mask's, else the end of sequence's."""
         names = [token] if token is not None else [self._named("mask_token"), self._named("eos_token")]
         token_id = next((self.vocabulary[name] for name in names if name is not None and name in self.vocabulary), None)
         if token_id is None:
@@ -198,7 +197,7 @@ class _Words:
         return token_id
 
     def marked(self, prefix: str | None, **settings: Any) -> Side:
-        """Return a side whose prefix is a marker if it is one token, perhaps before a space, and text otherwise."""
+        """Return a side. Its prefix is a marker if it is a single token (a space may follow), and text otherwise."""
         prefix = prefix or ""
         for name in (prefix, *prefix.split(None, 1)[:1]):
             if name in self.vocabulary:

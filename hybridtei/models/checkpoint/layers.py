@@ -1,4 +1,4 @@
-"""Layers of heads, Dense modules and classifiers as arrays, checked against what the checkpoint declares."""
+"""Layers of heads, Dense modules and classifiers as arrays, checked against the checkpoint's declarations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER_NAMES = {
 ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "gelu_pytorch_tanh", "silu", "sigmoid")
 
 
-TORCH_EPSILON = 1e-5  # of torch's LayerNorm, and of what a SparseAutoEncoder divides by
+TORCH_EPSILON = 1e-5  # of torch's LayerNorm, and of a SparseAutoEncoder's divisor
 
 
 def dense_layer(module: DenseModule) -> LinearLayer:
@@ -57,7 +57,7 @@ def step_layer(module: StepModule) -> Layer:
 
 
 def code_layers(head: SparseHead, pooled_width: int) -> CodeLayers:
-    """Read a SparseAutoEncoder, whose centre is taken into the bias: W (x - c) + b = W x + (b - W c). Raises LoadError."""
+    """Read a SparseAutoEncoder. Its centre moves into the bias: W (x - c) + b = W x + (b - W c). Raises LoadError."""
     assert head.file is not None
     arrays, file = _arrays_of(head.file), _weights_file(head.file)
     name = "encoder.weight" if "encoder.weight" in arrays else "decoder.linear.weight"  # one tensor, saved under either name
@@ -71,8 +71,8 @@ STATIC_TABLES = ("embedding.weight", "embeddings")
 
 
 def static_table(spec: ModelSpec) -> Floats:
-    """Read the vector of each token of a StaticEmbedding, float32[v, d], in sentence-transformers' or Model2Vec's words. The
-    latter may share rows between tokens (`mapping`) and weigh them (`weights`). Raises LoadError."""
+    """Read the token vectors float32[v, d] of a StaticEmbedding, in sentence-transformers' or Model2Vec's format. Model2Vec may
+    share rows between tokens (`mapping`) and weight them (`weights`). Raises LoadError."""
     weights = Weights.open(spec.folder)
     name = next((name for name in STATIC_TABLES if name in weights.names()), None)
     if name is None:
@@ -94,13 +94,13 @@ def _arrays_of(folder: Path) -> Arrays:
 
 
 def _weights_file(folder: Path) -> Path:
-    """Return the first of the two file names that exists, else the first, which readers then miss."""
+    """Return the file that exists, else the first name, so that the reader reports it as missing."""
     files = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
     return next((file for file in files if file.exists()), files[0])
 
 
 def lexical_layers(head: SparseHead, hidden_size: int) -> tuple[LinearLayer, ...]:
-    """Read BGE-M3's one layer, or the two of our perceptron; the head applies the last relu. Raises LoadError."""
+    """Read BGE-M3's single layer, or the two layers of our perceptron. The head applies the last relu. Raises LoadError."""
     assert head.file is not None
     arrays, prefix = _named(head.file, "sparse.out" if head.own else None)
     inputs = hidden_size * len(head.inputs)
@@ -132,7 +132,7 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
 
 
 def activation_name(name: str, where: Path | str) -> str:
-    """Return "gelu" of "gelu" or of a class of torch.nn or transformers ("torch.nn.GELU"). Imports nothing."""
+    """Return an activation's name ("gelu") from it or from a class path ("torch.nn.GELU"). Imports nothing."""
     plain = name.rsplit(".", 1)[-1].lower()
     plain = OTHER_NAMES.get(plain, plain)
     if plain not in ACTIVATIONS or ("." in name and not name.startswith(("torch.nn.", "transformers.activations."))):
@@ -141,7 +141,7 @@ def activation_name(name: str, where: Path | str) -> str:
 
 
 def _named(file: Path, name: str | None) -> tuple[Arrays, str]:
-    """Return (arrays, prefix of their names): in our own file a layer has a `name`, BGE-M3's file holds one layer."""
+    """Return (arrays, prefix of their names). In our file each layer has a `name`; BGE-M3's file has one layer."""
     return (read_linear(file), "") if name is None else (read_arrays(file), f"{name}.")
 
 
@@ -161,7 +161,7 @@ SETTINGS = ("hidden_act", "hidden_activation", "activation", "activation_functio
 
 
 def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
-    """Return the model with the tanh form of gelu in place of the exact one, in its trunk and its head."""
+    """Return the model with gelu replaced by its tanh form, in trunk and head."""
     head = spec.classifier
     if head is not None:
         steps = tuple(
@@ -180,10 +180,10 @@ def in_config(config: Any) -> None:
 
 
 def query_table(spec: ModelSpec) -> Floats | None:
-    """Return the weights of query tokens, float32[v], or None if the model alone makes queries. Raises LoadError, naming the
+    """Return the weights of query tokens, float32[v], or None if only the model makes queries. Raises LoadError, naming the
     file.
 
-    A head without a table, whose queries count on the collection's idf, weighs all tokens alike: weights averaged over many
+    A head without a table, whose queries use the collection's idf, gives all tokens the same weight. Weights averaged over many
     texts, or of each token alone, ranked worse (`conformance/quality/default_search.py --query-encoder table`).
     """
     head = spec.sparse
@@ -210,7 +210,7 @@ def query_table(spec: ModelSpec) -> Floats | None:
 
 
 def _idf(file: Path, spec: ModelSpec) -> Floats:
-    """Words that the vocabulary lacks are left out; tokens without a weight get 0."""
+    """Words missing from the vocabulary are skipped; tokens without a weight get 0."""
     weights, words = np.zeros(spec.vocab_size, dtype=np.float32), read_vocabulary(spec.folder)
     for word, weight in read_object(file).items():
         if not isinstance(weight, int | float) or isinstance(weight, bool):
@@ -220,7 +220,7 @@ def _idf(file: Path, spec: ModelSpec) -> Floats:
     return weights
 
 
-# First parts of the names of heads' tensors, in any family. `cls` and `lm_head`, which pre-training leaves, may stay unused.
+# Name prefixes of head tensors in any family. `cls` and `lm_head`, left over from pre-training, may stay unused.
 OF_HEADS = frozenset(
     {
         *("classification_head", "classifier", "dense", "head", "linear", "out_proj", "pooler", "pre_classifier", "score"),
@@ -230,7 +230,7 @@ OF_HEADS = frozenset(
 
 
 def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> tuple[Layer, ...]:
-    """Read the layers from hidden states to one logit a label. Raises WeightMismatch or LoadError, naming the tensor."""
+    """Read a classifier's layers: one logit a label. Raises WeightMismatch or LoadError, naming the tensor."""
     if not head.trunk:
         return tuple(step_layer(step) for step in head.steps if isinstance(step, StepModule))
     reader = _Reader(folder, head.trunk)
@@ -273,7 +273,7 @@ class _Reader:
     def _tensor(
         self, name: str, shape: tuple[int | None, ...], rows: tuple[int, int | None] | None = None
     ) -> NDArray[np.float32]:
-        if name not in self.tensors.names():  # a trunk may have been saved without the prefix of its names
+        if name not in self.tensors.names():  # the trunk may have been saved without its prefix
             bare = name.removeprefix(self._trunk)
             if bare not in self.tensors.names():
                 raise WeightMismatch(f"{self._folder}: the weights lack `{name}`")

@@ -1,7 +1,7 @@
-"""A sentence-transformers checkpoint as a chain of modules: modules.json, and the folders it names.
+"""A sentence-transformers checkpoint as a chain of modules: modules.json and its folders.
 
-Reads both layouts: the old one (boolean pooling flags) and that of version 6 (`pooling_mode` as a word). Modules that cannot
-run exactly as declared are refused: without one, or in another order, vectors look right and are wrong.
+Reads both layouts: the old one (boolean pooling flags) and version 6's (`pooling_mode` as a word). Refuses modules that it
+cannot run exactly as declared: a missing module, or another order, gives wrong vectors that look right.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 TRANSFORMERS = ("MLMTransformer", "Transformer")
-QUANTIZER = "FlexibleQuantizer"  # of pplx-embed's repository: rounds pooled vectors, see `ModelSpec.is_rounded`
+QUANTIZER = "FlexibleQuantizer"  # of pplx-embed's repository: rounds pooled vectors (`ModelSpec.is_rounded`)
 STATIC, CODER = "StaticEmbedding", "SparseAutoEncoder"
-STEPS = ("Dense", "LayerNorm")  # on pooled vectors: any number of them, in any order
+STEPS = ("Dense", "LayerNorm")  # on pooled vectors, in any number and order
 ORDER = (*TRANSFORMERS, STATIC, "LogitScore", "Pooling", "SpladePooling", *STEPS, QUANTIZER, CODER, "Normalize")
-# Of models that have only vectors of tokens.
+# Modules of models that have only token vectors.
 LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize", "HierarchicalTokenPooling")
-POOLED = (None, "sentence_embedding")  # modules' names of the pooled vector
-SCORES = "scores"  # that of logits, which the last Dense of a cross-encoder gives
+POOLED = (None, "sentence_embedding")  # the names of the pooled vector in modules
+SCORES = "scores"  # the name of logits, the output of a cross-encoder's last Dense
 OF_TOKENS = (None, "token_embeddings")
 
 Modules = Sequence[tuple[str, str]]  # (type, path)
@@ -64,9 +64,9 @@ StepModule = DenseModule | NormModule
 
 
 def read_modules(folder: Path, *, late: bool = False) -> Modules:
-    """Return (type, path) of each module, () without modules.json, but a table for a Model2Vec.
+    """Return (type, path) of each module. Without modules.json: (), or for a Model2Vec its table.
 
-    The type is the class name: versions moved the modules.
+    The type is the class name alone, since modules have moved between versions.
     """
     file = folder / "modules.json"
     if not file.exists():
@@ -85,13 +85,13 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
 
 
 def _with_effect(modules: Modules) -> list[tuple[str, str]]:
-    """Return the modules without Dropout, which is for training, and without a Normalize directly behind another."""
+    """Return the modules without Dropout, which acts only in training, and without a second Normalize in a row."""
     modules = [module for module in modules if module[0] != "Dropout"]
     return [module for i, module in enumerate(modules) if module[0] != "Normalize" or not i or modules[i - 1][0] != "Normalize"]
 
 
 def transformer_folder(folder: Path, modules: Modules) -> Path:
-    """Return the folder of configuration, weights and tokenizer: the model's own, or `0_Transformer` in old checkpoints."""
+    """Return the folder of configuration, weights and tokenizer: the model's folder, or `0_Transformer` in old checkpoints."""
     return inside(folder, module_path(modules, *TRANSFORMERS, STATIC) or "")
 
 
@@ -101,7 +101,7 @@ def module_path(modules: Modules, *types: str) -> str | None:
 
 
 def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None:
-    """Return the ids of the tokens whose logits are a language model's score, (true, false or None), or None."""
+    """Return the ids of the tokens (true, false or None) whose logits make a language model's score, or None."""
     path = module_path(modules, "LogitScore")
     if path is None:
         return None
@@ -117,8 +117,8 @@ def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Modules by route. `table`: the folder of the table in which queries are looked up, where no model reads them. `default`:
-    the route of texts of no declared kind, or None."""
+    """Modules by route. `table`: the folder of the table that replaces the model for queries. `default`: the route of texts
+    whose kind the request does not name, or None."""
 
     document: Modules
     query: Modules = ()
@@ -127,8 +127,8 @@ class Routes:
 
 
 def read_router(folder: Path, modules: Modules) -> Routes:
-    """Return the routes of a Router, with what comes after it at the end of each; without one, `modules` are for documents.
-    Raises UnsupportedArchitecture for other routes than one of queries and one of documents."""
+    """Return the routes of a Router; modules after the Router end both. Without a Router, `modules` are the document route.
+    Raises UnsupportedArchitecture unless there is one query route and one document route."""
     if not modules or modules[0][0] != "Router":
         return Routes(modules)
     prefix = modules[0][1]
@@ -174,13 +174,13 @@ def _default_route(file: Path, parameters: object, names: list[str]) -> str | No
 
 
 def splade_activation(folder: Path, modules: Modules) -> str:
-    """Return the function of logits before the last logarithm: "relu" or "log1p_relu"."""
+    """Return the function applied to logits before the last logarithm: "relu" or "log1p_relu"."""
     path = module_path(modules, "SpladePooling")
     return "relu" if path is None else str(read_object(inside(folder, path) / "config.json").get("activation_function", "relu"))
 
 
 def is_splade(folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]) -> bool:
-    """Whether pooling is SPLADE's, by `override` or else as declared. Raises UnsupportedArchitecture."""
+    """True for SPLADE pooling, by `override` or else by the checkpoint. Raises UnsupportedArchitecture."""
     declared = module_path(modules, "SpladePooling")
     if override is not None and override != "splade":
         return False
@@ -202,8 +202,8 @@ def is_splade(folder: Path, override: str | None, modules: Modules, architecture
 def read_pooling(
     folder: Path, override: str | None, modules: Modules, model_type: str, config: Mapping[str, Any]
 ) -> tuple[Pooling, ...]:
-    """Return the poolings whose vectors are concatenated: those of sentence-transformers' files, else the `pooling` of
-    config.json, as `hub_layouts` translates it. Raises MissingArtifact where no file declares one."""
+    """Return the poolings whose vectors are concatenated: from sentence-transformers' files, else `pooling` of config.json, as
+    `hub_layouts` translates it. Raises MissingArtifact if no file declares one."""
     if override is not None:
         return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
     listed = module_path(modules, "Pooling")
@@ -226,13 +226,13 @@ def read_pooling(
 
 
 def pools_prompts(folder: Path, override: str | None, modules: Modules) -> bool:
-    """Whether the tokens of a prompt are pooled with those of the text."""
+    """True if the tokens of a prompt are pooled together with the text's."""
     file = inside(folder, module_path(modules, "Pooling") or "1_Pooling") / "config.json"
     return override is not None or read_object(file, optional=True).get("include_prompt") is not False
 
 
 def gives_scores(folder: Path, modules: Modules) -> bool:
-    """Whether the last step is a Dense that gives logits: a cross-encoder in modules."""
+    """True if the last module is a Dense that gives logits: a cross-encoder in modules."""
     steps = [(name, path) for name, path in modules if name in STEPS]
     if not steps or steps[-1][0] != "Dense":
         return False
@@ -242,13 +242,13 @@ def gives_scores(folder: Path, modules: Modules) -> bool:
 def read_steps(
     folder: Path, modules: Modules, override: str | None, pooled_width: int, *, names: Sequence[str | None] = POOLED
 ) -> tuple[StepModule, ...]:
-    """Return the Dense and LayerNorm layers in their order, each as wide as what precedes it. `names`: served names of their
-    inputs and outputs; the last Dense may give `SCORES`.
+    """Return the Dense and LayerNorm layers in order, with matching widths. `names`: accepted names of their inputs and
+    outputs. The last Dense may give `SCORES`.
 
     Raises LoadError and its subclasses.
     """
     steps = [(name, path) for name, path in modules if name in STEPS]
-    if override is not None and [name for name, _ in steps] == ["Dense"]:  # TEI: only a single Dense can be replaced
+    if override is not None and [name for name, _ in steps] == ["Dense"]:  # as in TEI, only a single Dense can be replaced
         steps = [("Dense", override)]
     read, width = list[StepModule](), pooled_width
     for place, (name, path) in enumerate(steps, 1):
@@ -266,8 +266,8 @@ def _is_module(entry: object) -> bool:
 
 
 def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
-    """Raise UnsupportedArchitecture for a Normalize before the end or a step before the pooling: both change what follows.
-    Whether the last vector is normalised is an option of each request."""
+    """Raises UnsupportedArchitecture for a Normalize before the end or a step before the pooling, since both change later
+    steps. The Normalize at the end is an option of each request."""
     places = [order.index("Dense" if name in STEPS else name) for name in names]
     once = [name for name in names if name not in STEPS]
     orphaned = {*STEPS, CODER} & {*names} and not {"Pooling", STATIC} & {*names} and not orphans
@@ -280,7 +280,7 @@ def _declared_pooling(settings: Mapping[str, Any], file: Path) -> tuple[Pooling,
     declared = settings.get("pooling_mode")
     if declared is None:
         modes: Sequence[Any] = [mode for flag, mode in LEGACY_FLAGS.items() if settings.get(flag)]
-    else:  # the words of sentence-transformers 6
+    else:  # sentence-transformers 6's names
         modes = declared if isinstance(declared, list) else [declared]
     if not modes:
         raise LoadError(f"{file}: no pooling mode is true; set one of {', '.join(LEGACY_FLAGS)}")

@@ -1,9 +1,9 @@
-"""Decoders that rank: the template by which one judges whether a document answers a query, and its head.
+"""Decoders that rank: the template that asks the model if a document answers a query, and the head.
 
-A template is found in this order: our own file beside the model, the chat template that sentence-transformers renders, what is
-known of a family by its name. No config.json has one, and text without it ranks almost at random.
+The template comes from our own file beside the model, else from the chat template that sentence-transformers renders, else from
+the table of known families. config.json never has one, and without a template the model ranks almost at random.
 
-Templates may hold special tokens. Queries and documents come from users: special tokens in them are read as plain text
+Templates may contain special tokens. In queries and documents, which come from users, special tokens are read as plain text
 (`text.reader`).
 """
 
@@ -25,16 +25,16 @@ from hybridtei.models.checkpoint.sizes import sentence_config
 from hybridtei.models.checkpoint.vocabularies import read_tokenizer, read_vocabulary
 
 OWN_FILE = "hybridtei_rerank.json"
-MAX_TEMPLATE, MAX_SLOTS = 20_000, 16  # characters, and places that each hold a whole text of a request; known ones: 900, 3
+MAX_TEMPLATE, MAX_SLOTS = 20_000, 16  # characters; slots, each for a whole text of a request (known templates: 900, 3)
 SLOT = re.compile(r"\{(instruction|query|document)\}")
 
 
 class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a language model is asked about a pair; also the contents of hybridtei_rerank.json.
+    """The prompt of a language model that ranks a pair. hybridtei_rerank.json has these fields.
 
-    `prefix` and `suffix` are never truncated, `body` is. It has slots for {query}, {document} and perhaps {instruction}, whose
-    default is `instruction`. The texts of a list are tokenised one by one. `yes` and `no`: the words whose logits are compared;
-    without `no`, the score is the logit of `yes`.
+    `body` may be truncated, `prefix` and `suffix` are not. `body` has slots for {query}, {document} and optionally
+    {instruction}, with the default `instruction`. The texts of a list are tokenised one by one. `yes` and `no`: the words whose
+    logits are compared; without `no`, the score is the logit of `yes`.
     """
 
     prefix: str
@@ -46,7 +46,7 @@ class PairTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the texts of the body that are tokenised one by one."""
+        """Return the parts of the body that are tokenised one by one."""
         return (self.body,) if isinstance(self.body, str) else self.body
 
 
@@ -59,7 +59,7 @@ QWEN3 = PairTemplate(
     suffix="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
     instruction="Given a web search query, retrieve relevant passages that answer the query",
 )
-# After `MxbaiRerankV2` of Mixedbread's package mxbai-rerank 0.1.6.
+# Source: `MxbaiRerankV2` of Mixedbread's package mxbai-rerank 0.1.6.
 MXBAI = PairTemplate(
     prefix=(
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
@@ -73,7 +73,7 @@ MXBAI = PairTemplate(
     yes="1",
     no="0",
 )
-# After `BaseLLMReranker` of BAAI's package FlagEmbedding 1.4.2.
+# Source: `BaseLLMReranker` of BAAI's package FlagEmbedding 1.4.2.
 BGE_GEMMA = PairTemplate(
     prefix="<bos>",
     body=("A: {query}", "\n", "B: {document}"),
@@ -100,8 +100,8 @@ def find_template(
     *,
     arguments: Mapping[str, Any] | None = None,
 ) -> PairTemplate | None:
-    """Return the template of a model, or None. `chat`: sentence-transformers' settings of messages; `instruction`: its default
-    prompt; `arguments`: those of its chat template. Raises LoadError, naming the file."""
+    """Return the template of a model, or None. `chat`: sentence-transformers' settings of messages; `instruction`: the default
+    prompt; `arguments`: arguments of the chat template. Raises LoadError, naming the file."""
     if (folder / OWN_FILE).exists():
         return _own(folder / OWN_FILE)
     if chat is not None:
@@ -131,7 +131,7 @@ def _check_slots(file: Path, body: str, size: int) -> None:
 
 
 def _of_chat(folder: Path, *, flat: bool, instruction: str | None, arguments: Mapping[str, Any]) -> PairTemplate:
-    """Render a chat template with marks in place of texts, and split it at its special tokens around them."""
+    """Render a chat template with marks instead of texts, and split it at the special tokens around the marks."""
     file = folder / "chat_template.jinja"
     settings = read_object(folder / "tokenizer_config.json", optional=True)
     source = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
@@ -173,7 +173,7 @@ def _rendered(file: Path, source: str, messages: list[dict[str, Any]], arguments
     values = {"tools": None, "documents": None, "add_generation_prompt": False, **arguments, "messages": messages}
     try:
         return environment.from_string(source).render(values)
-    except Exception as error:  # the template may raise anything
+    except Exception as error:  # a template can raise any exception
         raise LoadError(f"{file}: cannot be rendered for a query and a document: {error}") from error
 
 
@@ -193,8 +193,8 @@ def language_ranker(
     config: Mapping[str, Any],
     sentence: Mapping[str, Any],
 ) -> tuple[ClassifierHead | None, PairTemplate | None]:
-    """Return (head, template) of a decoder that ranks, with its own classifier or by logits of words; (`classifier`, None) of
-    another."""
+    """Return (head, template) of a decoder that ranks, by its own classifier or by the logits of words. For any other model
+    return (`classifier`, None)."""
     scored = logit_score(folder, modules)
     causal = any(name.endswith("ForCausalLM") for name in config.get("architectures") or ()) and (
         not modules or scored is not None

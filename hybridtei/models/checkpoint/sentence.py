@@ -1,5 +1,5 @@
-"""What sentence-transformers' own settings change: those of the model (config_sentence_transformers.json), and those of its
-Transformer (sentence_bert_config.json). A setting that changes vectors is served, or refused by its name."""
+"""sentence-transformers' settings: of the model (config_sentence_transformers.json) and of its Transformer
+(sentence_bert_config.json). A setting that changes vectors is either applied, or refused by name."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hybridtei.models.checkpoint.sizes import Adapters, sentence_config
 
 log = logging.getLogger(__name__)
 MODEL_FILE = "config_sentence_transformers.json"
-MAX_PROMPT = 16_384  # characters, tokenised anew with each text of a request
-# Settings of the tokenizer's calls that leave the tokens of one text as they are.
+MAX_PROMPT = 16_384  # characters; tokenised again with each text of a request
+# Arguments of the tokenizer that do not change the tokens of a single text.
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "padding": (True, False, "longest", "max_length"),
     "truncation": (True, "longest_first"),
     "return_tensors": ("pt",),
     "return_attention_mask": (True,),
 }
-# Arguments of transformers' apply_chat_template that are none of the template's.
+# Arguments of transformers' apply_chat_template that the template itself does not get.
 OF_RENDERING = frozenset(
     {
         *("chat_template", "continue_final_message", "max_length", "padding", "processor_kwargs", "return_dict"),
@@ -34,7 +34,7 @@ LOGITS = ("logits", ["logits"])
 
 
 def read_prompts(sentence: Mapping[str, Any], folder: Path, adapters: Adapters | None) -> Mapping[str, str] | None:
-    """Return the named prompts; an adapter's name is always one."""
+    """Return the named prompts. Each adapter has one."""
     prompts = sentence.get("prompts")
     if prompts is None:
         return None if adapters is None else adapters.prompts
@@ -46,10 +46,10 @@ def read_prompts(sentence: Mapping[str, Any], folder: Path, adapters: Adapters |
 def default_prompt(
     sentence: Mapping[str, Any], folder: Path, prompts: Mapping[str, str] | None, *, embeds: bool, ignores: bool = False
 ) -> str | None:
-    """Return the name of the prompt of texts that name no other. Raises LoadError for one that `prompts` lacks.
+    """Return the name of the default prompt. Raises LoadError if `prompts` lacks it.
 
-    sentence-transformers itself adds empty prompts called query and document. `embeds`: another model has none. `ignores`: a
-    model that scores, before whose queries the library puts it, and TEI does not.
+    sentence-transformers adds empty prompts called query and document. `embeds`: False for a model without a default prompt.
+    `ignores`: a model that scores, where the library uses the default prompt and TEI does not.
     """
     name = sentence.get("default_prompt_name")
     if isinstance(name, str) and name in (prompts or {}):
@@ -63,7 +63,7 @@ def default_prompt(
 
 
 def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:
-    """Return the name of the activation, which each version of sentence-transformers keeps elsewhere."""
+    """Return the name of the activation. Versions of sentence-transformers store it in different places."""
     settings = config.get("sentence_transformers")
     inner = settings.get("activation_fn") if isinstance(settings, dict) else None
     name = sentence.get("activation_fn") or inner or config.get("sbert_ce_default_activation_function")
@@ -71,13 +71,13 @@ def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> 
 
 
 def size_of(sentence: Mapping[str, Any], key: str, folder: Path) -> int | None:
-    """Return `truncate_dim` or `max_active_dims`, or None where it is not declared. Raises LoadError."""
+    """Return `truncate_dim` or `max_active_dims`, or None if it is not declared. Raises LoadError."""
     return None if sentence.get(key) is None else positive(sentence, key, folder / MODEL_FILE)
 
 
 def adds_specials(home: Path, *, scores: bool) -> bool:
-    """Return whether special tokens go around texts. `scores`: the model gives logits. Raises UnsupportedArchitecture for other
-    settings of the Transformer that change what comes out."""
+    """Return True if texts get special tokens. `scores`: the model gives logits. Raises UnsupportedArchitecture for other
+    settings of the Transformer that change its output."""
     file, settings = sentence_config(home)
     _check_outputs(file, _object(settings, "modality_config", file), LOGITS + STATES if scores else STATES)
     given = _object(settings, "processing_kwargs", file)
@@ -90,7 +90,7 @@ def adds_specials(home: Path, *, scores: bool) -> bool:
 
 
 def template_arguments(home: Path) -> Mapping[str, Any]:
-    """Return what a chat template is rendered with beside the messages. Raises UnsupportedArchitecture."""
+    """Return the chat template's arguments besides the messages. Raises UnsupportedArchitecture."""
     file, settings = sentence_config(home)
     arguments = _object(_object(settings, "processing_kwargs", file), "chat_template", file)
     for name in arguments:

@@ -1,6 +1,6 @@
-"""A tokenizer of a SentencePiece file, as transformers converts it: Unigram or BPE, with its own normaliser.
+"""Converts a SentencePiece file to a tokenizer as transformers does: Unigram or BPE, with the file's normaliser.
 
-The file is protobuf (`sentencepiece_model.proto`); its pieces, its kind and its normaliser's tables are read.
+The file is protobuf (`sentencepiece_model.proto`). This module reads its pieces, its type and its normaliser's tables.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tokenizers import Tokenizer as RawTokenizer
 from hybridtei.system.frames import message_fields
 
 SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
-MAX_PIECE = 256  # characters; the longest piece of a public model has 31
-MAX_MERGES, MAX_EXTRA_IDS = 4_000_000, 10_000  # of a BPE, where Gemma's has 580,604; of T5, where files say 100 to 300
-Built = tuple[RawTokenizer, list[AddedToken]]  # and the tokens that its file marks as read whole
+MAX_PIECE = 256  # characters; 31 in the longest piece of a public model
+MAX_MERGES, MAX_EXTRA_IDS = 4_000_000, 10_000  # of a BPE (Gemma has 580,604); of T5 (files have 100 to 300)
+Built = tuple[RawTokenizer, list[AddedToken]]  # and of tokens that the file marks as unsplittable
 NORMAL, CONTROL, USER_DEFINED, BPE = 1, 3, 4, 2  # types of pieces and of a model in sentencepiece_model.proto
 
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """What a SentencePiece file holds: (piece, score) by id, their types, and the tables of its normaliser."""
+    """The contents of a SentencePiece file: (piece, score) by id, the pieces' types, and the normaliser's tables."""
 
     scores: list[tuple[str, float]]
     types: list[int]
@@ -81,7 +81,7 @@ def unigram(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str],
         raise ValueError("its pieces are of BPE, expected are those of Unigram")
     scores, unknown, before, after = pieces.scores, pieces.unknown, list[Any](), list[Any]()
     words: list[Any] = [pre_tokenizers.WhitespaceSplit()]
-    if form == "XLMRoberta":  # fairseq's ids: four of its own, then those of the file
+    if form == "XLMRoberta":  # fairseq's ids: four special tokens, then the file's pieces
         scores = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *scores[3:], ("<mask>", 0.0)]
     elif form == "Camembert":
         own = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
@@ -90,7 +90,7 @@ def unigram(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str],
         if int(settings.get("extra_ids", 100)) > MAX_EXTRA_IDS:
             raise ValueError(f"`extra_ids` is {settings['extra_ids']}, more than {MAX_EXTRA_IDS}")
         scores = [*scores, *((f"<extra_id_{i}>", 0.0) for i in reversed(range(int(settings.get("extra_ids", 100)))))]
-    elif form == "Albert":  # a number keeps no comma
+    elif form == "Albert":  # a number does not keep the comma
         scores = [(text, score - 100 * (text[-1:] == "," and text[-2:-1].isdigit())) for text, score in scores]
         before = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
         before += [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
@@ -133,7 +133,7 @@ def bpe(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, 
 
 
 def _merges(pieces: _Pieces, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return every pair of pieces that makes a piece, those of the highest score first. Raises ValueError beyond MAX_MERGES."""
+    """Return every pair of pieces that forms a piece, the highest score first. Raises ValueError beyond MAX_MERGES."""
     found = list(
         islice(
             (

@@ -1,5 +1,5 @@
-"""What a configuration declares in numbers, checked against bounds and against the files of weights: sizes, lengths, and LoRA
-adapters, of which each text gets one or none (Jina embeddings v3, Sturua et al. 2024, and its config.json)."""
+"""Numbers in a configuration, checked against bounds and against the weight files: sizes, lengths and LoRA adapters. Each text
+uses one adapter or none (Jina embeddings v3, Sturua et al. 2024, and its config.json)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.files import positive, read_object, require
 from hybridtei.models.checkpoint.weights import weight_files
 
-# Names of the same size in different families, and a bound above that of any model.
+# The names of each size in different families, and a bound above any model's.
 SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
     "vocab": (("vocab_size",), 10_000_000),
     "hidden": (("hidden_size", "dim"), 131_072),
@@ -28,21 +28,21 @@ SIZES: Mapping[str, tuple[tuple[str, ...], int]] = {
     "buckets": (("position_buckets", "relative_attention_num_buckets"), 1_000_000),
     "positions": (("max_position_embeddings", "max_trained_positions"), 100_000_000),
 }
-SHARED_LAYERS = frozenset({"albert"})  # one set of weights for all layers
+SHARED_LAYERS = frozenset({"albert"})  # all layers share one set of weights
 
 
-# Model types that every backend computes: those of `families.FAMILIES`.
+# The model types of `families.FAMILIES`, which every backend computes.
 SERVED = (
     *("bert", "camembert", "deberta-v2", "distilbert", "electra", "eurobert", "gemma", "gemma3_text", "gte", "jina_bert"),
     *("jina_embeddings_v3", "llama", "mistral", "modernbert", "mpnet", "mt5", "nomic_bert", "qwen2", "qwen3", "roberta", "t5"),
     *("xlm-roberta", "xlm-roberta-flash"),
 )
-# Where families that are not served keep their width.
+# The key of the width in families that are not served.
 OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")
 
 
 def read_hidden_size(config: Mapping[str, Any], file: Path) -> int:
-    """Return the width of hidden states. Raises UnsupportedArchitecture for a family that keeps it elsewhere, or LoadError."""
+    """Return the width of hidden states. Raises UnsupportedArchitecture for a family with another key, or LoadError."""
     if config.get("dim") and not config.get("hidden_size"):
         return positive(config, "dim", file)
     elsewhere = next((key for key in OTHER_WIDTHS if key in config), None)
@@ -56,8 +56,7 @@ def read_hidden_size(config: Mapping[str, Any], file: Path) -> int:
 
 
 def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bool) -> None:
-    """Raise LoadError for a size above its bound or an incomplete file of weights, WeightMismatch for sizes that the files
-    cannot hold."""
+    """Raises LoadError for a size above its bound or an incomplete weight file, WeightMismatch if the files are too small."""
     file = home / "config.json"
     for names, limit in SIZES.values():
         for name in names:
@@ -71,7 +70,7 @@ def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bo
 
 
 def min_weights(config: Mapping[str, Any], *, has_position_table: bool = False) -> int:
-    """Return the least number of weights of a model with this configuration: its tables, and one matrix a layer."""
+    """Return a lower bound of the number of weights: the tables, and one matrix a layer."""
     hidden = _size(config, "hidden")
     tables = _size(config, "vocab") * (_size(config, "narrow") or hidden)
     if has_position_table:
@@ -86,14 +85,14 @@ def _checked(path: Path) -> Path:
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, framework="numpy"):
-                pass  # the library compares the header with itself and with the file's size
-        except Exception as error:  # the library raises its own classes
+                pass  # the library checks the header and the file's size
+        except Exception as error:  # the library's exceptions have no documented base class
             raise LoadError(f"{path}: cannot be read as weights: {error}") from error
     return path
 
 
 def _size(config: Mapping[str, Any], what: str) -> int:
-    """Return the first size under its names in the families; 0 for none, which `read_spec` refuses."""
+    """Return the size under the first of its names in `config`, or 0, which `read_spec` refuses."""
     values = (config.get(name) for name in SIZES[what][0])
     return next((int(value) for value in values if isinstance(value, int) and value > 0), 0)
 
@@ -113,10 +112,10 @@ UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
 def max_input_length(
     folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions, *, sides: bool
 ) -> int:
-    """Return sentence-transformers' `max_seq_length`, else the tokenizer's length, as far as there are positions. `sides`:
-    queries and documents have lengths of their own, so the first is not used.
+    """Return sentence-transformers' `max_seq_length`, else the tokenizer's length, limited by the position table. `sides`:
+    queries and documents have their own lengths, so `max_seq_length` is not used.
 
-    A family without a table of positions reads what `max_seq_length` declares, as sentence-transformers and TEI do.
+    Without a position table `max_seq_length` is the limit, as in sentence-transformers and TEI.
     """
     declared, told, table = lengths(folder, config, tokenizer_config, positions)
     if declared is not None and not sides:
@@ -131,7 +130,7 @@ def max_input_length(
 def lengths(
     folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions
 ) -> tuple[int | None, int | None, int | None]:
-    """Return (`max_seq_length`, `model_max_length`, the config's positions), None for each that no file has."""
+    """Return (`max_seq_length`, `model_max_length`, the config's positions). A missing one is None."""
     sentence_file, sentence = sentence_config(folder)
     return (
         _length(sentence, "max_seq_length", sentence_file),
@@ -140,13 +139,13 @@ def lengths(
     )
 
 
-# Model types that compute positions instead of looking them up; other families with rotary positions name a base.
+# Model types that compute positions. Other families with rotary positions are known by their base.
 WITHOUT_TABLE = frozenset({"eurobert", "gte", "jina_bert", "jina_embeddings_v3", "modernbert", "nomic_bert", "t5", "mt5"})
 WITHOUT_TABLE |= {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
 
 
 def looks_positions_up(config: Mapping[str, Any]) -> bool:
-    """Whether the trunk looks positions up, and so has a longest text."""
+    """True if the trunk has a table of positions, which bounds the length of a text."""
     rotary = config.get("model_type") in WITHOUT_TABLE or any(key.startswith(("rope_", "rotary_")) for key in config)
     return not rotary and config.get("position_biased_input") is not False
 
@@ -169,12 +168,12 @@ def _length(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
 
 
 def sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return (file, content) of the first of sentence-transformers' settings files that exists."""
+    """Return (file, content) of the first existing settings file of sentence-transformers."""
     file = next((folder / name for name in LENGTH_FILES if (folder / name).exists()), folder / LENGTH_FILES[0])
     return file, read_object(file, optional=True)
 
 
-# What config.json says of adapters; a family does not read it.
+# config.json's keys of adapters, which families do not read.
 KEYS = frozenset(
     {
         "load_trained_adapters",
@@ -186,14 +185,14 @@ KEYS = frozenset(
         "task_instructions",
     }
 )
-MAX_RANKS, MAX_ALPHA = 4_096, 1_000_000  # bounds above those of any model; ranks of all adapters together
+MAX_RANKS, MAX_ALPHA = 4_096, 1_000_000  # bounds above any model's; ranks are those of all adapters together
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters in the order of their tensors; `prompts`: the text that goes before an input of each.
+    """Adapters in the order of their tensors. `prompts`: the text before each adapter's inputs. `scale`: the factor of B (A x).
 
-    A text's adapter is a number: 0 for none, else its place in `names` plus 1. `scale`: what B (A x) is multiplied by.
+    A text's adapter is a number: 0 for none, else its place in `names` plus 1.
     """
 
     names: tuple[str, ...]
@@ -203,7 +202,7 @@ class Adapters:
 
     @property
     def form(self) -> tuple[int, int, float]:
-        """What `families.ops.adapted` takes."""
+        """Arguments of `families.ops.adapted`: (count, rank, scale)."""
         return len(self.names), self.rank, self.scale
 
 

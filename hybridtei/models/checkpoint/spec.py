@@ -62,17 +62,17 @@ from hybridtei.models.checkpoint.tokenizer_settings import UNCHANGED, TokenizerS
 from hybridtei.models.checkpoint.vocabularies import read_added, read_tokenizer, read_vocabulary
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
-# Count positions from the padding id on, which defaults to 1.
+# Families whose positions start after the padding id, by default 1.
 OFFSET_FAMILIES = frozenset(
     {"roberta", "xlm-roberta", "camembert", "xlm-roberta-flash", "xlm-roberta-xl", "data2vec-text", "mpnet"}
 )
-MPNET_PADDING = 1  # its class counts positions from there and ignores `pad_token_id`
-# Can be trained with relative or ALiBi positions, which transformers 5 would run as absolute.
+MPNET_PADDING = 1  # its class counts from the fixed id 1 and ignores `pad_token_id`
+# Families that can be trained with relative or ALiBi positions, which transformers 5 would run as absolute ones.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset(
     {"bert", "deberta", "deberta-v2", "electra", "ernie", "gte", "jina_bert", "megatron-bert", "nomic_bert"}
 )
-# Have them where the tokenizer's `model_input_names` says so: transformers' tokenizers of these families give none.
+# Families with token types only if the tokenizer's `model_input_names` has them: by default their tokenizers give none.
 TYPED_IF_NAMED = frozenset({"albert", "big_bird", "rembert", "roformer"})
 
 
@@ -81,16 +81,15 @@ STATIC_TYPE = "static"  # the model type of a table of token vectors, which has 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Trunk, heads and limits of a model. `folder` holds the transformer's configuration, weights and tokenizer.
+    """Trunk, heads and limits of a model. `folder`: the transformer's configuration, weights and tokenizer.
 
-    `default_prompt_name`: the prompt of texts that name no other. `truncate_dim`: the width that dense vectors are cut to.
-    `bare`: no special tokens go around texts. `pools_prompts`: prompts' tokens are pooled too.
-    `skipped_padding`: see `classifiers.skipped_padding`. `template`: the prompt of a language model that ranks.
-    `activation`: sentence-transformers' function of a reranker's logit, for information, since scores follow TEI's rule.
-    `config`: config.json as `hub_layouts` translates it; `is_native`: transformers' own class computes it. `tanh_gelu`:
-    replaces the gelu that `config` names (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`.
-    `query`: the model that reads queries, where this one reads documents alone; `default_route`: which of both reads a text
-    of no declared kind, "query", "document" or None.
+    `default_prompt_name`: the prompt of texts without another. `truncate_dim`: the width that dense vectors are cut to.
+    `bare`: texts get no special tokens. `pools_prompts`: prompts' tokens are pooled too. `skipped_padding`: from
+    `classifiers.skipped_padding`. `template`: the prompt of a language model that ranks. `activation`: sentence-transformers'
+    function of a reranker's logit, for information only, since scores follow TEI's rule. `config`: config.json, translated by
+    `hub_layouts`; `is_native`: transformers' own class computes it. `tanh_gelu`: replaces the gelu of `config`
+    (`layers.with_tanh_gelu`). `is_rounded`: pooled vectors are `round(127 tanh(x))`. `query`: the model that reads queries, if
+    this one reads only documents; `default_route`: the side that reads a text of unknown kind: "query", "document" or None.
     """
 
     folder: Path
@@ -127,12 +126,12 @@ class ModelSpec:
     default_route: str | None = None
     tokenizer_settings: TokenizerSettings = UNCHANGED
 
-    # What follows from these, asked for by every request and so computed once.
+    # Derived values, computed once since every request reads them.
     kind: Kind = field(init=False, repr=False, compare=False)
-    sparse_width: int = field(init=False, repr=False, compare=False)  # of the vocabulary, or latents of a code
-    labels: tuple[str, ...] = field(init=False, repr=False, compare=False)  # in the order of the classifier's logits
-    is_splade: bool = field(init=False, repr=False, compare=False)  # the MLM head gives a weight for each vocabulary entry
-    heads: frozenset[Head] = field(init=False, repr=False, compare=False)  # every output this model has
+    sparse_width: int = field(init=False, repr=False, compare=False)  # of the vocabulary, or a code's number of latents
+    labels: tuple[str, ...] = field(init=False, repr=False, compare=False)  # in the order of the logits
+    is_splade: bool = field(init=False, repr=False, compare=False)  # the MLM head gives one weight a vocabulary entry
+    heads: frozenset[Head] = field(init=False, repr=False, compare=False)  # all outputs of the model
     dense_width: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +154,7 @@ class ModelSpec:
             return frozenset({Head.TAGS if self.classifier.kind == "tagger" else Head.SCORES})
         if splade:
             return frozenset({Head.SPARSE})
-        if self.query is not None:  # of nothing else have both the same width
+        if self.query is not None:  # only these have the same width on both routes
             return frozenset({Head.DENSE})
         if self.late is not None:
             return frozenset({Head.MULTIVECTOR, Head.TOKENS})
@@ -166,7 +165,7 @@ class ModelSpec:
 def read_spec(
     folder: Path, *, pooling: str | None = None, dense_path: str | None = None, heads_file: Path | None = None
 ) -> ModelSpec:
-    """Read a model folder. `pooling` and `dense_path` override what it declares; `heads_file` adds heads kept elsewhere.
+    """Read a model folder. `pooling` and `dense_path` override its declarations; `heads_file` adds heads from another place.
 
     Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
     """
@@ -195,7 +194,7 @@ def _read(
     is_colbert: bool = False,
     heads_file: Path | None = None,
 ) -> ModelSpec:
-    """Read a model of these modules. `queries`: a table in which its queries are looked up."""
+    """Read a model of these modules. `queries`: the table that replaces the model for queries."""
     home = transformer_folder(folder, modules)
     if module_path(modules, STATIC) is not None:
         return _static(folder, home, modules, sentence)
@@ -221,7 +220,7 @@ def _read(
         classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
     if splade or classifier is not None:
         check_head_code(config, file)
-    # sentence-transformers' cross-encoders read these through modules.json alone
+    # sentence-transformers' cross-encoders read these only with modules.json
     transformer = {} if classifier is not None and not modules else sentence_config(home)[1]
     late = None
     if is_colbert:
@@ -294,9 +293,9 @@ def _read(
 
 
 def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, Any]) -> ModelSpec:
-    """A table of token vectors, whose mean is a text's. Texts may be of any length, as sentence-transformers has it.
+    """Read a table of token vectors; a text's vector is their mean. Texts have any length, as in sentence-transformers.
 
-    Model2Vec's own library also cuts at 512 tokens, and leaves out what its vocabulary does not know.
+    Model2Vec's own library also cuts at 512 tokens, and skips unknown words.
     """
     read_tokenizer(home)
     weights = Weights.open(home)
@@ -342,7 +341,7 @@ def _architectures(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
 
 
 def _splade(folder: Path, modules: Modules, queries: Path | None, active: int) -> SparseHead:
-    """Without modules, only the folder's name marks OpenSearch's version 3, whose weights have two logarithms."""
+    """Without modules, only the folder's name identifies OpenSearch's version 3, which applies two logarithms."""
     if modules:
         double_log = splade_activation(folder, modules) == "log1p_relu"
         return SparseHead("splade", double_log=double_log, queries=queries, active=active)
@@ -351,7 +350,7 @@ def _splade(folder: Path, modules: Modules, queries: Path | None, active: int) -
 
 
 def _token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
-    """Return the projection of a late-interaction model's hidden states: Dense modules, or a tensor among its weights."""
+    """Return the projection of a late-interaction model: Dense modules, or a tensor among its weights."""
     dense = [step for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS) if isinstance(step, DenseModule)]
     if dense:
         return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=tuple(dense[:-1]), module=dense[-1])
@@ -385,10 +384,10 @@ def _positions(model_type: str, padding_id: int) -> Positions:
 
 
 def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
-    """Return the id of padding, after which an offset family's positions begin.
+    """Return the id of padding. In offset families positions begin after it.
 
-    The default is transformers' for the offset families. Other families pad under a mask, so any id serves; some decoders write
-    -1 for "none".
+    Offset families have transformers' default. Other families mask padding, so any id will do; some decoders write -1 for
+    "none".
     """
     declared, offset = config.get("pad_token_id"), model_type in OFFSET_FAMILIES
     if declared is None or (declared == -1 and not offset):
@@ -399,7 +398,7 @@ def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
 
 
 def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[int]:
-    """Return the ids without lexical weights: cls, sep, bos, eos, pad and unk, as far as the tokenizer has them."""
+    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the tokenizer has."""
     names = {
         _token_text(tokenizer_config.get(key))
         for key in ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")

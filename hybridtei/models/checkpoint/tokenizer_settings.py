@@ -1,8 +1,8 @@
-"""Settings that change how a checkpoint's tokenizer reads texts: those of tokenizer_config.json come before tokenizer.json.
+"""Settings of tokenizer_config.json that override tokenizer.json.
 
-transformers applies them by the tokenizer's class; `PreTrainedTokenizerFast` and `TokenizersBackend` take tokenizer.json as it
-is. `add_bos_token` and `add_eos_token` follow transformers 4.57, which rebuilds the template of Llama's and Gemma's classes:
-version 5 ignores the two keys, so e5-mistral and its kin lose the token that their vectors are pooled from.
+transformers applies them depending on the tokenizer's class; `PreTrainedTokenizerFast` and `TokenizersBackend` use
+tokenizer.json unchanged. `add_bos_token` and `add_eos_token` follow transformers 4.57, which rebuilds the template of Llama's
+and Gemma's classes. Version 5 ignores the two keys, so models like e5-mistral lose the token that they pool.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hybridtei.models.checkpoint.files import read_object
 
 Side = Literal["left", "right"]
 
-# Classes whose defaults hold where tokenizer_config.json has no key, without the ending "Fast".
+# Defaults of keys that tokenizer_config.json lacks, by class, without the ending "Fast".
 BERT_NAMES = ("Bert", "ConvBert", "DistilBert", "Electra", "LayoutLM", "MPNet", "MobileBert", "SqueezeBert")
 BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in BERT_NAMES)
 BYTE_LEVEL_CLASSES = frozenset(f"{name}Tokenizer" for name in ("Bart", "GPT2", "LED", "Longformer", "Roberta"))
-# Classes that make their template from the two keys -> their tokens, and whether the first stands where its key is missing.
+# Classes that make their template from the two keys -> (begin token, end token, default of `add_bos_token`).
 TEMPLATE_CLASSES: Mapping[str, tuple[str, str, bool]] = {
     "CodeLlamaTokenizer": ("<s>", "</s>", True),
     "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", True),
@@ -37,8 +37,8 @@ TEMPLATE_CLASSES: Mapping[str, tuple[str, str, bool]] = {
     "GemmaTokenizer": ("<bos>", "<eos>", True),
     "LlamaTokenizer": ("<s>", "</s>", True),
 }
-AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})  # of these the json counts alone
-# The class of a model type where tokenizer_config.json names none, after transformers' table.
+AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})  # these use tokenizer.json alone
+# The default class of a model type, from transformers' table.
 CLASS_OF_TYPE: Mapping[str, str] = {
     **dict.fromkeys(("bert", "convbert", "distilbert", "electra", "ernie", "megatron-bert", "nomic_bert"), "BertTokenizer"),
     **dict.fromkeys(("bart", "data2vec-text", "longformer", "roberta"), "RobertaTokenizer"),
@@ -46,17 +46,17 @@ CLASS_OF_TYPE: Mapping[str, str] = {
     "llama": "LlamaTokenizer",
     "mpnet": "MPNetTokenizer",
 }
-GTE_QWEN2 = "modeling_qwen.Qwen2Model"  # class of the repositories whose own tokenizer appends an end; TEI does so too
+GTE_QWEN2 = "modeling_qwen.Qwen2Model"  # the class of repositories whose tokenizer appends an end token, as TEI does
 GTE_QWEN2_END = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """Settings that are applied over tokenizer.json. None leaves what that file says.
+    """Settings that override tokenizer.json. None: keep that file's.
 
     `bert`: (lowercase, strip accents, split Chinese characters) of a BERT normaliser. `template`: the tokens before and after
-    each text. `end`: the token appended to texts where the tokenizer appends none. `truncation_side`: the side that is cut.
-    `lowercase`: texts, but not the special tokens in them, are lowercased first.
+    each text. `end`: the token to append to texts if the tokenizer appends none. `truncation_side`: the side that is cut.
+    `lowercase`: lowercase texts first, except special tokens.
     """
 
     bert: tuple[bool, bool | None, bool] | None = None
@@ -74,7 +74,7 @@ UNCHANGED = TokenizerSettings()
 def read_tokenizer_settings(
     folder: Path, model_type: str, config: Mapping[str, Any], *, lowercase: bool = False
 ) -> TokenizerSettings:
-    """Return the settings of a folder; `config` is its config.json as published, `lowercase` sentence-transformers'
+    """Return the settings of a folder. `config`: its published config.json; `lowercase`: sentence-transformers'
     `do_lower_case`. Raises LoadError, naming the key."""
     file = folder / "tokenizer_config.json"
     written = read_object(file, optional=True)
@@ -95,7 +95,7 @@ def read_tokenizer_settings(
 
 
 def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -> list[str]:
-    """Change `raw`, and return the names of the keys that changed it; `file` is named in errors. Raises LoadError."""
+    """Apply the settings to `raw`; return the names of the keys that changed it. Raises LoadError, naming `file`."""
     changed = []
     if settings.bert is not None:
         for one in _parts(raw.normalizer, Normalizers):
@@ -121,7 +121,7 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
 
 
 def truncation_side(raw: RawTokenizer, settings: TokenizerSettings) -> Side:
-    """Return the side that is cut: of the settings, else of tokenizer.json, whose truncation `raw` still has; else right."""
+    """Return the side that is cut: from the settings, else from `raw`, which has tokenizer.json's truncation, else right."""
     return settings.truncation_side or ("left" if (raw.truncation or {}).get("direction") == "left" else "right")
 
 
@@ -165,7 +165,7 @@ def _set_prefix_space(one: object, wanted: bool) -> list[str]:
 
 
 def _processor(raw: RawTokenizer, first: str | None, last: str | None, file: Path) -> TemplateProcessing:
-    """Return the template of transformers 4.57's `update_post_processor`."""
+    """Return the template that transformers 4.57's `update_post_processor` makes."""
     tokens = [token for token in (first, last) if token is not None]
     wrong = [token for token in tokens if raw.token_to_id(token) is None or token[:1] == "$" or {" ", ":"} & {*token}]
     if wrong:
@@ -183,7 +183,7 @@ def _processor(raw: RawTokenizer, first: str | None, last: str | None, file: Pat
 
 
 def _parts(component: Any, kind: Any) -> list[Any]:
-    """Return a normaliser or pre-tokeniser, or the parts of a sequence of them."""
+    """Return the parts of a sequence of normalisers or pre-tokenisers, or a single one as a list."""
     return [*component] if isinstance(component, kind) else [component]
 
 

@@ -1,8 +1,8 @@
-"""Tensors of a file that torch saved, without torch and without running its pickle.
+"""Reads the tensors of a file that torch saved, without torch and without running its pickle.
 
-Such a file is a zip: `data.pkl` describes the tensors, `data/KEY` holds the bytes of each storage, uncompressed. A small
-interpreter reads the description; it knows the few opcodes and names with which torch describes tensors and refuses all others.
-It makes no object but tuples, dicts and places in the file.
+The file is a zip: `data.pkl` describes the tensors, `data/KEY` has the uncompressed bytes of each storage. A small interpreter
+reads the description. It knows only the opcodes and names with which torch describes tensors, and refuses all others. It
+creates only tuples, dicts and places in the file.
 
 Source: torch's `serialization.py` and `_utils.py`, and `pickletools` for the opcodes.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from hybridtei.errors import LoadError
 
-# Storages of torch -> dtypes as safetensors spells them.
+# torch's storages -> safetensors' names of dtypes.
 STORAGES: Mapping[str, str] = {
     "DoubleStorage": "F64",
     "FloatStorage": "F32",
@@ -36,14 +36,14 @@ SIZES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "B
 REBUILT, PARAMETER, ORDERED = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "collections OrderedDict"
 NAMES = frozenset({REBUILT, PARAMETER, ORDERED, *(f"torch {name}" for name in STORAGES)})
 MAX_DESCRIPTION_BYTES, MAX_BYTEORDER_BYTES = 64_000_000, 16
-MAX_OPCODES = 4_000_000  # of some 100,000 tensors; each may make an object of 64 bytes
+MAX_OPCODES = 4_000_000  # enough for 100,000 tensors; each opcode may create an object of 64 bytes
 MAX_DIMENSIONS = 64  # torch's own
 LOCAL_HEADER_BYTES = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor's place in a file. `strides`: in elements, of a tensor that does not lie row after row; else None."""
+    """A tensor's place in a file. `strides`: in elements; None if the rows are contiguous."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A tensor before its storage was found."""
+    """A tensor whose storage is not resolved yet."""
 
     storage: _Storage
     offset: int
@@ -91,7 +91,7 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def places(path: Path) -> dict[str, Place]:
-    """Find every tensor of a state dict. Raises LoadError for anything else."""
+    """Find every tensor of a state dict. Raises LoadError for any other object."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         entries = {entry.filename: entry for entry in archive.infolist()}
         described = [name for name in entries if name.endswith("/data.pkl")]
@@ -139,7 +139,7 @@ def _place(path: Path, name: str, view: _View, start_of: Callable[[_Storage], in
 
 
 def _read(path: Path, description: bytes) -> dict[str, _View]:
-    """The views that a description names. Raises LoadError for an opcode, a name or a result that torch does not write."""
+    """Read the views in a description. Raises LoadError for an opcode, a name or a result that torch does not write."""
     try:
         found = _run(description)
     except _Refused as error:
@@ -156,9 +156,9 @@ class _Refused(Exception):
 
 
 class _Interpreter:
-    """Runs the opcodes of a description. The last value on the stack is what it describes.
+    """Runs the opcodes of a description. The last value on the stack is the result.
 
-    A value may be named any number of times, so that tuples in tuples stand for 2^n of them: none is compared, hashed or shown.
+    A pickle can refer to a value repeatedly, so nested tuples can stand for 2^n values: never compare, hash or print one.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class _Interpreter:
         self._opcodes = 0
 
     def step(self, opcode: str, argument: Any) -> None:
-        """Raises _Refused for an opcode with which torch describes no tensor."""
+        """Raises _Refused for an opcode that torch does not use for tensors."""
         self._opcodes += 1
         if self._opcodes > MAX_OPCODES:
             raise _Refused(f"describes its tensors by more than {MAX_OPCODES} opcodes")
@@ -209,7 +209,7 @@ class _Interpreter:
             case "SETITEMS":
                 pairs = self._since_mark()
                 stack[-1].update(zip(map(_text, pairs[::2]), pairs[1::2], strict=True))
-            case "BUILD":  # attributes of an OrderedDict, such as the versions of modules
+            case "BUILD":  # attributes of an OrderedDict, such as module versions
                 stack.pop()
             case "PROTO" | "FRAME" | "STOP":
                 pass

@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer: its `tokenizer.json`, or one built from the older files that hold a vocabulary.
+"""A checkpoint's tokenizer: from `tokenizer.json`, or built from older vocabulary files.
 
-Built are `CLASSES`, as transformers converts them (`convert_slow_tokenizer.py` of 4.57, and the classes of 5.23): with their
-normal forms, and with the special tokens that the class puts around a text.
+`CLASSES` are built as transformers converts them (`convert_slow_tokenizer.py` of 4.57, and the classes of 5.23), with their
+normalisers and special tokens.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hybridtei.models.checkpoint.sentencepiece import SENTENCEPIECE, Built, bpe,
 TOKENIZER, SETTINGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 WORDS, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
 FILES = (WORDS, VOCABULARY, MERGES, *SENTENCEPIECE)
-MAX_BYTES = 64_000_000  # of a file of a vocabulary; the largest of a public model has 5 MB
+MAX_BYTES = 64_000_000  # of a vocabulary file; 5 MB in the largest public model
 
 Settings = Mapping[str, Any]
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files that a folder's token ids follow from: `tokenizer.json`, or those that one is built from, or none."""
+    """Return the files that determine a folder's token ids: `tokenizer.json`, or the files to build it from, or none."""
     if (folder / TOKENIZER).is_file():
         return [folder / TOKENIZER]
     found = [folder / name for name in FILES if (folder / name).is_file()]
@@ -38,7 +38,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def read_raw(folder: Path) -> RawTokenizer:
-    """Return a folder's tokenizer. Raises LoadError, or what the library raises where `tokenizer.json` is no tokenizer."""
+    """Return a folder's tokenizer. Raises LoadError, or the library's exception if `tokenizer.json` is no tokenizer."""
     file = folder / TOKENIZER
     if not file.is_file():
         return build(folder)
@@ -46,7 +46,7 @@ def read_raw(folder: Path) -> RawTokenizer:
 
 
 def read_tokenizer(folder: Path) -> dict[str, Any]:
-    """Return what a folder's `tokenizer.json` holds, or would hold. Raises MissingArtifact or LoadError, naming the file."""
+    """Return a folder's `tokenizer.json`, existing or built. Raises MissingArtifact or LoadError, naming the file."""
     file = folder / TOKENIZER
     return read_object(require(file)) if file.is_file() else dict(json.loads(build(folder).to_str()))
 
@@ -56,7 +56,7 @@ class _Added(msgspec.Struct):
 
 
 def read_added(folder: Path) -> Any:
-    """Return the `added_tokens` of `read_tokenizer`, in a fifth of the time where the vocabulary is large."""
+    """Return the `added_tokens` of `read_tokenizer`, in a fifth of the time for a large vocabulary."""
     file = folder / TOKENIZER
     if not file.is_file():
         return read_tokenizer(folder).get("added_tokens")
@@ -71,7 +71,7 @@ def read_added(folder: Path) -> Any:
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
-    """Return the id of every token of a folder's tokenizer, added ones too. Raises LoadError, naming the file."""
+    """Return the id of every token of a folder's tokenizer, added tokens included. Raises LoadError, naming the file."""
     settings = read_tokenizer(folder)
     try:
         vocab = settings["model"]["vocab"]
@@ -85,13 +85,13 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
 
 
 def build(folder: Path) -> RawTokenizer:
-    """Return the tokenizer of a folder without `tokenizer.json`. Raises MissingArtifact or LoadError, with the cure."""
+    """Return the tokenizer of a folder without `tokenizer.json`. Raises MissingArtifact or LoadError, naming the remedy."""
     files = [path for path in (*tokenizer_files(folder), folder / "config.json") if path.is_file()]
     stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return RawTokenizer.from_str(_built(folder, *stamps))
 
 
-@lru_cache(4)  # as text, since a caller changes its tokenizer: the merges of Gemma take seconds
+@lru_cache(4)  # cached as text, since callers change their tokenizer; Gemma's merges take seconds
 def _built(folder: Path, *_: tuple[str, int, int]) -> str:
     found = [name for name in FILES if (folder / name).is_file()]
     if not found:
@@ -107,7 +107,7 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
         raw = _assembled(folder, CLASSES[name], settings)
     except (MissingArtifact, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises bare kinds, and panics, for files that hold something else
+    except BaseException as error:  # the library raises bare Exceptions, and panics, for other files
         raise LoadError(
             f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
             "Let transformers write it, with sentencepiece and protobuf installed, by these two lines of Python:\n"
@@ -118,14 +118,14 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, under special_tokens_map.json where no `added_tokens_decoder` replaces that."""
+    """Return tokenizer_config.json. Without `added_tokens_decoder`, special_tokens_map.json overrides it."""
     settings = read_object(folder / "tokenizer_config.json", optional=True)
     named = "added_tokens_decoder" in settings
     return {**settings, **({} if named else read_object(folder / "special_tokens_map.json", optional=True))}
 
 
 def _class_name(folder: Path, settings: Settings) -> str:
-    """Return the key in CLASSES of the class that the folder names or its model's type has, or a name that is none."""
+    """Return the class that the folder names or its model's type implies: a key of CLASSES, or an unknown name."""
     config = read_object(folder / "config.json", optional=True)
     named = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "")
     generic = named in ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
@@ -142,7 +142,7 @@ def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTok
     more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
     for token in (*specials.values(), *map(_token, more.values() if isinstance(more, dict) else more)):
         tokens.setdefault(token.content, token)
-    raw.add_tokens([*tokens.values()])  # one that the vocabulary lacks takes the next id
+    raw.add_tokens([*tokens.values()])  # a token missing from the vocabulary gets the next id
     for i, token in declared.items():
         if raw.token_to_id(token.content) != i:
             raise ValueError(f"the token {token.content!r} has the id {raw.token_to_id(token.content)}, stated is {i}")
@@ -162,14 +162,14 @@ def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTok
 
 
 def _flagged(settings: Settings, contents: Mapping[str, str], *, starts: bool) -> tuple[str, str]:
-    """Return the templates by `add_bos_token`, whose default is `starts`, and `add_eos_token`."""
+    """Return the templates from `add_bos_token` (default: `starts`) and `add_eos_token`."""
     bos = ["{bos}"] if settings.get("add_bos_token", starts) and "bos" in contents else []
     eos = ["{eos}"] if settings.get("add_eos_token") and "eos" in contents else []
     return " ".join([*bos, "$A", *eos]), " ".join(f"{part}:1" for part in (*bos, "$B", *eos))
 
 
 def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
-    """Return the tokens that the folder adds, by the ids that it states, in order."""
+    """Return the tokens that the folder adds, by id, in order."""
     added = settings.get("added_tokens_decoder")
     if not added:
         specials = {_token(value).content for key, value in settings.items() if key in ROBERTA and value is not None}
@@ -225,9 +225,9 @@ TYPED, PLAIN = ("{cls} $A {sep}", "$B:1 {sep}:1"), ("{cls} $A {sep}", "{sep} $B 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerClass:
-    """How a class of transformers is built: from its files, its default special tokens, and the templates of a text and of what
-    a pair adds. `also`: other classes and the model types that have it. `form` None: bos and eos by flags, bos by default for
-    `starts`. `trims`: tokens begin behind the space before a word."""
+    """A tokenizer class of transformers: its files, default special tokens, and the templates of a text and of a pair's second
+    text. `also`: other classes and model types built the same way. `form` None: flags decide bos and eos; `starts` is bos's
+    default. `trims`: a token's place excludes the space before a word."""
 
     read: Callable[[Path, Settings, Mapping[int, str]], Built]
     specials: Mapping[str, str]

@@ -1,11 +1,11 @@
-"""A checkpoint's tensors by name, without torch: safetensors or what torch saved, whole or in shards.
+"""A checkpoint's tensors by name, without torch: safetensors or torch's files, whole or in shards.
 
-Checkpoints of the same trunk spell its tensors with and without a prefix ("bert.encoder…", "encoder…"), so names match by their
+Checkpoints of the same trunk name its tensors with or without a prefix ("bert.encoder…", "encoder…"), so names match by their
 ends.
 
-A float32 tensor is a view of the file, mapped read-only. All processes that serve the file share its pages, which may be
-dropped at any time and fault in again. Replace a checkpoint by renaming another file over it, as every downloader does: writing
-into a file that is being served changes the weights of the server.
+A float32 tensor is a read-only view of the mapped file. All processes that serve the file share its pages, which the system can
+drop and read again. Replace a checkpoint by renaming another file over it, as downloaders do: writing into a served file
+changes the weights of the running server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from safetensors import safe_open
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.models.checkpoint.files import inside, read_object, require
 
-# Weights of the trunk: layers, tables. Poolers, heads and buffers may stay unused.
+# Name patterns of the trunk's weights: layers and tables. Poolers, heads and buffers may stay unused.
 OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
 UNUSED = re.compile(
     r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|^decoder\.|^encoder\.embed_tokens\."
@@ -35,16 +35,16 @@ UNUSED = re.compile(
 
 
 def left_over(unused: Iterable[str]) -> list[str]:
-    """Return the unused tensors that are of the trunk, which then is not the model that config.json describes."""
+    """Return the trunk's unused tensors. If there are any, config.json describes another model."""
     return sorted(name for name in unused if OF_TRUNK.search(name) and not UNUSED.search(name))
 
 
 SHARD, MAX_SHARDS = re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000  # the largest public models have some 200
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
-# As safetensors spells them; always little-endian.
+# safetensors' names of dtypes, always little-endian.
 DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
-BLOCKS, BLOCK_BYTES = 64, 4096  # of a file, that tell it from another
-INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # of tables of rows, which are no weights
+BLOCKS, BLOCK_BYTES = 64, 4096  # sampled blocks that identify a file
+INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # dtypes of index tables, which are no weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,21 @@ class Tensor:
     shape: tuple[int, ...]
     start: int
     stop: int
-    strides: tuple[int, ...] | None = None  # in elements; None: row after row
-    walked: tuple[int, ...] | None = None  # the shape that `strides` are of, where it is another
+    strides: tuple[int, ...] | None = None  # in elements; None: contiguous rows
+    walked: tuple[int, ...] | None = None  # the shape of `strides`, if it differs
 
     def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         if self.dtype in INTEGERS:
             raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
         values = self.stored()
-        # A header of odd length puts the values at an odd address, where some kernels cannot read them: "A" copies those.
+        # After a header of odd length the values are misaligned and some kernels cannot read them: "A" makes a copy.
         return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
 
     def stored(self) -> NDArray[Any]:
         if self.dtype not in DTYPES and self.dtype not in INTEGERS:
             raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
         if self.dtype == "BF16":
-            import ml_dtypes  # noqa: F401  # numpy knows the name by it; most checkpoints start without these 10 ms
+            import ml_dtypes  # noqa: F401  # registers the dtype in numpy; most checkpoints save these 10 ms
         stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])
         values = np.frombuffer(self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start)
         if self.strides is None:
@@ -87,12 +87,12 @@ class Weights:
     def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         self.folder = folder
         self._tensors = tensors
-        self._finite: set[str] = set()  # names of those that were checked
+        self._finite: set[str] = set()  # the names of checked tensors
 
     @classmethod
     def open(cls, folder: Path) -> Weights:
-        """Open `model.safetensors` or the shards its index names, else `pytorch_model.bin` or its shards, else safetensors by
-        the numbers in their names.
+        """Open `model.safetensors` or the shards of its index, else `pytorch_model.bin` or its shards, else safetensors shards
+        with numbered names.
 
         Raises MissingArtifact or LoadError, naming the file.
         """
@@ -102,7 +102,7 @@ class Weights:
         return cls(folder, stacked(tensors))
 
     def names(self) -> frozenset[str]:
-        """Return the names of all tensors, as the checkpoint spells them."""
+        """Return the names of all tensors in the checkpoint's spelling."""
         return frozenset(self._tensors)
 
     def find(self, name: str) -> str | None:
@@ -115,11 +115,11 @@ class Weights:
         return found[0] if found else None
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor by the checkpoint's spelling."""
+        """Return the shape of a tensor. `name`: the checkpoint's spelling."""
         return self._tensors[name].shape
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        """Return a tensor: a read-only view of the file, or a widened copy if it is in half precision.
+        """Return a tensor: a read-only view of the file, or a widened copy of half precision.
 
         Raises LoadError if it holds NaN or infinity.
         """
@@ -130,17 +130,17 @@ class Weights:
         return array
 
     def stored(self, name: str) -> NDArray[Any]:
-        """Return a tensor as the file has it, bfloat16 by ml_dtypes, aligned and row after row; its numbers are not checked."""
+        """Return a tensor in the file's dtype (bfloat16 by ml_dtypes), aligned and contiguous. Its numbers are not checked."""
         return np.require(self._tensors[name].stored(), requirements=["C", "A"])
 
     def rows(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
-        """Return some rows of a tensor, without reading the others. Raises LoadError as `float32` does."""
+        """Return some rows of a tensor without reading the others. Raises the errors of `float32`."""
         array = self._tensors[name].array(rows)
         check_finite(array, self._tensors[name].file, name)
         return array
 
     def place(self, array: NDArray[Any]) -> tuple[Path, int] | None:
-        """Return the file and the offset in bytes of an array that is a view of a tensor, row after row; else None."""
+        """Return the file and byte offset of an array that is a contiguous view of a tensor; else None."""
         first, last = array.__array_interface__["data"][0], array.nbytes
         for file, mapping in self._mappings().items():
             offset = first - np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
@@ -149,7 +149,7 @@ class Weights:
         return None
 
     def identity(self) -> bytes:
-        """Return a digest of which files these are, in their present state: places, sizes, times, heads and sampled blocks."""
+        """Return a digest that identifies the files and their state: paths, sizes, times, headers and sampled blocks."""
         made = hashlib.sha256()
         for file, mapping in self._mappings().items():
             path = file.resolve()
@@ -166,9 +166,9 @@ class Weights:
         return {tensor.file: tensor.mapping for tensor in self._tensors.values()}
 
     def release(self) -> None:
-        """Free the pages read so far; arrays stay valid and fault in again.
+        """Free the pages read so far. Arrays stay valid and are read again on access.
 
-        For runtimes with copies of their own, as ONNX Runtime has of every matrix.
+        For runtimes that copy the weights, as ONNX Runtime copies every matrix.
         """
         for mapping in self._mappings().values():
             if hasattr(mapping, "madvise"):  # not on Windows
@@ -180,7 +180,7 @@ def _opened(path: Path) -> dict[str, Tensor]:
         return _mapped(path) if path.suffix == ".safetensors" else _mapped_zip(path)
     except LoadError:
         raise
-    except Exception as error:  # each library raises its own classes
+    except Exception as error:  # the libraries' exceptions have no common base class
         raise LoadError(f"{path}: cannot be read as weights: {error}") from error
 
 
@@ -220,7 +220,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """Return the shards of a folder without their index: all that the name of one counts, whether there or not."""
+    """Return the shards of a folder without an index: as many as the name of one states, existing or not."""
     named = (SHARD.fullmatch(file.name) for file in sorted(folder.glob("model-*.safetensors")))
     first = next((match for match in named if match), None)
     if first is None:
@@ -232,17 +232,17 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights in a folder: of the first kind that is there."""
+    """Return a folder's weight files, of the first format that exists."""
     return next((files for pattern in WEIGHTS if (files := sorted(folder.glob(pattern)))), [])
 
 
 def is_torch_zip(path: Path) -> bool:
-    """Whether torch 1.6 or later saved the file: before, it wrote bare pickles."""
+    """True if torch 1.6 or later saved the file. Earlier versions wrote bare pickles."""
     return zipfile.is_zipfile(path)
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights that `Weights.open` reads."""
+    """True if a folder has weights that `Weights.open` reads."""
     files = weight_files(folder)
     return bool(files) and all(file.suffix == ".safetensors" or is_torch_zip(file) for file in files)
 
@@ -256,12 +256,12 @@ def shards(index: Path) -> list[Path]:
 
 
 def has_shape(found: Sequence[int], shape: Sequence[int | None]) -> bool:
-    """Whether a tensor's shape is `shape`, in which None is any size."""
+    """True if a tensor has the shape `shape`, where None means any size."""
     return len(found) == len(shape) and all(size in (None, have) for size, have in zip(shape, found, strict=True))
 
 
 def check_shape(found: Sequence[int], shape: Sequence[int | None], where: Path, name: str) -> None:
-    """Raise WeightMismatch, naming the tensor, unless its shape is `shape`, in which None is any size."""
+    """Raises WeightMismatch, naming the tensor, unless its shape is `shape`, where None means any size."""
     if not has_shape(found, shape):
         raise WeightMismatch(f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
 
@@ -278,7 +278,7 @@ def read_linear(file: Path) -> Arrays:
 
 
 def read_arrays(file: Path) -> Arrays:
-    """Read all weights of a safetensors file, or of one that torch saved. Raises LoadError."""
+    """Read all weights of a safetensors file or a torch file. Raises LoadError."""
     tensors = _opened(require(file))
     arrays = {name: np.array(tensor.array()) for name, tensor in tensors.items() if tensor.dtype in DTYPES}
     for name, array in arrays.items():
@@ -287,7 +287,7 @@ def read_arrays(file: Path) -> Arrays:
 
 
 def check_finite(values: NDArray[Any], file: Path, name: str) -> None:
-    """Raise LoadError, naming the file and the tensor, if it holds NaN or infinity."""
+    """Raises LoadError, naming the file and the tensor, if the tensor has NaN or infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(np.sum(values, dtype=np.float32)):
             return
@@ -305,9 +305,9 @@ ORIGINAL = re.compile(r"(.+)\.parametrizations\.weight\.original")
 
 
 def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors with those of adapters as two linear maps beside each adapted `NAME.weight`.
+    """Return a checkpoint's tensors, with adapters as two linear maps beside each adapted `NAME.weight`.
 
-    Their names and shapes: see `families.ops.adapted`. Raises LoadError.
+    `families.ops.adapted` describes their names and shapes. Raises LoadError.
     """
     found = dict(tensors)
     for original in [name for name in tensors if ORIGINAL.fullmatch(name)]:
@@ -322,7 +322,7 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _pair(weight: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """(A, B) of all adapters. A linear map adds B A to its weights, a table adds A B."""
+    """(A, B) of all adapters, stacked. A linear map adds B A to its weights, a table adds A B."""
     if len(weight.shape) == 2 and len(a.shape) == len(b.shape) == 3:
         count, rank, columns = a.shape
         if (columns, b.shape) == (weight.shape[1], (count, weight.shape[0], rank)):

@@ -1,4 +1,4 @@
-"""Model families, each written once against `ops.Ops`: a table from config.json's `model_type` to the function."""
+"""Model families, each written once against `ops.Ops`, in a table from config.json's `model_type` to the function."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def run_family(
     *,
     is_native: bool,
 ) -> Rows:
-    """Last hidden states by these operations. `config`: the contents of `file`, a config.json.
+    """Compute the last hidden states by `ops`. `config`: the contents of `file`, a config.json.
 
-    `adapters`: how many there are, their rank and their scale: see `ops.adapted`. `is_native`: transformers' own class computes
-    this model, so that keys which it does not declare are without effect.
-    Raises UnsupportedArchitecture for a family or a setting that is not known, and LoadError for a value that cannot be.
+    `adapters`: their number, rank and scale (`ops.adapted`). `is_native`: transformers' own class computes this model, so keys
+    that it does not declare have no effect. Raises UnsupportedArchitecture for an unknown family or setting, and LoadError for
+    an impossible value.
     """
     family = FAMILIES.get(model_type)
     if family is None:
@@ -70,7 +70,7 @@ def run_family(
     settings = Settings(config, file)
     try:
         hidden = family(ops if adapters is None else adapted(ops, *adapters), settings)
-    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:  # of nested settings
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:  # from nested settings
         raise LoadError(f"{file}: no configuration of `{model_type}`: {error!r}") from error
     settings.check(declared_keys(model_type) if is_native else None)
     return hidden

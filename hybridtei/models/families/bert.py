@@ -1,9 +1,9 @@
-"""BERT and what differs from it by positions, the width of its embeddings or its names; and the encoder of T5.
+"""BERT, its variants with other positions, embedding widths or names, and the encoder of T5.
 
-RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT, which has no token types, look positions up. MPNet, T5, JinaBERT and
-DeBERTa v2 and v3 see them in the scores of attention, by the distance of two tokens. The bias of MPNet and T5 is looked up by
-the bucket of a distance, the same in all layers. JinaBERT's scores fall with the distance, and mostly it has gated MLPs.
-DeBERTa has scores of contents with distances beside those of contents with contents.
+RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DistilBERT (without token types) have a table of positions. MPNet, T5, JinaBERT and
+DeBERTa v2 and v3 add the distance of two tokens to the attention scores. MPNet and T5 look up a bias by the distance's bucket,
+the same in all layers. JinaBERT's scores fall with the distance, and most JinaBERTs have gated MLPs. DeBERTa adds products of
+contents and distances to the products of contents.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hybridtei.models.families.settings import Settings
 
 
 def bert(o: Ops, s: Settings) -> Rows:
-    """After `BertModel`. RoBERTa's offset of positions is in `position_ids`, which come with the batch."""
+    """transformers' `BertModel`. RoBERTa's offset of positions is in the batch's `position_ids`."""
     return _encoder(o, s, s.count("hidden_size"))
 
 
 def electra(o: Ops, s: Settings) -> Rows:
-    """After `ElectraModel`."""
+    """transformers' `ElectraModel`."""
     return _encoder(o, s, s.count("embedding_size", 128))
 
 
@@ -60,7 +60,7 @@ EPS = 1e-12
 
 
 def distilbert(o: Ops, s: Settings) -> Rows:
-    """After `DistilBertModel`."""
+    """transformers' `DistilBertModel`."""
     hidden, count = s.count("dim", 768), s.count("n_heads", 12)
     words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     places = o.embedding(
@@ -83,14 +83,14 @@ BUCKETS, MAX_DISTANCE = 32, 128
 
 
 def mpnet(o: Ops, s: Settings) -> Rows:
-    """After `MPNetModel`."""
+    """transformers' `MPNetModel`."""
     hidden, eps, count = s.count("hidden_size", 768), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads", 12)
     positions = s.count("max_position_embeddings", 512)
     words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     places = o.embedding("embeddings.position_embeddings.weight", positions, hidden, "position_ids")
     x = o.layer_norm(o.add(words, places), "embeddings.LayerNorm", eps)
-    s.get("type_vocab_size")  # written, and not read: MPNet has no types
-    s.only("relative_attention_num_buckets", BUCKETS)  # transformers takes the table's size from there, and no other number
+    s.get("type_vocab_size")  # checkpoints have the key, but MPNet has no types
+    s.only("relative_attention_num_buckets", BUCKETS)  # transformers uses it only as the table's size
     bias = o.buckets(distance_buckets(BUCKETS, MAX_DISTANCE), "encoder.relative_attention_bias.weight", count)
     heads = Heads(count, count, hidden // count)
     act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
@@ -106,8 +106,7 @@ def mpnet(o: Ops, s: Settings) -> Rows:
 
 
 def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
-    """Bucket of each key minus query from -furthest to furthest, from where on all are in the last: exact when near, else
-    logarithmic."""
+    """The bucket of each distance (key minus query): exact if near, then logarithmic; one bucket from `furthest` on."""
     distance = np.arange(-furthest, furthest + 1)
     half = number // 2
     exact = half // 2
@@ -118,13 +117,13 @@ def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
 
 
 def t5(o: Ops, s: Settings) -> Rows:
-    """After `T5EncoderModel`: no biases, norms of the mean square before each block, and scores that are not scaled."""
+    """transformers' `T5EncoderModel`: no biases, RMS norms before each block, and unscaled scores."""
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_epsilon", 1e-6), s.count("num_attention_heads")
     heads = Heads(count, count, s.count("head_dim"))
     number, furthest = s.count("relative_attention_num_buckets", 32), s.count("relative_attention_max_distance", 128)
-    if number < 4 or furthest <= number // 4:  # nearer ones have a bucket each, further ones share the others
+    if number < 4 or furthest <= number // 4:  # nearer distances have a bucket each, further ones share the rest
         raise s.unsupported("relative_attention_num_buckets", number, ("4 to less than 4 relative_attention_max_distance",))
-    table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # of the first layer, read by all
+    table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # the first layer's, used by all layers
     bias = o.buckets(distance_buckets(number, furthest), table, count)
     act, wide, is_gated = s.activation("hidden_act"), s.count("intermediate_size"), s.flag("is_gated_act")
     x = o.embedding("shared.weight", s.count("vocab_size"), hidden, "input_ids")
@@ -148,7 +147,7 @@ PLAIN = "original"
 
 @dataclass(frozen=True)
 class _Mlp:
-    """Names of the tensors below a layer, and how the product of the first is cut."""
+    """Names of a layer's tensors, and the split of the first product."""
 
     wide: str
     narrow: str
@@ -157,7 +156,7 @@ class _Mlp:
     gate_first: bool = True
 
 
-# (whether queries and keys have norms, whether the MLP has a gate) -> its MLP
+# (queries and keys have norms, the MLP has a gate) -> the MLP
 MLPS = {
     (False, True): _Mlp("mlp.gated_layers", "mlp.wo", "mlp.layernorm"),
     (False, False): _Mlp("intermediate.dense", "output.dense", "output.LayerNorm", wide_bias=True),
@@ -167,11 +166,10 @@ MLPS = {
 
 
 def jina_bert(o: Ops, s: Settings) -> Rows:
-    """After jinaai/jina-bert-implementation; with `qk_norm`, after jinaai/jina-bert-v2-qk-post-norm, which adds the input of
-    attention twice."""
+    """jinaai/jina-bert-implementation; with `qk_norm` jinaai/jina-bert-v2-qk-post-norm, which adds attention's input twice."""
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
     heads, qk_norm = Heads(count, count, hidden // count), s.flag("qk_norm")
-    s.get("max_position_embeddings")  # no table is that long
+    s.get("max_position_embeddings")  # read for `check`: there is no table of positions
     words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     types = o.embedding("embeddings.token_type_embeddings.weight", s.count("type_vocab_size", 2), hidden, "token_type_ids")
     x = o.layer_norm(o.add(words, types), "embeddings.LayerNorm", eps)
@@ -194,7 +192,7 @@ def _mlp(o: Ops, s: Settings, x: Rows, layer: str, eps: float, *, qk_norm: bool)
     is_gated, size, act = kind in GATES, s.count("intermediate_size"), s.activation("hidden_act")
     mlp = MLPS[qk_norm, is_gated]
     y = o.linear(x, layer + mlp.wide, 2 * size if is_gated else size, bias=mlp.wide_bias)
-    if is_gated:  # by a function of its own, whatever `hidden_act` says
+    if is_gated:  # a fixed function; `hidden_act` has no effect
         one, other = o.split(y, [size] * 2)
         gate, up = (one, other) if mlp.gate_first else (other, one)
         y = o.multiply(o.activate(gate, GATES[kind]), up)
@@ -204,8 +202,8 @@ def _mlp(o: Ops, s: Settings, x: Rows, layer: str, eps: float, *, qk_norm: bool)
 
 
 def slopes(heads: int) -> NDArray[np.float32]:
-    """ALiBi's of each head: powers of 2 ** (-8 / n) for a power of two n; for other numbers those of the power below, then
-    every second one of its double."""
+    """ALiBi's slope of each head: powers of 2 ** (-8 / n) if the number n of heads is a power of two. Otherwise the slopes of
+    the power below, then every second slope of the power above."""
     below = 1 << (heads.bit_length() - 1)
     between = _powers(2 * below)[::2][: heads - below]
     return np.array([*_powers(below), *between], dtype=np.float32)
@@ -216,7 +214,7 @@ def _powers(heads: int) -> list[float]:
 
 
 def deberta_v2(o: Ops, s: Settings) -> Rows:
-    """After `DebertaV2Model`."""
+    """transformers' `DebertaV2Model`."""
     s.only("conv_kernel_size", 0)
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-7), s.count("num_attention_heads")
     heads = Heads(count, count, s.count("attention_head_size", hidden // count))
@@ -271,7 +269,7 @@ def _distances(o: Ops, s: Settings, rows: int, hidden: int, eps: float) -> Rows:
 
 
 def deberta_buckets(number: int, furthest: int, span: int, longest: int) -> NDArray[np.int64]:
-    """Row of the table of distances for each query minus key from -longest to longest: near exact, far logarithmic."""
+    """The row of the distance table for each query minus key from -longest to longest: exact if near, logarithmic if far."""
     distance = np.arange(-longest, longest + 1)
     place = distance
     if number > 0 and furthest > 0:

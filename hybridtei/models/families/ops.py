@@ -1,11 +1,11 @@
-"""What a model family is written against: token-wise arithmetic, and attention, which alone knows where a sequence ends.
+"""The operations of model families: token-wise arithmetic, and attention, which alone knows where a sequence ends.
 
 Hidden states are rows `[t, width]`, one a token, sequence after sequence. A family is a function of `Ops` and its `Settings`
-that returns the last hidden states. `Ops` says what happens: one computes, another writes a graph.
+that returns the last hidden states. One `Ops` computes, another writes a graph.
 
-LoRA adapters work over any `Ops`: every linear map and every table of a family gets the change that its text's adapter adds.
-The low-rank products of all adapters are computed side by side, float[t, adapters * rank], and those of another adapter than
-the token's own are multiplied by 0. So texts of several adapters share a pass and one copy of the weights.
+LoRA adapters work over any `Ops`: each text's adapter changes every linear map and every table. The low-rank products of all
+adapters are computed together, float[t, adapters * rank], and multiplied by 0 for adapters other than the token's. So texts of
+several adapters share a pass and one copy of the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A value float[t, width], known to the `Ops` that made it. `is_parameter`: of the checkpoint, and not of the batch."""
+    """A value float[t, width] of the `Ops` that made it. `is_parameter`: it comes from the checkpoint, not the batch."""
 
     value: Any
     width: int
@@ -29,7 +29,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Cosines and sines float[t, 1, dim] of the angles that the `dim` numbers of a head are turned by."""
+    """Cosines and sines float[t, 1, dim] of the angles by which the `dim` numbers of a head are rotated."""
 
     cos: Any
     sin: Any
@@ -37,7 +37,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How rows are cut into heads of `dim` numbers: `count` of queries, `key_count` of keys and values (fewer if grouped)."""
+    """The heads of `dim` numbers in a row: `count` for queries, `key_count` for keys and values (fewer if grouped)."""
 
     count: int
     key_count: int
@@ -45,12 +45,12 @@ class Heads:
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of the rows of queries, of keys and of values."""
+        """The widths of the rows of queries, keys and values."""
         return self.count * self.dim, self.key_count * self.dim, self.key_count * self.dim
 
 
 class Ops(Protocol):
-    """Tensors are named as transformers names them; `linear` means `NAME.weight` float[out, in] and `NAME.bias` float[out]."""
+    """Tensors have transformers' names. `linear` uses `NAME.weight` float[out, in] and `NAME.bias` float[out]."""
 
     def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
         """Row `ids[t]` of the table `name` float[rows, width]. `ids`: input_ids, position_ids or token_type_ids."""
@@ -63,7 +63,7 @@ class Ops(Protocol):
     def scale(self, x: Rows, factor: float) -> Rows: ...
 
     def split(self, x: Rows, widths: Sequence[int]) -> list[Rows]:
-        """Side by side parts of the rows."""
+        """Split the rows into parts of these widths."""
         ...
 
     def activate(self, x: Rows, kind: str) -> Rows:
@@ -73,7 +73,7 @@ class Ops(Protocol):
     def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows: ...
 
     def rms_norm(self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0) -> Rows:
-        """Each `dim` numbers of a row by themselves, or the row; multiplied by `NAME.weight + offset`."""
+        """Normalise each `dim` numbers of a row, or the whole row, and multiply by `NAME.weight + offset`."""
         ...
 
     def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
@@ -84,11 +84,11 @@ class Ops(Protocol):
         ...
 
     def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
-        """For the positions of the batch. `frequencies` float32[dim / 2]; `factor` multiplies cosines and sines."""
+        """The rotation for the batch's positions. `frequencies` float32[dim / 2]; `factor` multiplies cosines and sines."""
         ...
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
-        """Heads of `dim` numbers, which are turned, halves against each other."""
+        """Rotate heads of `dim` numbers; number i pairs with i + dim / 2."""
         ...
 
     def attention(
@@ -103,19 +103,19 @@ class Ops(Protocol):
         window: int | None = None,
         bias: Any = None,
     ) -> Rows:
-        """A token sees its own sequence only: of it, keys at a distance below `window`, and none later where `causal`.
+        """A token attends to its own sequence: to keys at a distance below `window`, and to no later key if `causal`.
 
-        `bias`: added to the scaled scores; made by one of the three below.
+        `bias`: added to the scaled scores; made by `alibi`, `buckets` or `disentangled`.
         """
         ...
 
     def alibi(self, slopes: NDArray[np.float32]) -> Any:
-        """ALiBi of both directions: `-slope * |query - key|`. `slopes` float32[heads]."""
+        """ALiBi in both directions: `-slope * |query - key|`. `slopes` float32[heads]."""
         ...
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> Any:
-        """`table[bucket, head]` of the table `name`; `buckets[d + longest]` is the bucket of key minus query = d. What is
-        further than `longest` has the bucket at `longest`."""
+        """`table[bucket, head]` of the table `name`. `buckets[d + longest]` is the bucket of the distance d = key minus query.
+        Distances above `longest` have the bucket of `longest`."""
         ...
 
     def disentangled(
@@ -133,30 +133,30 @@ class Ops(Protocol):
         ...
 
     def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
-        """A tensor of the checkpoint as rows, of which there are `rows` and not `t`."""
+        """A tensor of the checkpoint as `rows` rows, instead of `t`."""
         ...
 
     def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
-        """Row `adapter_ids[t]` of a constant table float32[adapters + 1, width]. Row 0 is that of texts without an adapter."""
+        """Row `adapter_ids[t]` of a constant table float32[adapters + 1, width]. Row 0 is for texts without an adapter."""
         ...
 
 
 def linears(o: Ops, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
-    """Several `linear` of the same rows."""
+    """Apply several `linear` maps to the same rows."""
     return [o.linear(x, name, width, bias=bias) for name, width in zip(names, widths, strict=True)]
 
 
 def adapted(ops: Ops, count: int, rank: int, scale: float) -> Ops:
-    """The operations with `count` adapters of a `rank`, whose changes are multiplied by `scale`.
+    """Add `count` adapters of one `rank` to the operations. `scale` multiplies their changes.
 
-    They want `NAME.lora_A.weight` float[count * rank, in], of a table float[rows, count * rank], and `NAME.lora_B.weight`
-    float[out, count * rank], beside each `NAME.weight`.
+    Beside each `NAME.weight` they need `NAME.lora_A.weight` float[count * rank, in] (for a table: float[rows, count * rank])
+    and `NAME.lora_B.weight` float[out, count * rank].
     """
     return cast(Ops, _Adapted(ops, count, rank, scale))
 
 
 def is_adapter(name: str) -> bool:
-    """Whether `linear` of this name is a factor of an adapter."""
+    """True if the `linear` of this name is a factor of an adapter."""
     return name.endswith((".lora_A", ".lora_B"))
 
 

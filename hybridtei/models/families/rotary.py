@@ -1,9 +1,11 @@
-"""Transformers with rotary positions. Encoders: NomicBERT, GTE ("new") and Jina v3's XLM-RoBERTa, with a norm after each block,
-and Jina Reranker v2's, which looks positions up under the same names; ModernBERT, with norms before, and windows in two of
-three layers. Language models that embed or rank, causal or not: Llama, Mistral, Qwen2, Qwen3, EuroBERT, Gemma; Gemma 3, with
-norms around each block, windows in most layers, and weights of norms that are added to one.
+"""Transformers with rotary positions.
 
-Tensors have the names of their makers, under which transformers writes them too.
+Encoders: NomicBERT, GTE ("new") and Jina v3's XLM-RoBERTa, with a norm after each block; Jina Reranker v2's, with the same
+names but a table of positions; ModernBERT, with norms before each block, and windows in two of three layers. Language models
+that embed or rank, causal or not: Llama, Mistral, Qwen2, Qwen3, EuroBERT, Gemma; Gemma 3, with norms around each block, windows
+in most layers, and 1 added to the weights of norms.
+
+Tensors have the publishers' names, which transformers uses too.
 """
 
 from __future__ import annotations
@@ -17,8 +19,7 @@ from hybridtei.models.families.settings import FULL, SLIDING, Frequencies, Setti
 
 @dataclass(frozen=True)
 class _EncoderForm:
-    """Names of the tensors, those of a layer below `layer`, and what no configuration of transformers says. `theta`: None
-    where positions are looked up."""
+    """Names of the tensors (a layer's below `layer`), and constants. `theta`: None if positions come from a table."""
 
     layer: str
     embedding_norm: str
@@ -27,7 +28,7 @@ class _EncoderForm:
     norms: tuple[str, str]
     theta: float | None
     has_bias: bool
-    types: int = 1  # rows of the table of token types where no key says
+    types: int = 1  # the default number of token types
 
 
 NOMIC = _EncoderForm(
@@ -46,8 +47,8 @@ JINA = _EncoderForm("encoder.layers.", "emb_ln", "mixer.Wqkv", "mixer.out_proj",
 
 
 def nomic_bert(o: Ops, s: Settings) -> Rows:
-    """After `NomicBertModel`, and what Nomic's own code has beyond it: biases, MLPs without a gate, and experts in place of
-    every second of these, or third, and so on."""
+    """transformers' `NomicBertModel`, with the additions of Nomic's own code: biases, MLPs without a gate, and experts instead
+    of every n-th MLP."""
     is_gated, wide = s.get("activation_function") is None, s.count("intermediate_size")
     act = s.activation("hidden_act", "silu") if is_gated else s.activation("activation_function")
     in_bias, out_bias = s.flag("mlp_fc1_bias"), s.flag("mlp_fc2_bias")
@@ -66,7 +67,7 @@ def nomic_bert(o: Ops, s: Settings) -> Rows:
 
 
 def _experts(s: Settings, is_gated: bool) -> tuple[int, int, int]:
-    """(each how manieth layer has experts, their number, how many of them a token takes); zeros without experts."""
+    """(n if every n-th layer has experts, the number of experts, the number that a token uses); zeros without experts."""
     every, count, chosen = (s.get(key, 0) for key in ("moe_every_n_layers", "num_experts", "moe_top_k"))
     if not every:
         return 0, 0, 0
@@ -79,7 +80,7 @@ def _experts(s: Settings, is_gated: bool) -> tuple[int, int, int]:
 
 
 def gte(o: Ops, s: Settings) -> Rows:
-    """After `GteModel`."""
+    """transformers' `GteModel`."""
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
 
     def mlp(x: Rows, name: str, _: int) -> Rows:
@@ -90,12 +91,12 @@ def gte(o: Ops, s: Settings) -> Rows:
 
 
 def jina_v3(o: Ops, s: Settings) -> Rows:
-    """After `JinaEmbeddingsV3Model`, whose adapters were added to its weights."""
+    """transformers' `JinaEmbeddingsV3Model`. Its adapters change the weights."""
     return _jina(o, s, JINA)
 
 
 def xlm_roberta_flash(o: Ops, s: Settings) -> Rows:
-    """After `XLMRobertaModel`, under the names of Jina's own code."""
+    """transformers' `XLMRobertaModel`, with the names of Jina's own code."""
     return _jina(o, s, replace(JINA, theta=None))
 
 
@@ -120,7 +121,7 @@ def _encoder(o: Ops, s: Settings, form: _EncoderForm, mlp: Callable[[Rows, str, 
     x = o.layer_norm(x, form.embedding_norm, eps)
     heads = Heads(count, count, s.count("head_dim", hidden // count))
     rotation = None if form.theta is None else o.rotation(*frequencies(s, heads.dim, theta=form.theta))
-    s.get("max_position_embeddings")  # no table of angles is that long
+    s.get("max_position_embeddings")  # read for `check`: there is no table of angles
     width = count * heads.dim
     for i in range(s.count("num_hidden_layers")):
         layer = f"{form.layer}{i}."
@@ -138,18 +139,18 @@ MODERNBERT_THETAS = {FULL: 160_000.0, SLIDING: 10_000.0}
 
 
 def modernbert(o: Ops, s: Settings) -> Rows:
-    """After `ModernBertModel`."""
+    """transformers' `ModernBertModel`."""
     hidden, eps, count = s.count("hidden_size", 768), s.number("norm_eps", 1e-5), s.count("num_attention_heads", 12)
     norm_bias, bias, mlp_bias = s.flag("norm_bias"), s.flag("attention_bias"), s.flag("mlp_bias")
     layers = s.count("num_hidden_layers", 22)
     every = s.count("global_attn_every_n_layers", 3)
     kinds = s.layer_kinds(layers, lambda layer: SLIDING if layer % every else FULL)
-    s.get("layer_norm_eps")  # written, and not read: norms take `norm_eps`
+    s.get("layer_norm_eps")  # checkpoints have the key, but norms use `norm_eps`
     heads = Heads(count, count, hidden // count)
-    s.has_read("global_rope_theta", "local_rope_theta")  # of layers of a kind, if any
+    s.has_read("global_rope_theta", "local_rope_theta")  # of one kind of layer, if any
     rotations = {kind: o.rotation(*_modernbert_frequencies(s, heads.dim, kind)) for kind in sorted(set(kinds))}
     windows = {FULL: None, SLIDING: s.count("local_attention", 128) // 2 + 1}
-    s.get("max_position_embeddings")  # no table is that long
+    s.get("max_position_embeddings")  # read for `check`: there is no table of positions
     x = o.embedding("embeddings.tok_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     x = o.layer_norm(x, "embeddings.norm", eps, bias=norm_bias)
     act, wide = s.activation("hidden_activation"), s.count("intermediate_size", 1152)
@@ -168,53 +169,53 @@ def modernbert(o: Ops, s: Settings) -> Rows:
 
 def _modernbert_frequencies(s: Settings, dim: int, kind: str) -> Frequencies:
     theta = s.number("global_rope_theta", MODERNBERT_THETAS[FULL])
-    if kind == SLIDING:  # null means that of the other layers; transformers 5 takes none
+    if kind == SLIDING:  # null means the other layers' value; transformers 5 does not accept it
         theta = s.number("local_rope_theta", theta if s.has("local_rope_theta") else MODERNBERT_THETAS[SLIDING])
     return frequencies(s, dim, theta=theta, kind=kind)
 
 
 @dataclass(frozen=True)
 class _DecoderForm:
-    """What the families differ in beyond their numbers."""
+    """Differences between the families beyond their sizes."""
 
     theta: float = 10_000.0
     eps: float = 1e-6
-    query_bias: bool = False  # of q, k and v alone
+    query_bias: bool = False  # only q, k and v have a bias
     head_norms: bool = False
     causal: bool = True
-    is_gemma: bool = False  # embeddings are multiplied by the root of their width, and weights of norms are added to one
+    is_gemma: bool = False  # embeddings are multiplied by the root of their width; norms' weights get 1 added
 
 
 def llama(o: Ops, s: Settings) -> Rows:
-    """After `LlamaModel`."""
+    """transformers' `LlamaModel`."""
     return _decoder(o, s, _DecoderForm())
 
 
 def mistral(o: Ops, s: Settings) -> Rows:
-    """After `MistralModel`: a window in every layer, if in any."""
+    """transformers' `MistralModel`: a window in every layer or in none."""
     return _decoder(o, s, _DecoderForm(), window=_window(s))
 
 
 def qwen2(o: Ops, s: Settings) -> Rows:
-    """After `Qwen2Model`."""
+    """transformers' `Qwen2Model`."""
     return _decoder(o, s, _DecoderForm(query_bias=True), *_qwen_window(s))
 
 
 def qwen3(o: Ops, s: Settings) -> Rows:
-    """After `Qwen3Model`."""
+    """transformers' `Qwen3Model`."""
     return _decoder(o, s, _DecoderForm(head_norms=True), *_qwen_window(s))
 
 
 def eurobert(o: Ops, s: Settings) -> Rows:
-    """After `EuroBertModel`."""
+    """transformers' `EuroBertModel`."""
     return _decoder(o, s, _DecoderForm(theta=250_000.0, eps=1e-5, causal=False))
 
 
-WINDOW, FIRST_WINDOW = 4096, 28  # of Mistral's and Qwen's classes, where config.json lacks the keys
+WINDOW, FIRST_WINDOW = 4096, 28  # defaults of Mistral's and Qwen's classes
 
 
 def gemma(o: Ops, s: Settings) -> Rows:
-    """After `GemmaModel`, where "gelu" is the tanh form."""
+    """transformers' `GemmaModel`, where "gelu" is the tanh form."""
     return _decoder(o, s, _DecoderForm(is_gemma=True))
 
 
@@ -224,7 +225,7 @@ def _window(s: Settings) -> int | None:
 
 
 def _qwen_window(s: Settings) -> tuple[int | None, int]:
-    """(window, the first layer that has it where `layer_types` does not say)."""
+    """(window, the first layer with it if `layer_types` is missing)."""
     window, first = _window(s), s.get("max_window_layers", FIRST_WINDOW)
     if not isinstance(first, int):
         raise s.unsupported("max_window_layers", first, ("a number",))
@@ -232,8 +233,8 @@ def _qwen_window(s: Settings) -> tuple[int | None, int]:
 
 
 def is_causal(s: Settings, default: bool) -> bool:
-    """Both spellings of a model that sees both ways: transformers' and that of converted embedders."""
-    both_ways, causal = s.flag("use_bidirectional_attention"), s.flag("is_causal", default=True)  # each is read: see `check`
+    """False for bidirectional models, by transformers' key or the key of converted embedders."""
+    both_ways, causal = s.flag("use_bidirectional_attention"), s.flag("is_causal", default=True)  # reads both, for `check`
     return default and causal and not both_ways
 
 
@@ -244,9 +245,9 @@ def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None,
     heads = Heads(count, s.count("num_key_value_heads", count), dim)
     causal, bias, mlp_bias = is_causal(s, form.causal), s.flag("attention_bias"), s.flag("mlp_bias")
     if window is not None and not causal:
-        window += 1  # transformers counts a window inclusively once a decoder sees both ways
+        window += 1  # transformers counts a bidirectional decoder's window inclusively
     rotation = o.rotation(*frequencies(s, heads.dim, theta=form.theta))
-    s.get("max_position_embeddings")  # no table is that long
+    s.get("max_position_embeddings")  # read for `check`: there is no table of positions
     layers = s.count("num_hidden_layers")
     kinds = s.layer_kinds(layers, lambda layer: SLIDING if window and layer >= first else FULL)
     act, wide = s.activation("hidden_act", "silu"), s.count("intermediate_size")
@@ -280,7 +281,7 @@ GEMMA_THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 
 
 def gemma3(o: Ops, s: Settings) -> Rows:
-    """After `Gemma3TextModel`."""
+    """transformers' `Gemma3TextModel`."""
     hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", 1e-6)
     count, dim = s.count("num_attention_heads"), s.count("head_dim", 256)
     heads = Heads(count, s.count("num_key_value_heads", count), dim)
@@ -293,7 +294,7 @@ def gemma3(o: Ops, s: Settings) -> Rows:
     kinds = s.layer_kinds(layers, lambda layer: SLIDING if (layer + 1) % every else FULL)
     s.has_read("rope_theta", *(() if s.has("rope_parameters") else ("rope_scaling",)))  # of layers without a window, if any
     rotations = {kind: o.rotation(*_gemma_frequencies(s, dim, kind)) for kind in sorted(set(kinds))}
-    s.get("max_position_embeddings")  # no table is that long
+    s.get("max_position_embeddings")  # read for `check`: there is no table of positions
     act, wide = s.activation("hidden_activation", "gelu_pytorch_tanh"), s.count("intermediate_size")
     x = o.scale(o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids"), hidden**0.5)
 
@@ -313,7 +314,7 @@ def gemma3(o: Ops, s: Settings) -> Rows:
 
 
 def _gemma_frequencies(s: Settings, dim: int, kind: str) -> Frequencies:
-    """Older files have one base for windows, and one with its scaling for the other layers."""
+    """Older files have one base for layers with a window, and another base with scaling for the other layers."""
     local = s.number("rope_local_base_freq", GEMMA_THETAS[SLIDING])
     if kind == SLIDING and SLIDING not in s.get("rope_parameters", {}):
         return plain(dim, local), 1.0

@@ -1,8 +1,8 @@
-"""A family's settings, read from config.json and checked one by one; and the frequencies of rotary positions that they mean.
+"""A family's settings from config.json, checked one by one, and the frequencies of rotary positions.
 
-A key that transformers' class of the family declares, that the family does not read, and that is not known to be without effect
-could change the computation: it is an error. One that the class does not declare is ignored there, and so here, with a warning.
-`declared.json` has the keys of each class (`python -m conformance.families.declared`). Frequencies are those of transformers'
+A key is an error if transformers' class declares it, the family does not read it, and it is not known to have no effect: it
+could change the computation. transformers ignores a key that its class does not declare; so does this module, with a warning.
+`declared.json` has the keys of each class (`python -m conformance.families.declared`). Source of frequencies: transformers'
 `modeling_rope_utils`.
 """
 
@@ -24,8 +24,8 @@ from hybridtei.errors import LoadError, UnsupportedArchitecture
 log = logging.getLogger(__name__)
 
 DECLARED = Path(__file__).with_name("declared.json")
-FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: without a window, and with one
-# config.json's names of activations -> those of `Ops.activate`.
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: without and with a window
+# config.json's names of activations -> `Ops.activate`'s names.
 ACTIVATIONS: Mapping[str, str] = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -37,7 +37,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "swish": "silu",
     "tanh": "tanh",
 }
-# Declared by transformers' classes, or written by publishers beside their own code, and without effect on states.
+# Keys without effect on states, declared by transformers' classes or written by publishers for their own code.
 IRRELEVANT = frozenset(
     {
         "_attn_implementation",
@@ -101,7 +101,7 @@ IRRELEVANT = frozenset(
         "vocab_size",
     }
 )
-# Values of declared keys under which they change nothing.
+# Values with which declared keys have no effect.
 WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "chunk_size_feed_forward": (0,),
@@ -116,7 +116,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 
 
 class Settings:
-    """A config.json. Keys that were read are remembered: see `check`."""
+    """A config.json. It records the keys that were read, for `check`."""
 
     def __init__(self, config: Mapping[str, Any], file: str) -> None:
         self._config = config
@@ -125,73 +125,73 @@ class Settings:
         self._ignored: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or the default where it is missing or null."""
+        """The value, or the default if it is missing or null."""
         self._read.add(key)
         value = self._config.get(key)
         return default if value is None else value
 
     def has(self, key: str) -> bool:
-        """Whether it is there, null or not."""
+        """True if the key exists, even with null."""
         return key in self._config
 
     def has_read(self, *keys: str) -> None:
-        """Say that these are known."""
+        """Record these keys as read."""
         self._read.update(keys)
 
     def ignore(self, key: str) -> None:
-        """Name a key, in `check`, that transformers' class does not heed."""
+        """Let `check` warn of a key that transformers' class ignores."""
         self._ignored.add(f"`{key}`")
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A positive integer. Raises LoadError."""
+        """Read a positive integer. Raises LoadError."""
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise LoadError(f"{self._file}: `{key}` is {value!r}, should be a positive integer")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number. Raises LoadError."""
+        """Read a positive number. Raises LoadError."""
         value = self.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise LoadError(f"{self._file}: `{key}` is {value!r}, should be a positive number")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """true or false. Raises LoadError."""
+        """Read true or false. Raises LoadError."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise LoadError(f"{self._file}: `{key}` is {value!r}, should be true or false")
         return value
 
     def activation(self, key: str, default: str = "gelu") -> str:
-        """Raises UnsupportedArchitecture."""
+        """Read an activation. Raises UnsupportedArchitecture."""
         value = self.get(key, default)
         if value not in ACTIVATIONS:
             raise self.unsupported(key, value, tuple(ACTIVATIONS))
         return ACTIVATIONS[value]
 
     def layer_kinds(self, layers: int, default: Callable[[int], str]) -> list[str]:
-        """`layer_types`, or what `default` says of each layer: FULL or SLIDING. Raises LoadError."""
+        """The kind of each layer, FULL or SLIDING, from `layer_types` or else `default`. Raises LoadError."""
         kinds = self.get("layer_types", [default(layer) for layer in range(layers)])
         if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (FULL, SLIDING) for kind in kinds):
             raise LoadError(f"{self._file}: `layer_types` should hold {FULL!r} or {SLIDING!r} for each of {layers} layers")
         return kinds
 
     def only(self, key: str, *served: object) -> None:
-        """Raises UnsupportedArchitecture for a value that is not one of these; missing and null pass."""
+        """Raises UnsupportedArchitecture unless the key is missing, null, or one of these values."""
         value = self.get(key)
         if value is not None and value not in served:
             raise self.unsupported(key, value, served)
 
     def unsupported(self, key: str, value: object, served: tuple[object, ...]) -> UnsupportedArchitecture:
-        """The error for a value that is not computed."""
+        """The error of a value that no family computes."""
         named = ", ".join(map(repr, served))
         return UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}; served: {named}")
 
     def check(self, declared: Collection[str] | None) -> None:
-        """Raises UnsupportedArchitecture for a key that could matter and that nothing has read; warns of the others.
+        """Raises UnsupportedArchitecture for an unread key that could matter; warns of other unread keys.
 
-        `declared`: the keys that could matter; None for all.
+        `declared`: the keys that could matter; None: all.
         """
         unknown = set(self._ignored)
         for key, value in self._config.items():
@@ -208,18 +208,18 @@ class Settings:
 
 @cache
 def _warn_once(message: str) -> None:
-    """Several backends look at a checkpoint before one of them runs it."""
+    """Warn once: several backends examine a checkpoint before one runs it."""
     log.warning("%s", message)
 
 
 @cache
 def declared_keys(model_type: str) -> frozenset[str] | None:
-    """The keys of config.json that transformers 5.23 reads in a family; None if it has no class of that name."""
+    """The keys of config.json that transformers 5.23 reads for a family; None without a class of that name."""
     keys = json.loads(DECLARED.read_text(encoding="utf-8"))
     return frozenset(keys["every"] + keys[model_type]) if model_type in keys else None
 
 
-Frequencies = tuple[NDArray[np.float32], float]  # float32[dim / 2], and what cosines and sines are multiplied by
+Frequencies = tuple[NDArray[np.float32], float]  # float32[dim / 2], and the factor of cosines and sines
 SERVED = ("default", "linear", "llama3", "yarn")
 READ = frozenset(
     {
@@ -242,9 +242,9 @@ READ = frozenset(
 
 
 def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | None = None) -> Frequencies:
-    """Of the whole model, or of its layers of a `kind`. `theta`: the family's default.
+    """The frequencies of the model, or of its layers of one `kind`. `theta`: the family's default.
 
-    Raises UnsupportedArchitecture for a way of scaling that is not served: one that follows the length, among others.
+    Raises UnsupportedArchitecture for an unsupported kind of scaling, such as one that depends on the text's length.
     """
     written = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     nested = written.get(kind) if kind is not None and isinstance(written.get(kind), Mapping) else written
@@ -257,7 +257,7 @@ def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | 
     share = parameters.get("partial_rotary_factor") or settings.get("partial_rotary_factor", 1.0)
     if share != 1 and how != "default":
         raise settings.unsupported("partial_rotary_factor", share, (1.0,))
-    if share != 1:  # the classes of the families here rotate whole heads
+    if share != 1:  # the classes of these families rotate whole heads
         settings.ignore("partial_rotary_factor")
     dim, base = head_dim, float(parameters["rope_theta"])
     inverse = plain(dim, base)
@@ -271,7 +271,7 @@ def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | 
 
 
 def plain(dim: int, theta: float) -> NDArray[np.float32]:
-    """Without scaling: float32[dim / 2]."""
+    """The frequencies float32[dim / 2] without scaling."""
     return np.asarray(1.0 / theta ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)), dtype=np.float32)
 
 

@@ -25,7 +25,7 @@ from hybridtei.models.heads.models import (
     term_matrix,
 )
 
-WARMUP = 0.05  # share of the steps over which the learning rate rises; after them it falls linearly to 0
+WARMUP = 0.05  # share of the steps in which the learning rate rises; then it falls linearly to 0
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Recipe:
 
     epochs: int
     learning_rate: float
-    group_size: int  # neighbours that stay together
+    group_size: int  # neighbours in a group
     groups: int  # groups in a batch
-    prefixes: tuple[int, ...]  # dimensions of the multi-vector head that are each trained to do on their own
+    prefixes: tuple[int, ...]  # leading dimensions of the multi-vector head that are trained to work alone
     drop: str  # tokens without a vector: "first", "specials" or "none"
     seed: int
-    dtype: torch.dtype = torch.float32  # the heads' matrix products are computed in
+    dtype: torch.dtype = torch.float32  # dtype of the heads' matrix products
 
 
 class Students(nn.Module):
-    """The heads in training, with one free temperature for each way in which they score."""
+    """The heads in training, with one free temperature for each way of scoring."""
 
     def __init__(self, sparse: SparseHead, multivector: MultiVectorHead, special_ids: Sequence[int], recipe: Recipe) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Students(nn.Module):
     def sparse_scores(self, batch: Batch) -> Tensor:
         """Return the dot products [queries, texts] over the terms of the queries.
 
-        The idf stays out: trained with it on the query's weights, the head ranked no better with it and worse without.
+        Without the idf: a head trained with idf on the query's weights ranked no better with it, and worse without it.
         """
         terms = torch.unique(batch.queries.input_ids)
         terms = terms[~torch.isin(terms, self.special_ids)]
@@ -135,8 +135,8 @@ def neighbour_groups(vectors: Tensor, size: int, generator: torch.Generator) -> 
     """Split the rows of `vectors` [n, hidden_size] into groups of near neighbours; return their row numbers.
 
     Every group has exactly `size` rows, but one has the remainder if n is no multiple. The rows are halved again and
-    again at the median along the line between two means: n log n work, where exact neighbours would take n^2, and a
-    different grouping for each state of `generator`.
+    again at the median along the line between two means: n log n work (exact neighbours: n^2), and a different grouping
+    for each state of `generator`.
     """
     groups: list[Tensor] = []
     pending = [torch.arange(len(vectors))]
@@ -167,11 +167,11 @@ def _split_direction(vectors: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Teacher:
-    """How the trunk's own similarities become logits: dense cosine and mean MaxSim, each over its temperature."""
+    """Turns the trunk's similarities into logits: dense cosine and mean MaxSim, each divided by its temperature."""
 
     dense_temperature: float
     maxsim_temperature: float
-    dtype: torch.dtype = torch.float32  # the matrix products are computed in
+    dtype: torch.dtype = torch.float32  # dtype of the matrix products
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Batch:
-    """Queries and texts, row i of one answering row i of the other, and the teacher's opinion of all combinations."""
+    """Queries and texts (text i answers query i), and the teacher's logits of all combinations."""
 
     queries: Packed
     texts: Packed
@@ -195,7 +195,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class PairStates:
-    """Everything the batches are cut from. Of n pairs, states 0..n-1 are the queries, n..2n-1 the texts."""
+    """The data of all batches. Of n pairs, states 0..n-1 are the queries, n..2n-1 the texts."""
 
     states: TokenStates
     dense: Tensor  # [2n, hidden_size], unit
@@ -242,17 +242,17 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the heads come from: recorded in the file, no part of how it is read."""
+    """The origin of the heads: recorded in the file, but not needed to read it."""
 
     base_name: str
-    base_sha256: str  # of the base model's model.safetensors
+    base_sha256: str  # SHA-256 of the base model's model.safetensors
     training: Mapping[str, str | int | float]  # data, licence, date, command, seed
 
 
 def write_head_file(path: Path, students: Students, origin: Origin) -> None:
     """Write the heads to `path`, the same bytes for the same values.
 
-    Raises ValueError where a weight is not finite in fp16.
+    Raises ValueError if a weight is not finite in fp16.
     """
     tensors: dict[str, torch.Tensor] = {}
     for prefix, head in (("sparse", students.sparse), ("multivector", students.multivector)):

@@ -1,6 +1,6 @@
-"""The frozen dense model, its token states, and the two trainable heads that read them, with how they score.
+"""The frozen dense model, its token states, and the two trainable heads with their scores.
 
-Shapes of heads are packed: all tokens of a batch of texts in one axis, with cu_seqlens [texts + 1] where each begins.
+Arrays are packed: all tokens of a batch of texts in one axis. cu_seqlens [texts + 1] has the start of each text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Trunk:
     model: nn.Module
     tokenizer: Tokenizer
     word_embeddings: Tensor  # [vocabulary, hidden_size], fp32
-    special_ids: tuple[int, ...]  # ids which never become sparse terms
+    special_ids: tuple[int, ...]  # ids that never become sparse terms
     sha256: str  # of model.safetensors
 
     @property
@@ -62,14 +62,14 @@ class Trunk:
 
 
 def autocast(dtype: torch.dtype) -> torch.autocast:
-    """Return a context in which matrix products run in `dtype`: bfloat16 halves their time on CPUs which have it."""
+    """Return a context in which matrix products run in `dtype`. bfloat16 halves their time on CPUs that have it."""
     return torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
 
 
 def load_trunk(folder: Path) -> Trunk:
     """Load a model folder in the Hugging Face layout (config.json, model.safetensors, tokenizer.json).
 
-    Raises OSError where a file is missing, LoadError as `check_contents`; weights in several files or pickled are not read.
+    Raises OSError for a missing file, and the errors of `check_contents`. Does not read sharded or pickled weights.
     """
     check_contents(folder)
     weights = folder / "model.safetensors"
@@ -84,7 +84,7 @@ def load_trunk(folder: Path) -> Trunk:
     return Trunk(model.requires_grad_(False), tokenizer, embeddings, special_ids, digest)
 
 
-BATCH_TOKENS = 4096  # padded tokens per forward pass: keeps the activations of a small model in the CPU's cache
+BATCH_TOKENS = 4096  # padded tokens a pass, so that a small model's activations fit the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class TokenStates:
 def cached_states(
     folder: Path, trunk: Trunk, texts: Sequence[str], max_tokens: int, dtype: torch.dtype = torch.float32
 ) -> TokenStates:
-    """Return the texts' token states from `folder`, computing them first unless it holds exactly these.
+    """Return the texts' token states from `folder`. Computes them first unless the folder has exactly these.
 
     `dtype` is the trunk's compute type (bfloat16 runs under autocast). Disk: 2 x hidden_size bytes a token.
     """
@@ -180,8 +180,8 @@ DROPS = ("first", "specials", "none")
 class SparseHead(nn.Module):
     """A weight >= 0 for every token: BGE-M3's linear form (width 0) or a perceptron with one hidden layer.
 
-    Inputs are the last hidden state, and on request the token's word embedding, which tells the head what the token
-    is before context blurred it. Linear form: https://arxiv.org/abs/2402.03216, section 3.2.
+    Inputs are the last hidden state and optionally the token's word embedding, which is independent of the context.
+    Linear form: https://arxiv.org/abs/2402.03216, section 3.2.
     """
 
     def __init__(self, hidden_size: int, width: int, inputs: Sequence[str], activation: str) -> None:
@@ -192,7 +192,7 @@ class SparseHead(nn.Module):
         in_features = hidden_size * len(self.inputs)
         self.hidden = nn.Linear(in_features, width) if width else None
         self.out = nn.Linear(width or in_features, 1)
-        nn.init.constant_(self.out.bias, 1.0)  # start with every token counting: relu has no gradient below 0
+        nn.init.constant_(self.out.bias, 1.0)  # every token starts above 0, since relu has no gradient below 0
 
     def forward(self, hidden_states: Tensor, embeddings: Tensor) -> Tensor:
         """Return weights [tokens] from hidden states and layer-normed word embeddings, each [tokens, hidden_size]."""
@@ -203,9 +203,9 @@ class SparseHead(nn.Module):
 
 
 class MultiVectorHead(nn.Linear):
-    """A vector for every token: a linear projection, ordered so that a prefix of the dimensions also serves.
+    """A vector for every token: a linear projection. Its dimensions are ordered, so that a prefix of them also works.
 
-    What serves is the projection, or its prefix, scaled to unit length.
+    The vector is the projection, or its prefix, scaled to unit length.
     """
 
     @torch.no_grad()
@@ -214,7 +214,7 @@ class MultiVectorHead(nn.Linear):
         unit = functional.normalize(hidden_states, dim=-1)
         _, vectors = torch.linalg.eigh((unit.T @ unit).double())
         directions = vectors.flip(1)[:, : self.out_features].T
-        signs = directions.gather(1, directions.abs().argmax(1, keepdim=True)).sign()  # eigh leaves the sign open
+        signs = directions.gather(1, directions.abs().argmax(1, keepdim=True)).sign()  # eigh does not determine the sign
         self.weight.copy_(directions * signs)
         if self.bias is not None:
             self.bias.zero_()
@@ -228,7 +228,7 @@ def text_of_token(cu_seqlens: Tensor) -> Tensor:
 def term_matrix(weights: Tensor, input_ids: Tensor, cu_seqlens: Tensor, columns: Tensor) -> Tensor:
     """Return each text's term weights [texts, terms]: the maximum over a term's repeats, 0 for absent terms.
 
-    `columns` [vocabulary] gives each id's column, -1 for ids that are no terms here.
+    `columns` [vocabulary] has each id's column, -1 for ids that are no terms.
     """
     texts, terms = len(cu_seqlens) - 1, int(columns.max()) + 1
     column = columns[input_ids]

@@ -53,10 +53,10 @@ def _parse_pair(line: str, place: str) -> Pair:
 
 
 def select_pairs(pairs: Iterable[Pair], min_words: int, opening: int) -> list[Pair]:
-    """Drop pairs whose text is under `min_words` words, and repeats; the first of its kind is kept.
+    """Drop pairs with a text under `min_words` words, and repeats of an earlier pair.
 
-    Repeats are an equal query, or a text which opens with the same `opening` characters: such a text would stand in
-    a batch as a wrong answer to its own query.
+    A pair is a repeat if its query, or the first `opening` characters of its text, are equal. In one batch the repeated
+    text would count as a wrong answer to its own query.
     """
     queries: set[str] = set()
     openings: set[str] = set()
@@ -72,10 +72,9 @@ def select_pairs(pairs: Iterable[Pair], min_words: int, opening: int) -> list[Pa
 
 
 def sentence_pairs(pairs: Iterable[Pair], min_words: int, seed: int) -> list[Pair]:
-    """Make (sentence, rest of the text) pairs: longer, more natural queries than titles are.
+    """Make (sentence, rest of the text) pairs, whose queries are longer and more natural than titles.
 
-    One sentence of 5 to 40 words is drawn from every text of three sentences or more; what is left of the text must
-    still have `min_words` words.
+    Every text of three sentences or more gives one sentence of 5 to 40 words. The rest must have `min_words` words.
     """
     draw = random.Random(seed)
     made: list[Pair] = []
@@ -91,14 +90,14 @@ def sentence_pairs(pairs: Iterable[Pair], min_words: int, seed: int) -> list[Pai
     return made
 
 
-PRINCIPAL_SAMPLE = 200_000  # token states the multi-vector head's starting directions are computed from
+PRINCIPAL_SAMPLE = 200_000  # token states for computing the multi-vector head's first directions
 
 
 def collect_pairs(args: argparse.Namespace) -> list[Pair]:
-    """Return the training pairs the options ask for. Raises ValueError if fewer than two are left."""
+    """Return the training pairs of these options. Raises ValueError if fewer than two remain."""
     pairs = select_pairs((pair for path in args.pairs for pair in read_pairs(path)), args.min_words, args.opening)
     if args.sentences:
-        # One fixed seed: runs that differ in --seed share a cache.
+        # A fixed seed, so that runs with different --seed share a cache.
         pairs += sentence_pairs(pairs, args.min_words, seed=0)
     if len(pairs) < 2:
         raise ValueError("no training pairs: give --pairs with texts of at least --min-words words")
@@ -106,7 +105,7 @@ def collect_pairs(args: argparse.Namespace) -> list[Pair]:
 
 
 def train(args: argparse.Namespace) -> list[dict[str, float]]:
-    """Train as the options say and write the head file; return the mean losses of each epoch."""
+    """Train by these options and write the head file. Return the mean losses of each epoch."""
     torch.set_num_threads(args.threads)
     pairs = collect_pairs(args)
     trunk = load_trunk(args.model)
@@ -148,7 +147,7 @@ def _students(args: argparse.Namespace, trunk: Trunk, states: TokenStates, recip
 
 
 def _provenance(args: argparse.Namespace, pairs: int) -> dict[str, str | int | float]:
-    """Return what the head file records of its making; of paths only the last part, which says enough."""
+    """Return the head file's record of its training. Paths are reduced to their last part."""
     words = ["hybridtei train"]
     for name, value in sorted(vars(args).items()):
         if name not in ("cache", "output", "data", "licence", "date", "threads", "run") and value not in (None, []):

@@ -1,1 +1,1 @@
-"""Strings in, token ids out."""
+"""Turns texts into token ids."""

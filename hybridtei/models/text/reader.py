@@ -1,7 +1,7 @@
-"""Inputs of a request -> encodings, with every limit of the model enforced on the way, in TEI's order and words.
+"""Inputs of a request -> encodings. Enforces the model's limits in TEI's order, with TEI's messages.
 
-An input is a text or a list of ids. Ids are turned into the text they stand for and tokenised again without special
-tokens, as TEI does: clients that send ids rely on seeing the same counts.
+An input is a text or a list of ids. Ids are decoded to text and tokenised again without special tokens, as in TEI: clients that
+send ids rely on the same counts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ T = TypeVar("T", str, list[int], Input)
 Some = TypeVar("Some", bound=Text)
 Item = TypeVar("Item")
 Laid = TypeVar("Laid", bound=Encoding)
-CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work that one input can cause
-PORTION_CHARACTERS = 65_536  # tokenised at once: the tokenizer takes some 400 bytes a token until what is too long is cut off
+CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work of one input
+PORTION_CHARACTERS = 65_536  # tokenised at once; before truncation the tokenizer takes some 400 bytes a token
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A text to tokenise, whether special tokens go around it, and the adapter that computes it."""
+    """A text to tokenise, True if it gets special tokens, and its adapter."""
 
     text: Text
     special_tokens: bool = True
@@ -46,7 +46,7 @@ class TextReader:
     prompts: Prompts
     max_input_length: int
     vocab_size: int
-    skipped: int | None = None  # an id that is left out at the end of an input
+    skipped: int | None = None  # the id removed from the end of an input
 
     def read(
         self,
@@ -58,12 +58,12 @@ class TextReader:
         allow_empty: bool = False,
         special_tokens: bool = True,
     ) -> list[Encoding]:
-        """One encoding an input, in order. Raises RequestError for the first input, by place, that breaks a rule."""
+        """Return one encoding an input, in order. Raises RequestError for the first input that breaks a rule."""
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(
             inputs, lambda item: self._prepare(item, truncate, side, prompt_name, allow_empty=allow_empty)
         )
-        if refused is None and len(ready) == 1:  # as most requests have
+        if refused is None and len(ready) == 1:  # most requests have one
             (one,) = ready
             (raw,) = self.tokenizer.encode([one.text], add_special_tokens=one.special_tokens and special_tokens)
             return [self._fitted(raw, truncate, side, one.adapter)]
@@ -75,7 +75,7 @@ class TextReader:
         return encodings
 
     def read_pairs(self, inputs: Sequence[Text], *, truncate: bool, direction: Direction | None = None) -> list[Encoding]:
-        """One encoding a text or pair of texts, in order. Raises RequestError for the first that breaks a rule."""
+        """Return one encoding a text or pair of texts, in order. Raises RequestError for the first that breaks a rule."""
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(inputs, lambda item: self._prepare_text(item, truncate, side))
         encodings = self._encode(ready, truncate, side)
@@ -92,9 +92,10 @@ class TextReader:
         truncate: bool,
         direction: Direction | None = None,
     ) -> list[Encoding]:
-        """Return one encoding a pair (query, document), laid into the template. Texts of users never become special tokens.
+        """Fill the template with each pair (query, document); return one encoding a pair. Users' texts never become special
+        tokens.
 
-        Raises RequestError as `read` does.
+        Raises the errors of `read`.
         """
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(pairs, lambda pair: self._prepare_text(pair, truncate, side))
@@ -134,9 +135,10 @@ class TextReader:
         times: int = 1,
         allow_empty: bool = False,
     ) -> list[LocatedEncoding]:
-        """Return one encoding a text, with each token's place in it, below 0 within `prompt`. Raises as `read` does.
+        """Return one encoding a text, with each token's place in the text; places in `prompt` are below 0. Raises the errors of
+        `read`.
 
-        `times`: texts are cut to so many times what the model reads, for windows; their characters are bounded as ever.
+        `times`: cut texts to this multiple of the model's length, for windows. The bound of characters stays.
         """
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(
@@ -156,7 +158,7 @@ class TextReader:
         return encodings
 
     def cut_to(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """Cut each text to so many tokens. Characters beyond any model input are cut off before tokenising."""
+        """Cut each text to `most` tokens. Characters beyond any model's length are cut off before tokenising."""
         limit = min(tokens, self.max_input_length) * CHARACTERS_PER_TOKEN
         cut: list[str] = []
         for some in _portions([text[:limit] for text in texts]):
@@ -165,12 +167,12 @@ class TextReader:
         return cut
 
     def tokens(self, text: str, *, add_special_tokens: bool, prompt_name: str | None) -> Iterator[Token]:
-        """Return every token of a text, never cut. Raises RequestError."""
+        """Return all tokens of a text, without truncation. Raises RequestError."""
         prepared = str(self._prepare(text, False, "right", prompt_name).text)
         return self.tokenizer.tokens(prepared, add_special_tokens=add_special_tokens)
 
     def check_ids(self, input_ids: Sequence[int], field: str) -> None:
-        """Raises InvalidInput for more ids to decode than an input may have characters."""
+        """Raises InvalidInput for more ids than the allowed characters of an input."""
         if len(input_ids) > self._max_characters:
             raise InvalidInput(f"`{field}` must have less than {self._max_characters} ids. Given: {len(input_ids)}")
 
@@ -181,9 +183,9 @@ class TextReader:
             raise EmptyInput("`inputs` cannot be empty")
         prompt = self.prompts.named(prompt_name)
         item = self._bounded(item, truncate, direction)
-        # Under a prompt, the ids' own special tokens give way to those put around the whole.
+        # With a prompt, the special tokens around the whole text replace those in the ids.
         whole = isinstance(item, str) or prompt is not None
-        if not isinstance(item, str):  # a single id may stand for a long piece of text
+        if not isinstance(item, str):  # a single id may decode to a long text
             item = self._bounded(self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction)
         text = (prompt or "") + item
         return _Ready(text, special_tokens=whole, adapter=self.prompts.adapter(prompt_name))
@@ -236,7 +238,7 @@ class TextReader:
         return replace(encoding, adapter=adapter) if adapter else encoding
 
     def _ended(self, encoding: Laid) -> Laid:
-        """Leave out `skipped` at the end; of an input of nothing else the first token stays, as transformers has it."""
+        """Remove `skipped` tokens from the end. If all tokens are skipped ones, keep the first, as transformers does."""
         if self.skipped is None or encoding.input_ids[-1] != self.skipped:
             return encoding
         others = np.flatnonzero(encoding.input_ids != self.skipped)
@@ -247,7 +249,7 @@ class TextReader:
     def _checked(self, encoding: Laid) -> Laid:
         if not len(encoding):
             raise InvalidInput("`inputs` holds an input that becomes no token at all")
-        if encoding.input_ids.max() >= self.vocab_size:  # one such id would fail the whole batch
+        if encoding.input_ids.max() >= self.vocab_size:  # an unknown id would fail the whole batch
             raise InvalidInput(
                 f"`inputs` becomes the token id {encoding.input_ids.max()}, but the model knows ids below {self.vocab_size}"
             )
@@ -255,7 +257,7 @@ class TextReader:
 
 
 def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
-    """Yield all texts in order, in portions of at most `PORTION_CHARACTERS`; a longer text is a portion of its own."""
+    """Yield the texts in portions of at most `PORTION_CHARACTERS`. A longer text is a portion of its own."""
     begin = characters = 0
     for place, text in enumerate(texts):
         size = len(text) if isinstance(text, str) else sum(map(len, text))
@@ -270,7 +272,7 @@ def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
 def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
     if len(raw) <= tokens:
         return text
-    span = raw.token_to_chars(tokens - 1)  # `offsets` would list those of all tokens
+    span = raw.token_to_chars(tokens - 1)  # `offsets` would make a list for all tokens
     return text if span is None else text[: span[1]]
 
 
@@ -286,7 +288,7 @@ def _some(text: str) -> str:
 
 
 def _cut(item: T, limit: int, direction: Direction) -> T:
-    """Return at most `limit` characters or ids, from the start or the end."""
+    """Return at most `limit` characters or ids, from the start or from the end."""
     if len(item) <= limit:
         return item
     return item[-limit:] if direction == "left" else item[:limit]
@@ -314,8 +316,7 @@ def read_side(
     direction: Direction | None,
     allow_empty: bool = False,
 ) -> list[Encoding]:
-    """Return one encoding an input, in order, with the marker and expansion of its side. Raises RequestError as
-    `TextReader.read` does."""
+    """Return one encoding an input, in order, with the side's marker and expansion. Raises the errors of `TextReader.read`."""
     limited, longest = _limited(reader, side)
     encodings = limited.read(inputs, truncate=truncate, direction=direction, allow_empty=allow_empty)
     leading = reader.tokenizer.leading_specials
@@ -332,7 +333,7 @@ def locate_side(
     times: int = 1,
     allow_empty: bool = False,
 ) -> list[LocatedEncoding]:
-    """Do what `read_side` does for a side without expansion, with each token's place in the text; `times`: see `locate`."""
+    """Like `read_side`, with each token's place in the text, for a side without expansion. `times`: as for `locate`."""
     limited, _ = _limited(reader, side)
     encodings = limited.locate(
         texts,
@@ -347,7 +348,7 @@ def locate_side(
 
 
 def _limited(reader: TextReader, side: Side) -> tuple[TextReader, int]:
-    """Return the reader of a side's texts, which leaves room for its marker, and the side's longest input."""
+    """Return a reader that leaves room for the side's marker, and the side's longest input."""
     longest = min(reader.max_input_length, side.length or reader.max_input_length)
     if side.expansion is not None:
         floor = min(side.expansion.length, reader.max_input_length)

@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer as the engine needs it: texts or ids in, `Encoding`s out, and back.
+"""A checkpoint's tokenizer: texts or ids -> `Encoding`s, and back.
 
-The tokenizer is used without padding and without truncation of its own, so one object serves all threads and all requests:
-truncation happens here, on the ids. Texts go through `encode_batch`, which frees the GIL; `encode`, for a short one, does not.
+The library's padding and truncation are off, so all threads and requests share one object; this module truncates the ids.
+`encode_batch` releases the GIL; a short text goes through `encode`, which does not.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from hybridtei.models.checkpoint.vocabularies import read_raw
 
 log = logging.getLogger(__name__)
 
-SHORT_CHARACTERS = 256  # a text of no more keeps the GIL: to get it back from another thread takes longer than to tokenise
+SHORT_CHARACTERS = 256  # shorter texts keep the GIL: getting it back from another thread takes longer than tokenising
 
 Direction = Literal["left", "right"]
-Text = str | tuple[str, str]  # a pair is laid into one input, by the checkpoint's template for pairs
+Text = str | tuple[str, str]  # the checkpoint's template joins a pair to one input
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a text; `start` and `stop` are UTF-8 byte offsets, None for special tokens."""
+    """One token of a text. `start` and `stop`: UTF-8 byte offsets, None for special tokens."""
 
     id: int
     text: str
@@ -48,23 +48,23 @@ class Token:
 
 
 class Tokenizer:
-    """Thread-safe wrapper around one `tokenizers.Tokenizer`."""
+    """A thread-safe wrapper of one `tokenizers.Tokenizer`."""
 
     def __init__(self, raw: RawTokenizer, *, has_token_types: bool = False, truncation_side: Direction = "right") -> None:
         raw.no_padding()
         raw.no_truncation()
         self._raw = raw
         self._has_token_types = has_token_types
-        self.truncation_side = truncation_side  # where a request names none
+        self.truncation_side = truncation_side  # the default of requests
         self.vocab_size = raw.get_vocab_size(with_added_tokens=True)
 
     @classmethod
     def load(
         cls, path: Path, *, has_token_types: bool = False, bare: bool = False, settings: TokenizerSettings = UNCHANGED
     ) -> Tokenizer:
-        """Read `tokenizer.json`, or else the files that one is built from, under the settings of the files beside it.
+        """Read `tokenizer.json`, or build it from older files, and apply the settings of the other files.
 
-        `bare`: no special tokens go around texts. Raises LoadError if it cannot be parsed, or lacks a token of a setting.
+        `bare`: texts get no special tokens. Raises LoadError if it cannot be parsed, or lacks a setting's token.
         """
         try:
             raw = read_raw(path.parent)
@@ -76,26 +76,26 @@ class Tokenizer:
             return cls(raw, has_token_types=has_token_types, truncation_side=truncation_side(raw, settings))
         except LoadError:
             raise
-        except BaseException as error:  # the library raises bare Exception, and a panic of its own that is none
+        except BaseException as error:  # the library raises bare Exceptions, and its panic is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise LoadError(f"{path}: not a tokenizer: {error}") from error
 
     def encode(self, texts: Sequence[Text], *, add_special_tokens: bool = True, offsets: bool = False) -> list[RawEncoding]:
-        """Tokenise texts and pairs, uncut; token offsets are computed only for `offsets`. Raises TokenizerError."""
+        """Tokenise texts and pairs without truncation. `offsets`: also compute token offsets. Raises TokenizerError."""
         try:
             if len(texts) == 1 and isinstance(texts[0], str) and len(texts[0]) <= SHORT_CHARACTERS:
                 return [self._raw.encode(texts[0], add_special_tokens=add_special_tokens)]
             encode_batch = self._raw.encode_batch if offsets else self._raw.encode_batch_fast
             return encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        except Exception as error:  # the library raises bare kinds
+        except Exception as error:  # the library raises bare Exceptions
             raise _refusal(texts, error) from error
 
     def cut(self, raw: RawEncoding, max_length: int, direction: Direction) -> Encoding:
-        """Cut to at most `max_length` tokens, keeping the special tokens that the post-processor put around the text.
+        """Cut to at most `max_length` tokens. The post-processor's special tokens around the text stay.
 
-        Equal to the tokenizer's own truncation: the text's tokens are cut first, then the template is laid around. Of a pair
-        the longer side is cut first.
+        The result equals the library's own truncation, which cuts the text's tokens before it adds the template. In a pair the
+        longer side is cut first.
         """
         input_ids = np.array(raw.ids, dtype=np.int64)
         type_ids = np.array(raw.type_ids, dtype=np.int64) if self._has_token_types else None
@@ -107,7 +107,7 @@ class Tokenizer:
     def cut_located(
         self, raw: RawEncoding, text: str, max_length: int, direction: Direction, *, shift: int = 0
     ) -> LocatedEncoding:
-        """Cut as `cut` does, with each token's place in `text`; the tokenised part begins at character `shift`."""
+        """Like `cut`, with each token's place in `text`. The tokenised part begins at character `shift`."""
         encoding = self.cut(raw, max_length, direction)
         special = np.array(raw.special_tokens_mask, dtype=bool)
         offsets = np.array(raw.offsets, dtype=np.int64).reshape(-1, 2) + shift
@@ -119,27 +119,26 @@ class Tokenizer:
 
     @property
     def continues_words(self) -> bool:
-        """Whether the vocabulary spells a word's later pieces apart from its first (WordPiece's ##)."""
+        """True if the vocabulary marks a word's later pieces (WordPiece's ##)."""
         return bool(getattr(self._raw.model, "continuing_subword_prefix", None))
 
     @cached_property
     def leading_specials(self) -> int:
-        """How many special tokens the checkpoint's template puts before a text."""
+        """The number of special tokens that the template puts before a text."""
         mask = self._raw.encode("a").special_tokens_mask
         return mask.index(0) if 0 in mask else len(mask)
 
     @cached_property
     def punctuation_ids(self) -> frozenset[int]:
-        """Return the ids of tokens that are one mark of ASCII's punctuation, at the begin of a word or within it."""
+        """Return the ids of tokens that are a single ASCII punctuation mark, at the start of a word or inside it."""
         found = (self.id_of(prefix + mark) for prefix in ("", "##", "Ġ", "▁") for mark in string.punctuation)
         return frozenset(one for one in found if one is not None)
 
     def id_of(self, token: str | None) -> int | None:
-        """Return the id of a token of the vocabulary."""
         return None if token is None else self._raw.token_to_id(token)
 
     def around_specials(self, text: str) -> list[tuple[str, bool]]:
-        """Split a trusted text into pieces, in order; each with whether it is a special token."""
+        """Split a trusted text into (piece, True if it is a special token), in order."""
         added = {token.content for token in self._raw.get_added_tokens_decoder().values()}
         if not added:
             return [(text, False)]
@@ -153,7 +152,7 @@ class Tokenizer:
         specials = {token["content"] for token in described["added_tokens"]}
         described["added_tokens"] = []
         vocabulary = described["model"].get("vocab")
-        if isinstance(vocabulary, list):  # Unigram has them among its pieces; renamed at random, they match nothing
+        if isinstance(vocabulary, list):  # Unigram has them among its pieces; a random name matches no text
             secret = token_hex(16)
             for entry in vocabulary:
                 entry[0] = secret + entry[0] if entry[0] in specials else entry[0]
@@ -161,7 +160,7 @@ class Tokenizer:
         return Tokenizer(raw, has_token_types=self._has_token_types)
 
     def text_of(self, input_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of the ids. Raises InvalidInput on an id outside the vocabulary."""
+        """Decode ids to text. Raises InvalidInput for an id outside the vocabulary."""
         unknown = next((i for i in input_ids if self._raw.id_to_token(i) is None), None)
         if unknown is not None:
             last = self.vocab_size - 1
@@ -170,17 +169,17 @@ class Tokenizer:
         return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
 
     def decode(self, input_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of the ids; ids outside the vocabulary are left out."""
+        """Decode ids to text. Ids outside the vocabulary are skipped."""
         return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
 
     def pieces(self, input_ids: Iterable[int]) -> list[str]:
-        """Return the vocabulary's spelling of each id (`##ing`, `▁the`): unlike decoded text, no two ids share one."""
+        """Return the vocabulary's spelling of each id (`##ing`, `▁the`). Unlike decoded text, it is unique."""
         return [self._raw.id_to_token(int(i)) or f"[id {i}]" for i in input_ids]
 
     def tokens(self, text: str, *, add_special_tokens: bool) -> Iterator[Token]:
-        """Return every token of a text, made when it is read: 60,000 at once take 25 MB. Raises TokenizerError."""
+        """Return a lazy sequence of a text's tokens, since 60,000 tokens at once take 25 MB. Raises TokenizerError."""
         (raw,) = self.encode([text], add_special_tokens=add_special_tokens, offsets=True)
-        widths = (len(character.encode()) for character in text)  # the library counts characters; the wire counts bytes
+        widths = (len(character.encode()) for character in text)  # the library counts characters, the API counts bytes
         byte_at = np.fromiter(accumulate(widths, initial=0), dtype=np.int64, count=len(text) + 1)
         for place, (token_id, special) in enumerate(zip(raw.ids, raw.special_tokens_mask, strict=True)):
             if special:
@@ -195,13 +194,13 @@ def _refusal(texts: Sequence[Text], error: Exception) -> TokenizerError:
         try:
             for side in (text,) if isinstance(text, str) else text:
                 side.encode()
-        except UnicodeEncodeError as surrogate:  # the library's own words for it would blame the type
+        except UnicodeEncodeError as surrogate:  # the library's own message would blame the type
             return TokenizerError(f"tokenizer error: a lone surrogate at character {surrogate.start} of an input")
     return TokenizerError(f"tokenizer error {error}")
 
 
 def _kept(raw: RawEncoding, max_length: int, direction: Direction) -> NDArray[np.intp] | None:
-    """Return the places of the tokens that fit, or None where all do."""
+    """Return the places of the tokens that fit, or None if all fit."""
     if len(raw) <= max_length:
         return None
     special = np.array(raw.special_tokens_mask, dtype=bool)
@@ -217,9 +216,9 @@ def _kept(raw: RawEncoding, max_length: int, direction: Direction) -> NDArray[np
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of each side of a pair fit: the longer side is cut first, then both have half.
+    """Return the number of tokens to keep of each side of a pair: the longer side is cut first, then both get half.
 
-    Source: `longest_first` of the tokenizers library; an odd token goes to the longer side, to the second where both are alike.
+    Source: `longest_first` of the tokenizers library. An odd token goes to the longer side; with equal sides, to the second.
     """
     short, long = sorted((first, second))
     long = max(short, room - short) if short <= room else short
@@ -228,15 +227,16 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
     return (short, long) if first <= second else (long, short)
 
 
-LONGEST_SHOWN = 200  # characters of a name given back in a message
+LONGEST_SHOWN = 200  # characters of a name that a message repeats
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The checkpoint's table (None: it has none) and the text used where a request names no prompt.
+    """The checkpoint's table of prompts (None: it has none), and the default prompt.
 
-    `adapters`: names of the model's adapters, each of which is also a prompt's. `default_adapter`: that of no name. `own`: the
-    name of the checkpoint's default prompt, which tasks that TEI does not have use; None where the server has a default.
+    `adapters`: the names of the model's adapters; each has a prompt of the same name. `default_adapter`: the adapter without a
+    prompt's name. `own`: the checkpoint's default prompt, which only tasks that TEI lacks use; None if the server has a
+    default.
     """
 
     table: Mapping[str, str] | None = None
@@ -255,7 +255,8 @@ class Prompts:
         adapters: Sequence[str] = (),
         own: str | None = None,
     ) -> Prompts:
-        """Apply the server's default, else keep the checkpoint's `own`. Raises LoadError on an unknown name or two defaults."""
+        """Apply the server's default, else keep the checkpoint's `own`. Raises LoadError for an unknown name or two
+        defaults."""
         if default_prompt is not None and default_prompt_name is not None:
             raise LoadError("`default-prompt` and `default-prompt-name` exclude each other: give one")
         prompts = cls(table, default_prompt, adapters)
@@ -268,13 +269,13 @@ class Prompts:
         return replace(prompts, default=default, default_adapter=prompts.adapter(default_prompt_name))
 
     def adapter(self, name: str | None) -> int:
-        """The adapter of a prompt, 0 for none: see `Encoding`."""
+        """The number of a prompt's adapter, as in `Encoding`; 0: none."""
         if name is None:
             return self.default_adapter
         return self.adapters.index(name) + 1 if name in self.adapters else 0
 
     def named(self, name: str | None) -> str | None:
-        """The prompt called `name`, or the default for None. Raises InvalidInput, in TEI's words, which clients parse."""
+        """The prompt called `name`, or for None the default. Raises InvalidInput with TEI's message, which clients parse."""
         if name is None:
             return self.default
         shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"

@@ -281,7 +281,7 @@ class PointsController(Dialect):
         """Write a collection as JSON lines, with its vectors"""
         return Lines(_exported(store, name))
 
-    # It stops at a disconnect: the client repeats the import, and complete parts are stored already.
+    # It finishes after a disconnect: the client will repeat the import, and points stored by then are skipped.
     @post("/collections/{name:str}/import", role="manage", needs_store=True, takes_lines=True, outlives_client=True)
     async def import_lines(self, name: FromPath[str], request: ApiRequest, store: Store) -> Answer[Imported]:
         """Store the points of an export that the collection lacks"""
