@@ -126,15 +126,6 @@ def test_an_empty_text_is_refused(encoder: Encoder) -> None:
         encoder.encode([*texts[:-1], "", *texts])
 
 
-def test_a_text_too_long_is_cut_or_refused(encoder: Encoder) -> None:
-    long = "baka " * 500
-    tokens = encoder.encode([long], ["tokens"]).tokens
-    assert tokens is not None
-    assert tokens.lengths.tolist() == [vocabulary.LONGEST]
-    with pytest.raises(InvalidInput, match=r"Given: 502"):
-        encoder.encode([long], truncate=False)
-
-
 @pytest.mark.parametrize("names", [["colbert"], ["dense", "Sparse"], "splade", [], ""])
 def test_unknown_outputs_are_refused_with_the_known_ones(encoder: Encoder, names: Any) -> None:
     with pytest.raises(InvalidInput, match=r"known: dense, multivector, sparse, tokens"):

@@ -24,32 +24,6 @@ def answer(task: Tag) -> list[Tagged]:
     return task.finish(MODEL, encodings, FakeBackend(SPEC).forward(pack(encodings, task.heads, SPEC.positions)))
 
 
-def test_special_tokens_are_left_out_unless_asked_for():
-    (plain,), (whole,) = answer(Tag([TEXT])), answer(Tag([TEXT], include_special_tokens=True))
-    assert [token.text for token in plain.tokens][:3] == ["Hybrid", "search", ","]
-    assert [token.special for token in whole.tokens] == [True, *(False for _ in plain.tokens), True]
-    assert [(token.text, token.start, token.end) for token in whole.tokens if token.special] == [
-        ("[CLS]", 0, 0),
-        ("[SEP]", 0, 0),
-    ]
-    assert all(TEXT[token.start : token.end] == token.text for token in plain.tokens)
-    assert len(plain.tokens) == len(plain.spans)
-
-
-def test_raw_scores_are_logits_and_the_others_probabilities():
-    (raw,), (scores,) = answer(Tag([TEXT], raw_scores=True)), answer(Tag([TEXT]))
-    for one, other in zip(raw.tokens, scores.tokens, strict=True):
-        powers = np.exp(one.scores)
-        np.testing.assert_allclose(other.scores, powers / powers.sum(), atol=1e-6)
-
-
-def test_merged_spans_are_named_without_prefix_and_never_o():
-    (tagged,) = answer(Tag([TEXT * 3], "simple"))
-    assert {span.label for span in tagged.spans} <= {"X"}
-    assert not tagged.tokens
-    assert all(span.token_id == 0 for span in tagged.spans)
-
-
 def test_asking_twice_gives_the_same_and_neighbours_change_nothing():
     task = Tag([TEXT, "one two", TEXT], "average")
     assert answer(task) == answer(task)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.batch import Head, pack
-from hybridtei.errors import EmptyInput, NotANumber, UnsupportedHead
-from hybridtei.inference.engine.admission import Bounds
-from hybridtei.inference.tasks.embed import Embed, LookUp
-from hybridtei.inference.tasks.label import Classify, Tag
+from hybridtei.batch import pack
+from hybridtei.errors import NotANumber, UnsupportedHead
+from hybridtei.inference.tasks.label import Classify
 from hybridtei.inference.tasks.rerank import MAX_CHUNK_CHARACTERS, MAX_CHUNK_DOCUMENTS, Rerank, Scored, rerank_task
 from hybridtei.models.checkpoint.classifiers import ClassifierHead, LinearStep
-from hybridtei.models.checkpoint.heads import SparseHead
 from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
@@ -72,44 +67,3 @@ def test_who_cannot_classify_says_so_in_teis_words():
     for spec in (small.dense_only(), small.splade(), small.model_spec()):
         with pytest.raises(UnsupportedHead, match=r"^Model is not a classifier model$"):
             Classify(["one"]).check(spec)
-
-
-def test_a_pair_is_empty_only_if_both_sides_are():
-    assert len(answer(Rerank("", ["one"])).scores) == len(answer(Rerank("one", [""])).scores) == 1
-    with pytest.raises(EmptyInput, match=r"^`inputs` cannot be empty$"):
-        Rerank("", ["one", ""]).prepare(MODEL)
-
-
-def test_texts_and_pairs_are_classified_side_by_side_best_label_first():
-    spec = small.model_spec(classifier=head("a", "b", "c"))
-    answered = answer(Classify(["one", ("one", "two")]), small.model(spec))
-    assert answered.scores.shape == (2, 3)
-    scores = [one.score for one in answered.best_first(1)]
-    assert scores == sorted(scores, reverse=True)
-    assert sum(scores) == pytest.approx(1)
-
-
-async def test_the_service_answers_every_kind_of_task():
-    tagger = small.model_spec(classifier=ClassifierHead("none", (LinearStep("classifier"),), "bert.", ("O", "B-X")))
-    documents = [f"one {word}" for word in small.WORDS] * 30
-
-    async def served(spec, task):
-        service = small.service(spec, {"max_concurrent_requests": 2000, "embedding_cache_mb": 1})
-        await service.start()
-        try:
-            return (await service.run(task, bounds=Bounds(task.size, 256, 2, min(task.size, 512)))).answer
-        finally:
-            await service.stop()
-
-    for spec in (SPEC, small.model_spec()):
-        task = rerank_task(spec, "one two", documents)
-        scored = await served(spec, task)
-        np.testing.assert_allclose(scored.scores, answer(task, small.model(spec)).scores, rtol=1e-6)  # sums in another order
-    classified = await served(SPEC, Classify(documents))
-    assert classified.scores.shape == (len(documents), 1)
-    tagged = await served(tagger, Tag(documents))
-    assert [one.text for one in tagged] == documents
-    looked_up = small.model_spec(sparse=SparseHead("splade", queries=Path("table")), multivector=None, pooling=())
-    task = Embed(["one two"], frozenset({Head.SPARSE}), input_type="query").for_model(looked_up)
-    assert isinstance(task, LookUp)
-    assert task.heads == frozenset()

@@ -253,10 +253,3 @@ def test_code_that_comes_with_a_model_is_not_run(bert: Path, copied: Copied, tmp
     tiny.edit_json(folder / "config.json", model_type="gizmo", auto_map={"AutoConfig": "configuration_gizmo.GizmoConfig"})
     assert "gizmo" in refused(folder)
     assert not left_behind.exists()
-
-
-@pytest.mark.parametrize("left", [7, 100, -1, -4000])
-def test_weights_that_are_cut_short_are_refused(bert: Path, copied: Copied, left: int) -> None:
-    file = copied(bert) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:left])
-    refused(file.parent)

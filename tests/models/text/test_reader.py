@@ -49,13 +49,6 @@ def test_texts_come_in_order_with_special_tokens_around() -> None:
     ]
 
 
-@pytest.mark.parametrize("empty", ["", []])
-def test_an_empty_input_is_refused(empty: Input) -> None:
-    error = refused(reader_of(), ["baka", empty])
-    assert type(error) is EmptyInput
-    assert str(error) == "`inputs` cannot be empty"
-
-
 def test_as_many_tokens_as_the_limit_pass_one_more_does_not() -> None:
     reader = reader_of()
     assert len(ids_of(reader, ["baka " * (LIMIT - 2)])[0]) == LIMIT
@@ -104,12 +97,6 @@ def test_ids_are_the_text_they_stand_for_without_more_special_tokens(kind: str) 
 def test_ids_with_a_prompt_are_a_text_like_any() -> None:
     reader = reader_of()
     assert ids_of(reader, [words(reader, "bulo")], prompt_name="query") == ids_of(reader, ["bulo"], prompt_name="query")
-
-
-def test_an_id_outside_the_vocabulary_is_named() -> None:
-    error = refused(reader_of(), [[5, 9999]])
-    assert type(error) is InvalidInput
-    assert "9999" in str(error)
 
 
 def test_ids_that_stand_for_no_text_are_refused() -> None:

@@ -148,17 +148,6 @@ def test_a_text_that_is_wanted_very_often_is_bounded_as_an_answer():
         assert hook(running, [of("one two three", "small/multivector")] * 50).status_code == 200
 
 
-def test_the_key_in_the_body_or_in_the_header():
-    with serving(server={"api_key": "secret"}) as running:
-        inputs = [of("one")]
-        assert hook(running, inputs).status_code == 401
-        assert hook(running, inputs, token="wrong").status_code == 401
-        assert hook(running, inputs, token="secret").status_code == 200
-        assert running.post(HOOK, b"{").status_code == 401
-        headers = {"authorization": "Bearer secret", "content-type": "application/json"}
-        assert running.post(HOOK, {"inputs": []}, headers=headers).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("name", "parts"),
     [

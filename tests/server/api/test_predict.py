@@ -31,13 +31,6 @@ def test_single_inputs_are_answered_flat_and_batches_nested(classifier):
     assert prediction(classifier, [["one", "two"], ["one two"]]) == [pair, single]
 
 
-def test_raw_scores_are_logits(classifier):
-    raw = {item["label"]: item["score"] for item in prediction(classifier, "one", raw_scores=True)}
-    powers = np.exp([raw[label] for label in LABELS])
-    found = {item["label"]: item["score"] for item in prediction(classifier, "one")}
-    np.testing.assert_allclose([found[label] for label in LABELS], powers / powers.sum(), atol=TOLERANCE)
-
-
 @pytest.mark.parametrize("inputs", [[], [[]], ["a", "b", "c"], [["a", "b", "c"]], [["a"], "b"], ["a", ["b"]], 1, [1], {}, None])
 def test_other_forms_are_refused(classifier, inputs):
     response = classifier.post("/predict", {"inputs": inputs})
@@ -124,17 +117,6 @@ def test_what_classify_refuses(classifier, server):
     too_many = classifier.post("/classify", {"input": ["x"] * 33}).json()
     assert too_many["message"] == "batch size 33 > maximum allowed batch size 32"
     assert too_many["detail"][0]["msg"] == too_many["message"]
-
-
-def test_what_is_counted():
-    with serving(labelled(*LABELS)) as running:
-        prediction(running, "one")
-        prediction(running, [["one"], ["two", "three"]])
-        lines = running.get("/metrics").text.splitlines()
-    counted = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
-    assert counted["te_predict_count"] == counted["te_predict_success"] == counted["te_predict_duration_count"] == "3"
-    assert counted['te_request_count{method="single"}'] == counted['te_request_success{method="batch"}'] == "1"
-    assert counted.get("te_embed_count", "0") == "0"
 
 
 def test_scores_of_pairs(reranker, dense_server, server, classifier):

@@ -7,7 +7,6 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-import numpy as np
 import pytest
 
 from hybridtei.models.checkpoint.rankers import PairTemplate
@@ -225,19 +224,6 @@ def test_weaviate_is_told_in_the_order_of_its_documents(reranker):
     assert answer["scores"] == [{"document": text, "score": scores[place]} for place, text in enumerate(TEXTS)]
 
 
-def test_a_model_with_several_vectors_ranks_by_weights(server):
-    by_mean = ranks(server.post("/rerank", QUESTION))
-    assert ranks(server.post("/rerank", {**QUESTION, "weights": None})) == by_mean
-    assert ranks(server.post("/rerank", {**QUESTION, "weights": {"dense": 1, "sparse": 1, "multivector": 1}})) == by_mean
-    dense = dict(ranks(server.post("/rerank", {**QUESTION, "weights": {"dense": 2, "sparse": 0, "multivector": 0}})))
-    (one,) = np.float32(server.post("/embed", {"inputs": "one", "prompt_name": "query"}).json())
-    others = np.float32(server.post("/embed", {"inputs": TEXTS, "prompt_name": "passage"}).json())
-    np.testing.assert_allclose([dense[i] for i in range(3)], others @ one, atol=1e-5)
-    mldr = server.post("/v2/rerank", {**ASKED, "weights": "mldr"}).json()["results"]
-    assert mldr == server.post("/v2/rerank", {**ASKED, "weights": "m3-long"}).json()["results"]
-    assert [item["relevance_score"] for item in mldr] != [score for _, score in by_mean]
-
-
 def test_ten_thousand_documents_pass_in_parts(reranker):
     documents = [f"one {small.WORDS[i % 19]} {small.WORDS[i // 19 % 19]}" for i in range(10_000)]
     largest = 0
@@ -319,21 +305,6 @@ def test_errors_below_v1_and_v2_are_flat_and_have_a_list(dense_server):
 def test_a_missing_content_type(reranker, path):
     response = reranker.post(path, ASKED, headers={})
     assert response.status_code == (415 if path == "/rerank" else 200)
-
-
-def test_a_score_that_is_no_number():
-    with serving(labelled("LABEL_0")) as running:
-        forward = running.backend.forward
-
-        def broken(batch, **settings):
-            outputs = forward(batch, **settings)
-            outputs.scores[-1] = np.nan
-            return outputs
-
-        running.backend.forward = broken
-        for path, body in (("/rerank", QUESTION), ("/predict", {"inputs": "one"})):
-            response = running.post(path, body)
-            assert (response.status_code, response.json()) == (424, {"error": "score is NaN", "error_type": "Backend"})
 
 
 def test_spans_need_multi_vectors(reranker):
