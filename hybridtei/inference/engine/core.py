@@ -209,11 +209,7 @@ class EngineCore:
         self._running += 1
         return batch
 
-    def give(self, batch: Batch, outputs: HeadOutputs, now_ns: int = 0) -> list[EngineRequest]:
-        """Give a batch's outputs to its requests; return those that are complete now."""
-        return self.settle(batch, batch.split(outputs), now_ns)
-
-    def settle(self, batch: Batch, parts: Sequence[Part], now_ns: int = 0) -> list[EngineRequest]:
+    def give(self, batch: Batch, parts: Sequence[Part], now_ns: int = 0) -> list[EngineRequest]:
         """Give `parts`, made by `Batch.split`, to their requests; return those that are complete now."""
         self._running -= 1
         for part in parts:

@@ -234,7 +234,7 @@ class Device:
             self._watchdog.end(watched)
         with self.lock:
             self._ended(one, healthy=True)
-            return [] if one.abandoned else instance.core.settle(batch, parts, perf_counter_ns())
+            return [] if one.abandoned else instance.core.give(batch, parts, perf_counter_ns())
 
     def _settle_partly(self, one: _InFlightBatch, error: PartlyFailed) -> list[EngineRequest]:
         """Settle the sequences that were computed; only the other requests fail."""
@@ -249,7 +249,7 @@ class Device:
                 return []
             for request, _ in failed:
                 request.error = BackendError(str(error))
-            complete = instance.core.settle(batch, parts, perf_counter_ns())
+            complete = instance.core.give(batch, parts, perf_counter_ns())
             return [*dict.fromkeys([*complete, *(request for request, _ in failed)])]
 
     def _abandon(self, one: _InFlightBatch) -> None:

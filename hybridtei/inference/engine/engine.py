@@ -190,32 +190,35 @@ def _wake(requests: Iterable[EngineRequest]) -> None:
 
 
 def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]) -> None:
-    """Until nobody waits; `callers` passes at once, of which `advance` is told how many sequences each did. Raises what a pass
-    raised, once the others have ended."""
-    if callers == 1 or core.is_one_pass:
-        while (batch := core.take()) is not None:
-            core.give(batch, backend.forward(batch.packed, use_all_cores=True))
-            advance(len(batch.rows))
-        return
+    """Take, run, give, until nothing waits: an engine without clocks, deadlines and callers who leave, whose answers are those
+    of `Engine`.
+
+    `callers` passes run at once; `advance` is told how many sequences each did. Raises what a pass raised, once the others have
+    ended.
+    """
+    alone = callers == 1 or core.is_one_pass
     lock = threading.Lock()
 
-    def work() -> None:
+    def loop() -> None:
         while True:
             with lock:
-                batch = core.take(device_idle=False)  # what a batch holds must not depend on which caller ends first
+                batch = core.take(device_idle=alone)  # several: a batch must not depend on which caller ends first
             if batch is None:
                 return
             try:
-                parts = batch.split(backend.forward(batch.packed))
+                parts = batch.split(backend.forward(batch.packed, use_all_cores=alone))
             except BaseException as error:
                 with lock:
                     core.fail(batch, error)
                     core.fail_all(error)
                 raise
             with lock:
-                core.settle(batch, parts)
+                core.give(batch, parts)
                 advance(len(batch.rows))
 
+    if alone:
+        loop()
+        return
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(callers) as pool:
-        for done in [pool.submit(work) for _ in range(callers)]:
+        for done in [pool.submit(loop) for _ in range(callers)]:
             done.result()

@@ -42,7 +42,7 @@ def different(count: int, length: int) -> list[Encoding]:
 def drain(queue: EngineCore, backend: FakeBackend) -> list:
     done = []
     while (batch := queue.take()) is not None:
-        done += queue.give(batch, backend.forward(batch.packed))
+        done += queue.give(batch, batch.split(backend.forward(batch.packed)))
     return done
 
 
@@ -100,7 +100,7 @@ def test_the_cancelled_never_cost_a_pass(requests):
     while (batch := queue.take()) is not None:
         ran += len(batch.packed.input_ids)
         assert not any(ticket.cancelled for ticket, _ in batch.callers)
-        queue.give(batch, backend.forward(batch.packed))
+        queue.give(batch, batch.split(backend.forward(batch.packed)))
     assert ran == wanted
     assert len(queue) == 0
 
@@ -149,7 +149,7 @@ def test_times_are_means_over_sequences():
     ticket = queue.add(different(2, 10), DENSE, now_ns=100)
     for taken, given_back in ((110, 115), (130, 145)):
         batch = queue.take(taken)
-        queue.give(batch, backend.forward(batch.packed), given_back)
+        queue.give(batch, batch.split(backend.forward(batch.packed)), given_back)
     assert (ticket.timings().queue_ns, ticket.timings().inference_ns) == (20, 10)
 
 
@@ -160,7 +160,7 @@ def test_what_waits_already_is_computed_once():
     batch = queue.take()
     assert batch.packed.lengths.tolist() == [5, 7]
     assert queue.shared == 2
-    done = queue.give(batch, backend.forward(batch.packed))
+    done = queue.give(batch, batch.split(backend.forward(batch.packed)))
     assert done == [one, other]
     assert_alone_is_the_same(one.encodings, one.outputs())
     assert other.outputs().dense is None
@@ -231,12 +231,12 @@ def test_a_text_that_is_alone_has_all_cores_until_another_comes():
     queue.add([encoding(6)], DENSE)
     second = queue.take(kind=LaneKind.EXPRESS)  # while the first runs
     assert (first.use_all_cores, second.use_all_cores) == (True, False)
-    queue.give(first, backend.forward(first.packed))
+    queue.give(first, first.split(backend.forward(first.packed)))
     queue.fail(second, BackendError("no"))
     queue.add([encoding(7)], DENSE)
     third = queue.take(kind=LaneKind.EXPRESS)
     assert third.use_all_cores
-    queue.give(third, backend.forward(third.packed))
+    queue.give(third, third.split(backend.forward(third.packed)))
     queue.add(different(3, 30), DENSE)
     queue.take(kind=LaneKind.BULK)
     queue.add([encoding(8)], DENSE)

@@ -147,7 +147,7 @@ def test_queries_that_have_waited_enough_share_a_pass(padding):
         requests = 32
         batch = core.take(0, LaneKind.EXPRESS)
         requests -= len(batch.packed)
-        core.settle(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
+        core.give(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
         sizes.append(len(batch.packed.input_ids))
     assert np.mean(sizes) >= 64
 
@@ -164,7 +164,7 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
         return add([draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250) for _ in range(32)])
 
     def end(batch: Batch) -> None:
-        core.settle(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
+        core.give(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
 
     requests, running = [bulk() for _ in range(4)], deque[Batch]()
     for query in range(400):

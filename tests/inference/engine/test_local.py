@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import numpy as np
@@ -12,10 +13,12 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError
 from hybridtei.inference.engine.core import EngineCore
-from hybridtei.inference.engine.engine import run_all
+from hybridtei.inference.engine.device import Device
+from hybridtei.inference.engine.engine import Engine, run_all
 from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.outputs import HeadOutputs
-from hybridtei.system.machine import LaneKind
+from hybridtei.system.machine import LaneKind, both_lanes
+from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
@@ -29,6 +32,33 @@ def queued(backend: FakeBackend, count: int, callers: int, max_tokens: int = 64)
     draw = np.random.default_rng(count)
     encodings = [Encoding(draw.integers(5, 20, size=draw.integers(1, 30))) for _ in range(count)]
     return core, core.add(encodings, HEADS)
+
+
+@pytest.mark.parametrize("lanes", [(LaneKind.BULK,), both_lanes(2)])
+async def test_many_requests_at_once_are_answered_as_by_the_plain_loop(lanes: tuple[LaneKind, ...]) -> None:
+    """`run_all` takes one request after the other; the engine has lanes, threads and an event loop."""
+    draw, spec = np.random.default_rng(0), small.model_spec()
+    requests = [
+        [Encoding(draw.integers(5, 20, size=draw.integers(1, 30))) for _ in range(draw.integers(1, 9))] for _ in range(60)
+    ]
+    device = Device(lanes)
+    core = EngineCore(max_tokens=64, positions=spec.positions, padding=Padding.ATTENTION, lanes=lanes)
+    engine = Engine(core, FakeBackend(spec), device, Registry())
+    await engine.start()
+    device.start()
+    answered = await asyncio.gather(*(engine.run(encodings, HEADS, 0) for encodings in requests))
+    await engine.stop()
+    await asyncio.to_thread(device.stop)
+    for encodings, ours in zip(requests, answered, strict=True):
+        plain = EngineCore(max_tokens=64, positions=spec.positions)
+        expected = plain.add(encodings, HEADS)
+        run_all(plain, FakeBackend(spec), 1, lambda done: None)
+        for name in ("dense", "token_weights", "multivector"):
+            mine, theirs = getattr(ours.outputs(), name), getattr(expected.outputs(), name)
+            if name != "dense":
+                np.testing.assert_array_equal(mine.offsets, theirs.offsets)
+                mine, theirs = mine.values, theirs.values
+            np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("callers", [1, 2, 5])
