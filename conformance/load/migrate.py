@@ -95,6 +95,7 @@ class Traffic:
     def __init__(self, server: Server, collection: Collection, chance: random.Random) -> None:
         self.server, self.collection, self.chance, self.is_same = server, collection, chance, False
         self.texts, self.written, self.writable = collection.texts(), 0, threading.Lock()
+        self.changes = 0
         self.failed: list[str] = []
         self.answered: list[tuple[float, str, str, dict[Any, float]]] = []  # begin, query, model, score by id
 
@@ -128,7 +129,7 @@ class Traffic:
             text = self.texts[number] if self.is_same else f"{number} {sentence(self.chance)}"
             if self.ask(f"/collections/{NAME}/points", {"points": [{"id": number, "text": text}]}):
                 self.texts[number] = text
-                self.written = max(self.written, number + 1)
+                self.written, self.changes = max(self.written, number + 1), self.changes + (not self.is_same)
 
     def delete(self) -> None:
         with self.writable:
@@ -136,6 +137,7 @@ class Traffic:
             if not self.is_same and number in self.texts:
                 self.collection.delete(number)
                 del self.texts[number]
+                self.changes += 1
 
     @contextmanager
     def flowing(self) -> Iterator[None]:
@@ -193,6 +195,7 @@ def story(server: Server, collection: Collection, options: argparse.Namespace, r
                 process.kill()
             killed += process.returncode == -signal.SIGKILL
         report.add("kill -9 of the command", killed, "went on each time", killed == options.kills)
+        report.add("points written, changed and deleted meanwhile", traffic.changes, "")
         traffic.is_same = True
         time.sleep(2)
         before = traffic.answers()

@@ -20,7 +20,7 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, UsageError
 from hybridtei.retrieval.ingest.options import IngestOptions
 from hybridtei.retrieval.search.options import SearchFields, SearchOptions
-from hybridtei.retrieval.store import open_store, with_default
+from hybridtei.retrieval.store import open_store, place_of, with_default
 from hybridtei.retrieval.store.embedded_client import ProcessClient
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.system.machine import require_extra
@@ -215,9 +215,11 @@ def run_eval(arguments: argparse.Namespace) -> int:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     require_extra("qdrant", "qdrant_client")
+    require_extra("eval", "ir_measures")
     from hybridtei.client import AsyncClient
     from hybridtei.inference.load import default_alias
-    from hybridtei.retrieval.evaluate.run import EvaluateOptions, as_json, as_table, check_chart, run_evaluation, write_chart
+    from hybridtei.retrieval.evaluate.measures import read_judgements
+    from hybridtei.retrieval.evaluate.run import as_json, as_table, check_chart, ingest_missing, run_evaluation, write_chart
     from hybridtei.server.start import in_process
 
     folder, url, rerank = Path(arguments.folder), arguments.url, arguments.rerank
@@ -226,17 +228,17 @@ def run_eval(arguments: argparse.Namespace) -> int:
     models = [model] if rerank is None else [model, replace(model, model_id=rerank, revision=None)]
     name = rerank if rerank is None or url is not None else default_alias(rerank)
     collection = arguments.collection or folder.resolve().name
-    request = EvaluateOptions(folder, collection, arguments.split, name, quiet=arguments.quiet, url=url)
+    judged, tell = read_judgements(folder, arguments.split), partial(print, file=sys.stderr, flush=True)
+    if url is None:
+        ingest_missing(folder, collection, model, engine, with_default(store), tell=tell, quiet=arguments.quiet)
 
     def connect() -> AbstractAsyncContextManager[AsyncClient]:
         return (
             in_process(models, engine, with_default(store)) if url is None else AsyncClient(url, api_key=arguments.url_api_key)
         )
 
-    def tell(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    evaluation = run_evaluation(request, model, engine, store, connect, tell=tell)
+    tell(f"evaluating {collection} in {url or place_of(with_default(store))}")
+    evaluation = run_evaluation(connect, collection, judged, rerank=name, quiet=arguments.quiet)
     print(as_json(evaluation) if arguments.json else as_table(evaluation), flush=True)
     if arguments.output is not None:
         Path(arguments.output).write_text(as_json(evaluation) + "\n", encoding="utf-8")

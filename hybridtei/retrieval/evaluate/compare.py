@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
@@ -45,12 +45,6 @@ KNOWN_PROMPTS = (
     "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: ",
     *("为这个句子生成表示以用于检索相关文章:", "Query: ", "Passage: ", "query:", "passage:"),
 )
-POOLINGS: Mapping[str, Callable[[Vectors], Vectors]] = {
-    "mean": lambda states: states.mean(axis=0),
-    "first token": lambda states: states[0],
-    "last token": lambda states: states[-1],
-    "max": lambda states: states.max(axis=0),
-}
 
 
 class Server:
@@ -81,14 +75,9 @@ class Server:
         except ValueError as error:
             raise NoAnswer(f"{self._client.url}{path}: answers no vectors: {error}") from None
 
-    def pooling(self, text: str) -> str | None:
-        """Read off the hidden states where the server sends them, else off `/info`."""
-        answer = self._ask("/embed_all", {"inputs": [text]}) if self.info else None
-        states, vector = None if answer is None else read_vectors(answer[0]), self.embed([text])
-        if states is not None and vector is not None and states.shape[1] == vector.shape[1]:
-            for name, pool in POOLINGS.items():
-                if apart(pool(states)[None], vector)[0] < 1e-4:
-                    return name
+    @property
+    def pooling(self) -> str | None:
+        """As the server declares it."""
         declared = ((self.info.get("model_type") or {}).get("embedding") or {}).get("pooling")
         return {"cls": "first token", "last_token": "last token"}.get(str(declared), declared)
 
@@ -284,8 +273,9 @@ def of_prompts(a: Server, b: Server, base: float) -> str | None:
 
 def of_pooling(a: Server, b: Server) -> str | None:
     """Another pooling."""
-    names = [server.pooling(SAMPLES[0]) for server in (a, b)]
-    return None if None in names or names[0] == names[1] else f"pooling: A takes the {names[0]}, B the {names[1]}"
+    if None in (a.pooling, b.pooling) or a.pooling == b.pooling:
+        return None
+    return f"pooling: A takes the {a.pooling}, B the {b.pooling}"
 
 
 def of_numbers(a: Server, b: Server) -> str:

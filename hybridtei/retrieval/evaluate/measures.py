@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -27,6 +27,7 @@ from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
 from hybridtei.retrieval.search.options import SearchResult
 from hybridtei.system.machine import require_extra
 
+T = TypeVar("T")
 CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels"
 
 
@@ -41,10 +42,11 @@ class Judgements:
 def read_judgements(folder: Path, split: str = "test") -> Judgements:
     """Read queries and judgements. Raises InvalidInput, naming the file and the line."""
     relevance: dict[str, dict[str, int]] = {}
-    for query, document, grade in _judgements(judgements_file(folder, split)):
+    judged = _read(judgements_file(folder, split), _judgement, "query, document and grade, with tabs between", has_header=True)
+    for query, document, grade in judged:
         relevance.setdefault(query, {})[document] = grade
     relevant = {query: grades for query, grades in relevance.items() if any(grade > 0 for grade in grades.values())}
-    texts = dict(_queries(folder / QUERIES))
+    texts = dict(_read(folder / QUERIES, _query, "an object with `_id` or `id`, and `text`"))
     queries = {query: texts[query] for query in relevant if query in texts}
     if not queries:
         raise InvalidInput(f"{folder}: none of the {len(texts)} queries has a relevant document in {split!r}")
@@ -63,35 +65,28 @@ def judgements_file(folder: Path, split: str) -> Path:
     raise InvalidInput(f"{folder}: no judgements for {split!r}: {there}")
 
 
-def _judgements(path: Path) -> Iterator[tuple[str, str, int]]:
-    for number, line in enumerate(_lines(path), 1):
-        fields = line.split("\t")
-        if len(fields) == 4:  # TREC's, whose second column means nothing
-            fields = [fields[0], *fields[2:]]
-        try:
-            query, document, grade = fields
-            yield query, document, int(float(grade))
-        except ValueError:
-            if number > 1:  # the first may be a header
-                raise InvalidInput(f"{path}, line {number}: should be query, document and grade, with tabs between") from None
+def _judgement(line: str) -> tuple[str, str, int]:
+    query, *others, document, grade = line.split("\t")  # TREC has another column, which means nothing
+    if len(others) > 1:
+        raise ValueError
+    return query, document, int(float(grade))
 
 
-def _queries(path: Path) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(_lines(path), 1):
-        try:
-            record = orjson.loads(line)
-            identity = record["_id"] if "_id" in record else record["id"]
-            yield str(identity), str(record["text"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f"{path}, line {number}: should be an object with `_id` or `id`, and `text`") from error
+def _query(line: str) -> tuple[str, str]:
+    record = orjson.loads(line)
+    return str(record["_id"] if "_id" in record else record["id"]), str(record["text"])
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _read(path: Path, parse: Callable[[str], T], what: str, *, has_header: bool = False) -> Iterator[T]:
+    """What `parse` makes of each line that is not empty; `has_header`: the first may be one. Raises InvalidInput."""
     try:
         with path.open(encoding="utf-8") as opened:
-            for line in opened:
-                if line.strip():
-                    yield line.rstrip("\r\n")
+            for number, line in enumerate(filter(str.strip, opened), 1):
+                try:
+                    yield parse(line.rstrip("\r\n"))
+                except (ValueError, KeyError, TypeError) as error:
+                    if number > 1 or not has_header:
+                        raise InvalidInput(f"{path}, line {number}: should be {what}") from error
     except FileNotFoundError:
         raise InvalidInput(f"{path}: there is no such file") from None
     except UnicodeDecodeError as error:

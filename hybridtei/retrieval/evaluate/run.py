@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,9 @@ from tqdm.auto import tqdm
 from hybridtei.client import AsyncClient
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, StoreError
-from hybridtei.retrieval.evaluate.measures import (
-    MEASURES,
-    Advance,
-    Choice,
-    Evaluation,
-    evaluate,
-    read_judgements,
-)
+from hybridtei.retrieval.evaluate.measures import MEASURES, Choice, Evaluation, Judgements, evaluate
 from hybridtei.retrieval.ingest.run import ingest
-from hybridtei.retrieval.store import open_store, place_of, with_default
+from hybridtei.retrieval.store import open_store
 from hybridtei.retrieval.store.collection import check_name
 from hybridtei.system.machine import require_extra
 
@@ -131,52 +124,36 @@ Tell = Callable[[str], None]
 Connect = Callable[[], AbstractAsyncContextManager[AsyncClient]]
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluateOptions:
-    """Options of the command. `rerank`: the alias of a reranker of the server; `url`: of a server, which has the collection."""
-
-    folder: Path
-    collection: str
-    split: str = "test"
-    rerank: str | None = None
-    quiet: bool = False
-    url: str | None = None
-
-
 def run_evaluation(
-    options: EvaluateOptions,
-    model: ModelConfig,
-    engine: EngineConfig,
-    store: StoreConfig,
-    connect: Connect,
-    *,
-    tell: Tell = lambda line: None,
+    connect: Connect, collection: str, judged: Judgements, *, rerank: str | None = None, quiet: bool = False
 ) -> Evaluation:
-    """Measure a collection, ingested before if it is not there. `connect`: gives a client of the server that searches, once the
-    collection is there. Raises HybridTeiError or OSError."""
-    require_extra("eval", "ir_measures")
-    check_name(options.collection)
-    judged = read_judgements(options.folder, options.split)
-    if options.url is None:
-        _ingest(options, model, engine, with_default(store), tell)
+    """Measure a collection of the server that `connect` gives a client of. `rerank`: the alias of one of its rerankers. Raises
+    HybridTeiError."""
 
     async def measured() -> Evaluation:
-        async with connect() as client:
-            advance = _bars(len(judged.queries), quiet=options.quiet)
-            return await evaluate(client, options.collection, judged, rerank=options.rerank, advance=advance)
+        with tqdm(unit="query", disable=quiet, file=sys.stderr) as bar:
 
-    tell(f"evaluating {options.collection} in {options.url or place_of(with_default(store))}")
+            def advance(name: str, done: int) -> None:
+                bar.set_description(name, refresh=False)
+                bar.update()
+
+            async with connect() as client:
+                return await evaluate(client, collection, judged, rerank=rerank, advance=advance)
+
     return asyncio.run(measured())
 
 
-def _ingest(options: EvaluateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, tell: Tell) -> None:
-    """Ingest the folder, unless the collection holds points."""
-    if asyncio.run(_exists(store, options.collection)):
+def ingest_missing(
+    folder: Path, collection: str, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell, quiet: bool
+) -> None:
+    """Ingest a judged folder, unless the collection holds points. Raises HybridTeiError, OSError."""
+    check_name(collection)
+    if asyncio.run(_exists(store, collection)):
         return
-    tell(f"{options.collection} is not there yet: ingesting {options.folder}, a point a document")
+    tell(f"{collection} is not there yet: ingesting {folder}, a point a document")
     # judgements are of whole documents, and published figures of what a model reads of each
-    choices = {"no_chunking": True, "quiet": options.quiet, "model_named": True}
-    summary = ingest(options.folder, options.collection, model, store, engine_config=engine, tell=tell, **choices)
+    choices = {"no_chunking": True, "quiet": quiet, "model_named": True}
+    summary = ingest(folder, collection, model, store, engine_config=engine, tell=tell, **choices)
     tell(summary.in_words())
     if summary.status:
         raise StoreError("the ingest did not come to its end: run the same command again")
@@ -189,17 +166,3 @@ async def _exists(config: StoreConfig, collection: str) -> bool:
         return await store.describe(collection) is not None and await store.count(collection) > 0
     finally:
         await store.close()
-
-
-def _bars(queries: int, *, quiet: bool) -> Advance:
-    """A bar a way, one after the other."""
-    shown: list[tqdm[None]] = []
-
-    def advance(name: str, done: int) -> None:
-        if done == 1:
-            shown.append(tqdm(total=queries, desc=name, unit="query", disable=quiet, file=sys.stderr))
-        shown[-1].update()
-        if done == queries:
-            shown[-1].close()
-
-    return advance

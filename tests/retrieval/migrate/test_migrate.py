@@ -253,7 +253,7 @@ def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again
     told = json.loads(done.stdout.splitlines()[-1])
     of_speed = {"kill -9 of the command", "last search that the old model answers"}
     assert set(told["broken"]) <= of_speed
-    assert len(told["rows"]) == 10
+    assert len(told["rows"]) == 11
 
 
 def ingested(place: Path, folder: Path) -> Summary:
