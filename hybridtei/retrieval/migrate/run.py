@@ -3,9 +3,8 @@
 The name that users search is an alias. A collection whose own name is searched first moves aside: its points are copied, with
 their vectors, to `NAME.0`, which answers while an alias takes the name. The metadata of collections say what is a copy of what:
 
-    migration_of     of a copy: the collection whose texts it holds
+    migration_of     of a copy, and of `NAME.0`: the collection whose texts it holds
     previous         of a copy that answers: the collection that answered before, for --rollback
-    moved_from       of `NAME.0`: the collection whose points it holds
     switching_until  of the old collection: writers wait until this time, or until the name has been switched
     stand_in         of a collection that moves aside: what answers in its place
 
@@ -17,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -49,9 +48,9 @@ from hybridtei.retrieval.store.plan import (
 from hybridtei.retrieval.store.points import fit_to_schema, to_points
 
 Tell = Callable[[str], None]
-PREVIOUS, MOVED_FROM = "previous", "moved_from"  # keys of metadata
+PREVIOUS = "previous"  # a key of metadata
 DROPPED = "dropped_outputs"  # another: outputs that the collection had before it changed to a model without them
-OWN_KEYS = frozenset({MIGRATION_OF, PREVIOUS, MOVED_FROM, SWITCHING, STAND_IN, DROPPED})
+OWN_KEYS = frozenset({MIGRATION_OF, PREVIOUS, SWITCHING, STAND_IN, DROPPED})
 MARK_S, RENEW_S = 60.0, 15.0  # how long writers wait for a command that was killed, and how often a living one says so
 MAX_PASSES = 50
 
@@ -63,14 +62,15 @@ def run_migration(
     check_name(options.collection)
     opened = open_store(with_default(store))
     assert opened is not None
-    asyncio.run(_closing(opened, MigrationRun(opened, options, model, engine, tell).run()))
+    migration = MigrationRun(opened, options, model, engine, tell)
 
+    async def closing() -> None:
+        try:
+            await migration.run()
+        finally:
+            await opened.close()
 
-async def _closing(store: Store, work: Awaitable[None]) -> None:
-    try:
-        await work
-    finally:
-        await store.close()
+    asyncio.run(closing())
 
 
 class MigrationRun:
@@ -90,7 +90,8 @@ class MigrationRun:
         schema = await self._store.describe(source)
         if schema is None:
             raise UnknownCollection(f"there is no collection `{self._name}`")
-        schema = replace(schema, stored_as=source)
+        unmarked = {key: value for key, value in schema.metadata.items() if key not in (SWITCHING, STAND_IN)}
+        schema = replace(schema, metadata=unmarked, stored_as=source)
         try:
             match self._options.step:
                 case "status":
@@ -151,19 +152,20 @@ class MigrationRun:
         for record in (await self._store.scroll(source, limit=10))[0]:
             text_of(record)
         wanted = await self._planned(old)
-        if all(old.metadata.get(key) == wanted.metadata.get(key) for key in (MODEL_ID, FINGERPRINT)) and (
-            heads_of(old) == heads_of(wanted) and plan_of(old) == plan_of(wanted)
-        ):
+        if _has_vectors_of(old, wanted):
             self._tell(f"{self._name} has these vectors already")
             return
-        new = await self._copy_of(old, wanted)
+        new = await self._copy_of(old, wanted, 1)
         copy = str(new.stored_as)
         with tqdm(total=await self._store.count(source), unit="point", disable=options.quiet, file=sys.stderr) as bar:
             await fill(self._store, source, copy, self._embedding(new), advance=bar.update)
         await self._catch_up(source, copy, self._embedding(new))
         if options.no_switch:
             return
-        moved = await self._aside(old) if is_plain else None
+        moved = None
+        if is_plain:
+            moved = str((await self._copy_of(old, old, 0)).stored_as)
+            await fill(self._store, source, moved, with_vectors_of(self._store, source))
         async with self._held(source, moved):
             if moved is not None:
                 await asyncio.sleep(KEPT_S + 1)  # until no search reads the collection by its own name
@@ -172,7 +174,7 @@ class MigrationRun:
             await self._store.annotate(copy, {PREVIOUS: moved or source})
             await self._switch(copy)
         if moved is not None:
-            await self._store.annotate(moved, {MOVED_FROM: None, SWITCHING: None, STAND_IN: None})
+            await self._store.annotate(moved, {MIGRATION_OF: None})
         await self._store.annotate(copy, {MIGRATION_OF: None})
 
     async def _catch_up(self, source: str, copy: str, convert: Convert) -> None:
@@ -180,16 +182,6 @@ class MigrationRun:
         for _ in range(MAX_PASSES):
             if await fill(self._store, source, copy, convert) <= 10:
                 return
-
-    async def _aside(self, old: CollectionSchema) -> str:
-        """The name of a collection with the same points, made now or by a command that was killed."""
-        source = str(old.stored_as)
-        there = await self._with(MOVED_FROM, source)
-        moved = str(there[0].stored_as) if there else await self._free_name(0)
-        if not there:
-            await self._store.create(moved, replace(old, metadata={**old.metadata, MOVED_FROM: source}, stored_as=None))
-        await fill(self._store, source, moved, with_vectors_of(self._store, source))
-        return moved
 
     @asynccontextmanager
     async def _held(self, source: str, stand_in: str | None = None) -> AsyncIterator[None]:
@@ -239,20 +231,19 @@ class MigrationRun:
         await self._store.drop(previous)
         await self._store.annotate(str(current.stored_as), {PREVIOUS: None, MIGRATION_OF: None})
 
-    async def _copy_of(self, old: CollectionSchema, wanted: CollectionSchema) -> CollectionSchema:
-        """The copy that an earlier run made with the same model and plan, or a new one."""
+    async def _copy_of(self, old: CollectionSchema, wanted: CollectionSchema, first: int) -> CollectionSchema:
+        """The copy that an earlier run made with the same vectors, or a new one, numbered from `first` on."""
         for there in await self._with(MIGRATION_OF, str(old.stored_as)):
-            if there.metadata.get(MODEL_ID) == wanted.metadata[MODEL_ID] and plan_of(there) == plan_of(wanted):
+            if _has_vectors_of(there, wanted):
                 check_fits(there, wanted, str(there.stored_as))
                 return there
-            self._tell(f"{there.stored_as} is a copy by another model or plan: `hybridtei collections delete` deletes it")
-        name = await self._free_name(1)
-        await self._store.create(name, replace(wanted, stored_as=None))
-        return replace(wanted, stored_as=name)
-
-    async def _free_name(self, first: int) -> str:
-        there = await self._store.collections()
-        return next(name for name in (f"{self._name}.{i}" for i in range(first, first + len(there) + 1)) if name not in there)
+            if not _has_vectors_of(there, old):
+                self._tell(f"{there.stored_as} is a copy by another model or plan: `hybridtei collections delete` deletes it")
+        taken = await self._store.collections()
+        name = next(name for name in (f"{self._name}.{first + i}" for i in range(len(taken) + 1)) if name not in taken)
+        made = replace(wanted, metadata={**wanted.metadata, MIGRATION_OF: old.stored_as}, stored_as=name)
+        await self._store.create(name, replace(made, stored_as=None))
+        return made
 
     async def _planned(self, old: CollectionSchema) -> CollectionSchema:
         """The schema of the copy. Raises InvalidInput where the model lacks outputs that --drop-outputs does not name."""
@@ -282,7 +273,7 @@ class MigrationRun:
         plan = settled(plan, None, heads, self._name, width=spec.multivector.dim if spec.multivector else 0)
         planned = await asyncio.to_thread(signed, schema_for(spec, model_id, plan, heads=heads), spec)
         kept = {key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS}
-        noted = {MIGRATION_OF: old.stored_as, **({DROPPED: lacking} if lacking else {})}
+        noted = {DROPPED: lacking} if lacking else {}
         return replace(planned, metadata={**kept, **planned.metadata, **noted})
 
     def _embedding(self, schema: CollectionSchema) -> Convert:
@@ -313,3 +304,9 @@ class MigrationRun:
             planned = schema_for(self._encoders[key].spec, model_id, plan_of(schema), heads=heads_of(schema), is_there=True)
             check_fits(schema, signed(planned, self._encoders[key].spec))
         return self._encoders[key]
+
+
+def _has_vectors_of(one: CollectionSchema, other: CollectionSchema) -> bool:
+    """Whether both collections hold the same outputs of the same model, kept alike."""
+    same_model = all(one.metadata.get(key) == other.metadata.get(key) for key in (MODEL_ID, FINGERPRINT))
+    return same_model and heads_of(one) == heads_of(other) and plan_of(one) == plan_of(other)

@@ -141,7 +141,7 @@ MAX_LISTED = 20  # names in an error
 # Keys of a collection's metadata, which `hybridtei migrate` writes and describes.
 MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in"
 # Those of migrations and of a running ingest, which say nothing in another store.
-OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous", "moved_from", "ingest_lease"})
+OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous", "ingest_lease"})
 
 
 class CollectionSchemas:
