@@ -164,10 +164,7 @@ class ProcessClient:
                 await self._turn.acquire()
                 word, answer = await asyncio.shield(started(self._exchange(call, message)))
         except TimeoutError as error:
-            raise StoreUnavailable(
-                f"{self.path}: the embedded Qdrant engine has not answered for {timeout_s:g} s: it may be building an index; "
-                "try later, or raise `qdrant_timeout`"
-            ) from error
+            raise _silent(self.path, timeout_s, ", or raise `qdrant_timeout`") from error
         except (EOFError, ConnectionError) as error:
             raise StoreUnavailable(
                 f"{self.path}: the process of the embedded Qdrant engine has ended; it is started again when asked"
@@ -253,8 +250,11 @@ class ProcessClient:
         try:
             if not is_own(writer.get_extra_info("socket")):
                 raise StoreError(f"{self.path}: {place} is another user's")
-            async with asyncio.timeout(START_S):
-                theirs, self.pid = await _receive(reader)
+            try:
+                async with asyncio.timeout(START_S):
+                    theirs, self.pid = await _receive(reader)
+            except TimeoutError as error:
+                raise _silent(self.path, START_S) from error
             if theirs != release():
                 raise StoreError(
                     f"{self.path}: the folder is in use by {theirs}, and this is {release()}: use one release of both, or wait "
@@ -284,6 +284,13 @@ class ProcessClient:
         except ValueError:
             return "dead", "it ended before it told why"
         return word, message or ""
+
+
+def _silent(path: str, seconds: float | None, hint: str = "") -> StoreUnavailable:
+    """The engine executes one call at a time, and greets no client meanwhile."""
+    return StoreUnavailable(
+        f"{path}: the embedded Qdrant engine has not answered for {seconds:g} s: it may be building an index; try later{hint}"
+    )
 
 
 def _unusable(path: str, error: OSError) -> StoreError:

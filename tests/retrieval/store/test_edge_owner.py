@@ -12,6 +12,7 @@ import pytest
 from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
+from hybridtei.retrieval.store import embedded_client
 from hybridtei.retrieval.store.collection import schema_to_dict
 from hybridtei.retrieval.store.embedded import EmbeddedStore, _message
 from hybridtei.retrieval.store.embedded_client import ProcessClient
@@ -165,6 +166,16 @@ async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end
     assert await store.count("c") <= 10  # only the one that the process had already been sent
     await store.upsert("c", points(0, 200))
     assert await store.count("c") == 200
+    await store.close()
+
+
+async def test_an_owner_that_greets_nobody_is_said_to_build_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await opened(tmp_path)
+    os.kill(pid_of(store), signal.SIGSTOP)
+    monkeypatch.setattr(embedded_client, "START_S", 0.1)
+    with pytest.raises(StoreUnavailable, match=r"has not answered for 0.1 s: it may be building an index; try later$"):
+        await ProcessClient(str(tmp_path)).ask("count", "c", None, timeout_s=HANG)
+    os.kill(pid_of(store), signal.SIGCONT)
     await store.close()
 
 
