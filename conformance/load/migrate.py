@@ -31,7 +31,7 @@ from conformance.load.traffic import WORDS
 from hybridtei.config import StoreConfig
 from hybridtei.retrieval.store import open_store
 from hybridtei.retrieval.store.collection import CollectionSchemas
-from hybridtei.retrieval.store.embedded_client import OwnLoop
+from hybridtei.system.own_loop import OwnLoop
 
 MODEL = {"required": True, "metavar": "MODEL"}
 COUNTS = {"--points": 50_000, "--kills": 10, "--seed": 0}
