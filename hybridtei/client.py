@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -189,7 +190,7 @@ class AsyncClient:
         """Embed texts and store them. A point is a text, or an object of `text` and, optionally, `id`, `payload`, `metadata`;
         one without an id replaces the same text. `create`: make the collection if it is not there."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
-        path, options = f"/collections/{collection}/points", {"create": create, "truncate": truncate}
+        path, options = f"/collections/{quote(collection, safe='')}/points", {"create": create, "truncate": truncate}
         created, before = False, 0
         ids: list[int | str] = []
         failed: list[dict[str, Any]] = []
