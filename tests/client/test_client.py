@@ -110,7 +110,7 @@ def test_texts_are_stored_and_found(ask: Ask, tmp_path: Any) -> None:
             ask(server.url, "upsert", "others", ["one"], create=False)
 
 
-def test_a_collection_of_any_name_that_stores_take(ask: Ask, tmp_path: Path) -> None:
+def test_a_collection_of_any_name_that_stores_take(ask: Ask, tmp_path: Any) -> None:
     name = "año #1 & 100%25 + ;="
     with serving(spec_in(tmp_path), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as server:
         assert ask(server.url, "upsert", name, TEXTS[:2]).created

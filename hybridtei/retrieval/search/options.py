@@ -5,7 +5,6 @@ Imports msgspec, settings and errors only, since the server's request structs an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from msgspec import Meta, Struct, structs, to_builtins
@@ -104,9 +103,8 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
         """Raises InvalidInput for a value of another type: `/search` reads its fields by their types, Python does not."""
         super().__post_init__()
         structs.force_setattr(self, "query_filter", filter_from(self.query_filter, "query_filter"))
-        for name, (hint, default) in TYPED.items():
-            if (value := getattr(self, name)) is not default:
-                check_value(name, value, hint)
+        for name, hint in TYPED.items():
+            check_value(name, getattr(self, name), hint)
 
     @classmethod
     def of(cls, fields: SearchFields, **others: Any) -> Self:
@@ -114,18 +112,10 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
         return cls(**{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others)
 
 
-HINTS = get_type_hints(SearchFields)
-# Type and default of each field but `mode` and `weights`, which have checks of their own, and `with_payload`, which is a
-# selector of Qdrant's while a search runs.
-TYPED: Mapping[str, tuple[Any, Any]] = {
-    **{
-        field.name: (HINTS[field.name], field.default)
-        for field in structs.fields(SearchFields)
-        if field.name not in ("mode", "weights", "with_payload")
-    },
-    "oversampling": (float, None),
-    "text_field": (str, "text"),
-}
+# The type of each field but `mode` and `weights`, which have checks of their own, and `with_payload`, which is a selector of
+# Qdrant's while a search runs.
+UNTYPED = {"mode", "weights", "with_payload", "query_filter"}
+TYPED = {name: hint for name, hint in get_type_hints(SearchOptions).items() if name not in UNTYPED}
 
 
 class StageScore(Struct, frozen=True):

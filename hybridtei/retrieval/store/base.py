@@ -95,9 +95,10 @@ class Store(Protocol):
         """Makes `name` another name of a collection. A collection of that name is deleted. May be repeated."""
         ...
 
-    async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
+    async def upsert(self, name: str, points: Sequence[models.PointStruct], schema: CollectionSchema | None = None) -> None:
         """All are stored and searchable when this returns; each replaces the point of its id whole. Points are checked before
-        any is sent (`points.check_points`), so a bad one harms nothing: InvalidPoint names it."""
+        any is sent (`points.check_points`), so a bad one harms nothing: InvalidPoint names it. `schema`: the collection's, if
+        the caller has it."""
         ...
 
     async def query(self, name: str, query: Query) -> list[Stored]:

@@ -216,7 +216,7 @@ class CollectionSchemas:
         Raises StoreError, InvalidPoint.
         """
         try:
-            await self.store.upsert(schema.stored_as or name, points)
+            await self.store.upsert(schema.stored_as or name, points, schema)
         except StoreError:
             if await self.is_current(name, schema):
                 raise

@@ -37,7 +37,6 @@ class EmbeddedStore:
         self._owner = client or ProcessClient(path)
         self.place = f"embedded Qdrant in {os.path.abspath(path)}"
         self._timeout_s = timeout_s
-        self._schemas: dict[str, CollectionSchema] = {}
 
     async def _call(self, call: str, name: str, *arguments: Any) -> Any:
         check_name(name)
@@ -49,22 +48,16 @@ class EmbeddedStore:
 
     async def describe(self, name: str) -> CollectionSchema | None:
         fields = await self._call("describe", name)
-        if fields is None:
-            return None
-        self._schemas[name] = schema_from_dict(fields)
-        return self._schemas[name]
+        return None if fields is None else schema_from_dict(fields)
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
         check_names(name, schema)
         await self._call("create", name, schema_to_dict(schema))
-        self._schemas[name] = schema
 
     async def drop(self, name: str) -> None:
-        self._schemas.pop(name, None)
         await self._call("drop", name)
 
     async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
-        self._schemas.pop(name, None)
         await self._call("annotate", name, dict(metadata))
 
     async def aliases(self) -> dict[str, str]:
@@ -72,11 +65,10 @@ class EmbeddedStore:
         return aliases
 
     async def alias(self, name: str, collection: str) -> None:
-        self._schemas.pop(name, None)
         await self._call("alias", name, collection)
 
-    async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
-        schema = self._schemas.get(name) or await self.describe(name)
+    async def upsert(self, name: str, points: Sequence[models.PointStruct], schema: CollectionSchema | None = None) -> None:
+        schema = schema or await self.describe(name)
         if schema is None:
             raise StoreError(f"embedded Qdrant: there is no collection {name!r}")
         arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points would block the event loop

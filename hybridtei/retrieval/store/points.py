@@ -238,11 +238,9 @@ def _sparse(vector: Any, where: str) -> models.SparseVector:
 
 
 def _payload(payload: Any, where: str) -> dict[str, Any]:
-    if payload is None:
-        return {}
-    if not isinstance(payload, Mapping):
+    if payload is not None and not isinstance(payload, Mapping):
         raise InvalidPoint(f"{where}: `payload` is {type(payload).__name__}, should be an object")
-    plain: dict[str, Any] = _plain(payload, f"{where}: `payload", 0)
+    plain: dict[str, Any] = _plain(payload or {}, f"{where}: `payload", 0)
     return plain
 
 
@@ -251,24 +249,17 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     quotation."""
     if depth > MAX_PAYLOAD_DEPTH:
         raise InvalidPoint(f"{path[:200]}…` is nested deeper than {MAX_PAYLOAD_DEPTH} levels")
-    if isinstance(value, Mapping):
-        return {_key(key, path): _plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-    return _leaf(value, path)
-
-
-def _key(key: Any, path: str) -> str:
-    if not isinstance(key, str):
-        raise InvalidPoint(f"{path}` has the key {key!r}, keys are strings")
-    return _text(key, path)
-
-
-def _leaf(value: Any, path: str) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return _text(value, path)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise InvalidPoint(f"{path}` has the key {key!r}, keys are strings")
+        return {_text(key, path): _plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
     if isinstance(value, int):
         if not _INTEGERS[0] <= value <= _INTEGERS[1]:
             raise InvalidPoint(f"{path}` is {value}, integers go from {_INTEGERS[0]} to {_INTEGERS[1]}")

@@ -21,7 +21,7 @@ from qdrant_client import AsyncQdrantClient, grpc, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
-from hybridtei.errors import CollectionMismatch, HybridTeiError, StoreError
+from hybridtei.errors import HybridTeiError, StoreError
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, Stored, selector
 from hybridtei.retrieval.store.collection import check_fits, check_names, create_arguments, schema_of
 from hybridtei.retrieval.store.nodes import (
@@ -73,7 +73,6 @@ class ServerStore:
         checks_s = CHECKS_OF_A_CLUSTER_S if len(clients) > 1 else (None, 0.0) if patient else CHECKS_S
         self._nodes = Nodes(clients, lambda client: client.collection_exists("-"), *checks_s)
         self._is_patient = patient
-        self._schemas: dict[str, CollectionSchema] = {}
 
     async def _call(self, call: Attempt[T]) -> T:
         async def once() -> T:
@@ -91,11 +90,8 @@ class ServerStore:
 
     async def describe(self, name: str) -> CollectionSchema | None:
         if not await self._call(lambda client: client.collection_exists(name)):
-            self._schemas.pop(name, None)
             return None
-        schema = schema_of(await self._call(lambda client: client.get_collection(name)))
-        self._schemas[name] = schema
-        return schema
+        return schema_of(await self._call(lambda client: client.get_collection(name)))
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
         check_names(name, schema)
@@ -110,29 +106,18 @@ class ServerStore:
             await self._call(attempt)
         except HybridTeiError:
             # a try whose answer was lost may have created it
-            if tries == 1 or not await self._exists(name, schema):
+            existing = None if tries == 1 else await self.describe(name)
+            if existing is None:
                 raise
-        self._schemas[name] = schema
+            check_fits(existing, schema, name)
         for key in TEXTS:
             index = partial(AsyncQdrantClient.create_payload_index, collection_name=name, field_name=key, field_schema=OF_WORDS)
             await self._call(partial(index, wait=False))
 
-    async def _exists(self, name: str, schema: CollectionSchema) -> bool:
-        existing = await self.describe(name)
-        if existing is None:
-            return False
-        try:
-            check_fits(existing, schema, name)
-        except CollectionMismatch:
-            return False
-        return True
-
     async def drop(self, name: str) -> None:
-        self._schemas.pop(name, None)
         await self._call(lambda client: client.delete_collection(name, timeout=self._whole_timeout))
 
     async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
-        self._schemas.pop(name, None)
         await self._call(lambda client: client.update_collection(name, metadata=dict(metadata), timeout=self._whole_timeout))
 
     async def aliases(self) -> dict[str, str]:
@@ -140,7 +125,6 @@ class ServerStore:
         return {alias.alias_name: alias.collection_name for alias in response.aliases}
 
     async def alias(self, name: str, collection: str) -> None:
-        self._schemas.pop(name, None)
         if name in await self.collections():
             await self.drop(name)
         operations: list[Any] = [
@@ -149,17 +133,13 @@ class ServerStore:
         ]
         await self._call(lambda client: client.update_collection_aliases(operations, timeout=self._whole_timeout))
 
-    async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
-        schema = self._schemas.get(name) or await self.describe(name)
+    async def upsert(self, name: str, points: Sequence[models.PointStruct], schema: CollectionSchema | None = None) -> None:
+        schema = schema or await self.describe(name)
         if schema is None:
             raise StoreError(f"Qdrant at {self._url}: there is no collection {name!r}")
         arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points would block the event loop
         for batch in batches(arrays, bytes_per_number=4 if self._grpc else JSON_BYTES_PER_NUMBER):
-            try:
-                await self._upsert_batch(name, batch)
-            except StoreError:
-                self._schemas.pop(name, None)  # another client may have dropped and created it anew
-                raise
+            await self._upsert_batch(name, batch)
 
     async def _upsert_batch(self, name: str, batch: Sequence[models.PointStruct]) -> None:
         if self._grpc:

@@ -72,9 +72,9 @@ class MemoryStore:
         create = models.CreateAliasOperation(create_alias=models.CreateAlias(alias_name=name, collection_name=collection))
         await self._run(self._client.update_collection_aliases, [create])
 
-    async def upsert(self, name: str, points: Sequence[models.PointStruct]) -> None:
+    async def upsert(self, name: str, points: Sequence[models.PointStruct], schema: CollectionSchema | None = None) -> None:
         def call() -> None:
-            plan = self._describe(name)
+            plan = schema or self._describe(name)
             if plan is None:
                 raise StoreError(f"there is no collection {name!r}")
             ready = [as_lists(point) for point in check_points(points, plan)]

@@ -51,7 +51,7 @@ async def test_everything_acknowledged_survives_a_killed_owner(tmp_path: Path) -
     store = await opened(tmp_path)
     for begin in range(0, 300, 20):
         await store.upsert("c", points(begin, begin + 20))
-    writing = asyncio.create_task(store.upsert("c", points(300, 305)))
+    writing = asyncio.create_task(store.upsert("c", points(300, 305), plan()))
     while not store._owner._waiting:
         await asyncio.sleep(0)
     await killed(store)
@@ -94,7 +94,7 @@ async def test_closing_waits_for_what_was_asked_and_the_store_is_found_again_as_
     await store.upsert("c", points(0, 50))
     asked = leg(embeddings(1), filter=of_ids(range(50)))
     before = await store.query("c", asked)
-    writing = asyncio.create_task(store.upsert("c", points(50, 150)))
+    writing = asyncio.create_task(store.upsert("c", points(50, 150), plan()))
     while not store._owner._waiting:
         await asyncio.sleep(0)
     await store.close()
@@ -152,7 +152,7 @@ async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end
     store = await opened(tmp_path)
     os.kill(pid_of(store), signal.SIGSTOP)
     store._timeout_s = HANG if end == "cancelled" else 0.5
-    writing = [asyncio.create_task(store.upsert("c", points(begin, begin + 10))) for begin in range(0, 200, 10)]
+    writing = [asyncio.create_task(store.upsert("c", points(begin, begin + 10), plan())) for begin in range(0, 200, 10)]
     while len(store._owner._waiting) < len(writing):
         await asyncio.sleep(0)
     if end == "cancelled":

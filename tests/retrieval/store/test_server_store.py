@@ -148,7 +148,7 @@ async def test_passing_trouble_is_waited_out_and_lasting_trouble_is_told(
         store._patience_s = 0.01
         qdrant.failures = [failure] * 1000
         with pytest.raises(StoreUnavailable, match=f"(?s){advice}.*tried .*patience 0.01 s"):
-            await store.upsert("c", POINTS)
+            await store.upsert("c", POINTS, plan())
         qdrant.failures = []
         await store.upsert("c", POINTS)
 
@@ -159,7 +159,7 @@ async def test_a_pause_longer_than_the_patience_is_not_begun(qdrant: Qdrant, pro
         await store.create("c", plan())
         qdrant.failures = [Failure(429, "Rate limiter", "3600")]
         with pytest.raises(StoreUnavailable, match=r"slow down.*tried once") as refused:
-            await store.upsert("c", POINTS)
+            await store.upsert("c", POINTS, plan())
         assert refused.value.retry_after_s == 3600
         assert qdrant.calls.count("upsert") == 1
 
@@ -183,7 +183,7 @@ async def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant: Qdrant, p
         store._timeout_s, store._patience_s = 0.1, 0.0
         qdrant.held.clear()
         with pytest.raises(StoreUnavailable, match="took too long: raise `qdrant_timeout`"):
-            await store.upsert("c", POINTS)
+            await store.upsert("c", POINTS, plan())
         qdrant.held.set()
         store._timeout_s = HANG
         await store.upsert("c", POINTS)
