@@ -315,6 +315,19 @@ class Ragged:
         return Ragged(np.concatenate([part.values for part in parts]), offsets_of(lengths))
 
 
+def runs(sizes: Sequence[int], most: int, count: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of runs of items, in order: each of at most `most` in size, or of one larger item, and of at most
+    `count` items."""
+    first = held = 0
+    for place, size in enumerate(sizes):
+        if place > first and (held + size > most or place - first == count):
+            yield first, place
+            first, held = place, 0
+        held += size
+    if first < len(sizes):
+        yield first, len(sizes)
+
+
 def part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
     """Sequences `first` to `end - 1`, as views."""
     start, stop = batch.cu_seqlens[first], batch.cu_seqlens[end]

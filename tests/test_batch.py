@@ -21,6 +21,7 @@ from hybridtei.batch import (
     pack,
     pad,
     part,
+    runs,
     seen_mask,
 )
 
@@ -195,3 +196,14 @@ def test_a_part_is_what_packing_its_sequences_gives(lengths: list[int], data: st
     end = data.draw(st.integers(first + 1, len(lengths)))
     whole = pack(counted(lengths), DENSE, Positions())
     assert same(part(whole, first, end), pack(counted(lengths)[first:end], DENSE, Positions()))
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 20), st.none() | st.integers(1, 4))
+def test_runs_hold_all_items_in_order_and_none_takes_one_more(sizes, most, count):
+    found = list(runs(sizes, most, count))
+    assert [place for begin, end in found for place in range(begin, end)] == list(range(len(sizes)))
+    for begin, end in found:
+        assert end - begin == 1 or sum(sizes[begin:end]) <= most
+        assert count is None or end - begin <= count
+        if end < len(sizes) and end - begin != count:
+            assert sum(sizes[begin : end + 1]) > most

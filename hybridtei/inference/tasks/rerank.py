@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from hybridtei.batch import Encoding, Head, Ragged, sharing
+from hybridtei.batch import Encoding, Head, Ragged, runs, sharing
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
@@ -63,15 +63,9 @@ class _Question(Task[Scored]):
     max_document_tokens: int | None = field(default=None, kw_only=True)
 
     def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Iterator[Self]:
-        """Yield the same question about at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters each, in order."""
-        begin, characters = 0, 0
-        for place, document in enumerate(self.inputs):
-            full = place - begin == max_inputs or characters + len(document) > MAX_CHUNK_CHARACTERS
-            if full and place > begin:
-                yield self._of(begin, place)
-                begin, characters = place, 0
-            characters += len(document)
-        yield self if begin == 0 else self._of(begin, self.size)
+        """Return the same question about at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters each, in order."""
+        parts = list(runs([len(text) for text in self.inputs], MAX_CHUNK_CHARACTERS, max_inputs))
+        return iter([self] if len(parts) < 2 else [self._of(begin, end) for begin, end in parts])
 
     def cut_documents(self, model: Model) -> Sequence[str]:
         """Return the documents, each cut to `max_document_tokens`."""
@@ -309,22 +303,10 @@ def maxsim(query: Floats, documents: Ragged, *, mean: bool) -> Floats:
         return scores
     lengths = documents.lengths
     scores[lengths == 0] = -len(query)
-    for begin, end in _blocks(lengths.tolist(), max(BLOCK // len(query), 1)):
+    for begin, end in runs(lengths.tolist(), max(BLOCK // len(query), 1)):
         rows = np.flatnonzero(lengths[begin:end]) + begin
         if len(rows):
             start = documents.offsets[begin]
             alike = query @ documents.values[start : documents.offsets[end]].T
             scores[rows] = np.maximum.reduceat(alike, documents.offsets[rows] - start, axis=1).sum(axis=0, dtype=np.float32)
     return scores / np.float32(len(query)) if mean else scores
-
-
-def _blocks(lengths: list[int], most: int) -> Iterator[tuple[int, int]]:
-    """Runs of documents of at most `most` tokens, or of one longer."""
-    begin, held = 0, 0
-    for place, length in enumerate(lengths):
-        if place > begin and held + length > most:
-            yield begin, place
-            begin, held = place, 0
-        held += length
-    if begin < len(lengths):
-        yield begin, len(lengths)

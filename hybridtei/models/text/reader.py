@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from tokenizers import Encoding as RawEncoding
 
-from hybridtei.batch import Encoding, LocatedEncoding
+from hybridtei.batch import Encoding, LocatedEncoding, runs
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.rankers import SLOT, PairTemplate
@@ -258,15 +258,8 @@ class TextReader:
 
 def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
     """Yield the texts in portions of at most `PORTION_CHARACTERS`. A longer text is a portion of its own."""
-    begin = characters = 0
-    for place, text in enumerate(texts):
-        size = len(text) if isinstance(text, str) else sum(map(len, text))
-        if place > begin and characters + size > PORTION_CHARACTERS:
-            yield texts[begin:place]
-            begin, characters = place, 0
-        characters += size
-    if begin < len(texts):
-        yield texts[begin:]
+    sizes = [len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts]
+    return (texts[begin:end] for begin, end in runs(sizes, PORTION_CHARACTERS))
 
 
 def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hybridtei.batch import runs
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import maxsim
 from hybridtei.outputs import Floats
@@ -306,24 +307,11 @@ async def packed_scores(
 
 
 def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:
-    scores: dict[PointId, float] = {}
-    for block in _blocks([(record.id, str(record.payload[PACKED])) for record in records if record.payload], packed):
-        of_block = maxsim(rows, packed.vectors([text for _, text in block]), mean=False).tolist()
-        scores |= dict(zip([identity for identity, _ in block], of_block, strict=True))
-    return scores
-
-
-def _blocks(texts: Sequence[tuple[PointId, str]], packed: PackedFormat) -> Iterator[list[tuple[PointId, str]]]:
-    """Runs of texts whose floats take `MAX_FLOAT_BYTES` at most, or of one text."""
+    """MaxSim of each point, by runs of points whose floats take `MAX_FLOAT_BYTES` at most."""
     bytes_a_character = 24 if packed.dtype == "binary" else 3  # three bytes in four characters; 32 or 4 bytes of floats each
-    block: list[tuple[PointId, str]] = []
-    held = 0
-    for identity, text in texts:
-        size = bytes_a_character * len(text)
-        if block and held + size > MAX_FLOAT_BYTES:
-            yield block
-            block, held = [], 0
-        block.append((identity, text))
-        held += size
-    if block:
-        yield block
+    packed_of = {record.id: str(record.payload[PACKED]) for record in records if record.payload}
+    texts = list(packed_of.values())
+    scores: list[float] = []
+    for begin, end in runs([bytes_a_character * len(text) for text in texts], MAX_FLOAT_BYTES):
+        scores += maxsim(rows, packed.vectors(texts[begin:end]), mean=False).tolist()
+    return dict(zip(packed_of, scores, strict=True))
