@@ -1,9 +1,9 @@
 """Hybrid retrieval: dense, sparse and multi-vectors of a text from one forward pass.
 
-Everything that users import is here, and every error of `hybridtei.errors`; other modules are internal. Importing this package
-loads neither torch nor onnxruntime: a name is imported when it is first used. It also turns off the usage reports of
-dependencies. Run as `python -m hybridtei`, it removes from `sys.path` the working folder that `-m` put there: a `msgspec.py`
-among the user's documents must not run.
+All public names are here, with every error of `hybridtei.errors`; other modules are internal. A name is imported at its first
+use, so importing this package loads neither torch nor onnxruntime. The import turns off usage reports of dependencies. For
+`python -m hybridtei` it removes from `sys.path` the working folder that `-m` adds: a `msgspec.py` among the user's documents
+must not run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one request to a server holds, and what its answer means. Numpy is imported where vectors arrive."""
+"""One request to a server: its contents, and the decoding of its answer. Functions that decode vectors import numpy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hybridtei.errors import BackendError, HybridTeiError, InvalidInput, NoAnswe
 if TYPE_CHECKING:
     from hybridtei.outputs import Embeddings
 
-REQUEST_BYTES = 1_000_000  # half of what a server takes by default
-BODY_TOO_LARGE = b"Failed to buffer the request body: length limit exceeded"  # the server's and TEI's, as plain text with 413
-SHOWN_CHARACTERS = 300  # of a response, in an error
-HELP = re.compile(r"/errors\.html#(\w+)>")  # in the header `link` of errors of routes that are not TEI's
+REQUEST_BYTES = 1_000_000  # half of the server's default limit
+BODY_TOO_LARGE = b"Failed to buffer the request body: length limit exceeded"  # with 413; TEI's too
+SHOWN_CHARACTERS = 300  # characters of a response in an error
+HELP = re.compile(r"/errors\.html#(\w+)>")  # in the `link` header of errors, except on TEI's routes
 NAMED = {
     name.lower(): kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HybridTeiError)
 }
@@ -36,7 +36,7 @@ FLOAT32 = Packing("f")
 
 
 def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
-    """Lists of at most `most` items, or rows of spans, and REQUEST_BYTES; an item that is larger stands alone."""
+    """Split items into lists of at most `most` items or spans and REQUEST_BYTES. A larger item gets a list of its own."""
     portion: list[Any] = []
     size = rows = 0
     for place, item in enumerate(items):
@@ -55,7 +55,7 @@ def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
 
 
 def read(answer: httpx.Response, where: str) -> Any:
-    """The decoded body. Raises the error that the server names, NoAnswer if it is another program's answer."""
+    """Decode the body. Raises the error that the server names, or NoAnswer if another program answered."""
     try:
         decoded = orjson.loads(answer.content)
     except ValueError:
@@ -71,11 +71,11 @@ def read(answer: httpx.Response, where: str) -> Any:
     message = f"{where}: status {answer.status_code}: {said}"
     if kind is None:
         raise NoAnswer(message, answer.status_code)
-    raise kind.__new__(kind, message)  # some classes make the message themselves
+    raise kind.__new__(kind, message)  # some classes make their message themselves
 
 
 def shown(answer: httpx.Response) -> str:
-    """The beginning of the text, for an error, after the target of a redirection."""
+    """The beginning of an answer's text for an error message, after a redirection's target."""
     target = f"to {answer.headers['location']}: " if "location" in answer.headers else ""
     return (target + " ".join(answer.content.decode(errors="replace").split()))[:SHOWN_CHARACTERS]
 
@@ -83,8 +83,8 @@ def shown(answer: httpx.Response) -> str:
 def embeddings_of(
     rows: Sequence[Any], names: Sequence[str], counts: Sequence[int] | None, widths: Mapping[str, int | None], url: str
 ) -> Embeddings:
-    """Arrays of the outputs `names` of `/embed_hybrid`. `counts`: the spans of each text, if it has spans, whose rows are then
-    lists. Raises NoAnswer for rows that no hybridtei answers, BackendError for vectors that are none."""
+    """The outputs `names` of `/embed_hybrid` as arrays. `counts`: the number of spans of each text, if it has spans; its rows
+    are then lists. Raises NoAnswer for rows that hybridtei never sends, BackendError for invalid vectors."""
     if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(counts):
         rows = [row for some in rows for row in some]
     if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
@@ -110,7 +110,7 @@ def embeddings_of(
         return Ragged.from_rows([vectors(row, width) for row in rows]) if rows else Ragged(dense([], width), offsets_of([]))
 
     def vectors(row: Any, width: int) -> Any:
-        if isinstance(row, dict):  # a bit a number
+        if isinstance(row, dict):  # one bit a number
             count, bits = row["shape"]
             return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(count, (bits + 7) // 8)
         return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32) if row else dense([], width)
@@ -123,5 +123,5 @@ def embeddings_of(
 
 
 def float32(score: float) -> float:
-    """The float32 that JSON has written in fewer digits."""
+    """The float32 of JSON's shortened decimal."""
     return float(FLOAT32.unpack(FLOAT32.pack(score))[0])

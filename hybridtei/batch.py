@@ -1,7 +1,6 @@
 """Ragged arrays, one tokenised input, and many of them packed into one forward pass.
 
-A ragged array is rows of unequal length as one flat array of values and the offsets between them, from the tokenizer to the
-wire. Taking a row is a slice, never a copy.
+A ragged array is a flat array of values and one of offsets, from the tokenizer to the wire. A row is a slice, never a copy.
 
 A packed batch has no padding: sequence i is `input_ids[cu_seqlens[i]:cu_seqlens[i+1]]`. Backends that need a rectangle
 call `pad()`. Position ids begin at the family's offset (RoBERTa's first token has position pad_token_id + 1).
@@ -23,7 +22,7 @@ Ids = NDArray[np.int64]
 class Head(StrEnum):
     """An output of a forward pass."""
 
-    __hash__ = str.__hash__  # that of Enum is written in Python
+    __hash__ = str.__hash__  # Enum's own hash is slow, since it is Python code
 
     DENSE = "dense"
     SPARSE = "sparse"
@@ -34,7 +33,7 @@ class Head(StrEnum):
 
 
 class Padding(StrEnum):
-    """Which part of a pass is computed for the padded rectangle of its texts, `n * max_seqlen` tokens."""
+    """The part of a pass that is computed on the padded rectangle of `n * max_seqlen` tokens."""
 
     NONE = "none"
     ATTENTION = "attention"
@@ -48,10 +47,10 @@ EMBEDDINGS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR, Head.TOKENS})
 class Encoding:
     """One tokenised input, special tokens included.
 
-    `unseen`: so many tokens at its end see all others, and none of them is seen (ColBERT's query expansion).
-    `adapter`: which of the model's adapters computes it, 0 for none; see `checkpoint.sizes.Adapters`.
-    `route`: 1 for what a model of its own for queries computes, see `checkpoint.modules.Routes`.
-    `shared`: how many tokens it begins with that others of its request begin with too; see `sharing`.
+    `unseen`: the number of last tokens that attend to all others, but no token attends to them (ColBERT's query expansion).
+    `adapter`: the number of the model's adapter, 0 for none (`checkpoint.sizes.Adapters`).
+    `route`: 1 if the separate model for queries computes it (`checkpoint.modules.Routes`).
+    `shared`: the number of first tokens that it shares with other sequences of its request (`sharing`).
     """
 
     input_ids: Ids
@@ -66,10 +65,10 @@ class Encoding:
 
     @property
     def key(self) -> bytes:
-        """Return bytes that are equal for encodings that any model computes alike, and only for those."""
+        """Return bytes that are equal if and only if every model gives the encodings the same result."""
         ids, types = self.input_ids.tobytes(), self.token_type_ids
         if types is not None and types.any():
-            # The prefixes, and what several add up to, leave different rests when divided by an id's size.
+            # The lengths of the prefixes, and their sums, differ modulo an id's size, so no two keys collide.
             ids = b"typed" + ids + types.tobytes()
         if self.unseen:
             ids = b"unseen" + self.unseen.to_bytes(4) + ids
@@ -79,13 +78,13 @@ class Encoding:
 
     @property
     def prefix(self) -> bytes:
-        """Return bytes that are equal for encodings whose `shared` tokens are the same; b"" where there are none."""
+        """Return bytes that are equal for encodings with the same `shared` tokens; b"" without shared tokens."""
         return b"" if not self.shared else self.adapter.to_bytes(8) + self.input_ids[: self.shared].tobytes()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LocatedEncoding(Encoding):
-    """An encoding with its tokens' places: `offsets` int64[t, 2] in code points of `text`, and `special` bool[t]."""
+    """An encoding with its tokens' places: `offsets` int64[t, 2] in code points of `text`; `special` bool[t]."""
 
     text: str
     offsets: Ids
@@ -94,11 +93,10 @@ class LocatedEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
-    """`n` sequences of `t` tokens in all: int64[t] arrays, `cu_seqlens` int64[n+1], and the heads that their requests need.
+    """`n` sequences of `t` tokens in total: int64[t] arrays, `cu_seqlens` int64[n+1], and the requested heads.
 
-    `unseen` int64[n], of each sequence, and `adapter_ids` int64[t], or None where there are none: see `Encoding`.
-    `routes` int64[n], of each sequence, or None where all are 0.
-    `prefix`: so many tokens at the begin of every sequence are the same, and no token sees a later one; 0 where nobody says.
+    `unseen` int64[n], `adapter_ids` int64[t] and `routes` int64[n]: as in `Encoding`; None if all are 0.
+    `prefix`: the number of first tokens that all sequences share under causal attention; 0: unknown.
     """
 
     input_ids: Ids
@@ -125,7 +123,7 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """A family's position ids: they begin at `offset`; a padding id inside a text stays at `padding_id` (RoBERTa)."""
+    """A family's position ids: they begin at `offset`. A padding id inside a text has the position `padding_id` (RoBERTa)."""
 
     offset: int = 0
     padding_id: int | None = None
@@ -133,7 +131,7 @@ class Positions:
     def of(self, input_ids: Ids, cu_seqlens: Offsets) -> Ids:
         """Return position ids int64[t] for a packed batch."""
         if self.padding_id is None or not (input_ids == self.padding_id).any():
-            if len(cu_seqlens) == 2:  # a text alone: its pass is short
+            if len(cu_seqlens) == 2:  # a single text has a short pass, where each call counts
                 return np.arange(self.offset, self.offset + len(input_ids), dtype=np.int64)
             starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
             return np.arange(len(input_ids), dtype=np.int64) - starts + self.offset
@@ -145,7 +143,7 @@ class Positions:
 
 
 def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Positions, prefix: int = 0) -> PackedBatch:
-    """Lay encodings end to end. Every encoding must have at least one token. `prefix`: see `PackedBatch`."""
+    """Join encodings end to end. Each must have at least one token. `prefix`: as in `PackedBatch`."""
     if len(encodings) == 1:
         return _alone(encodings[0], heads, positions)
     cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
@@ -169,7 +167,7 @@ def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Posit
 
 
 def _alone(encoding: Encoding, heads: frozenset[Head], positions: Positions) -> PackedBatch:
-    """The batch of one sequence, whose pass is short: by fewer calls than several need."""
+    """The batch of one sequence. Its pass is short, so this makes fewer calls than `pack`."""
     input_ids, types = encoding.input_ids.copy(), encoding.token_type_ids
     cu_seqlens = np.array([0, len(input_ids)], dtype=np.int64)
     return PackedBatch(
@@ -195,14 +193,14 @@ def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
     )
 
 
-MIN_SHARED = 16  # fewer tokens are computed again sooner than texts are kept apart for them
+MIN_SHARED = 16  # computing fewer tokens again is faster than a batch of their own
 
 
 def sharing(encodings: list[Encoding]) -> list[Encoding]:
-    """Return the encodings with `shared`, how many tokens all of them begin with, as far as it is worth it."""
+    """Return the encodings with `shared` set to the length of their common prefix, if it is long enough to pay."""
     if len(encodings) < 2 or any(one.token_type_ids is not None or one.unseen for one in encodings):
         return encodings
-    first, common = encodings[0].input_ids, min(map(len, encodings)) - 1  # each keeps a token of its own
+    first, common = encodings[0].input_ids, min(map(len, encodings)) - 1  # each keeps at least one token of its own
     for one in encodings[1:]:
         differ = np.flatnonzero(first[:common] != one.input_ids[:common])
         common = int(differ[0]) if len(differ) else common
@@ -211,15 +209,15 @@ def sharing(encodings: list[Encoding]) -> list[Encoding]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Once:
-    """A batch whose common prefix is computed once. `kept` int64[c]: the tokens that are computed, ascending; `rows` int64[t]:
-    which of those stands for each token of the batch."""
+    """A batch whose common prefix is computed once. `kept` int64[c]: the computed tokens, ascending. `rows` int64[t]: for each
+    token of the batch, its index in `kept`."""
 
     kept: Ids
     rows: Ids
 
 
 def computed_once(batch: PackedBatch) -> Once | None:
-    """Return which tokens of a batch are to be computed; None where all are."""
+    """Return the tokens of a batch to compute; None: all of them."""
     if not batch.prefix or len(batch) < 2:
         return None
     tokens = np.arange(len(batch.input_ids))
@@ -238,14 +236,14 @@ def pad(flat: Ids, cu_seqlens: Offsets, fill: int) -> tuple[Ids, NDArray[np.bool
 
 
 def seen_mask(mask: NDArray[np.bool_], batch: PackedBatch) -> NDArray[np.bool_]:
-    """Return which tokens of a padded batch are seen by others: bool[n, max_seqlen]."""
+    """Return the mask of tokens in a padded batch that others attend to: bool[n, max_seqlen]."""
     if batch.unseen is None:
         return mask
     return np.asarray(mask & (np.arange(mask.shape[1]) < (batch.lengths - batch.unseen)[:, None]))
 
 
 def kept_tokens(drop: str, input_ids: Ids, cu_seqlens: Offsets, special_ids: Ids) -> tuple[NDArray[np.bool_], Offsets]:
-    """Return which tokens have a vector, bool[t], and the offsets of those, int64[n+1].
+    """Return the mask bool[t] of tokens that get a vector, and the offsets int64[n+1] of these tokens.
 
     "first" (BGE-M3): all but position 0, the closing special token included. "specials": all but special tokens.
     """
@@ -263,14 +261,14 @@ Indices = Sequence[int] | NDArray[np.intp]
 
 
 def offsets_of(lengths: Sequence[int] | NDArray[Any]) -> Offsets:
-    """Row lengths int[n] -> offsets int64[n+1], beginning with 0."""
+    """Row lengths int[n] -> offsets int64[n+1], starting with 0."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def gather_index(offsets: Offsets, rows: Indices) -> NDArray[np.int64]:
-    """Return the places of the given rows in the flat values, in the order of `rows`: int64[sum of their lengths]."""
+    """Return the places int64[sum of lengths] of these rows' values in the flat array, in the order of `rows`."""
     picked = np.asarray(rows, dtype=np.intp)
     lengths = np.diff(offsets)[picked]
     first_of_row = offsets[:-1][picked]
@@ -286,7 +284,7 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[NDArray[Any]]) -> Ragged:
-        """Join at least one row; all must agree in dtype and in all dimensions but the first."""
+        """Join at least one row. All must have the same dtype and the same dimensions after the first."""
         return cls(np.concatenate(rows), offsets_of([len(row) for row in rows]))
 
     def __len__(self) -> int:
@@ -304,7 +302,7 @@ class Ragged:
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
     def take(self, rows: Indices) -> Ragged:
-        """Return a copy of the given rows, in the given order."""
+        """Return a copy of these rows, in this order."""
         offsets = offsets_of(self.lengths[np.asarray(rows, dtype=np.intp)])
         return Ragged(self.values[gather_index(self.offsets, rows)], offsets)
 
@@ -345,5 +343,5 @@ def part(batch: PackedBatch, first: int, end: int) -> PackedBatch:
 
 
 def each(batch: PackedBatch) -> Iterator[PackedBatch]:
-    """Each sequence of a batch as a batch of its own."""
+    """Split a batch into batches of one sequence."""
     return (part(batch, place, place + 1) for place in range(len(batch)))

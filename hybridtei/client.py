@@ -1,7 +1,7 @@
 """A client of hybridtei's server with an `Encoder`'s verbs: `AsyncClient` is awaited, `Client` blocks.
 
-Each verb is written once, as a coroutine; `Client` runs it in an event loop of its own. Neither numpy nor a runtime is imported
-before vectors are there.
+Each verb is written once, as a coroutine; `Client` runs it in its own event loop. numpy is imported when vectors arrive, and no
+runtime.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ URL = re.compile(r"https?://([^/\s@]+@)?(\[[\da-fA-F:.]+\]|[^/\s:@\[\]]+)(:\d{1,
 
 
 class Upserted(Struct, frozen=True):
-    """What became of points. `created`: the collection was made just now; `ids`: of those that are stored, in their order;
-    `failed`: of each that is not, its `index` among those given, its `id` and the `error`."""
+    """The outcome of an upsert. `created`: this call created the collection. `ids`: of the stored points, in their order.
+    `failed`: for each other point its `index` among the given points, its `id` and the `error`."""
 
     created: bool
     ids: list[int | str]
@@ -52,12 +52,11 @@ class Upserted(Struct, frozen=True):
 
 
 class AsyncClient:
-    """A server of hybridtei by its URL; with several models, that of one is `http://host:3000/m/ALIAS`.
+    """A hybridtei server by its URL. One of several models has the URL `http://host:3000/m/ALIAS`.
 
-    A verb is split into requests that the server takes, four of them at once. A request that the server is too busy for, that
-    is cut off or not answered within `timeout_s` is sent again until `patience_s` have passed, with the pauses that the server
-    asks for. Then, and where something else than hybridtei answers, NoAnswer is raised, which is a ConnectionError too; what
-    the server itself refuses raises the error that an `Encoder` or `Searcher` raises.
+    A verb is split into requests within the server's limits, four at a time. A request is sent again if the server is too busy,
+    the connection breaks, or no answer comes within `timeout_s`; the client pauses as the server asks. After `patience_s`, or
+    if another program answers, it raises NoAnswer, a ConnectionError. A refusal raises the error of `Encoder` or `Searcher`.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class AsyncClient:
         patience_s: float = 10.0,
         transport: Any = None,
     ) -> None:
-        """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for what is no URL."""
+        """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for an invalid URL."""
         self.url = url.rstrip("/")
         if URL.fullmatch(self.url) is None:
             raise InvalidInput(f"{url!r} is no URL of a server; it should be like http://127.0.0.1:3000")
@@ -92,9 +91,9 @@ class AsyncClient:
         truncation_direction: Direction | None = None,
         spans: Sequence[Spans] | Spans | None = None,
     ) -> Embeddings:
-        """Embed texts, or spans of them, as `Encoder.encode` does: "dense", "sparse" and "multivector" from one pass.
+        """Embed texts, or spans of them, like `Encoder.encode`: "dense", "sparse" and "multivector" from one pass.
 
-        `multivector`: by default the server's budget. `truncation_direction`: by default the right."""
+        `multivector`: default: the server's budget. `truncation_direction`: default: "right"."""
         inputs: list[Any] = [texts] if isinstance(texts, str) else list(texts)
         if spans is not None:
             of_each = [spans] if isinstance(texts, str) else spans
@@ -119,7 +118,7 @@ class AsyncClient:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[Ranked]:
-        """Return the documents, the best for the query first, as `Encoder.rerank` does."""
+        """Return the documents, the best for the query first, like `Encoder.rerank`."""
         body = {"query": query, "instruction": instruction, "weights": msgspec.to_builtins(weights), "raw_scores": raw_scores}
         body |= _cut(truncate, truncation_direction)
         scores: list[float] = []
@@ -138,7 +137,7 @@ class AsyncClient:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[list[Prediction]]:
-        """Return every label's score for each text, or pair of texts (a tuple), as `Encoder.classify` does."""
+        """Return every label's score for each text, or pair of texts (a tuple), like `Encoder.classify`."""
         items = [texts] if isinstance(texts, str | tuple) else texts
         inputs = [[item] if isinstance(item, str) else [*item] for item in items]
         body = {"raw_scores": raw_scores, **_cut(truncate, truncation_direction)}
@@ -155,7 +154,7 @@ class AsyncClient:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[list[Span]]:
-        """Return labelled spans of each text, in code points, as `Encoder.tag` does."""
+        """Return labelled spans of each text, in code points, like `Encoder.tag`."""
         body = {"aggregation_strategy": aggregation_strategy, **_cut(truncate, truncation_direction)}
         rows = await self._in_portions("/predict_tokens", "inputs", [texts] if isinstance(texts, str) else [*texts], body)
         from hybridtei.inference.tasks.label import Span
@@ -177,7 +176,7 @@ class AsyncClient:
         **options: Any,
     ) -> SearchResult:
         """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as `limit=3` or `mode="dense"`;
-        `filter`: in Qdrant's words; `rerank`: by the server's reranker, or the one of this alias."""
+        `filter`: in Qdrant's format. `rerank`: True: by the server's reranker; or the alias of one."""
         body = {"collection": collection, "query": query, "rerank": rerank, "filter": filter, **options}
         found = await self.ask("/search", body)
         from hybridtei.retrieval.search.options import SearchResult
@@ -187,8 +186,8 @@ class AsyncClient:
     async def upsert(
         self, collection: str, points: Sequence[str | Mapping[str, Any]], *, create: bool = True, truncate: bool | None = None
     ) -> Upserted:
-        """Embed texts and store them. A point is a text, or an object of `text` and, optionally, `id`, `payload`, `metadata`;
-        one without an id replaces the same text. `create`: make the collection if it is not there."""
+        """Embed texts and store them. A point is a text, or an object of `text` and, optionally, `id`, `payload`, `metadata`. A
+        point without an id replaces an equal text. `create`: create the collection if it does not exist."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
         path, options = f"/collections/{quote(collection, safe='')}/points", {"create": create, "truncate": truncate}
         created, before = False, 0
@@ -207,16 +206,16 @@ class AsyncClient:
         return [*(await self.ask("/collections"))["collections"]]
 
     async def info(self) -> dict[str, Any]:
-        """Return the server's facts, `/info`, read once. Raises InvalidInput if the server is no hybridtei."""
+        """Return the server's facts (`/info`), read once. Raises InvalidInput if the server is not hybridtei."""
         if self._facts is None:
             found = await self.ask("/info")
             if not isinstance(found, dict) or not isinstance(found.get("hybridtei"), dict):
-                raise InvalidInput(f"{self.url}: is no hybridtei; `/info` answers {found!r:.300}")
+                raise InvalidInput(f"{self.url}: is not hybridtei; `/info` answers {found!r:.300}")
             self._facts = found
         return self._facts
 
     async def ask(self, path: str, body: Any = None) -> Any:
-        """Return the decoded answer of any route: to a GET, or to a POST of `body`."""
+        """Send a GET, or a POST of `body`, to any route. Return the decoded answer."""
         where, retries = self.url + path, Retries(self._patience_s)
         try:
             content = None if body is None else orjson.dumps(body)
@@ -225,7 +224,7 @@ class AsyncClient:
         while True:
             asked_s = None
             try:
-                async with asyncio.timeout(self._timeout_s):  # httpx's own bounds each read, not all together
+                async with asyncio.timeout(self._timeout_s):  # httpx's own timeout is for each read, not for the whole answer
                     answer = await self._http.request("GET" if content is None else "POST", where, content=content)
                 if answer.status_code not in RETRIED:
                     return read(answer, where)
@@ -250,7 +249,7 @@ class AsyncClient:
     async def _in_portions(
         self, path: str, field: str, items: Sequence[Any], options: Mapping[str, Any], *, joined: bool = True
     ) -> list[Any]:
-        """The answers, a list each, of requests that hold `items` in turn; `joined`: as one list of as many."""
+        """Send `items` in several requests, and return their answers. `joined`: as one list with an entry an item."""
         if not items:
             return []
         most = min(REQUEST_ITEMS, (await self.info()).get("max_client_batch_size", REQUEST_ITEMS)) if len(items) > 1 else 1
@@ -281,7 +280,7 @@ def _blocking(verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]
 
 
 class Client:
-    """`AsyncClient`, but each verb blocks until its result is there. Thread-safe.
+    """`AsyncClient` with verbs that block until the result is there. Thread-safe.
 
     >>> with Client("http://127.0.0.1:3000") as client:                # doctest: +SKIP
     ...     client.encode(["hybrid search"], outputs=("dense", "sparse")).dense.shape
@@ -289,7 +288,7 @@ class Client:
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, patience_s: float = 10.0) -> None:
-        """Raises InvalidInput for what is no URL. Nothing is sent yet."""
+        """Raises InvalidInput for an invalid URL. Sends nothing yet."""
         self._body = AsyncClient(url, api_key=api_key, timeout_s=timeout_s, patience_s=patience_s)
         self._loop, self.url = OwnLoop(), self._body.url
 

@@ -1,7 +1,7 @@
-"""Settings, one frozen struct per reader. Flags, environment names, help and bounds are read from these fields.
+"""Settings, one frozen struct for each part of the program. Flags, variables, help and bounds come from these fields.
 
-`cli` reads values once: a flag wins over a variable, a variable over the default. What a checkpoint says about itself is read,
-never configured: `checkpoint.spec.ModelSpec` has it.
+`cli` reads values once: a flag overrides a variable, a variable overrides the default. A checkpoint's own facts are not
+settings: `checkpoint.spec.ModelSpec` has them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ MultivectorDtype = Literal["float", "int8", "binary"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
-META = ("ge", "le", "gt", "lt", "description", "extra")  # what a field's annotation may say
+META = ("ge", "le", "gt", "lt", "description", "extra")  # in a field's annotation
 
 
 def flag(description: str, group: str | None = None, **known: Any) -> Meta:
-    """Return what the help says of a field. `group`: its heading, else the struct's own. `known`: bounds; `shown`: how much the
-    log may show of it, "partly" or "never"; its older name, `alias`; its `metavar`."""
+    """Return a field's metadata for the help. `group`: its heading, default: the struct's. `known`: bounds. `shown`: how much
+    the log may show, "partly" or "never". `alias`: its older name. `metavar`: its placeholder."""
     bounds = {name: value for name, value in known.items() if name in META}
     extra = {name: value for name, value in {**known, "group": group}.items() if name not in META and value is not None}
     return Meta(description=description, extra=extra or None, **bounds)
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
-    """Which model, and how to load it."""
+    """Settings for finding and loading a model."""
 
     model_id: Annotated[str, flag("Model to serve: a local folder, a hub id, or the embedded model.", shown="partly")] = (
         EMBEDDED_MODEL
@@ -93,7 +93,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
 
 class NamedModel(ModelConfig, frozen=True, kw_only=True):
-    """One of several models in a process. No flags: a variable called ROLE or ALIAS would be set for something else."""
+    """One of several models in a process. It has no flags: variables called ROLE or ALIAS usually belong to other programs."""
 
     alias: Annotated[str, flag("Name of the model in requests, and under /m/ALIAS/.")]
     role: Annotated[Role | None, flag("Its one task, if it can do several.")] = None
@@ -290,8 +290,8 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
 
 
 def check_value(name: str, value: Any, hint: Any, error: type[HybridTeiError] = InvalidInput) -> None:
-    """Raise `error` if a value that a caller in Python gave is not of the annotated type; the message names the field, the
-    value and the type. NumPy's numbers count as Python's."""
+    """Raises `error`, naming field, value and type, if a Python caller's value does not have the annotated type. NumPy's
+    numbers count as Python's."""
     try:
         msgspec.convert(value.item() if hasattr(value, "item") else value, hint)
     except msgspec.ValidationError as wrong:

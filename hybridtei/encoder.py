@@ -1,5 +1,5 @@
 """A model in this process, without a server or an event loop.
-A call that keeps several cores busy starts threads, and ends them before it returns.
+A call that uses several cores starts threads, and ends them before it returns.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
 
 T = TypeVar("T")
-CHUNK_SPANNED = 64  # inputs whose token states are held at a time
-THREADED_TOKENS = 2048  # whose heads may have products that numpy would give threads
-CHUNK = 1024  # inputs tokenised at a time, so that memory is bounded by the answer and not by the work
+CHUNK_SPANNED = 64  # inputs whose token states are in memory at a time
+THREADED_TOKENS = 2048  # models whose heads have products that numpy may split into threads
+CHUNK = 1024  # inputs tokenised at a time, so that only the answer's size determines memory
 
 
 class Encoder:
@@ -55,7 +55,7 @@ class Encoder:
         *,
         model_id: str = "",
     ) -> None:
-        """`multivector`: how small documents' multi-vectors are where a call does not say. `model_id`: the model's name."""
+        """`multivector`: the default budget of documents' multi-vectors. `model_id`: the model's name."""
         self.model_id = model_id
         self._model = model
         self._multivector = multivector
@@ -76,10 +76,10 @@ class Encoder:
     ) -> Encoder:
         """Load a local folder, a hub id, or the embedded model.
 
-        `measures`: False leaves out the self-test and the measurement of a GPU's memory, for a program that embeds one text.
-        `options`: fields of ModelConfig and EngineConfig, such as `dtype="bfloat16"` or `backend="openvino"`, over those of
-        `config` and `engine`; `config` overrides `model_id`. Raises TypeError for an unknown option, UsageError for a value
-        that it cannot have, and LoadError.
+        `measures`: False skips the self-test and the measurement of a GPU's memory, for programs that embed a single text.
+        `options`: fields of ModelConfig and EngineConfig, such as `dtype="bfloat16"` or `backend="openvino"`; they override
+        `config` and `engine`. `config` overrides `model_id`. Raises TypeError for an unknown option, UsageError for an invalid
+        value, and LoadError.
         """
         config, engine = configured(config or ModelConfig(model_id=model_id), engine or EngineConfig(), options)
         loaded = load_model(config, engine, measures=measures)
@@ -92,22 +92,22 @@ class Encoder:
 
     @property
     def backend_name(self) -> str:
-        """Which engine runs the model: "ort", "openvino" or "torch"."""
+        """The engine that runs the model: "ort", "openvino" or "torch"."""
         return self._backend.name
 
     @property
     def dtype(self) -> str:
-        """Precision of weights and activations."""
+        """The precision of weights and activations."""
         return self._backend.dtype
 
     @property
     def forwards(self) -> int:
-        """Forward passes of the trunk so far."""
+        """The number of the trunk's forward passes so far."""
         return self._backend.forwards
 
     @property
     def max_input_length(self) -> int:
-        """Longest input, in tokens, special tokens included."""
+        """The longest input in tokens, special tokens included."""
         return self._model.reader.max_input_length
 
     def encode(
@@ -128,11 +128,11 @@ class Encoder:
     ) -> Embeddings:
         """Embed texts (or id lists): all `outputs` from one forward pass a batch, rows in the order of `texts`.
 
-        `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or "document", where the model or
-        its prompts make a difference. `multivector`: how small those of documents are to be, as `MultivectorBudget` or its
-        fields; queries' are never made smaller. `query_encoder` "table": the sparse vectors are those of queries, looked up by
-        token without a pass; other outputs take one. `spans`: for each text a list of parts, (first code point, the one
-        after its last); each part has a row, text by text, from one pass over whole texts. Raises RequestError or BackendError.
+        `outputs`: any of "dense", "sparse", "multivector", "tokens". `input_type`: "query" or "document", for models and
+        prompts that treat them differently. `multivector`: the budget of documents' multi-vectors, a `MultivectorBudget` or its
+        fields; queries' stay whole. `query_encoder` "table": look up queries' sparse vectors by token, without a pass; other
+        outputs still need one. `spans`: for each text a list of (first code point, code point after the last). Each span gets a
+        row, text by text, from one pass over whole texts. Raises RequestError or BackendError.
         """
         inputs = _listed("texts", texts)
         _check_kinds(inputs)
@@ -157,9 +157,9 @@ class Encoder:
         return replace(self._run(replace(task, heads=others), show_progress), sparse=sparse.sparse) if others else sparse
 
     def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
-        """Spell sparse vectors: for each, (piece of the vocabulary, weight), the heaviest first.
+        """Spell sparse vectors: for each a list of (piece of the vocabulary, weight), the heaviest first.
 
-        Raises UnsupportedHead where indices are not token ids.
+        Raises UnsupportedHead if indices are not token ids.
         """
         check_spelled(self.spec)
         spelled = []
@@ -182,10 +182,10 @@ class Encoder:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[Ranked]:
-        """Return the documents, the best for the query first; ties in TEI's order, the last of them first.
+        """Return the documents, the best for the query first. Ties have TEI's order: the last document first.
 
-        `instruction`: what a language model is to judge by, if it ranks. `weights`: of dense, sparse and multi-vectors, where a
-        model ranks by these; also by name: "m3", "m3-long", "m3-two".
+        `instruction`: the criterion for a language model that ranks. `weights`: of dense, sparse and multi-vectors, for a model
+        that ranks by these; or a name: "m3", "m3-long", "m3-two".
         Raises UnsupportedHead if the model cannot rank, RequestError or BackendError.
         """
         documents = _listed("documents", documents)
@@ -238,7 +238,7 @@ class Encoder:
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[list[Span]]:
-        """Return labelled spans of each text, in code points; with "none", one a token, those without a meaning (`O`) too.
+        """Return labelled spans of each text, in code points. "none": one span a token, including tokens without a label (`O`).
 
         Raises UnsupportedHead if the model tags no tokens, RequestError or BackendError.
         """
@@ -250,7 +250,7 @@ class Encoder:
         return [list(tagged.spans) for tagged in self._answer(task)] if inputs else []
 
     def close(self) -> None:
-        """Free the model's memory; a second call does nothing."""
+        """Free the model's memory. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._backend.close()
@@ -260,7 +260,7 @@ class Encoder:
             return no_rows(task.heads, self.spec)
         chunk = CHUNK_SPANNED if isinstance(task, EmbedSpans) else CHUNK
         ready: Task[Embeddings] = task.for_model(self.spec)
-        if not show_progress:  # a bar that shows nothing would still take a part of a query's time
+        if not show_progress:  # even a hidden bar would take a part of a query's time
             return self._answer(ready, chunk)
         with tqdm(total=len(task.inputs), unit="text") as bar:
             return self._answer(ready, chunk, advance=bar.update)
@@ -273,7 +273,7 @@ class Encoder:
         field: str = "texts",
         advance: Callable[[int], object] = lambda done: None,
     ) -> T:
-        """Run a task chunk by chunk. Raises EmptyInput with the input's place in `field`."""
+        """Run a task chunk by chunk. Raises EmptyInput with the input's `field` and place."""
         if self._closed:
             raise BackendError("the model was freed by `close()`: load it again by `Encoder.load()`")
         answers: list[T] = []
@@ -291,7 +291,7 @@ class Encoder:
         return answers[0] if len(answers) == 1 else task.join(answers)
 
     def _outputs(self, encodings: Sequence[Encoding], heads: frozenset[Head], advance: Callable[[int], object]) -> HeadOutputs:
-        is_table = getattr(self._backend, "is_table", False) and heads == {Head.DENSE}  # which takes less time than the queue
+        is_table = getattr(self._backend, "is_table", False) and heads == {Head.DENSE}  # faster than the queue
         if heads and (is_table or len(encodings) == 1):
             outputs = self._backend.forward(pack(encodings, heads, self.spec.positions), use_all_cores=True)
             advance(len(encodings))
@@ -311,23 +311,23 @@ class Encoder:
 
 
 def _one_thread(encodings: Sequence[Encoding]) -> AbstractContextManager[object]:
-    """Keeps numpy's products to one thread, since further ones only spin between small products.
+    """Limits numpy's products to one thread, since further threads only spin between small products.
 
-    To find the libraries that have threads takes as long as a third of a query's pass, and a query has no product for them.
+    Not for queries: finding the libraries with threads takes a third of a query's pass, and a query has no such product.
     """
     few = sum(map(len, encodings)) < THREADED_TOKENS
     return nullcontext() if few else threadpool_limits(limits=1, user_api="blas")
 
 
 def _listed(name: str, values: Any) -> list[Any]:
-    """Return a single text or several values as a list. Raises InvalidInput for what is neither."""
+    """Return a single text, or several values, as a list. Raises InvalidInput for any other type."""
     if not isinstance(values, Iterable):
         raise InvalidInput(f"`{name}` is {values!r}, of type {type(values).__name__}; it should be a string or a list")
     return [values] if isinstance(values, str) else list(values)
 
 
 def _check_given(**values: tuple[Any, Any]) -> None:
-    """Raise InvalidInput for the first (value, type) whose value is of another type and not None."""
+    """Raises InvalidInput for the first (value, type) whose value is neither None nor of the type."""
     for name, (value, kind) in values.items():
         if value is not None:
             check_value(name, value, kind)

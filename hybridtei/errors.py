@@ -1,8 +1,8 @@
 """Every error that this package raises on purpose, as one tree.
 
-A message says what was found, what is allowed, and which field. The classes know no HTTP: `server/routing.py` maps them to
-statuses and wire names, in one table that a test walks. Refusals of a body before it is read (`BodyError` in
-`server/http/body.py`) are not in the tree: they hold a status and TEI's words, and only the server raises and catches them.
+A message names the field, the value found, and the allowed values. The classes are independent of HTTP: one tested table in
+`server/routing.py` maps them to statuses and wire names. Refusals of a body before it is read (`BodyError` in
+`server/http/body.py`) are not in the tree: they have a status and TEI's message, and only the server raises and catches them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def anchor_of(error: BaseException) -> str:
-    """The section of `notebooks/errors.md`, which the server has at `/page/errors.html`, with an error's cause and cure."""
+    """The section of `notebooks/errors.md`, served at `/page/errors.html`, that explains an error and its remedy."""
     return name_of(error).lower()
 
 
 def name_of(error: BaseException) -> str:
-    """The nearest class of the tree, for `hybridtei explain`; BodyError, which is not in the tree, for all other errors."""
+    """The name of the nearest class of the tree, for `hybridtei explain`; "BodyError" for errors outside the tree."""
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), "BodyError")
 
 
 class HybridTeiError(Exception):
-    """Root of the tree: `except HybridTeiError` catches every error that this package raises on purpose.
+    """The root of the tree: `except HybridTeiError` catches every error that this package raises on purpose.
 
     `limit`: the setting whose bound was exceeded, or None.
     """
@@ -36,11 +36,11 @@ class HybridTeiError(Exception):
 
 
 class RequestError(HybridTeiError):
-    """The request is wrong, and fails again if it is sent unchanged."""
+    """The request is wrong. It will fail again if sent unchanged."""
 
 
 class EmptyInput(RequestError):
-    """An input holds no characters or no ids. `place`: its index in a list, if known; TEI's words do not name it."""
+    """An input has no characters or no ids. `place`: its index in a list, if known; TEI's message does not name it."""
 
     def __init__(self, message: str, place: int | None = None) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class EmptyInput(RequestError):
 
 
 class NoInputs(EmptyInput):
-    """A list of inputs holds no input."""
+    """A list of inputs is empty."""
 
 
 class InvalidInput(RequestError):
@@ -64,23 +64,23 @@ class InvalidDimensions(InvalidInput):
 
 
 class RequestRefused(InvalidInput):
-    """A request was refused as a whole: before its inputs were read, or because its answer grew too large."""
+    """The server refused a whole request before reading its inputs, or because its answer grew too large."""
 
 
 class TooManyInputs(RequestRefused):
-    """A batch holds more inputs than a request may."""
+    """A batch has more inputs than one request may have."""
 
     limit = "max_client_batch_size"
 
 
 class TooManyDocuments(RequestRefused):
-    """A request holds more documents to rank than it may."""
+    """A request has more documents to rank than allowed."""
 
     limit = "max_rerank_documents"
 
 
 class TooManyCandidates(InvalidInput):
-    """A search would score more candidates than it may."""
+    """A search would score more candidates than allowed."""
 
     limit = "max_search_points"
 
@@ -94,17 +94,17 @@ class UnsupportedHead(RequestError):
 
 
 class WrongModel(UnsupportedHead):
-    """UnsupportedHead over gRPC, without the words that HTTP puts before the message."""
+    """UnsupportedHead over gRPC, without HTTP's prefix of the message."""
 
 
 class AnswerTooLarge(RequestError):
-    """An answer with a vector for each token would hold too many numbers; nothing was computed."""
+    """An answer with a vector for each token would have too many numbers. Nothing was computed."""
 
     limit = "max_answer_bytes"
 
 
 class PayloadsTooLarge(AnswerTooLarge):
-    """The payloads of the points that a search found take more bytes than one answer may hold."""
+    """The payloads of a search's points have more bytes than one answer may have."""
 
     limit = "max_search_bytes"
 
@@ -128,14 +128,14 @@ class KeyNeeded(RequestError):
 
 
 class RoleNeeded(RequestError):
-    """The given key may not be used for this."""
+    """The key lacks the role for this route."""
 
     def __init__(self, role: str, name: str, roles: Sequence[str]) -> None:
         super().__init__(f"this needs a key with the role `{role}`; the key `{name}` has {', '.join(roles)}")
 
 
 class OtherOrigin(RequestError):
-    """A page of another origin wants to write, and the server has no key that could allow it."""
+    """A page of another origin tried to write, and the server has no key that could allow it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -152,11 +152,11 @@ class NoStore(RequestError):
 
 
 class NoKey(RequestError):
-    """The request carries no key, or one that the server does not know."""
+    """The request has no key, or an unknown one."""
 
 
 class Ended(RequestError):
-    """A gRPC call ends with a code that only gRPC has."""
+    """A gRPC call ended with a status code that HTTP lacks."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -164,7 +164,7 @@ class Ended(RequestError):
 
 
 class Overloaded(HybridTeiError):
-    """All permits are taken; the server did no work for the request."""
+    """All permits are taken. The server did no work for the request."""
 
     limit = "max_concurrent_requests"
 
@@ -173,13 +173,13 @@ class Overloaded(HybridTeiError):
 
 
 class TimedOut(HybridTeiError):
-    """A request took longer from permit to answer than it may; its permit is free again."""
+    """A request took longer from permit to answer than allowed. Its permit is free again."""
 
     limit = "request_timeout"
 
 
 class AnswersUnsent(TimedOut):
-    """Answers that clients do not read fill the memory for answers; the same request may succeed later."""
+    """Answers that clients do not read fill the memory for answers. The same request may succeed later."""
 
     limit = "max_unsent_bytes"
 
@@ -189,7 +189,7 @@ class BackendError(HybridTeiError):
 
 
 class PassOverdue(BackendError):
-    """A pass took longer than its bound; its requests were answered with this error."""
+    """A pass took longer than its bound. All of its requests get this error."""
 
     limit = "pass_timeout"
 
@@ -214,7 +214,7 @@ class PartlyFailed(BackendError):
 
 
 class DeviceLost(BackendError):
-    """The device no longer responds: every later pass of this process would fail."""
+    """The device does not respond any more: every later pass of this process would fail."""
 
 
 class Unhealthy(HybridTeiError):
@@ -225,12 +225,12 @@ class Unhealthy(HybridTeiError):
 
 
 class StoreError(HybridTeiError):
-    """A vector store refused a call or failed at it; the same call fails again."""
+    """A vector store refused a call or failed. The same call will fail again."""
 
 
 class StoreUnavailable(StoreError):
-    """The store is down, slow, full or asks to wait. `retry_after_s`: the wait that it asks for, or None. `is_counted`: the
-    message has the number of tries, and no caller tries again."""
+    """The store is down, slow, full or asks to wait. `retry_after_s`: the requested wait, or None. `is_counted`: the message
+    has the number of tries, and no caller tries again."""
 
     def __init__(self, message: str, retry_after_s: float | None = None, *, is_counted: bool = False) -> None:
         super().__init__(message)
@@ -238,26 +238,25 @@ class StoreUnavailable(StoreError):
 
 
 class StoreAway(StoreUnavailable):
-    """Nothing answers at the store's address, or a proxy there says that the store is unavailable."""
+    """Nothing answers at the store's address, or a proxy reports the store as unavailable."""
 
 
 class StoreAtCapacity(StoreUnavailable):
-    """More calls wait for the store than it can answer in time; this call was not made."""
+    """More calls wait for the store than it can answer in time. This call was not made."""
 
     limit = "qdrant_timeout"
 
 
 class CollectionMismatch(StoreError):
-    """A collection of that name has another schema; the message shows the difference."""
+    """The collection has another schema. The message shows the difference."""
 
 
 class InvalidPoint(StoreError):
-    """A point breaks a rule that not all stores check; the message names the point, the field and the limit."""
+    """A point breaks a rule that not all stores check. The message names the point, the field and the limit."""
 
 
 class NoAnswer(HybridTeiError, ConnectionError):
-    """A client got no answer from the server: it was away, busy or slow for too long, or another program answered. `status`:
-    the HTTP status of that other answer."""
+    """The server was away, busy or slow for too long, or another program answered. `status`: that program's HTTP status."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -269,7 +268,7 @@ class LoadError(HybridTeiError):
 
 
 class MissingArtifact(LoadError):
-    """A file that the checkpoint must have is missing."""
+    """A required file of the checkpoint is missing."""
 
 
 class UnsupportedArchitecture(LoadError):
@@ -281,4 +280,4 @@ class WeightMismatch(LoadError):
 
 
 class UsageError(HybridTeiError):
-    """A flag, variable or option has an invalid value, or two of them exclude each other."""
+    """A flag, variable or option has an invalid value, or excludes another one."""

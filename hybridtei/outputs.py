@@ -1,6 +1,6 @@
-"""What comes out, for `n` sequences, as arrays: of a forward pass (raw), and for a caller (cut, normalised, merged).
+"""Outputs of `n` sequences as arrays: raw ones of a forward pass, and a caller's (cut, normalised, merged).
 
-Requests of one pass may ask for different widths, so a pass returns raw rows.
+Requests of one pass may need different widths, so a pass returns raw rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseVectors:
-    """`n` sparse vectors in CSR form; each row's indices ascend and are unique, and no value is 0."""
+    """`n` sparse vectors in CSR form. Each row's indices ascend and are unique; no value is 0."""
 
     indices: NDArray[np.int64]
     values: Floats
@@ -33,19 +33,19 @@ class SparseVectors:
         return len(self.indptr) - 1
 
     def row(self, i: int) -> tuple[NDArray[np.int64], Floats]:
-        """(indices, values) of row i, as views."""
+        """Return views of row i: (indices, values)."""
         cut = slice(self.indptr[i], self.indptr[i + 1])
         return self.indices[cut], self.values[cut]
 
     def take(self, rows: Indices) -> SparseVectors:
-        """The given rows, in the given order, as a copy."""
+        """Return a copy of these rows, in this order."""
         at = gather_index(self.indptr, rows)
         lengths = np.diff(self.indptr)[np.asarray(rows, dtype=np.intp)]
         return SparseVectors(self.indices[at], self.values[at], offsets_of(lengths), self.width)
 
     @staticmethod
     def concat(parts: Sequence[SparseVectors]) -> SparseVectors:
-        """All rows of all parts, in order."""
+        """Join the rows of all parts, in order."""
         lengths = np.concatenate([np.diff(part.indptr) for part in parts])
         indices = np.concatenate([part.indices for part in parts])
         values = np.concatenate([part.values for part in parts])
@@ -65,7 +65,7 @@ class SparseVectors:
         return dense
 
     def to_scipy(self) -> csr_array:
-        """As `scipy.sparse.csr_array` of shape [n, width], sharing memory."""
+        """Return a `scipy.sparse.csr_array` of shape [n, width] that shares the memory."""
         from scipy.sparse import csr_array
 
         return csr_array((self.values, self.indices, self.indptr), shape=(len(self), self.width))
@@ -73,21 +73,21 @@ class SparseVectors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Base of records that hold one entry a sequence in each of their columns; an absent column is None."""
+    """Base of records whose columns have one entry a sequence. A missing column is None."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """The bytes of all arrays."""
         return sum(_nbytes(getattr(self, field.name)) for field in fields(self))
 
     def take(self, rows: Indices) -> Self:
-        """The given sequences, in the given order."""
+        """Return these sequences, in this order."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return type(self)(**{name: None if column is None else _take(column, rows) for name, column in columns.items()})
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """All sequences of all parts, in order. A column is kept only if every part has it; of no parts there is none."""
+        """Join the sequences of all parts, in order. A column is kept only if every part has it; no parts give no column."""
         if len(parts) < 2:
             return parts[0] if parts else cls()
         columns: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def _concat(pieces: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadOutputs(Columns):
-    """The raw outputs of one pass; a head that no request asked for is None. All floats are float32.
+    """The raw outputs of one pass. A head without a request is None. All floats are float32.
 
     dense         [n, d]     pooled, projected
     token_weights n × [t_i]  lexical weight of each token, >= 0 (BGE-M3's sparse head)
@@ -135,7 +135,7 @@ class HeadOutputs(Columns):
     tags: Ragged | None = None
 
     def only(self, heads: frozenset[Head]) -> HeadOutputs:
-        """Return the outputs of these heads alone: requests of one pass may need different ones."""
+        """Return only the outputs of these heads, since requests of one pass may need different ones."""
         return HeadOutputs(
             dense=self.dense if Head.DENSE in heads else None,
             token_weights=self.token_weights if Head.SPARSE in heads else None,
@@ -149,7 +149,7 @@ class HeadOutputs(Columns):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings(Columns):
-    """A caller's vectors: one entry an input in every column that was asked for. All floats are float32.
+    """A caller's vectors: one entry an input in every requested column. All floats are float32.
 
     dense        [n, d]
     sparse       n rows of (indices, values); `sparse.to_scipy()` gives a csr_array
@@ -168,7 +168,7 @@ class Embeddings(Columns):
 
     @property
     def numbers(self) -> int:
-        """How many numbers all columns hold."""
+        """The count of numbers in all columns."""
         columns: list[Any] = [self.dense, self.sparse, self.multivector, self.tokens]
         return sum(getattr(column, "values", column).size for column in columns if column is not None)
 
@@ -177,20 +177,20 @@ SMALLEST_NORM = 1e-12
 
 
 def unit(rows: Floats) -> Floats:
-    """Scale rows to length 1: float32[n, d] -> float32[n, d]. A zero row stays zero. The sum runs in float64, as TEI's."""
+    """Scale rows to length 1: float32[n, d] -> float32[n, d]. A zero row stays zero. The sum is float64, as in TEI."""
     norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
     scale = (1.0 / np.maximum(norms, SMALLEST_NORM)).astype(np.float32)
     return np.asarray(rows * scale[:, None])
 
 
 def cut(rows: Floats, dimensions: int | None) -> Floats:
-    """Return the first `dimensions` columns (Matryoshka); all of them where there are fewer, or for None."""
+    """Return the first `dimensions` columns (Matryoshka). None, or more than there are: all columns."""
     return rows if dimensions is None else rows[:, :dimensions]
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a request's time went, in nanoseconds; queue and inference are means over its sequences."""
+    """A request's times in nanoseconds. Queue and inference are means over its sequences."""
 
     tokenization_ns: int = 0
     queue_ns: int = 0
@@ -199,7 +199,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The size of a request: inputs, their characters, and whether they came as a list."""
+    """The size of a request: its inputs, their characters, and True if they came as a list."""
 
     inputs: int
     characters: int
@@ -208,7 +208,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The cost of a request: characters and tokens summed over its inputs, and its times."""
+    """The cost of a request: the sums of its inputs' characters and tokens, and its times."""
 
     load: Load
     lengths: list[int]
@@ -221,7 +221,7 @@ class Usage:
 
     @staticmethod
     def total(usages: Sequence[Usage]) -> Usage:
-        """Return the usage of a request that ran the engine several times: sums, and means over all inputs."""
+        """Return the total of a request that ran the engine several times: sums, and means over all inputs."""
         inputs = sum(one.load.inputs for one in usages)
         return Usage(
             Load(inputs, sum(one.load.characters for one in usages), is_batch=True),

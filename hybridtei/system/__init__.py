@@ -1,1 +1,1 @@
-"""The machine: its cores and memory, the folder of caches, processes of our own."""
+"""The machine: cores, memory, cache folder, child processes; logs, metrics and traces."""

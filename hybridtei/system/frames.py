@@ -1,9 +1,9 @@
-"""Frames between processes: MessagePack behind a length, arrays as the bytes they are. Never pickle.
+"""Frames between processes: a length, then MessagePack with arrays as raw bytes. Never pickle.
 
-`frame` and `unframe` carry numbers, strings, lists, maps and arrays; msgspec converts them whole, which is quickest for the
+`frame` and `unframe` carry numbers, strings, lists, maps and arrays. msgspec converts whole messages, the fastest way for the
 points of an embedded store.
 
-`varint` and `nested` are protobuf's, for messages that are too large or too simple for generated classes.
+`varint` and `nested` encode protobuf, for messages that are too large or too simple for generated classes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDTH = struct.Struct("<I")
 
 
 def frame(message: Any) -> bytes:
-    """Return the message's bytes behind their length. Its arrays are float32[n], float32[n, d] or uint32[n]."""
+    """Return the length and the bytes of a message. Its arrays are float32[n], float32[n, d] or uint32[n]."""
     body = _ENCODER.encode(message)
     if len(body) >= MAX_FRAME:
         raise ValueError(f"a message of {len(body)} bytes, allowed are {MAX_FRAME}")
@@ -32,12 +32,12 @@ def frame(message: Any) -> bytes:
 
 
 def encoded(part: Any) -> msgspec.Raw:
-    """Encode a part of a message, to be framed as it is."""
+    """Encode a part of a message, which `frame` then copies."""
     return msgspec.Raw(_ENCODER.encode(part))
 
 
 def unframe(body: bytes) -> Any:
-    """Return the message of a frame's body; its arrays are read-only."""
+    """Decode a frame's body. The arrays are read-only."""
     return _DECODER.decode(body)
 
 
@@ -71,7 +71,7 @@ LENGTH_DELIMITED = 2  # protobuf's wire type
 
 
 def varint(number: int) -> bytes:
-    """Encode a whole number of at least 0 as protobuf does: seven bits a byte, the lowest first; the eighth says that more
+    """Encode a whole number >= 0 as protobuf does: seven bits a byte, the lowest first; the eighth bit means that more
     follow."""
     low = bytearray()
     while number > 0x7F:
@@ -82,7 +82,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(content: bytes | mmap, at: int) -> tuple[int, int]:
-    """Decode the varint at `at`; return it and the place behind it. Raises ValueError beyond 64 bits, IndexError at the end."""
+    """Decode the varint at `at`. Return it and the place after it. Raises ValueError beyond 64 bits, IndexError at the end."""
     value, shift = 0, 0
     while shift < 64:
         byte = content[at]
@@ -95,8 +95,8 @@ def read_varint(content: bytes | mmap, at: int) -> tuple[int, int]:
 
 
 def message_fields(content: bytes | mmap, at: int, stop: int) -> Iterator[tuple[int, int | slice]]:
-    """Yield the number and the value of each field of the protobuf message from `at` to `stop`: a whole number, or where its
-    bytes lie. Raises ValueError or IndexError."""
+    """Yield (number, value) of each field of the protobuf message from `at` to `stop`. A value is a whole number or its bytes'
+    place. Raises ValueError or IndexError."""
     while at < stop:
         tag, at = read_varint(content, at)
         number, kind = tag >> 3, tag & 7
@@ -114,5 +114,5 @@ def message_fields(content: bytes | mmap, at: int, stop: int) -> Iterator[tuple[
 
 
 def nested(field: int, body: bytes) -> bytes:
-    """Encode a protobuf field that holds a message, a text, bytes or packed numbers."""
+    """Encode a protobuf field with a message, a text, bytes or packed numbers."""
     return varint(field << 3 | LENGTH_DELIMITED) + varint(len(body)) + body

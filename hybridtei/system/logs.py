@@ -1,7 +1,6 @@
-"""Log lines on standard output: text, or one JSON object a line. Neither can be forged: line breaks of input are escaped.
+"""Log lines on standard output: text, or one JSON object a line. Line breaks of inputs are escaped: no input can forge a line.
 
-A thread writes all lines in order, a tenth of a second after they are logged: a full pipe without a reader would stop the event
-loop.
+A thread writes all lines in order, a tenth of a second after they are logged, since a full pipe would block the event loop.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ import orjson
 from hybridtei.config import fields_of
 from hybridtei.system.tracing import CURRENT, Span
 
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what could end a line or steer a terminal
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # characters that end a line or control a terminal
 
 OFF = logging.CRITICAL + 1
 LEVELS = {"off": OFF, "error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO}
 LEVELS |= {"debug": logging.DEBUG, "trace": logging.DEBUG}
 LEVELS |= {str(number): level for number, level in enumerate(LEVELS.values())}
-NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}  # TEI's, where they differ
-# A filter: level, target, target=level; a target may have [span{field=value}], which is not looked at.
+NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}  # TEI's names of levels
+# A filter: level, target, target=level. A target's [span{field=value}] is ignored.
 DIRECTIVE = re.compile(r"(?P<target>[A-Za-z_][\w:.\-]*)?(?:\[[^\]]*\])?(?:=(?P<level>\w+))?")
 TARGETS = {
     "text_embeddings_router": "hybridtei",
@@ -44,12 +43,12 @@ TARGETS = {
 NOISY = ("httpx", "httpcore", "urllib3", "filelock", "uvicorn.error", "opentelemetry")
 
 GATHER_SECONDS = 0.1
-LINES_WAITING = 8_000  # beyond, lines are left out and counted
+LINES_WAITING = 8_000  # further lines are dropped and counted
 FLUSH_SECONDS = 1.0
 
 
 class TextFormatter(logging.Formatter):
-    """`timestamp LEVEL spans: target: file:line: message`, as TEI's."""
+    """`timestamp LEVEL spans: target: file:line: message`, as in TEI."""
 
     def format(self, record: logging.LogRecord) -> str:
         span = CURRENT.get()
@@ -57,12 +56,12 @@ class TextFormatter(logging.Formatter):
         message = _escaped(record.getMessage())
         line = f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: {record.filename}:{record.lineno}: {message}"
         trace = [] if record.exc_info is None else self.formatException(record.exc_info).split("\n")
-        return "\n".join([line, *(f"    {_escaped(part)}" for part in trace)])  # set in, so that none looks like a line
+        return "\n".join([line, *(f"    {_escaped(part)}" for part in trace)])  # indented: no log line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line with TEI's keys; with `spans`, lines of requests hold `span` and `spans`. A record's `facts`,
-    which are what its message says, stand beside it."""
+    """One JSON object a line, with TEI's keys. `spans`: lines of requests have `span` and `spans`. A record's `facts` hold the
+    message's values for programs."""
 
     def __init__(self, *, spans: bool = True) -> None:
         super().__init__()
@@ -89,10 +88,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineHandler(QueueHandler):
-    """Gives lines to a thread of its own, which alone writes them: logging never waits for a reader. A line is made here, since
-    its span and what its arguments refer to are the caller's.
+    """Passes lines to the only thread that writes, so logging never waits for a reader. The caller's thread formats the line,
+    since its span and arguments belong to that thread.
 
-    The queue is one whose `put` may interrupt itself, as a destructor that logs does.
+    The queue's `put` is reentrant, since a destructor may log during a `put`.
     """
 
     def __init__(self) -> None:
@@ -102,11 +101,10 @@ class LineHandler(QueueHandler):
         LineListener(self._lines).start()
 
     def prepare(self, record: logging.LogRecord) -> str:
-        """Return the record's line."""
         return f"{self.format(record)}\n"
 
     def enqueue(self, record: Any) -> None:
-        """Queue a line, or count it where LINES_WAITING wait already."""
+        """Queue a line, or count it as dropped if LINES_WAITING wait already."""
         if self._lines.qsize() >= LINES_WAITING:
             self._left_out += 1
             return
@@ -114,7 +112,7 @@ class LineHandler(QueueHandler):
         self._lines.put(record)
 
     def flush(self) -> None:
-        """Wait until every line logged so far is written, for at most FLUSH_SECONDS."""
+        """Wait at most FLUSH_SECONDS until every line logged so far is written."""
         self._tell_left_out()
         written = threading.Event()
         self._lines.put(written)
@@ -122,16 +120,16 @@ class LineHandler(QueueHandler):
 
     def _tell_left_out(self) -> None:
         if self._left_out:
-            message = "%d lines were left out here: standard output takes them too slowly"
+            message = "%d lines were left out here: standard output is too slow"
             record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (self._left_out,), None)
             self._left_out = 0
             self._lines.put(self.prepare(record))
 
 
 class LineListener(QueueListener):
-    """Writes lines to standard output, those of GATHER_SECONDS at once: a write a line would cost more than the line.
+    """Writes the lines of GATHER_SECONDS to standard output by one write, since a write a line costs more than the line.
 
-    It writes past the stream's own buffer: a thread blocked inside it would abort the end of the process.
+    It bypasses the stream's buffer: at the end of the process, a thread blocked inside the buffer makes Python abort.
     """
 
     def __init__(self, lines: SimpleQueue[Any]) -> None:
@@ -145,7 +143,7 @@ class LineListener(QueueListener):
         self._piece = b""
 
     def dequeue(self, block: bool) -> Any:
-        """Return the next line; where none waited, let more gather behind it."""
+        """Return the next line. If the queue was empty, first let more lines gather."""
         is_first = self._lines.empty()
         line = self._lines.get(block)
         if is_first:
@@ -153,9 +151,9 @@ class LineListener(QueueListener):
         return line
 
     def handle(self, record: Any) -> None:
-        """Write a line, at the latest with the last that waits; set an event once all before it is written.
+        """Collect a line and write all collected ones when the queue is empty. Set an event once all earlier lines are written.
 
-        Whole lines are written, as many as a pipe takes at once: otherwise processes that share it would mix them.
+        Each write has whole lines, at most as many as a pipe takes at once: otherwise processes that share it would mix lines.
         """
         line = b"" if isinstance(record, threading.Event) else record.encode(self._encoding, "backslashreplace")
         if len(self._piece) + len(line) > select.PIPE_BUF:
@@ -168,7 +166,7 @@ class LineListener(QueueListener):
 
     def _write(self) -> None:
         left, self._piece = memoryview(self._piece), b""
-        with suppress(OSError, ValueError):  # its reader has gone, or it is closed: there is nowhere to tell
+        with suppress(OSError, ValueError):  # the reader is gone or the stream is closed: the error cannot be reported
             if self._descriptor is None:
                 self._stream.write(str(left, self._encoding))
                 self._stream.flush()
@@ -176,28 +174,28 @@ class LineListener(QueueListener):
             while left:
                 try:
                     left = left[os.write(self._descriptor, left) :]
-                except BlockingIOError:  # another process that shares the pipe made it so
+                except BlockingIOError:  # another process made the shared pipe non-blocking
                     select.select([], [self._descriptor], [])
 
 
 def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
-    """Send everything to standard output from now on. `level`: a filter as TEI takes it; `spans`: in JSON too."""
+    """Send all log records to standard output from now on. `level`: a filter in TEI's format; `spans`: write them in JSON."""
     base, targets = read_filter(level)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     handler = LineHandler()
     handler.setFormatter(JsonFormatter(spans=spans) if json_output else TextFormatter())
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not shown, and each takes time
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not shown, and slow
     logging.basicConfig(handlers=[handler], level=base, force=True)
     for name, threshold in (dict.fromkeys(NOISY, max(base, logging.WARNING)) | targets).items():
         logging.getLogger(name).setLevel(threshold)
 
 
 def read_filter(text: str) -> tuple[int, dict[str, int]]:
-    """`warn,text_embeddings_router=debug` -> (level of all else, level of each named part); info for what cannot be read.
+    """`warn,text_embeddings_router=debug` -> (default level, level of each named part). Unreadable parts mean info.
 
-    As in TEI, parts that no directive names are silent where none is for all. Names are the modules'
-    (`hybridtei.inference.engine`) or TEI's.
+    As in TEI, unnamed parts are silent if no directive is for all parts. Names are modules (`hybridtei.inference.engine`) or
+    TEI's.
     """
     base, targets = OFF, {}
     directives = [part.strip() for part in text.split(",") if part.strip()]
@@ -211,7 +209,7 @@ def read_filter(text: str) -> tuple[int, dict[str, int]]:
         threshold, name = LEVELS[(found["level"] or "trace").lower()], _part(found["target"] or "")
         if not name:
             base = threshold
-        elif found["level"] is None and not name.startswith("hybridtei"):  # a level misspelt, rather than a part
+        elif found["level"] is None and not name.startswith("hybridtei"):  # a misspelt level, not the name of a part
             return logging.INFO, {}
         else:
             targets[name] = threshold
@@ -241,17 +239,17 @@ def _stamp(record: logging.LogRecord) -> str:
     return f"{_second(seconds)}.{microseconds:06}Z"
 
 
-@lru_cache(maxsize=4)  # a third of the time
+@lru_cache(maxsize=4)  # takes a third of `isoformat`'s time
 def _second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 HIDDEN = "[hidden]"
-LETTERS_MOST, LETTERS_LEAST = 3, 5  # shown at either end; below so many letters none is
+LETTERS_MOST, LETTERS_LEAST = 3, 5  # characters shown at each end; shorter values show none
 
 
 def masked(text: str) -> str:
-    """Replace letters and digits by stars, but for a third of them, at most three, at either end."""
+    """Replace letters and digits by stars, except a third of them, at most three, at each end."""
     letters = [place for place, character in enumerate(text) if character.isalnum()]
     ends = min(len(letters) // 3, LETTERS_MOST) if len(letters) >= LETTERS_LEAST else 0
     hidden = {*letters[ends : len(letters) - ends]}
@@ -259,7 +257,7 @@ def masked(text: str) -> str:
 
 
 def described(settings: Sequence[msgspec.Struct], **beside: Any) -> str:
-    """`Args { model_id: "BAA*/***", revision: None, … }`; `beside`: values to show besides, or instead."""
+    """`Args { model_id: "BAA*/***", revision: None, … }`. `beside`: further values, or replacements."""
     parts = {}
     for one in settings:
         for field, _, meta in fields_of(type(one)):

@@ -1,11 +1,9 @@
-"""What this process may use of its machine: processors, GPUs, priorities, a cache folder, optional packages; and how it
-starts other processes.
+"""The resources of this process: processors, GPUs, priorities, cache folder, optional packages; and its child processes.
 
-A container or `taskset` may leave fewer processors than the machine has.
+A container or `taskset` may allow fewer processors than the machine has.
 
-Python processes of this package are started so that they find no modules in the working folder. `python -m` and `python -c`
-search it before the standard library, and an empty or relative entry of `PYTHONPATH` means that folder too. A user who runs
-`hybridtei ingest .` may have strangers' files there, `msgspec.py` among them.
+Python child processes must not import modules from the working folder. `python -m`, `python -c` and an empty or relative entry
+of `PYTHONPATH` search it first. A user who runs `hybridtei ingest .` may have strangers' files there, such as `msgspec.py`.
 """
 
 from __future__ import annotations
@@ -29,12 +27,11 @@ from hybridtei.errors import LoadError
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds> <period>", or "max <period>"
 QUOTA_V1 = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))  # -1: no quota
-GRANTED = "HYBRIDTEI_CORES"  # set by schedulers of ours that share out a machine's processors without fences, as Ray does
+GRANTED = "HYBRIDTEI_CORES"  # set by a scheduler, such as Ray, that assigns processors without enforcing it
 
 
 def available_cores(quota_file: Path = QUOTA, v1_files: tuple[Path, Path] = QUOTA_V1) -> int:
-    """Return the least of the machine's processors, the affinity mask, the container's quota and HYBRIDTEI_CORES; at least
-    1."""
+    """Return the least of the machine's processors, the affinity mask, the container's quota, HYBRIDTEI_CORES; at least 1."""
     affinity = len(_affinity())
     granted = os.environ.get(GRANTED, "")
     return max(
@@ -43,8 +40,8 @@ def available_cores(quota_file: Path = QUOTA, v1_files: tuple[Path, Path] = QUOT
 
 
 def _quota(*versions: Sequence[Path]) -> int | None:
-    """Return the cores of the first version of cgroups that has its files, or None without a quota. A version's files hold the
-    microseconds of a period that may be used, and the period's."""
+    """Return the container's cores, or None without a quota, from the first cgroup version with files. They hold the allowed
+    microseconds in a period, and the period's microseconds."""
     for files in versions:
         try:
             allowed, period = " ".join(file.read_text() for file in files).split()[:2]
@@ -55,22 +52,22 @@ def _quota(*versions: Sequence[Path]) -> int | None:
 
 
 def own_processors() -> tuple[int, ...]:
-    """Return the numbers of the processors that this process may use, where it may use all of each; else nothing.
+    """Return the numbers of this process's processors, or nothing if it may only use a share of each.
 
-    A virtual machine's kernel takes an idle processor for one that its host has taken away, and wakes a thread on the processor
-    of the thread that wakes it (Linux, `available_idle_cpu`). Two threads that wait actively for each other then share a
-    processor until the next tick: a pass takes 10 ms and not 4. Threads with a processor each do not.
+    In a virtual machine the kernel treats an idle processor as one that the host took away, and wakes a thread on the processor
+    of its waker (Linux, `available_idle_cpu`). Two threads that spin for each other then share a processor until the next tick:
+    a pass takes 10 ms, not 4. Pinned threads do not.
     """
     numbers = sorted(_affinity()) if hasattr(os, "sched_setaffinity") else []
     return tuple(numbers) if len(numbers) == available_cores() else ()
 
 
 def move_to(processors: Collection[int]) -> Collection[int]:
-    """Let the calling thread run on these processors only; return those that it could, or nothing where the system refuses."""
+    """Pin the calling thread to these processors. Return its earlier ones, or nothing if the system refuses."""
     try:
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, processors)
-    except OSError:  # a container may be given other processors while it runs
+    except OSError:  # a container's processors may change while it runs
         return ()
     return before
 
@@ -84,7 +81,7 @@ MAX_REPLICAS = 64
 
 
 def cuda_devices(setting: str | None, count: int) -> list[str]:
-    """torch's names of the devices, one a replica; without a setting the first. `count`: how many there are, at least one.
+    """Return torch's names of the devices, one a replica; without a setting the first. `count`: the number of GPUs, at least 1.
 
     Raises LoadError, naming what is wrong.
     """
@@ -102,28 +99,28 @@ def cuda_devices(setting: str | None, count: int) -> list[str]:
 
 
 class LaneKind(StrEnum):
-    """Which requests a lane takes: short ones, or all others."""
+    """The requests that a lane takes: short ones, or all others."""
 
     EXPRESS = "express"
     BULK = "bulk"
 
 
 def both_lanes(cores: int) -> tuple[LaneKind, ...]:
-    """Return as many express lanes as cores, and as many bulk lanes."""
+    """Return one express lane and one bulk lane a core."""
     return (LaneKind.EXPRESS,) * cores + (LaneKind.BULK,) * cores
 
 
 def lower_priority(niceness: int) -> bool:
-    """Lower the priority of the calling thread and those it starts. Return False where the operating system refuses."""
+    """Lower the priority of the calling thread and of threads that it starts. Return False if the system refuses."""
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # on Linux a thread has one of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # on Linux each thread has its own priority
     except (OSError, AttributeError):
         return False
     return True
 
 
 def cache_folder(kind: str) -> Path:
-    """HYBRIDTEI_CACHE itself, or the folder of that kind below the user's cache folder. Raises LoadError without a home."""
+    """Return HYBRIDTEI_CACHE, or `hybridtei/KIND` in the user's cache folder. Raises LoadError if the user has no home."""
     own, caches = os.environ.get("HYBRIDTEI_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
         return Path(own)
@@ -134,7 +131,7 @@ def cache_folder(kind: str) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder of mode 0700 unless it exists, and return it. Raises OSError if it is another user's or open to others."""
+    """Make a folder of mode 0700, or check an existing one. Raises OSError if it is another user's or open to others."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -144,35 +141,35 @@ def private_folder(folder: Path) -> Path:
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which becomes `path` at the end, unless there is an error: whole or not at all, whoever else writes the
-    same meanwhile.
+    """Yield a file that becomes `path` at the end, unless an error is raised: `path` is never half written, even by two
+    writers.
 
-    Until then it has no name, where the system has such files, so that nothing of it stays when the process is killed.
+    On Linux the file has no name until then, so that a killed process leaves nothing behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part, is_named = path.with_name(f"{path.name}.{uuid4().hex}.part"), False
     try:
         file: BinaryIO = os.fdopen(os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
-    except (AttributeError, OSError):  # not on Linux, or a file system without them
+    except (AttributeError, OSError):  # another system, or a file system without nameless files
         file, is_named = part.open("xb"), True
     try:
         with file:
             yield file
             file.flush()
             if not is_named:
-                os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())  # so that the link is followed
+                os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())  # follow the link
         part.replace(path)
     finally:
         with suppress(OSError):
             part.unlink()
 
 
-PACKAGE_HOME = str(Path(__file__).parents[2])  # where this package lies
-NEUTRAL = "/"  # a working folder for processes that are given absolute paths only
+PACKAGE_HOME = str(Path(__file__).parents[2])  # this package's parent folder
+NEUTRAL = "/"  # the working folder of processes that use only absolute paths
 
 
 def python_command(*words: str) -> list[str]:
-    """Python with these words, such as `-m`, a module, its arguments; `child_environment()` belongs to it."""
+    """Return the command of Python with these arguments, such as `-m MODULE`. Use it with `child_environment()`."""
     return [sys.executable, "-P", *words]
 
 
@@ -182,8 +179,8 @@ def child_environment() -> dict[str, str]:
 
 
 def search_path() -> list[str]:
-    """Return this process's `sys.path` for a child: absolute folders, and the working folder only where an absolute entry of
-    `PYTHONPATH` names it, or this package lies in it."""
+    """Return this process's `sys.path` for a child: absolute folders. The working folder is included only if an absolute entry
+    of `PYTHONPATH` names it or this package lies in it."""
     named = {PACKAGE_HOME, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     folders = [path for path in sys.path if os.path.isabs(path) and (path in named or not _is_working_folder(path))]
     return list(dict.fromkeys(folders if PACKAGE_HOME in folders else [*folders, PACKAGE_HOME]))
@@ -193,11 +190,11 @@ FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 
 
 def leave_process_one() -> None:
-    """Return in a child if this is process 1, as in a container. The kernel drops signals that process 1 has no handler for,
-    and a Python handler waits for the end of each call into C, such as the packing of a model's weights.
+    """If this is process 1, as in a container, fork, and return only in the child. The kernel drops signals that process 1 does
+    not handle, and a Python handler waits for the end of a call into C, such as the packing of a model's weights.
 
-    Process 1 then only forwards signals and reaps what ends, and exits as the child does, or with 128 + its signal. To be
-    called before this process has threads.
+    Process 1 forwards signals, reaps ended processes, and exits with the child's status, or 128 + its signal. Call this before
+    the process has threads.
     """
     if os.getpid() != 1:
         return
@@ -210,12 +207,12 @@ def leave_process_one() -> None:
         arrived = signal.sigwaitinfo({*FORWARDED, signal.SIGCHLD})
         if arrived.si_signo == signal.SIGCHLD:
             _reap(child)
-        elif arrived.si_code <= 0:  # the kernel itself sends a terminal's Ctrl-C to the child too
+        elif arrived.si_code <= 0:  # the kernel also sends a terminal's Ctrl-C to the child
             os.kill(child, arrived.si_signo)
 
 
 def _reap(child: int) -> None:
-    """Collect ended processes; exit if the child is one of them."""
+    """Reap ended processes. Exit if the child is one of them."""
     while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
         if ended[0] == child:
             status = os.waitstatus_to_exitcode(ended[1])
@@ -225,19 +222,19 @@ def _reap(child: int) -> None:
 def _is_working_folder(path: str) -> bool:
     try:
         return os.path.samefile(path, ".")
-    except OSError:  # no such folder
+    except OSError:  # the folder does not exist
         return False
 
 
 def require_extra(extra: str, *packages: str) -> None:
-    """Raise LoadError if a package of an extra is not installed."""
+    """Raises LoadError if a package of an extra is not installed."""
     for package in packages:
         if find_spec(package) is None:
             raise LoadError(f"the package `{package}` is missing: {install_command(extra)}")
 
 
 def install_command(extra: str) -> str:
-    """Return how to install an extra in a clone of the repository."""
+    """Return the command that installs an extra in a clone of the repository."""
     return f"pip install '.[{extra}]'"
 
 
@@ -249,7 +246,7 @@ TELEMETRY_OFF = {
 
 
 def turn_off_telemetry() -> None:
-    """Set each variable that the user has not set; warn where ONNX Runtime was imported before and may report already."""
+    """Set the variables that the user has not set. Warn if ONNX Runtime is already imported: it may send reports already."""
     if "onnxruntime" in sys.modules and "ORT_DISABLE_TELEMETRY" not in os.environ:
         warnings.warn(
             "onnxruntime was imported before hybridtei, so hybridtei cannot turn off the usage reports that it sends to its "

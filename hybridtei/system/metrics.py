@@ -1,8 +1,8 @@
 """Counters, gauges and histograms, and their Prometheus text.
 
-Not `prometheus_client`, because dashboards made for TEI expect its exposition to the letter: no `_total`, no `# HELP`,
-bucket bounds in plain decimals, counters first. Metrics that TEI does not have follow Prometheus' conventions. A series
-without labels is shown after its first use; `# TYPE` lines of declared metrics are always there.
+This module does not use `prometheus_client`, because dashboards for TEI expect TEI's exact text: no `_total`, no `# HELP`,
+bucket bounds in plain decimals, counters first. Metrics that TEI lacks follow Prometheus' conventions. A series without labels
+appears after its first use; `# TYPE` lines of declared metrics always appear.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ HELP = {
 
 
 def format_number(value: float) -> str:
-    """Shortest decimal without exponent; whole numbers without a point."""
+    """Write a number as the shortest decimal without exponent; whole numbers without a point."""
     return str(int(value)) if value == int(value) else np.format_float_positional(value, trim="-")
 
 
 def duration_buckets() -> tuple[float, ...]:
-    """TEI's bounds in seconds: 1e-5 times 1.5, 35 times over, by repeated float64 multiplication."""
+    """TEI's bounds in seconds: 1e-5 multiplied by 1.5 in float64, 35 times."""
     bounds, bound = [], 0.00001
     for _ in range(35):
         bound *= 1.5
@@ -50,13 +50,13 @@ def duration_buckets() -> tuple[float, ...]:
 
 
 def powers_of_two(limit: int) -> tuple[float, ...]:
-    """1, 2, 4 … not above `limit`."""
+    """1, 2, 4 … up to `limit`."""
     return tuple(float(2**k) for k in range(limit.bit_length()))
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One metric's state: `values` by labels, or a histogram's `counts` below each of `bounds`, and the sum `total`."""
+    """One metric's state: `values` by labels, or a histogram's `counts` up to each of `bounds` and the sum `total`."""
 
     kind: str
     name: str
@@ -84,7 +84,7 @@ class _Metric:
 
 
 class Counter(_Metric):
-    """A sum that only grows, per set of labels."""
+    """A sum for each set of labels. It never decreases."""
 
     kind = "counter"
 
@@ -98,7 +98,7 @@ class Counter(_Metric):
             self._values[key] = self._values.get(key, 0) + amount
 
     def of(self, **labels: str) -> Callable[..., None]:
-        """Return what counts one more of these labels, or so many; the labels are written once."""
+        """Return a function that adds 1, or a number, under these labels. The labels are formatted only once."""
         key = _labels(labels)
 
         def add(amount: float = 1) -> None:
@@ -122,7 +122,7 @@ class Counter(_Metric):
 
 
 class Gauge(Counter):
-    """A level that rises and falls."""
+    """A value that rises and falls."""
 
     kind = "gauge"
 
@@ -132,7 +132,7 @@ class Gauge(Counter):
 
 
 class Observed(_Metric):
-    """A level that is read only for `/metrics`."""
+    """A value that is read only for `/metrics`."""
 
     kind = "gauge"
 
@@ -148,7 +148,7 @@ class Observed(_Metric):
 
 
 class Histogram(_Metric):
-    """Counts of observations not above each bound."""
+    """Counts of observations up to each bound."""
 
     kind = "histogram"
 
@@ -180,7 +180,7 @@ class Histogram(_Metric):
         return Reading(self.kind, self.name, {}, self._bounds, tuple(self._counts), self._sum)
 
     def absorb(self, reading: Reading) -> None:
-        bounds = tuple(sorted({*self._bounds, *reading.bounds}))  # of several models, whose inputs may be of any length
+        bounds = tuple(sorted({*self._bounds, *reading.bounds}))  # of several models with different lengths of inputs
         counts = [0] * (len(bounds) + 1)
         for own, part in ((self._bounds, self._counts), (reading.bounds, reading.counts)):
             for bound, count in zip((*own, float("inf")), part, strict=True):
@@ -193,7 +193,7 @@ M = TypeVar("M", bound=_Metric)
 
 
 class Registry:
-    """The metrics of one process, in order of declaration within their kind. `others`: what another process counts now."""
+    """The metrics of one process, by kind in order of declaration. `others`: another process's current readings."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -207,7 +207,7 @@ class Registry:
         return self._add(Gauge(name, self._lock))
 
     def observed(self, name: str, read: Callable[[], float]) -> Observed:
-        """`read` is called from any thread and must not count anything."""
+        """Declare an `Observed`. Any thread may call `read`, which must not count anything."""
         return self._add(Observed(name, self._lock, read))
 
     def histogram(self, name: str, bounds: Iterable[float]) -> Histogram:

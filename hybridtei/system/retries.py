@@ -1,6 +1,6 @@
-"""When to try a call again: growing pauses, those that the other side asks for, and an end to all waiting.
+"""Retries of a call: growing pauses, or the pauses that the server asks for, within a total bound.
 
-An answer with Retry-After spends the same patience as any other, where Qdrant's own client would sleep without a bound.
+A pause from Retry-After counts against the same bound. Qdrant's own client would sleep without one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Retries:
-    """Counts the tries of one call from its first on. `patience_s`: after so long no further try is begun.
+    """Counts the tries of one call. No try begins later than `patience_s` after the first.
 
-    Pauses double, each cut by up to half at random; one that is asked for is kept in full, or not begun if it would outlast
-    the patience.
+    Pauses double, each shortened at random by up to half. A pause that the server asks for is kept in full; if it would exceed
+    `patience_s`, there is no further try.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Retries:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the first try."""
+        """Seconds since the first try."""
         return self._clock() - self._began_s
 
     def pause_s(self, asked_s: float | None = None) -> float | None:
-        """Seconds until the next try, after one that failed; None where there should be none. `asked_s`: by the other side."""
+        """After a failed try: the seconds until the next one; None: give up. `asked_s`: the pause that the server asks for."""
         self.tries += 1
         left_s = self._patience_s - self.elapsed_s
         if left_s <= 0 or (asked_s is not None and asked_s > left_s):
@@ -52,7 +52,7 @@ class Retries:
 
 
 def retry_after_s(headers: Any) -> float | None:
-    """Seconds of a Retry-After header, which holds seconds or a date."""
+    """The seconds of a Retry-After header, which has seconds or a date."""
     text = headers.get("Retry-After") if headers is not None else None
     if not text:
         return None

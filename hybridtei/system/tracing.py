@@ -1,7 +1,7 @@
-"""Spans for log lines and traces: a handler's work on one request, its times, and the handler around it.
+"""Spans for log lines and traces: a handler's work on one request, its times, and the enclosing handler.
 
-`CURRENT` is the running request's span: each request runs in a task of its own, so a context variable holds it, and the log
-reads it without knowing a server. Where a collector is configured, OpenTelemetry's SDK traces the same spans and exports them.
+`CURRENT` is the current request's span. It is a context variable, since each request runs in its own task, and so the log does
+not depend on the server. If a collector is configured, OpenTelemetry's SDK exports the same spans.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ CALLER: ContextVar[str | None] = ContextVar("hybridtei.caller", default=None)
 class Span:
     """One handler's work on one request.
 
-    `timings` and `total_ns` are set once the engine has answered; `caller` is the name of the request's API key, if keys have
-    names.
+    `timings` and `total_ns` are set when the engine has answered. `caller`: the name of the request's API key, if it has one.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Span:
     caller: str | None = field(default_factory=CALLER.get)
 
     def fields(self) -> dict[str, str]:
-        """Return TEI's fields in its order, none before the engine has answered; the caller's, which TEI lacks, comes first."""
+        """Return `caller`, which TEI lacks, then TEI's fields in its order; these only after the engine has answered."""
         caller = {} if self.caller is None else {"key": self.caller}
         if self.timings is None:
             return caller
@@ -67,7 +66,7 @@ class Span:
         }
 
     def from_outermost(self) -> list[Span]:
-        """Return the spans around this one, outermost first, and then itself."""
+        """Return the enclosing spans, outermost first, and this one last."""
         return [self] if self.outer is None else [*self.outer.from_outermost(), self]
 
 
@@ -77,7 +76,7 @@ NOT_TRACED = nullcontext()
 
 
 def human(duration_ns: int) -> str:
-    """Format a duration as Rust does: `1.5s`, `5.123ms`, `72.01µs`, `15ns`; exact, without trailing zeros."""
+    """Format a duration as Rust does, exactly and without trailing zeros: `1.5s`, `5.123ms`, `72.01µs`, `15ns`."""
     for unit_ns, digits, unit in ((SECOND_NS, 9, "s"), (MILLISECOND_NS, 6, "ms"), (MICROSECOND_NS, 3, "µs")):
         if duration_ns >= unit_ns:
             whole, rest = divmod(duration_ns, unit_ns)
@@ -86,8 +85,7 @@ def human(duration_ns: int) -> str:
 
 
 def arrived(recorder: Recorder | None, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Trace the running task's request, as a child of the span that its headers name; call it before the handler. `headers`:
-    names in lower case."""
+    """Trace the current task's request as a child of the span in `headers` (lower-case names). Call it before the handler."""
     if recorder is not None:
         from opentelemetry import context, propagate
 
@@ -96,9 +94,9 @@ def arrived(recorder: Recorder | None, headers: Iterable[tuple[bytes, bytes]]) -
 
 
 def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
-    """Decorate a coroutine as a span of this name; log its success once the engine has answered, as TEI does.
+    """Decorate a coroutine as a span of this name. As in TEI, log its success if the engine has answered.
 
-    After a failure the span stays the current one, so that the error is logged within it.
+    After a failure the span stays current, so that the error's log line has it.
     """
 
     def decorate(work: Work[P, T]) -> Work[P, T]:
@@ -123,7 +121,7 @@ def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
 
 
 def _success() -> logging.LogRecord:
-    """The line of an answered request: to look for its place in the code each time would take longer than to write it."""
+    """Log an answered request, with a fixed place in the code: finding it for each line takes longer than the writing."""
     record = logging.LogRecord.__new__(logging.LogRecord)
     record.__dict__.update(SUCCESS.__dict__, created=time())
     return record
@@ -134,7 +132,7 @@ SUCCESS = log.makeRecord(log.name, logging.INFO, __file__, _success.__code__.co_
 
 @contextmanager
 def _traced(span: Span, tracer: Tracer) -> Iterator[None]:
-    """Export the work within, with the span's fields; of an error, the message of a HybridTeiError, the class of any other."""
+    """Export the enclosed work with the span's fields. For an error: a HybridTeiError's message, any other error's class."""
     from opentelemetry.trace import SpanKind, StatusCode
 
     kind = SpanKind.SERVER if span.outer is None else SpanKind.INTERNAL
@@ -158,10 +156,10 @@ def require() -> None:
 
 
 class Recorder:
-    """OpenTelemetry's tracer, whose spans go to a collector in batches: every span, even one whose caller is not sampled."""
+    """OpenTelemetry's tracer. It sends every span to a collector in batches, even if the caller's trace is not sampled."""
 
     def __init__(self, endpoint: str, service_name: str) -> None:
-        """`endpoint`: a URL; without a scheme it is taken as http. Raises LoadError."""
+        """`endpoint`: a URL; the default scheme is http. Raises LoadError."""
         require()
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -182,4 +180,4 @@ class Recorder:
         last.start()
         await asyncio.to_thread(last.join, CLOSE_SECONDS)
         if last.is_alive():
-            self._exporter.shutdown()  # or it would retry for half a minute
+            self._exporter.shutdown()  # otherwise the exporter retries for half a minute
