@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
-from hybridtei.inference.backends.graph.onnx_session import open_sessions
+from hybridtei.inference.backends.graph.onnx_session import open_sessions, there
 from hybridtei.inference.backends.graph.weights import old_name
 from hybridtei.inference.backends.graph.writer import Graph, product_graph
 from hybridtei.inference.backends.heads import MlmLayers, Product
@@ -94,12 +94,12 @@ class MlmHead:
         graph = Graph(product_graph("rows", "matrix", "logits"), {"matrix": self.layers.table.shape})
         cores = available_cores()
         counts = [threads, *([cores] if threads < cores else [])]
-        sessions = open_sessions(graph, {"matrix": self.layers.table}, weights, counts, cache_gb=cache_gb)
-        self._session, self._all_cores = sessions[0], sessions[-1]
+        self._openings = open_sessions(graph, {"matrix": self.layers.table}, weights, counts, cache_gb=cache_gb)
 
     def product(self, *, use_all_cores: bool) -> Product:
         """What multiplies float32[t, h] with the table."""
-        session = self._all_cores if use_all_cores else self._session
+        session = there(self._openings[-1 if use_all_cores else 0]) or there(self._openings[0])
+        assert session is not None
         return lambda rows: session.run("logits", {"rows": rows})
 
 

@@ -4,12 +4,14 @@ The graph holds no weights; they come from the checkpoint, packed once in a file
 intra-op thread runs in its caller's thread, so lanes share it without a copy, never wait for one another, and run at their own
 priority. A short text that is alone goes to a second session, over all cores: its answer takes little more than half the time;
 and to a third, of the same weights, whose graph is for one text: nothing is gathered, and a mean or first row is taken there.
+Both give the same bits as the first, which takes their place until they are open.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from hybridtei.inference.backends.base import busy_tokens, made_up
 from hybridtei.inference.backends.graph.host import Feed, HostHeads, end_to_end, ids_of, in_rectangle, padding_of
 from hybridtei.inference.backends.graph.mlm_head import MlmHead
 from hybridtei.inference.backends.graph.onnx_files import check_file, hidden_output, words_beside
-from hybridtei.inference.backends.graph.onnx_session import Session, open_file, open_sessions
+from hybridtei.inference.backends.graph.onnx_session import Opening, Session, open_file, open_sessions, there
 from hybridtei.inference.backends.graph.ops import POOLED, family_graph
 from hybridtei.inference.backends.graph.weights import graph_tensors, word_table
 from hybridtei.inference.backends.graph.writer import Graph
@@ -68,7 +70,7 @@ class OnnxBackend:
         backend._start(spec, dtype, threads)
         sessions = open_file(path, spec.folder, backend._counts())
         backend._open(sessions, len(sessions))
-        backend._output = hidden_output(sessions[0].inner, spec, path)
+        backend._output = hidden_output(backend._session.inner, spec, path)
         backend._heads = HostHeads(spec, words)
         backend._probe(path)
         return backend
@@ -87,20 +89,30 @@ class OnnxBackend:
         """Threads of each session: of one that lanes call, and of another over all cores where that has fewer."""
         return [self._threads, *([available_cores()] if self._threads < available_cores() else [])]
 
-    def _open(self, sessions: Sequence[Session], general: int) -> None:
+    def _open(self, openings: Sequence[Opening], general: int) -> None:
         """`general`: how many of the sessions take any batch; one more takes a text alone."""
-        self._session, self._all_cores = sessions[0], sessions[:general][-1]
-        self._alone = sessions[general] if len(sessions) > general else None
+        first = there(openings[0])
+        assert first is not None
+        self._session, self._openings, self._general = first, openings, general
         self._inputs = self._session.inputs
         self.padding = padding_of(self._inputs)
+
+    @property
+    def _all_cores(self) -> Session:
+        return there(self._openings[self._general - 1]) or self._session
+
+    @property
+    def _alone(self) -> Session | None:
+        return there(self._openings[self._general]) if len(self._openings) > self._general else None
 
     def free_unused(self) -> None:
         batch = made_up(self.spec, [1])
         for use_all_cores, session in ((False, self._session), (True, self._all_cores)):
             if session.holds:
                 self._hidden(batch, use_all_cores=use_all_cores, shrink=True)
-        if self._alone is not None and self._alone.holds:
-            self._alone.run(self._output, ids_of(batch, self._alone.inputs), shrink=True)
+        alone = self._alone
+        if alone is not None and alone.holds:
+            alone.run(self._output, ids_of(batch, alone.inputs), shrink=True)
 
     def _probe(self, path: Path) -> None:
         """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""
@@ -120,8 +132,9 @@ class OnnxBackend:
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`."""
         try:
-            if use_all_cores and self._alone is not None and len(batch) == 1 and batch.unseen is None:
-                outputs = self._of_one(batch, self._alone)
+            alone = self._alone if use_all_cores and len(batch) == 1 and batch.unseen is None else None
+            if alone is not None:
+                outputs = self._of_one(batch, alone)
             else:
                 hidden = self._hidden(batch, use_all_cores=use_all_cores)
                 outputs = self._heads.outputs(batch, hidden, use_all_cores=use_all_cores)
@@ -137,7 +150,8 @@ class OnnxBackend:
 
     def close(self) -> None:
         """Give the weights back."""
-        del self._session, self._all_cores, self._alone, self._heads
+        wait(self._openings)
+        del self._session, self._openings, self._heads
 
     def _of_one(self, batch: PackedBatch, session: Session) -> HeadOutputs:
         feed = ids_of(batch, session.inputs)

@@ -4,17 +4,20 @@ tests/inference/backends/test_laws.py."""
 from __future__ import annotations
 
 import sys
+from concurrent.futures import wait
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.errors import LoadError, WeightMismatch
-from hybridtei.inference.backends.graph import packed_file
+from hybridtei.inference.backends.graph import onnx_session, packed_file
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
+from hybridtei.inference.backends.graph.onnx_session import Session, opened
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
@@ -86,6 +89,7 @@ def test_a_text_alone_reads_the_weights_of_the_packed_file(
 
 def agree_alone(backend: OnnxBackend) -> None:
     """The graph of one text and that of any batch give the same bits."""
+    wait(backend._openings)
     assert backend._alone is not None
     for text in random_encodings(backend.spec):
         for heads in (frozenset({Head.DENSE}), backend.spec.heads):
@@ -93,6 +97,28 @@ def agree_alone(backend: OnnxBackend) -> None:
             assert found.keys() == expected.keys()
             for name, values in expected.items():
                 np.testing.assert_array_equal(found[name], values)
+
+
+def test_a_session_that_cannot_be_opened_leaves_its_work_to_the_first(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OnlyFirst(Session):
+        def __init__(self, graph: bytes | Path, threads: int, *more: Any, **named: Any) -> None:
+            if threads > 1 or isinstance(graph, bytes):
+                raise MemoryError("no room for it")
+            super().__init__(graph, threads, *more, **named)
+
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+    monkeypatch.setattr(onnx_session, "Session", OnlyFirst)
+    spec = read_spec(bert, pooling="mean")
+    backend = OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder), cache_gb=1)
+    wait(backend._openings)
+    assert "could not be opened" in caplog.text
+    text = random_encodings(spec)[:1]
+    found, expected = (columns_of(run(backend, text, spec.heads, use_all_cores=wide), 0) for wide in (True, False))
+    np.testing.assert_array_equal(found["dense"], expected["dense"])
+    backend.close()
 
 
 def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
@@ -111,7 +137,9 @@ def test_word_embeddings_that_could_be_two_tables_are_an_error(hybrid: Path, mon
     shape = (spec.vocab_size, spec.hidden_size)
     backend = OnnxBackend.__init__
     assert [found for found in graph.weights.values() if found == shape] == [shape]
-    monkeypatch.setattr("hybridtei.inference.backends.graph.onnx_backend.open_sessions", lambda *_, **__: [NoSession])
+    monkeypatch.setattr(
+        "hybridtei.inference.backends.graph.onnx_backend.open_sessions", lambda *_, **__: [opened(cast(Any, NoSession))]
+    )
     with pytest.raises(LoadError, match=f"{hybrid}: 2 tensors could be"):
         backend(object.__new__(OnnxBackend), spec, Graph(b"", {**graph.weights, "twin": shape}), Weights.open(hybrid))
 
