@@ -176,13 +176,8 @@ def sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
 # config.json's keys of adapters, which families do not read.
 KEYS = frozenset(
     {
-        "load_trained_adapters",
-        "lora_adaptations",
-        "lora_alpha",
-        "lora_dropout_p",
-        "lora_main_params_trainable",
-        "lora_rank",
-        "task_instructions",
+        *("load_trained_adapters", "lora_adaptations", "lora_alpha", "lora_dropout_p", "lora_main_params_trainable"),
+        *("lora_rank", "task_instructions"),
     }
 )
 MAX_RANKS, MAX_ALPHA = 4_096, 1_000_000  # bounds above any model's; ranks are those of all adapters together
