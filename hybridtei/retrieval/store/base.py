@@ -186,24 +186,19 @@ async def best_points(store: Store, collection: str, query: Query, *, budget: Pa
     Not settled are more than `SPARES[-1]` equal scores beyond the last, and queries that reach beyond `MAX_LIMIT`.
     Raises what `Store.query` raises; PayloadsTooLarge where there is a `budget`.
     """
-    points = sort_points(await _longer(store, collection, query))[: query.limit]
-    if budget is not None:
-        budget.spend(points)
-    return points
-
-
-async def _longer(store: Store, collection: str, query: Query) -> list[Stored]:
-    """The query's points and a few more, so that the last one's equals are among them."""
-    points: list[Stored] | None = None
-    for spare in SPARES:
+    found: list[Stored] | None = None
+    for spare in SPARES:  # a few more points, so that the last one's equals are among them
         if query.limit + spare > MAX_LIMIT:
             break
         try:
-            points = await store.query(collection, replace(query, limit=query.limit + spare))
+            found = await store.query(collection, replace(query, limit=query.limit + spare))
         except StoreUnavailable:
             raise
         except StoreError:  # a server may limit `limit`; a mistake in the query itself is raised again
             break
-        if len(points) < query.limit + spare or points[-1].score < points[query.limit - 1].score:
-            return points
-    return await store.query(collection, query) if points is None else points
+        if len(found) < query.limit + spare or found[-1].score < found[query.limit - 1].score:
+            break
+    points = sort_points(await store.query(collection, query) if found is None else found)[: query.limit]
+    if budget is not None:
+        budget.spend(points)
+    return points

@@ -142,20 +142,20 @@ class ServerStore:
             await self._upsert_batch(name, batch)
 
     async def _upsert_batch(self, name: str, batch: Sequence[models.PointStruct]) -> None:
-        if self._grpc:
-            message = await asyncio.to_thread(grpc_upsert, name, batch)
+        def made() -> Any:
+            if not self._grpc:
+                return [as_lists(point) for point in batch]
+            return grpc.UpsertPoints(collection_name=name, wait=True, points=[grpc_point(point) for point in batch])
 
-            async def attempt(client: AsyncQdrantClient) -> bool:
-                return is_applied(await client.grpc_points.Upsert(message, timeout=self._timeout_s))
-        else:
-            listed = await asyncio.to_thread(lambda: [as_lists(point) for point in batch])
-
-            async def attempt(client: AsyncQdrantClient) -> bool:
-                result = await client.upsert(name, listed, wait=True)
-                return result.status == models.UpdateStatus.COMPLETED
+        message = await asyncio.to_thread(made)
 
         async def applied(client: AsyncQdrantClient) -> None:
-            if not await attempt(client):
+            if self._grpc:
+                answer = await client.grpc_points.Upsert(message, timeout=self._timeout_s)
+                is_applied = answer.result.status == grpc.UpdateStatus.Completed
+            else:
+                is_applied = (await client.upsert(name, message, wait=True)).status == models.UpdateStatus.COMPLETED
+            if not is_applied:
                 raise TimeoutError  # acknowledged, and not applied in time
 
         await self._call(applied)
@@ -256,16 +256,6 @@ def query_arguments(query: Query) -> dict[str, Any]:
 def served_filter(given: Filter | None) -> models.Filter | None:
     """The filter as qdrant-client has it."""
     return None if given is None else models.Filter.model_validate(msgspec.to_builtins(given))
-
-
-def grpc_upsert(collection: str, points: Sequence[models.PointStruct]) -> grpc.UpsertPoints:
-    """The request that upserts checked points, with `wait` set."""
-    return grpc.UpsertPoints(collection_name=collection, wait=True, points=[grpc_point(point) for point in points])
-
-
-def is_applied(answer: grpc.PointsOperationResponse) -> bool:
-    """Whether the server has applied an upsert, rather than only acknowledged it."""
-    return bool(answer.result.status == grpc.UpdateStatus.Completed)
 
 
 def grpc_point(point: models.PointStruct) -> grpc.PointStruct:
