@@ -15,7 +15,7 @@ import pytest
 from hybridtei.batch import PackedBatch
 from hybridtei.models.checkpoint.files import assembled_model
 from tests.inference.engine import small
-from tests.server.live import HANG, ROOT, Hold, serving, until
+from tests.server.live import HANG, ROOT, Hold, Running, serving, until
 
 POISON = small.IDS["poison"]
 GOOD, BAD = {"inputs": "one two"}, {"inputs": "one poison"}
@@ -72,25 +72,24 @@ class PanicException(BaseException):
 
 @pytest.mark.parametrize("text", ["one", "one " * 100])
 @pytest.mark.parametrize(("path", "more"), [("/embed", {}), ("/embed_sparse", {"query_encoder": "table"}), ("/tokenize", {})])
-def test_a_tokenizer_that_panics_fails_its_own_request(text: str, path: str, more: dict[str, str]) -> None:
-    with serving() as running:
-        tokenizer = running.service.model.reader.tokenizer
-        real = tokenizer._raw
+def test_a_tokenizer_that_panics_fails_its_own_request(server: Running, text: str, path: str, more: dict[str, str]) -> None:
+    tokenizer = server.service.model.reader.tokenizer
+    real = tokenizer._raw
 
-        class Panicking:
-            def __getattr__(self, name: str) -> object:
-                if name.startswith("encode"):
-                    raise PanicException("called `Option::unwrap()` on a `None` value")
-                return getattr(real, name)
+    class Panicking:
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("encode"):
+                raise PanicException("called `Option::unwrap()` on a `None` value")
+            return getattr(real, name)
 
-        tokenizer._raw = Panicking()
-        try:
-            failed = running.post(path, {"inputs": text, **more})
-        finally:
-            tokenizer._raw = real
-        assert (failed.status_code, failed.json()["error_type"]) == (422, "Tokenizer")
-        assert "gave up" in failed.json()["error"]
-        running.is_well()
+    tokenizer._raw = Panicking()
+    try:
+        failed = server.post(path, {"inputs": text, **more})
+    finally:
+        tokenizer._raw = real
+    assert (failed.status_code, failed.json()["error_type"]) == (422, "Tokenizer")
+    assert "gave up" in failed.json()["error"]
+    server.is_well()
 
 
 def test_a_stuck_pass_takes_health_with_it_until_it_returns() -> None:

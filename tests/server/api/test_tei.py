@@ -101,10 +101,9 @@ def test_ids_under_a_prompt_are_text_again(server):
     assert {answer.headers["x-compute-tokens"] for answer in answers} == {text.headers["x-compute-tokens"]}
 
 
-def test_much_work_beside_the_passes_is_refused_not_queued_for_ever():
-    with serving() as running:
-        with running.service.beside.inside(running.service.beside.free):
-            refused = [running.post("/tokenize", {"inputs": "one"}), running.post("/decode", {"ids": [5]})]
-            assert [response.status_code for response in refused] == [429, 429]
-            assert running.post("/embed", {"inputs": "one"}).status_code == 200
-        assert running.post("/tokenize", {"inputs": "one"}).status_code == 200
+def test_much_work_beside_the_passes_is_refused_not_queued_for_ever(server):
+    with server.service.beside.inside(server.service.beside.free):
+        refused = [server.post("/tokenize", {"inputs": "one"}), server.post("/decode", {"ids": [5]})]
+        assert [response.status_code for response in refused] == [429, 429]
+        assert server.post("/embed", {"inputs": "one"}).status_code == 200
+    assert server.post("/tokenize", {"inputs": "one"}).status_code == 200
