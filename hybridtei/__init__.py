@@ -86,6 +86,7 @@ _NAMES_OF = {
     "hybridtei.inference.tasks.pooling": "MultivectorBudget",
     "hybridtei.inference.tasks.rerank": "Ranked",
 }
+_QDRANT = ("qdrant_client", "qdrant_edge", "pypdf", "selectolax", "semantic_text_splitter")  # packages of the extra `qdrant`
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 _ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)]
 
@@ -98,7 +99,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(_HOME_OF[name]), name)
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("hybridtei"):
+        if (error.name or "").partition(".")[0] not in _QDRANT:
             raise
         raise ImportError(f"{name} needs an extra: pip install '.[qdrant]' ({error})") from error
 
