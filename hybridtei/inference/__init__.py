@@ -1,1 +1,1 @@
-"""Token ids in, arrays out: loaded models, batches, backends and tasks."""
+"""Turns token ids into arrays: loaded models, batches, backends and tasks."""

@@ -1,6 +1,7 @@
-"""Composition root: configuration + checkpoint -> a model ready to run; and which models one process serves.
+"""Loads models: configuration + checkpoint -> a model ready to run; and reads the list of models of one process.
 
-Alone names concrete backends. Several models come from repeated `--model-id`, or from a TOML file of `[[model]]` tables:
+Only this module names concrete backends. Several models come from repeated `--model-id`, or from a TOML file of `[[model]]`
+tables:
 
     [[model]]
     model_id = "minilm-hybrid"
@@ -10,7 +11,7 @@ Alone names concrete backends. Several models come from repeated `--model-id`, o
     alias = "rerank"
     dtype = "int8"
 
-The keys of a table are the fields of `NamedModel`; what a table leaves out is taken from the flags.
+The keys of a table are the fields of `NamedModel`. The flags are their defaults.
 """
 
 from __future__ import annotations
@@ -47,23 +48,23 @@ from hybridtei.system import memory
 log = logging.getLogger(__name__)
 
 FORMS = {Padding.NONE: "packed, without padding", Padding.ATTENTION: "packed, attention padded", Padding.ALL: "padded"}
-# Of the longer text. In transformers' modules, rotary embeddings that follow the length begin to do so late. In graphs, whose
-# families are known, each token takes 8 ms of the start of a model of 0.6B on two cores.
+# Tokens of the longer text. In transformers' modules, length-dependent rotary embeddings change only in long texts. Graphs have
+# known families, and each token costs 8 ms at the start of a model of 0.6B on two cores.
 SELF_TEST_TOKENS, GRAPH_TEST_TOKENS = 512, 16
-# Relative to the largest state.
+# Largest deviation of a state, relative to the largest state.
 SELF_TEST_TOLERANCE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5, "int8": 0.02, "fp8": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, the engine that runs it, and the token budget of one pass on this hardware."""
+    """A model, its backend, and the token budget of one pass on this hardware."""
 
     model: Model
     backend: Backend
     budget_tokens: int
 
     def facts(self) -> list[dict[str, Any]]:
-        """What each line of `summary` says, for machines."""
+        """The facts in each line of `summary`, for programs."""
         spec, backend = self.model.spec, self.backend
         return [
             {"model_type": spec.model_type, "kind": spec.kind, "pooling": list(spec.pooling), "dense_width": spec.dense_width},
@@ -73,7 +74,7 @@ class LoadedModel:
         ]
 
     def summary(self) -> list[str]:
-        """Return lines for the log: model, outputs, backend and limits."""
+        """The log lines of the model: model, outputs, backend and limits."""
         spec, backend, reader = self.model.spec, self.backend, self.model.reader
         form = FORMS[backend.padding]
         pooling = "splade" if spec.is_splade else "+".join(spec.pooling)
@@ -87,9 +88,9 @@ class LoadedModel:
 
 
 def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = True) -> LoadedModel:
-    """Find, read, check and warm up a model. `measures`: see `Encoder.load`. Raises LoadError."""
+    """Find, read, check and warm up a model. `measures`: as for `Encoder.load`. Raises LoadError."""
     spec = find_model(config)
-    with ThreadPoolExecutor(1) as thread:  # a large vocabulary takes as long as the weights
+    with ThreadPoolExecutor(1) as thread:  # reading a large vocabulary takes as long as the weights
         reading = thread.submit(text_model, spec, engine)
         backend = open_backend(config, spec, bulk_niceness=engine.bulk_niceness)
         model = reading.result()
@@ -176,9 +177,9 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
 
 
 def _self_test(backend: Backend, longest: int) -> None:
-    """Run all outputs once. Raises LoadError unless a short text behind a long one in one pass gives what it gives alone: a
-    family that hides its layout from our attention, or picks anything by the longest text of a pass, fails here, at start. The
-    long text has the last of the model's adapters, the short one none."""
+    """Run all outputs once. Raises LoadError unless a short text has the same states alone and after a long text in one pass. A
+    family that hides its layout from our attention, or depends on the longest text of a pass, fails here, at start. The long
+    text uses the model's last adapter, the short one none."""
     spec = backend.spec
     heads = spec.heads if spec.is_splade else spec.heads | {Head.TOKENS}
     first = spec.positions.offset
@@ -190,25 +191,25 @@ def _self_test(backend: Backend, longest: int) -> None:
     together = _values(backend.forward(pack([long, short], heads, spec.positions), use_all_cores=True), 1)
     alone = _values(backend.forward(pack([short], heads, spec.positions)), 0)
     worst = float(np.abs(alone - together).max() / max(1.0, np.abs(alone).max()))
-    if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:  # NaN fails too
+    if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:  # `not`, so that NaN fails too
         if spec.model_type not in FAMILIES:
             raise _unserved(spec, f"lets a text see its padding or its neighbours, and changes its states by {worst:.2g}")
         raise LoadError(f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together")
 
 
 def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
-    """The error for a model that only transformers' own modules would run, and that they do not run as texts come."""
+    """The error of a model that only transformers' modules could run, but not independently of a text's neighbours."""
     file = spec.folder / "config.json"
     return UnsupportedArchitecture(f"{file}: the family `{spec.model_type}` {why}; served: {', '.join(FAMILIES)}")
 
 
 def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
-    """Return the token budget of a pass: as configured, or less where the device's memory is short. Raises LoadError."""
+    """Return the token budget of a pass: the configured one, or less if the device lacks memory. Raises LoadError."""
     if not isinstance(backend, Measured):
         return engine.max_batch_tokens
     most = backend.max_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
     if most < engine.max_batch_tokens:
-        log.warning("a pass takes at most %d tokens, for want of memory; max-batch-tokens is %d", most, engine.max_batch_tokens)
+        log.warning("a pass takes at most %d tokens: memory is short; max-batch-tokens is %d", most, engine.max_batch_tokens)
     return most
 
 
@@ -268,12 +269,12 @@ def distinct(models: Sequence[NamedModel]) -> list[NamedModel]:
 
 
 def default_alias(model_id: str) -> str:
-    """Return the last part of a path or hub id."""
+    """Return the last part of a path or a hub id."""
     return model_id.rstrip("/").rpartition("/")[2]
 
 
 def configured(config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig]:
-    """Return both with `options` applied. Raises TypeError for an unknown option, UsageError for a wrong value."""
+    """Return both configs with `options` applied. Raises TypeError for an unknown option, UsageError for a wrong value."""
     known = {field.name: field for kind in (ModelConfig, EngineConfig) for field in msgspec.structs.fields(kind)}
     for name, value in options.items():
         if name not in known:

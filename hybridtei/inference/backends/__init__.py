@@ -1,1 +1,1 @@
-"""One loaded model on one device: a packed batch in, arrays out."""
+"""Backends: one loaded model on one device turns a packed batch into arrays."""

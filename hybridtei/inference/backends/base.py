@@ -1,8 +1,8 @@
-"""What the engine knows of a loaded model: ids in, arrays out. No text, no request, no clock.
+"""The engine's interface of a loaded model: ids -> arrays, without text, request or clock.
 
-One model on several GPUs, or several times on one, is a backend made of backends: each batch goes to the one with the least to
-do, and the engine sees a backend with the lanes of all. A replica whose device is lost is left out from then on; only when none
-is left is the whole lost. A batch that a device was lost with is not tried on another: it may be what broke it.
+Several replicas of a model, on several GPUs or on one, form one backend with the lanes of all. Each batch goes to the replica
+with the least work. A replica whose device is lost gets no more batches; the backend is lost with its last replica. The batch
+that ran on a lost device is not tried on another, since it may have broken the device.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 class Backend(Protocol):
     """One loaded model on one device.
 
-    `padding`: what costs n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: a batch of so many tokens keeps the
-    device busy, and more of them only make others wait. `lanes`: the threads that may call `forward` at once to good effect.
-    `fills_cores`: a pass called outside a lane uses every core by itself. `shares_prefixes`: it computes the `prefix` of a
-    batch once. `forwards` counts passes of the trunk.
+    `padding`: the parts that cost n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: the size of a batch that fills
+    the device; more tokens only make other batches wait. `lanes`: the useful number of threads that call `forward`.
+    `fills_cores`: a pass outside a lane uses every core. `shares_prefixes`: it computes a batch's `prefix` once. `forwards`:
+    the number of the trunk's passes.
     """
 
     spec: ModelSpec
@@ -50,29 +50,26 @@ class Backend(Protocol):
     def forwards(self) -> int: ...
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """Trunk once, each head of the batch once. `use_all_cores`: nothing else waits, so the pass may use more than its own
-        thread.
-
-        Raises BackendError.
-        """
+        """Run the trunk once, and each head of the batch once. `use_all_cores`: no batch waits, so the pass may use more
+        threads than the caller's. Raises BackendError."""
         ...
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """Called once by each thread of several that will call `forward`, before it does; its priority is set by then."""
+        """Prepare the calling thread. Each of several threads calls this once before `forward`, after setting its priority."""
         ...
 
     def close(self) -> None: ...
 
 
-STATES = 1 << 18  # numbers of a pass of one core: 1 MiB in float32
+STATES = 1 << 18  # numbers in a pass of one core: 1 MiB in float32
 FEWEST, MOST = 128, 512
 
 
 def busy_tokens(width: int, cores: int = 1) -> int:
-    """How many tokens keep the cores busy that share a pass: a power of two for each. `width`: of a model's states.
+    """The number of tokens that keeps the cores of a pass busy: a power of two for each core. `width`: of the model's states.
 
-    Share of the best rate by tokens of a pass of one core, three BERT layers, texts of 64 tokens, as `hybridtei tune` measures
-    (AMD EPYC with AVX-512, VNNI and bfloat16); batches of mixed lengths are not full, and reach less at the same size:
+    Share of the best rate by tokens in a pass of one core, three BERT layers, texts of 64 tokens, as `hybridtei tune` measures
+    it (AMD EPYC with AVX-512, VNNI and bfloat16). Batches of mixed lengths are not full and reach less at the same size:
 
         width  engine             64    128    256    512   1024
           384  ort float32       .89    .97    .99   1.00
@@ -94,7 +91,7 @@ def busy_tokens(width: int, cores: int = 1) -> int:
 
 
 def made_up(spec: ModelSpec, lengths: Sequence[int], heads: frozenset[Head] = frozenset()) -> PackedBatch:
-    """A batch of texts that say nothing."""
+    """A batch of meaningless texts, for measurements."""
     first = spec.positions.offset
     ids = np.arange(first, first + sum(lengths), dtype=np.int64) % spec.vocab_size
     return pack([Encoding(piece) for piece in np.split(ids, np.cumsum(lengths)[:-1])], heads, spec.positions)
@@ -102,22 +99,22 @@ def made_up(spec: ModelSpec, lengths: Sequence[int], heads: frozenset[Head] = fr
 
 @runtime_checkable
 class Measured(Protocol):
-    """A backend whose passes are bounded by memory of its own."""
+    """A backend with its own memory, which bounds passes."""
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
 
 
 @runtime_checkable
 class Keeping(Protocol):
-    """A backend that keeps what its largest pass took for the next."""
+    """A backend that keeps the memory of its largest pass for later passes."""
 
     def free_unused(self) -> None:
-        """Free what no pass uses."""
+        """Free the memory that no running pass uses."""
         ...
 
 
 class Several:
-    """A backend made of `backends`, at least one, that are called by the same lanes; see `Backend`."""
+    """A `Backend` made of at least one other. The same lanes call all of them."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         first = backends[0]
@@ -126,23 +123,22 @@ class Several:
 
     @property
     def forwards(self) -> int:
-        """Passes of all."""
+        """The passes of all backends."""
         return sum(backend.forwards for backend in self.backends)
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """See `Backend.enter_lane`: any lane may call any of them."""
+        """Enter all backends, since a lane may call any of them."""
         for backend in self.backends:
             backend.enter_lane(kind)
 
     def close(self) -> None:
-        """Close all."""
         for backend in self.backends:
             backend.close()
 
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """`running`: tokens of the batches it computes now; `served`: of all it ever took, which decides between equals."""
+    """A backend with `running`, the tokens of its running batches, and `served`, the tokens of all its batches, for ties."""
 
     backend: Backend
     running: int = 0
@@ -151,7 +147,7 @@ class Replica:
 
 
 class Replicas(Several):
-    """Backends that are alike but for their device."""
+    """Backends that differ only in their device."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         super().__init__(backends)
@@ -164,7 +160,7 @@ class Replicas(Several):
         self._lock = threading.Lock()
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """See `Backend.forward`. Raises DeviceLost if no replica is left."""
+        """Raises the errors of `Backend.forward`, and DeviceLost if no replica is left."""
         replica = self._take(len(batch.input_ids))
         try:
             return replica.backend.forward(batch, use_all_cores=use_all_cores)
@@ -175,7 +171,7 @@ class Replicas(Several):
                 replica.running -= len(batch.input_ids)
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
-        """Of the replica with the least memory; those on one device share it. Raises LoadError."""
+        """The largest pass of the replica with the least memory. Replicas on one device share its memory. Raises LoadError."""
         devices = [str(getattr(replica.backend, "device", place)) for place, replica in enumerate(self.replicas)]
         beside = Counter(devices)
         for device, replica in zip(devices, self.replicas, strict=True):
@@ -184,11 +180,11 @@ class Replicas(Several):
         return limit
 
     def _take(self, tokens: int) -> Replica:
-        """The replica with the fewest tokens under way; of equals, the one that took the fewest ever."""
+        """Take the replica with the fewest running tokens; of equals, the one with the fewest served tokens."""
         with self._lock:
             able = [replica for replica in self.replicas if not replica.lost]
             if not able:
-                raise DeviceLost("no device is left that answers; a restart is needed")
+                raise DeviceLost("no device answers any more; a restart is needed")
             chosen = min(able, key=lambda replica: (replica.running, replica.served))
             chosen.running += tokens
             chosen.served += tokens
@@ -205,8 +201,8 @@ class Replicas(Several):
 
 
 class Routed(Several):
-    """Two models, by `Encoding.route`: one reads documents, the other, which is smaller, queries, and their vectors are in one
-    space. A batch that holds both is computed in two passes. Source: the Router of sentence-transformers."""
+    """Two models with a common vector space, chosen by `Encoding.route`: one reads documents, a smaller one queries. A batch
+    with both takes two passes. Source: the Router of sentence-transformers."""
 
     shares_prefixes = False
 
@@ -216,7 +212,6 @@ class Routed(Several):
         self.fills_cores = all(one.fills_cores for one in backends)
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """See `Backend.forward`."""
         if batch.routes is None:
             return self.backends[0].forward(batch, use_all_cores=use_all_cores)
         order, found = list[int](), list[HeadOutputs]()
@@ -228,7 +223,7 @@ class Routed(Several):
         return found[0] if len(found) == 1 else HeadOutputs.concat(found).take(np.argsort(order))
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
-        """See `Measured`: both share what is free."""
+        """The two models share the free memory."""
         for one in self.backends:
             if isinstance(one, Measured):
                 limit = one.max_tokens(limit, min(longest, one.spec.max_input_length), fraction, sharing * len(self.backends))
@@ -236,7 +231,7 @@ class Routed(Several):
 
 
 def _of_route(batch: PackedBatch, rows: NDArray[np.intp], spec: ModelSpec) -> PackedBatch:
-    """Some sequences of a batch, with the positions of the model that reads them."""
+    """The batch's sequences of one route, with the positions of that route's model."""
     tokens, cu_seqlens = gather_index(batch.cu_seqlens, rows), offsets_of(batch.lengths[rows])
     input_ids, types = batch.input_ids[tokens], batch.token_type_ids
     return replace(

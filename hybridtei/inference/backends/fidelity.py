@@ -1,4 +1,4 @@
-"""How close an approximation of a model is to its exact form, by the vectors of sample texts.
+"""Compares an approximation of a model with its exact form by the vectors of sample texts.
 
 Texts to judge an approximation by: short and long, prose, questions, code, several languages, several on one matter.
 """
@@ -96,7 +96,7 @@ SAMPLE_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """How close an approximation must be: cosines of the vectors of sample texts, the worst and on average, and `overlap`."""
+    """The least fidelity of an approximation: worst and mean cosine of the sample texts' vectors, and `overlap`."""
 
     worst: float = 0.97
     mean: float = 0.99
@@ -109,7 +109,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How close it is. `overlap`: share of each text's nearest neighbours among the others that are the same."""
+    """The measured fidelity. `overlap`: the share of each text's nearest neighbours that stay the same."""
 
     worst: float
     mean: float
@@ -123,18 +123,18 @@ class Fidelity:
 
 
 def compare(exact: Backend, approximate: Backend) -> Fidelity:
-    """How close two backends of one model are, by the same texts."""
+    """Measure the fidelity of one backend to another one of the same model."""
     return fidelity(sample_vectors(approximate), sample_vectors(exact))
 
 
 def check(found: Fidelity, guard: Guard, spec: ModelSpec, what: str) -> None:
-    """Raise LoadError with the figures, beginning with `what`, where an approximation is too far off."""
+    """Raises LoadError with the figures, beginning with `what`, if an approximation is too far off."""
     if not found.passes(guard):
         raise LoadError(f"{spec.folder}: {what} for this model: {found}; asked for: {guard}")
 
 
 def fidelity(ours: Floats, theirs: Floats) -> Fidelity:
-    """Of unit vectors float32[n, d] to the exact ones."""
+    """The fidelity of unit vectors float32[n, d] to the exact ones."""
     cosines = (ours * theirs).sum(1)
     found, expected = _neighbours(ours), _neighbours(theirs)
     kept = [len(set(one) & set(other)) / len(one) for one, other in zip(found, expected, strict=True)]
@@ -142,7 +142,7 @@ def fidelity(ours: Floats, theirs: Floats) -> Fidelity:
 
 
 def sample_vectors(backend: Backend) -> Floats:
-    """Unit vectors float32[n, d] of the sample texts, each alone."""
+    """Unit vectors float32[n, d] of the sample texts, each embedded alone."""
     spec = backend.spec
     head = Head.SPARSE if spec.is_splade else Head.DENSE
     outputs = [backend.forward(pack([one], frozenset({head}), spec.positions)) for one in sample_encodings(spec)]
@@ -152,7 +152,7 @@ def sample_vectors(backend: Backend) -> Floats:
 
 
 def sample_encodings(spec: ModelSpec, texts: Sequence[str] = SAMPLE) -> list[Encoding]:
-    """The sample texts in tokens, of every adapter in turn."""
+    """The encodings of the sample texts. They cycle through the model's adapters."""
     settings = spec.tokenizer_settings
     tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types, settings=settings)
     longest = min(spec.max_input_length, SAMPLE_TOKENS)

@@ -1,11 +1,11 @@
-"""The heads of a model, written once over what numpy and torch share: hidden states in, arrays out, by name.
+"""The heads of a model, written once for numpy and torch: hidden states -> arrays by name.
 
 Pooling, then linear layers and norms: dense vectors (not cut, not normalised), multi-vectors, logits of texts or of tokens.
-Lexical weights are one linear layer, relu(W h + b), in BGE-M3's head; ours is a perceptron whose input also has the
-layer-normed word embedding. `tasks` merges the repeats of a token.
+Lexical weights are one linear layer, relu(W h + b), in BGE-M3's head; our head is a perceptron that also reads the layer-normed
+word embedding. `tasks` merges the repeats of a token.
 
-Rows are flat, `hidden[t, h]`, one a token. Pooled vectors are float32 whatever the states' precision; a layer computes in its
-own. Nothing here waits for a device, so that torch can launch the next pass behind this one.
+Rows are flat, `hidden[t, h]`, one a token. Pooled vectors are always float32; a layer computes in its own precision. No
+function here waits for a device, so torch can launch the next pass after this one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Segments(NamedTuple):
-    """Where sequences lie in flat rows, int64[n+1]: on the host, and as an array of the library. None may be empty."""
+    """The offsets int64[n+1] of sequences in flat rows, on the host and as the library's array. No sequence is empty."""
 
     cu_seqlens: Offsets
     offsets: Array
@@ -34,11 +34,11 @@ class Segments(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """What numpy and torch spell differently. `library`: the module, for what both call alike.
+    """Functions that differ between numpy and torch. `library`: the module, for functions with the same name in both.
 
-    `segment_sum`, `segment_max`: [t, w] -> [n, w], each sequence by itself, so that neighbours cannot change a digit.
-    `layer_norm`: of each row, with weight, bias and epsilon. `largest`: rows whose entries but the k largest are 0, and those
-    below 0. `repeated`: each number as often as its sequence has tokens. `rows`: those at some places.
+    `segment_sum`, `segment_max`: [t, w] -> [n, w], each sequence alone, so that neighbours cannot change a digit.
+    `layer_norm`: of each row, with weight, bias and epsilon. `largest`: keep the k largest positive entries of each row, and
+    set the others to 0. `repeated`: repeat each number for the tokens of its sequence. `rows`: the rows at these places.
     """
 
     library: Any
@@ -57,12 +57,12 @@ Pool = Callable[[Functions, Array, Segments], Array]
 
 
 def counts(f: Functions, at: Segments) -> Array:
-    """Tokens a sequence: float32[n, 1]."""
+    """The number of tokens of each sequence: float32[n, 1]."""
     return f.float32(at.offsets[1:] - at.offsets[:-1])[:, None]
 
 
 def weighted_mean(f: Functions, hidden: Array, at: Segments) -> Array:
-    """Mean with weights 1, 2, 3 … from the first token on: [t, h] -> float32[n, h]. Source: SGPT, 2022."""
+    """The mean with weights 1, 2, 3 … from the first token on: [t, h] -> float32[n, h]. Source: SGPT, 2022."""
     tokens = f.library.arange(1, len(hidden) + 1, device=at.offsets.device)
     weights = f.float32(tokens - f.repeated(at.offsets[:-1], at))[:, None]
     return f.segment_sum(f.float32(hidden) * weights, at) / f.segment_sum(weights, at)
@@ -79,13 +79,13 @@ POOLINGS: Mapping[str, Pool] = {
 
 
 def pooled(f: Functions, hidden: Array, at: Segments, pooling: Sequence[str]) -> Array:
-    """Several poolings side by side: [t, h] -> float32[n, d]. Source: sentence-transformers' Pooling."""
+    """The concatenation of these poolings: [t, h] -> float32[n, d]. Source: sentence-transformers' Pooling."""
     parts = [POOLINGS[mode](f, hidden, at) for mode in pooling]
     return f.float32(parts[0] if len(parts) == 1 else f.library.concatenate(parts, 1))
 
 
 def through(f: Functions, rows: Array, layers: Iterable[Layer]) -> Array:
-    """Rows through layers, one after the other: [t, in] -> [t, out]."""
+    """Apply layers to rows, one after the other: [t, in] -> [t, out]."""
     for layer in layers:
         if isinstance(layer, NormLayer):
             rows = f.layer_norm(rows, layer.weight, layer.bias, layer.eps)
@@ -95,7 +95,7 @@ def through(f: Functions, rows: Array, layers: Iterable[Layer]) -> Array:
 
 
 def dense(f: Functions, hidden: Array, at: Segments, pooling: Sequence[str], layers: Sequence[Layer] = ()) -> Array:
-    """Pooled vectors through the layers after them: [t, h] -> float32[n, d]."""
+    """Pool, and apply the later layers: [t, h] -> float32[n, d]."""
     return through(f, pooled(f, hidden, at, pooling), layers)
 
 
@@ -107,8 +107,8 @@ def classify(f: Functions, hidden: Array, at: Segments, pooling: ScorePooling, l
 
 
 def code(f: Functions, vectors: Array, layers: CodeLayers) -> Array:
-    """The largest latents of pooled vectors, others 0: float32[n, d] -> float32[n, width]. Source: SparseAutoEncoder of
-    sentence-transformers, after Wen et al. 2025, "Beyond Matryoshka"; it divides by the deviation of a sample, plus epsilon."""
+    """The largest latents of pooled vectors, the others 0: float32[n, d] -> float32[n, width]. Source: SparseAutoEncoder of
+    sentence-transformers, after Wen et al. 2025, "Beyond Matryoshka". It divides by the sample deviation plus epsilon."""
     if layers.eps is not None:
         centred = vectors - vectors.mean(1, keepdims=True)
         deviation = ((centred**2).sum(1, keepdims=True) / (vectors.shape[1] - 1)) ** 0.5
@@ -117,13 +117,13 @@ def code(f: Functions, vectors: Array, layers: CodeLayers) -> Array:
 
 
 def rounded(f: Functions, vectors: Array) -> Array:
-    """Whole numbers from -127 to 127, `round(127 tanh(x))`, of two equally near the even. Source: pplx-embed's quantizer."""
+    """Whole numbers from -127 to 127: `round(127 tanh(x))`, halves to even. Source: pplx-embed's quantizer."""
     return f.library.round(127 * f.library.tanh(vectors))
 
 
 def lexical(f: Functions, hidden: Array, words: Array | None, inputs: Sequence[str], layers: Sequence[Layer]) -> Array:
-    """Weight of each token: [t, h] -> [t], >= 0. `words` [t, h]: embeddings, which are layer-normed; `inputs`: what the first
-    layer reads, side by side. Source: BGE-M3, Chen et al. 2024, section 3.2."""
+    """The weight of each token: [t, h] -> [t], >= 0. `words` [t, h]: word embeddings, layer-normed here. `inputs`: the parts
+    that the first layer reads. Source: BGE-M3, Chen et al. 2024, section 3.2."""
     sources = {"hidden": hidden}
     if words is not None:
         sources["embedding"] = f.layer_norm(words, None, None, 1e-5)
@@ -132,13 +132,13 @@ def lexical(f: Functions, hidden: Array, words: Array | None, inputs: Sequence[s
     return f.activations["relu"](rows[:, 0])
 
 
-SLICE_TOKENS = 256  # logits of a slice at v = 30k: 31 MB in float32
+SLICE_TOKENS = 256  # rows of a slice; its logits take 31 MB in float32 at v = 30k
 Product = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlmLayers:
-    """The masked-language-model head: a dense layer, a norm, and the product with `table` [v, h], plus `bias` [v]."""
+    """The masked-language-model head: a dense layer, a norm, the product with `table` [v, h], and `bias` [v]."""
 
     steps: tuple[LinearLayer, NormLayer]
     table: Array
@@ -146,18 +146,18 @@ class MlmLayers:
 
 
 def splade(f: Functions, hidden: Array, at: Segments, layers: MlmLayers, product: Product) -> Array:
-    """max over tokens of log(1 + relu(logit)): [t, h] -> float32[n, v], all >= 0. Special tokens take part.
+    """max over all tokens, special ones included, of log(1 + relu(logit)): [t, h] -> float32[n, v], all >= 0.
 
-    `product`: [t, h] -> [t, v], with the table. The maximum is taken first, of a slice of rows at a time: log1p, relu and the
-    bias, the same for all tokens, keep the order, and logits of a 16k-token batch at v=30k are 2 GB. Source: SPLADE v2, Formal
-    et al. 2021 (max pooling).
+    `product`: [t, h] -> [t, v], with the table. The maximum comes first, over slices of rows, since log1p, relu and the bias,
+    the same for all tokens, keep the order: logits of a 16k-token batch at v=30k take 2 GB. Source: SPLADE v2, Formal et al.
+    2021 (max pooling).
     """
     best = f.float32(strongest(f, through(f, hidden, layers.steps), at, product))
     return f.library.log1p(f.activations["relu"](best if layers.bias is None else best + f.float32(layers.bias)))
 
 
 def strongest(f: Functions, rows: Array, at: Segments, product: Product) -> Array:
-    """The largest product of each column over the tokens of a sequence: [t, h] -> [n, v]."""
+    """The largest product in each column over a sequence's tokens: [t, h] -> [n, v]."""
     best = dict[int, Array]()
     for start in range(0, len(rows), SLICE_TOKENS):
         logits = product(rows[start : start + SLICE_TOKENS])
@@ -171,7 +171,7 @@ def strongest(f: Functions, rows: Array, at: Segments, product: Product) -> Arra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadLayers:
-    """The layers of a model's heads, as arrays of one library. `multivector`: the projection is the last."""
+    """The layers of a model's heads, as arrays of one library. `multivector`: the last layer is the projection."""
 
     dense: Sequence[Layer] = ()
     code: CodeLayers | None = None
@@ -182,8 +182,8 @@ class HeadLayers:
 
     @classmethod
     def read(cls, spec: ModelSpec, mlm: MlmLayers | None = None) -> HeadLayers:
-        """Of a checkpoint, in numpy. Raises LoadError."""
-        from hybridtei.models.checkpoint import layers  # it reads files by msgspec, which measurements on a GPU do without
+        """Read a checkpoint's layers, in numpy. Raises LoadError."""
+        from hybridtei.models.checkpoint import layers  # it needs msgspec, which measurements on a GPU run without
 
         sparse, late, classifier = spec.sparse, spec.multivector, spec.classifier
         kind = None if sparse is None or spec.is_splade else sparse.kind
@@ -197,12 +197,12 @@ class HeadLayers:
         )
 
 
-ENTRIES = "entries"  # among what is computed: rows [n, v] of which the entries that are not zero are wanted
+ENTRIES = "entries"  # name of the computed rows [n, v] whose non-zero entries are the output
 
 
 class States(NamedTuple):
-    """What heads see: states [t, h], where sequences lie, word embeddings [t, h], rows that have vectors int64[t'], and the
-    product with the word table."""
+    """The inputs of heads: states [t, h], the sequences' offsets, word embeddings [t, h], the rows int64[t'] that get vectors,
+    and the product with the word table."""
 
     hidden: Array
     at: Segments
@@ -212,7 +212,7 @@ class States(NamedTuple):
 
 
 def kept_rows(batch: PackedBatch, spec: ModelSpec) -> tuple[Offsets | None, Offsets | None]:
-    """Rows of the tokens that have a vector, int64[t'], and their offsets, int64[n+1]; None if no request wants them."""
+    """The rows int64[t'] of tokens that get a vector, and their offsets int64[n+1]; None without a request for them."""
     if Head.MULTIVECTOR not in batch.heads or spec.multivector is None:
         return None, None
     drop = spec.multivector.drop
@@ -222,12 +222,12 @@ def kept_rows(batch: PackedBatch, spec: ModelSpec) -> tuple[Offsets | None, Offs
 
 
 def wants_words(batch: PackedBatch, spec: ModelSpec) -> bool:
-    """Whether a head that is wanted sees word embeddings, too."""
+    """True if a requested head also reads word embeddings."""
     return Head.SPARSE in batch.heads and spec.sparse is not None and "embedding" in spec.sparse.inputs
 
 
 def compute(f: Functions, states: States, heads: frozenset[Head], spec: ModelSpec, layers: HeadLayers) -> dict[str, Array]:
-    """Each head that is wanted, by the name of its column in `HeadOutputs`; sparse vectors of whole texts as ENTRIES."""
+    """Compute the requested heads, by the names of `HeadOutputs`' columns; sparse vectors of whole texts as ENTRIES."""
     hidden, at, found = states.hidden, states.at, dict[str, Array]()
     if Head.DENSE in heads:
         vectors = dense(f, hidden, at, spec.pooling, layers.dense)
@@ -256,7 +256,7 @@ def compute(f: Functions, states: States, heads: frozenset[Head], spec: ModelSpe
 def outputs_of(
     arrays: Mapping[str, Any], batch: PackedBatch, vectors: Offsets | None, entries: SparseVectors | None
 ) -> HeadOutputs:
-    """What came to the host, as columns. `vectors`: offsets of the multi-vectors."""
+    """Make the columns from arrays on the host. `vectors`: offsets of the multi-vectors."""
     columns: dict[str, Any] = {**arrays, "splade": entries}
     for name in ("token_weights", "tokens", "tags"):
         if name in columns:

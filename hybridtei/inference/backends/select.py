@@ -1,7 +1,6 @@
-"""Which backend runs a model here, and why; alone names concrete backends, and imports them late.
+"""Chooses the backend of a model, with the reason. Only this module names concrete backends, and imports them late.
 
-A plain install has ONNX Runtime, and on Linux OpenVINO. The order of `PREFERRED` decides between several; `hybridtei tune`
-measures them all.
+A plain install has ONNX Runtime, and on Linux OpenVINO. `PREFERRED` gives the order; `hybridtei tune` measures all of them.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from hybridtei.system.machine import cuda_devices
 
 log = logging.getLogger(__name__)
 
-NVIDIA = Path("/dev/nvidiactl")  # asked first, since importing torch only to ask for a device costs seconds
-# On CPUs, the first that can run the model. In float32 OpenVINO was 6 % slower to 12 % faster than ONNX Runtime
-# (`python -m conformance.load precisions`), and takes up to twice the memory.
+NVIDIA = Path("/dev/nvidiactl")  # checked first, since importing torch to find a device takes seconds
+# On CPUs the first backend that can run the model is chosen. In float32 OpenVINO was 6 % slower to 12 % faster than ONNX
+# Runtime (`python -m conformance.load precisions`), and takes up to twice the memory.
 PREFERRED: Mapping[str, tuple[str, ...]] = {
     "float32": ("ort", "openvino", "torch"),
     "bfloat16": ("openvino", "torch"),
@@ -37,13 +36,13 @@ PREFERRED: Mapping[str, tuple[str, ...]] = {
     "fp8": ("torch",),
 }
 PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
-INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}  # by pip
+INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}  # arguments of pip install
 DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A backend by name, at a precision, and the reason for it."""
+    """A backend's name, the precision, and the reason."""
 
     name: str
     dtype: str
@@ -51,7 +50,7 @@ class Choice:
 
 
 def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0) -> Backend:
-    """The configured backend, or the best that can run the model. Raises LoadError."""
+    """Open the configured backend, or the best one that can run the model. Raises LoadError."""
     if spec.model_type == STATIC_TYPE:
         from hybridtei.inference.backends.static import StaticBackend
 
@@ -87,7 +86,7 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
 
 
 def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
-    """What may run the model, the best first. Raises LoadError if nothing may, with every reason."""
+    """The possible choices for the model, the best first. Raises LoadError with all reasons if there is none."""
     if config.backend != "auto":
         reason = why_not(config.backend, config.dtype, spec)
         if reason is not None:
@@ -106,10 +105,10 @@ def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
 
 
 def _order(dtype: str) -> Sequence[str]:
-    """Backends of a precision, the one that is usually the best first."""
+    """The backends of a precision, the usually best one first."""
     if dtype != "int8" or _sums_exactly():
         return PREFERRED[dtype]
-    return tuple(reversed(PREFERRED[dtype]))  # OpenVINO multiplies bytes only where the processor adds their products exactly
+    return tuple(reversed(PREFERRED[dtype]))  # OpenVINO multiplies bytes only if the processor adds their products exactly
 
 
 def _sums_exactly() -> bool:
@@ -119,7 +118,7 @@ def _sums_exactly() -> bool:
 
 
 def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
-    """Why a backend cannot run a model, or None if it may."""
+    """The reason why a backend cannot run a model, or None if it can."""
     if dtype not in (None, *DTYPES[name]):
         return f"it runs {' and '.join(DTYPES[name])} only, not {dtype}"
     lacking = [package for package in PACKAGES[name] if not _installed(package)]
@@ -137,7 +136,7 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
 
 
 def _graph_or_reason(spec: ModelSpec) -> Graph | str:
-    """The graph of a checkpoint's family, or why its weights cannot run in one."""
+    """The graph of a checkpoint's family, or the reason why its weights cannot run in a graph."""
     if not has_weights(spec.folder):
         return "its weights (*.bin) were saved by torch before 1.6, or are cut short: save them again, or use torch"
     try:
@@ -152,12 +151,12 @@ def _installed(package: str) -> bool:
 
 
 def may_use_gpu(config: ModelConfig) -> bool:
-    """Whether a model may run on a GPU here, as far as can be said without importing torch."""
+    """True if a model may run on a GPU here. Does not import torch, so it can be wrong."""
     return config.backend in ("auto", "torch") and NVIDIA.exists() and _installed("torch")
 
 
 def no_gpu() -> str | None:
-    """Why torch computes on no GPU here, or None if it does; it is imported only where there is one."""
+    """The reason why torch cannot use a GPU here, or None if it can. Imports torch only if there is a GPU."""
     if not NVIDIA.exists():
         return f"there is no NVIDIA device here ({NVIDIA})"
     if not _installed("torch"):
@@ -182,7 +181,7 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
     graph = _graph_or_reason(spec)
     if isinstance(graph, str):
         own = find_own_graph(spec, dtype)
-        assert own is not None  # or `why_not` had refused
+        assert own is not None  # `why_not` has checked it
         if spec.tanh_gelu:
             raise LoadError(f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's weights")
         return OnnxBackend.from_file(spec, own, dtype=dtype)

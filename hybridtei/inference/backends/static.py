@@ -1,6 +1,6 @@
-"""A table of token vectors, whose mean is a text's (StaticEmbedding, Model2Vec): no runtime, no trunk.
+"""A table of token vectors; a text's vector is their mean (StaticEmbedding, Model2Vec). There is no runtime and no trunk.
 
-To tokenise a text takes longer than to look it up. Vectors are added up one text at a time, which stays in a core's cache.
+Tokenising a text takes longer than looking it up. Vectors are added text by text, which stays in a core's cache.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from hybridtei.system.machine import LaneKind, available_cores, both_lanes
 
 
 class StaticBackend:
-    """See `backends.base.Backend`. `is_table`: dense vectors of any number of texts are one pass, which holds no more than
-    these."""
+    """A `Backend`. `is_table`: one pass gives dense vectors of any number of texts, without further memory."""
 
     name = "static"
     dtype = "float32"
@@ -43,7 +42,7 @@ class StaticBackend:
         self._counting = threading.Lock()
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """See `Backend.forward`; one pass looks every token up."""
+        """Look up every token in one pass."""
         with self._counting:
             self.forwards += 1
         if batch.heads != {Head.DENSE}:
@@ -55,8 +54,8 @@ class StaticBackend:
         return HeadOutputs(dense=through(NUMPY, means, self._layers))
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """See `Backend.enter_lane`."""
+        """Nothing to prepare."""
 
     def close(self) -> None:
-        """Give the table back."""
+        """Free the table."""
         del self._table

@@ -1,6 +1,6 @@
 """`hybridtei tune`: tokens a second of each backend and precision by the size of a pass, and the flags to use.
 
-Nothing is kept, and no start measures: `backends.base.busy_tokens` gives the size of a pass by tables that were printed here.
+It stores nothing, and servers do not measure at start: `backends.base.busy_tokens` uses tables that this command printed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.system.machine import LaneKind
 
 FIRST_TOKENS = 64
-BEYOND = 2  # how many times the size of the server's passes the largest is
-TEXT_TOKENS = 64  # of the texts that are measured
-PASSES = 5  # of a size; the fastest counts, since other programs only ever slow one down
-FLAT = 0.97  # of the best rate: a smaller pass that gets there is enough
+BEYOND = 2  # the largest measured pass, in sizes of the server's passes
+TEXT_TOKENS = 64  # tokens of each measured text
+PASSES = 5  # runs of a size; the fastest counts, since other programs can only slow a run down
+FLAT = 0.97  # share of the best rate that makes a smaller pass large enough
 
-Rates = dict[int, float]  # size of pass -> tokens a second that all lanes for long texts achieve by it; smallest first
+Rates = dict[int, float]  # size of a pass -> tokens a second of all bulk lanes; the smallest size first
 
 
 def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator[str]:
-    """Measure what `config` leaves open; lines for people as they come, last the flags, those of the fastest first."""
+    """Measure the choices that `config` leaves open. Yield lines for people, at the end the flags, the fastest first."""
     best = dict[str, float]()
     for dtype in [config.dtype] if config.dtype else ["float32", "bfloat16", "int8"]:
         for name in PREFERRED[dtype]:
@@ -64,15 +64,15 @@ def _table(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Genera
 
 
 def enough(rates: Mapping[int, float]) -> int:
-    """The smallest size that is about as fast as any of these, at least one."""
+    """The smallest size that is about as fast as the fastest, of at least one."""
     return min(tokens for tokens, rate in rates.items() if rate >= FLAT * max(rates.values()))
 
 
 def measure(backend: Backend, most: int, *, clock: Callable[[], float] = perf_counter) -> Iterator[tuple[int, float]]:
     """(size, tokens a second) of each power of two from FIRST_TOKENS to `most`.
 
-    A pass is measured in one lane, and counts as often as there are lanes for long texts, so that backends whose passes take
-    one core each compare with those whose pass takes all.
+    A pass runs in one lane, and its rate is multiplied by the number of bulk lanes. So backends with one core a pass compare
+    with backends whose pass takes all cores.
     """
     lanes, size = max(backend.lanes.count(LaneKind.BULK), 1), FIRST_TOKENS
     with ThreadPoolExecutor(1, initializer=backend.enter_lane, initargs=(LaneKind.BULK,)) as lane:

@@ -1,7 +1,7 @@
-"""Around a graph that computes the trunk only: its inputs for a batch, and all heads on its hidden states, in numpy.
+"""The host's work around a graph of the trunk: the inputs for a batch, and in numpy all heads on its hidden states.
 
-A graph takes texts end to end, or padded to a rectangle, as its inputs say. Sizes may be rounded up for a runtime that compiles
-kernels for a shape; what fills them is computed and not read.
+A graph takes texts end to end or padded to a rectangle; its inputs tell which. Sizes may be rounded up for runtimes that
+compile kernels for a shape. The padding is computed and ignored.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from hybridtei.inference.backends.graph.mlm_head import MlmHead
 
 Feed = dict[str, NDArray[np.int64]]
-Sizes = tuple[int, int, int]  # tokens of a batch; rows and columns of the rectangle that attention has
-ROWS = "rows"  # an input that only graphs of texts end to end have
-QUERIES = "queries"  # of those, one of graphs where no token sees a later one
-MIN_QUERIES = 32  # of a row that shares a prefix: the keys of each are a copy
+Sizes = tuple[int, int, int]  # tokens of a batch; rows and columns of attention's rectangle
+ROWS = "rows"  # only graphs of texts end to end have this input
+QUERIES = "queries"  # only causal ones of these have this input
+MIN_QUERIES = 32  # queries of a row that shares a prefix: each row copies the keys
 
 
 def padding_of(inputs: frozenset[str]) -> Padding:
-    """What a graph of these inputs pads."""
+    """The padding of a graph with these inputs."""
     return Padding.ATTENTION if ROWS in inputs else Padding.ALL
 
 
@@ -49,10 +49,10 @@ def end_to_end(
     run: Callable[[Feed], Floats],
     grown: Callable[[Sizes], Sizes] = lambda sizes: sizes,
 ) -> Floats:
-    """Hidden states float32[t, h] of a batch from a graph that takes its texts end to end.
+    """Run a graph that takes texts end to end: hidden states float32[t, h] of a batch.
 
-    `inputs`: the names it takes. `grown`: sizes for which it is to be given more than there is. Attention has a row for each
-    text, to which tokens that are computed once are copied.
+    `inputs`: the graph's names. `grown`: rounds sizes up. Attention has a row for each text; tokens of a shared prefix are
+    computed once and copied to each row.
     """
     once = computed_once(batch)
     shape = _Attended.of(batch, grown) if once is None else _Attended.shared(batch, once, grown)
@@ -73,7 +73,7 @@ def end_to_end(
 
 
 def ids_of(batch: PackedBatch, inputs: frozenset[str]) -> Feed:
-    """What a graph of these inputs takes of each token."""
+    """The per-token inputs of a graph with these inputs."""
     feed = {"input_ids": batch.input_ids}
     if "position_ids" in inputs:
         feed["position_ids"] = batch.position_ids
@@ -85,7 +85,7 @@ def ids_of(batch: PackedBatch, inputs: frozenset[str]) -> Feed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attended:
-    """The rectangles of attention: see `ops`. `rows` and `queries` are those of tokens that are computed."""
+    """The rectangles of attention, described in `ops`. `rows` and `queries` count only computed tokens."""
 
     places: Ids
     rows: Ids
@@ -95,7 +95,7 @@ class _Attended:
 
     @classmethod
     def of(cls, batch: PackedBatch, grown: Callable[[Sizes], Sizes]) -> _Attended:
-        """A row for each text, and its queries as its keys."""
+        """A row for each text, with the same tokens as queries and keys."""
         _, n, longest = grown((len(batch.input_ids), len(batch), batch.max_seqlen))
         places, rows, seen = _rectangle(batch, n, longest)
         rows = rows.reshape(n, longest)
@@ -103,8 +103,8 @@ class _Attended:
 
     @classmethod
     def shared(cls, batch: PackedBatch, once: Once, grown: Callable[[Sizes], Sizes]) -> _Attended:
-        """A row for each text, whose keys are the prefix and its own tokens and whose queries are its own; and rows that have
-        the prefix as keys and a part of it as queries."""
+        """A row for each text, with the prefix and its own tokens as keys and its own tokens as queries; and rows with the
+        prefix as keys and parts of it as queries."""
         prefix, texts, own = batch.prefix, len(batch), batch.lengths - batch.prefix
         width, computed = int(own.max()), len(once.kept)
         _, _, columns = grown((computed, texts, max(width, MIN_QUERIES)))
@@ -125,10 +125,10 @@ class _Attended:
 
 
 def _rectangle(batch: PackedBatch, n: int, longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of n rows and `longest` columns: the place of each token int64[t], the token at each place int64[n * longest], and which
-    are seen int64[n, longest]."""
+    """A rectangle of n rows and `longest` columns: each token's place int64[t], the token at each place int64[n * longest], and
+    the mask of keys int64[n, longest]."""
     tokens = len(batch.input_ids)
-    if n == 1 and longest == tokens and batch.unseen is None:  # a text alone, whose pass is short
+    if n == 1 and longest == tokens and batch.unseen is None:  # a single text has a short pass, where each call counts
         places = np.arange(tokens)
         return places, places, np.ones((1, tokens), dtype=np.int64)
     mask = np.zeros((n, longest), dtype=bool)
@@ -138,12 +138,12 @@ def _rectangle(batch: PackedBatch, n: int, longest: int) -> tuple[NDArray[np.int
     rows[places] = np.arange(tokens)
     seen = mask.astype(np.int64)
     seen[: len(batch)] = seen_mask(mask[: len(batch)], batch)
-    seen[len(batch) :, 0] = 1  # a row that may attend to nothing is not a number
+    seen[len(batch) :, 0] = 1  # a row without any key would give NaN
     return places, rows, seen
 
 
 def in_rectangle(batch: PackedBatch, inputs: frozenset[str], padding_id: int, run: Callable[[Feed], Floats]) -> Floats:
-    """Hidden states float32[t, h] of a packed batch from a graph that takes a padded one. `inputs`: the names it takes."""
+    """Run a graph that takes a padded batch: hidden states float32[t, h] of a packed one. `inputs`: the graph's names."""
     input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, padding_id)
     feed: Feed = {"input_ids": input_ids, "attention_mask": seen_mask(mask, batch).astype(np.int64)}
     if "token_type_ids" in inputs:
@@ -153,7 +153,7 @@ def in_rectangle(batch: PackedBatch, inputs: frozenset[str], padding_id: int, ru
 
 
 class HostHeads:
-    """The heads that `spec` has. `words`: the table of word embeddings, where the lexical head reads it. `mlm`: for SPLADE."""
+    """The heads of `spec`. `words`: the table of word embeddings, if the lexical head reads it. `mlm`: SPLADE's."""
 
     def __init__(self, spec: ModelSpec, words: Floats | None = None, mlm: MlmHead | None = None) -> None:
         self.spec = spec
@@ -162,7 +162,7 @@ class HostHeads:
         self._layers = HeadLayers.read(spec, None if mlm is None else mlm.layers)
 
     def outputs(self, batch: PackedBatch, hidden: Floats, *, use_all_cores: bool = False) -> HeadOutputs:
-        """Compute the heads that the batch's requests ask for from hidden states float32[t, h]."""
+        """Compute the batch's requested heads from hidden states float32[t, h]."""
         kept, vectors = kept_rows(batch, self.spec)
         words = self._words[batch.input_ids] if self._words is not None and wants_words(batch, self.spec) else None
         product = None if self._mlm is None else self._mlm.product(use_all_cores=use_all_cores)

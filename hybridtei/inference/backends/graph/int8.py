@@ -1,13 +1,13 @@
-"""Matrices in eight bits; and int8 for ONNX Runtime: a checkpoint's graph that holds them so, made once, judged, and kept on
-this machine.
+"""Matrices in eight bits, and int8 for ONNX Runtime: a quantised graph of a checkpoint, made and judged once, and kept on this
+machine.
 
 A product x W^T becomes: round(x * 127 / row maximum of |x|) as bytes, times round(W * m / column maximum of |W|), times both
-scales, where m is the largest weight: 127, or 63 where sums of two products saturate at 16 bits. Bytes are unsigned with a zero
-point of 128, since x86 multiplies unsigned by signed ones. Rows that are quantised once serve query, key and value.
+scales. The largest weight m is 127, or 63 if sums of two products saturate at 16 bits. Bytes are unsigned with a zero point of
+128, since x86 multiplies unsigned by signed bytes. Query, key and value share the quantised rows.
 
-So each row of activations has a scale of its own (a row is a token), each column of a matrix too. The runtime's usual dynamic
-quantisation takes one scale for a whole batch: a text's vectors would depend on its neighbours, and it is further off. What
-is not a product stays float32 and comes from the checkpoint.
+So each row of activations (a token) and each column of a matrix has its own scale. The runtime's usual dynamic quantisation has
+one scale for a whole batch: it is less exact, and a text's vectors would depend on its neighbours. All other operations stay
+float32.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from hybridtei.outputs import Floats
 
 log = logging.getLogger(__name__)
 
-TINY = 1e-30  # of a row or a group that is zero
+TINY = 1e-30  # the scale of a row or a group of zeros
 
 
 def int8_family_graph(
     spec: ModelSpec, tensors: Mapping[str, Floats], max_weight: int = 127, *, rectangle: bool = False
 ) -> Graph:
-    """As `ops.family_graph`, holding in eight bits every matrix of a linear map. `tensors`: the checkpoint's, by name."""
+    """`ops.family_graph` with the matrices of all linear maps in eight bits. `tensors`: the checkpoint's, by name."""
     ops = _Int8Ops(spec, tensors, max_weight, rectangle=rectangle)
     graph = graph_by(ops, spec)
     return replace(graph, held=tuple(sorted(ops.held)))
@@ -46,9 +46,9 @@ def int8_family_graph(
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k / group, 1] of each group.
+    """A matrix float32[v, k] as whole numbers int8[v, k / group, group] and a scale float32[v, k / group, 1] for each group.
 
-    `divisor`: float32[k] that it was multiplied by before, since what it multiplies is divided by it.
+    `divisor` float32[k]: the matrix was multiplied by it before, and its input is divided by it.
     """
 
     values: NDArray[np.int8]
@@ -60,13 +60,14 @@ class Int8Matrix:
         return self.values.nbytes + self.scale.nbytes
 
     def float32(self) -> Floats:
-        """What it stands for: float32[v, k]."""
+        """The matrix float32[v, k] that it stands for."""
         matrix: Floats = np.asarray(self.values * self.scale).reshape(len(self.values), -1)
         return matrix if self.divisor is None else np.asarray(matrix / self.divisor)
 
 
 def quantized(matrix: Floats, group: int, max_weight: int = 127, divisor: Floats | None = None) -> Int8Matrix:
-    """The largest magnitude of each group becomes `max_weight`. `group` divides the columns. `divisor`: see `Int8Matrix`."""
+    """Quantise: each group's largest magnitude becomes `max_weight`. `group` divides the columns. `divisor`: as in
+    `Int8Matrix`."""
     grouped = (matrix if divisor is None else matrix * divisor).reshape(len(matrix), -1, group)
     scale = np.maximum(np.abs(grouped).max(2, keepdims=True), np.float32(TINY)) / np.float32(max_weight)
     return Int8Matrix(np.round(grouped / scale).astype(np.int8), scale, divisor)
@@ -80,7 +81,7 @@ class _Int8Ops(OnnxOps):
         self._max_weight = max_weight
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
-        """See `Ops.linear`. What is a constant is multiplied once, at load: exactly. Adapters are small, and stay float32."""
+        """Constants are multiplied exactly, once, at load. Adapters are small and stay float32."""
         if x.is_parameter or is_adapter(name):
             return super().linear(x, name, width, bias=bias)
         rows, size = self._once(("bytes", x.value), lambda: self._rows_in_bytes(x.value))
@@ -96,7 +97,7 @@ class _Int8Ops(OnnxOps):
         return Rows(product, width)
 
     def _rows_in_bytes(self, x: str) -> tuple[str, str]:
-        """uint8[t, k], and the scale of each row float32[t, 1]."""
+        """Quantise rows: uint8[t, k], and each row's scale float32[t, 1]."""
         largest = self._node("ReduceMax", self._node("Abs", x), self._list(1), keepdims=1)
         size = self._node("Max", self._node("Mul", largest, self._float(1 / 127)), self._float(TINY))
         zero = self.writer.constant(np.array(128, np.uint8))
@@ -104,7 +105,7 @@ class _Int8Ops(OnnxOps):
 
 
 def int8_graph(spec: ModelSpec, weights: Weights) -> Graph:
-    """The quantised graph of a checkpoint: kept from an earlier start, or made and judged now. Raises LoadError."""
+    """The quantised graph of a checkpoint: from an earlier start, or made and judged now. Raises LoadError."""
 
     def make() -> Graph:
         made, fidelity = make_int8(spec, weights, Guard())
@@ -116,7 +117,7 @@ def int8_graph(spec: ModelSpec, weights: Weights) -> Graph:
 
 
 def make_int8(spec: ModelSpec, weights: Weights, guard: Guard, *, rectangle: bool = False) -> tuple[Graph, Fidelity]:
-    """Quantise and judge. Raises LoadError with the figures if it is too far off."""
+    """Quantise and judge. Raises LoadError with the figures if the graph is too far from float32."""
     graph = family_graph(spec)
     tensors = graph_tensors(graph, weights)
     made = int8_family_graph(spec, tensors, max_weight())
@@ -127,11 +128,11 @@ def make_int8(spec: ModelSpec, weights: Weights, guard: Guard, *, rectangle: boo
 
 @cache
 def max_weight() -> int:
-    """The largest magnitude that a quantised weight may have here.
+    """The largest magnitude of a quantised weight on this processor.
 
-    x86 processors without VNNI add pairs of products in 16 bits and saturate: 2 x 255 x 127 does not fit, 2 x 255 x 63 does.
+    x86 processors without VNNI add pairs of products in 16 bits and saturate: 2 x 255 x 63 fits, 2 x 255 x 127 does not.
     """
-    import onnxruntime as ort  # OpenVINO's backend needs the matrices of this module, and no ONNX Runtime
+    import onnxruntime as ort  # OpenVINO's backend imports this module without ONNX Runtime
 
     session = ort.InferenceSession(integer_product_graph(), providers=["CPUExecutionProvider"])
     rows, matrix = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)

@@ -1,7 +1,7 @@
-"""The masked-language-model head of SPLADE: where families keep its parts, and its product on the host.
+"""The masked-language-model head of SPLADE: its parts in each family, and its product on the host.
 
-The product with the word table is nearly all of it, and ONNX Runtime does it two to six times as fast as numpy for short
-texts, in a session of its own: a session computes its whole graph, and other outputs must not pay for this one.
+The product with the word table is nearly all of the work. For short texts ONNX Runtime computes it two to six times as fast as
+numpy. It has its own session: a session always computes its whole graph, and other outputs do not need this product.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hybridtei.models.checkpoint.weights import Weights, check_shape
 from hybridtei.outputs import Floats
 from hybridtei.system.machine import available_cores
 
-Setting = tuple[str, Any]  # key of config.json, and transformers' default for it; without a key no setting moves the value
+Setting = tuple[str, Any]  # key of config.json and transformers' default; without a key the value is fixed
 
 
 class _Family(NamedTuple):
-    """Where a family keeps the parts of its head."""
+    """The names of a family's head parts."""
 
     dense: str
     norm: str
@@ -65,9 +65,9 @@ FAMILIES: Mapping[str, _Family] = {
 
 
 def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
-    """Read the head of a checkpoint. `words`: its table of word embeddings, float32[v, h], which most heads share.
+    """Read the head of a checkpoint. `words`: the table of word embeddings float32[v, h], which most heads share.
 
-    Raises LoadError and its kinds.
+    Raises LoadError and its subclasses.
     """
     family = FAMILIES.get(spec.model_type)
     if family is None:
@@ -89,7 +89,6 @@ class MlmHead:
     """The layers of the head, and sessions for its product."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, words: Floats, *, threads: int = 1, cache_gb: float = 0) -> None:
-        """See `mlm_layers`."""
         self.layers = mlm_layers(spec, weights, words)
         graph = Graph(product_graph("rows", "matrix", "logits"), {"matrix": self.layers.table.shape})
         cores = available_cores()
@@ -97,14 +96,14 @@ class MlmHead:
         self._openings = open_sessions(graph, {"matrix": self.layers.table}, weights, counts, cache_gb=cache_gb)
 
     def product(self, *, use_all_cores: bool) -> Product:
-        """What multiplies float32[t, h] with the table."""
+        """A function that multiplies float32[t, h] by the table."""
         session = there(self._openings[-1 if use_all_cores else 0]) or there(self._openings[0])
         assert session is not None
         return lambda rows: session.run("logits", {"rows": rows})
 
 
 class _Part:
-    """Reads settings and tensors of a head, by their exact names."""
+    """Reads settings and tensors of a head by exact name."""
 
     def __init__(self, spec: ModelSpec, weights: Weights) -> None:
         self._spec, self._weights, self._names = spec, weights, weights.names()
@@ -124,11 +123,11 @@ class _Part:
         return self._weights.float32(key)
 
     def _key(self, name: str) -> str | None:
-        """Exactly that name, or its old spelling: what merely ends alike may be another layer's."""
+        """Find exactly this name or its old spelling: a name with the same end may belong to another layer."""
         return next((key for key in (name, old_name(name)) if key in self._names), None)
 
     def decoder(self, family: _Family, words: Floats) -> tuple[Floats, Floats | None]:
-        """(matrix, bias). What a checkpoint holds twice counts as the decoder's own, as with transformers."""
+        """(matrix, bias). If a checkpoint has a tensor twice, the decoder's own one counts, as in transformers."""
         size, tied = self._spec.vocab_size, self._spec.config.get("tie_word_embeddings") is not False
         shape = (size, self._spec.hidden_size)
         shared = tied and f"{family.decoder}.weight" not in self._names

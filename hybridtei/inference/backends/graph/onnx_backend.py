@@ -1,9 +1,10 @@
 """ONNX Runtime on the CPU: one single-threaded session that all lanes call, heads in numpy.
 
-The graph holds no weights; they come from the checkpoint, packed once in a file that sessions map. A session with one
-intra-op thread runs in its caller's thread, so lanes share it without a copy, never wait for one another, and run at their own
-priority. A short text that is alone goes to a second session, over all cores: its answer takes little more than half the time;
-and to a third, of the same weights, whose graph is for one text: nothing is gathered, and a mean or first row is taken there.
+The graph has no weights; they come from the checkpoint, packed once in a file that sessions map. A session with one intra-op
+thread runs in its caller's thread, so lanes share it without a copy, do not wait for each other, and keep their priority.
+
+A short text alone goes to a second session over all cores, and needs little more than half the time; or to a third session
+with the same weights, whose graph is for one text: it gathers nothing, and includes the mean or first row.
 Both give the same bits as the first, which takes their place until they are open.
 """
 
@@ -36,15 +37,15 @@ POOLED_HEADS = frozenset({Head.DENSE})
 
 
 class OnnxBackend:
-    """See `backends.base.Backend`."""
+    """ONNX Runtime's `Backend`."""
 
     name = "ort"
     fills_cores = False
     shares_prefixes = False
 
     def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1, cache_gb: float = 0) -> None:
-        """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well.
-        `cache_gb`: see `packed_file.packed`."""
+        """`threads`: of one pass. More than one is for a single caller, since such passes share a processor badly. `cache_gb`:
+        as for `packed_file.packed`."""
         self.shares_prefixes = graph.causal
         words = word_table(spec, graph.weights)
         tensors = graph_tensors(graph, weights)
@@ -61,7 +62,7 @@ class OnnxBackend:
 
     @classmethod
     def from_file(cls, spec: ModelSpec, path: Path, *, dtype: str = "float32", threads: int = 1) -> OnnxBackend:
-        """From a checkpoint's own ONNX file of its trunk, which needs no other weights. Raises LoadError and its kinds."""
+        """Open a checkpoint's own ONNX file of its trunk, weights included. Raises LoadError and its subclasses."""
         if spec.is_splade:
             raise UnsupportedArchitecture(f"{path}: a SPLADE model's head is read from safetensors")
         check_file(path)
@@ -86,11 +87,11 @@ class OnnxBackend:
         self._output = "hidden"
 
     def _counts(self) -> list[int]:
-        """Threads of each session: of one that lanes call, and of another over all cores where that has fewer."""
+        """The threads of each session: of the lanes' one, and of one over all cores if the lanes' one has fewer."""
         return [self._threads, *([available_cores()] if self._threads < available_cores() else [])]
 
     def _open(self, openings: Sequence[Opening], general: int) -> None:
-        """`general`: how many of the sessions take any batch; one more takes a text alone."""
+        """`general`: the number of sessions for any batch. A further session takes single texts."""
         first = there(openings[0])
         assert first is not None
         self._session, self._openings, self._general = first, openings, general
@@ -115,7 +116,7 @@ class OnnxBackend:
             alone.run(self._output, ids_of(batch, alone.inputs), shrink=True)
 
     def _probe(self, path: Path) -> None:
-        """What a graph says of its sizes, and that it knows every word, is believed once it was seen. Raises LoadError."""
+        """Run the graph to check its output's shape and its vocabulary. Raises LoadError."""
         spec = self.spec
         texts = [Encoding(np.arange(size, dtype=np.int64) % spec.vocab_size) for size in (1, min(3, spec.max_input_length))]
         texts[0].input_ids[0] = spec.vocab_size - 1
@@ -130,7 +131,6 @@ class OnnxBackend:
             )
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """See `Backend.forward`."""
         try:
             alone = self._alone if use_all_cores and len(batch) == 1 and batch.unseen is None else None
             if alone is not None:
@@ -138,18 +138,18 @@ class OnnxBackend:
             else:
                 hidden = self._hidden(batch, use_all_cores=use_all_cores)
                 outputs = self._heads.outputs(batch, hidden, use_all_cores=use_all_cores)
-        except Exception as error:  # the library raises kinds of its own, bare RuntimeErrors among them
+        except Exception as error:  # the library has its own exceptions, and raises bare RuntimeErrors
             raise BackendError(f"the forward pass failed: {error}") from error
         with self._counting:
             self.forwards += 1
         return outputs
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """The session never starts threads; numpy's products are kept from it too, or lanes would wait for one another."""
+        """The session starts no threads. Limit numpy's products to one thread too, so that lanes do not wait for each other."""
         threadpool_limits(limits=1, user_api="blas")
 
     def close(self) -> None:
-        """Give the weights back."""
+        """Free the weights."""
         wait(self._openings)
         del self._session, self._openings, self._heads
 

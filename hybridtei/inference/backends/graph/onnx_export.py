@@ -1,8 +1,8 @@
-"""What `hybridtei export` writes: a model's folder around an ONNX file that holds its weights, laid out as optimum and
-sentence-transformers have it.
+"""`hybridtei export`: writes a model's folder with an ONNX file that includes the weights, in the layout of optimum and
+sentence-transformers.
 
-The folder has `onnx/model.onnx` or `onnx/model_quantized.onnx`, and beside it the checkpoint's own configuration, tokenizer,
-modules and heads.
+The folder has `onnx/model.onnx` or `onnx/model_quantized.onnx`, and the checkpoint's own configuration, tokenizer, modules and
+heads.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 
-LARGEST_FILE = 1_500_000_000  # bytes of tensors; a protobuf message ends at 2 GB, more goes into a file beside it
+LARGEST_FILE = 1_500_000_000  # bytes of tensors; larger ones go into a second file, since a protobuf message ends at 2 GB
 DESCRIBING = frozenset({".json", ".txt", ".model"})
 NO_COPY = frozenset({"onnx", "openvino"})
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was written, and how close to float32 it is, where it is not that itself."""
+    """The written file, and its fidelity if it is not float32."""
 
     path: Path
     size: int
@@ -47,7 +47,7 @@ class Report:
 def export_model(
     spec: ModelSpec, out: Path, dtype: Literal["float32", "int8"] = "float32", guard: Guard | None = None
 ) -> Report:
-    """Write a model's folder anew around an ONNX file. Raises LoadError, and for int8 if `guard` does not let it pass."""
+    """Write a new model folder with an ONNX file. Raises LoadError, also if an int8 model fails `guard`."""
     if spec.is_splade:
         raise UnsupportedArchitecture(f"{spec.folder}: SPLADE models are served, but not exported")
     if spec.sparse is not None and spec.sparse.kind == "code":
@@ -80,14 +80,14 @@ def _write(graph: Graph, tensors: Mapping[str, Floats], path: Path) -> None:
 
 
 def _write_words(table: Floats, path: Path) -> None:
-    """Write the word embeddings to a file of their own, for the heads that read them."""
+    """Write the word embeddings to a separate file, for the heads that read them."""
     from safetensors.numpy import save_file
 
     save_file({"words": np.ascontiguousarray(table)}, path)
 
 
 def _copy_files(spec: ModelSpec, out: Path) -> None:
-    """All but the weights of the trunk; heads that lie elsewhere come along."""
+    """Copy all files except the trunk's weights, and also heads from other folders."""
     root = spec.folder.parent if spec.folder.name == "0_Transformer" else spec.folder
     heads = {head.file for head in (spec.sparse, spec.multivector) if head is not None and head.file is not None}
     for file in (*_described(root, spec.folder), *sorted(heads)):

@@ -1,7 +1,7 @@
-"""ONNX files that hold their weights, which a checkpoint brings itself: those that `onnx_export` writes, and others.
+"""A checkpoint's own ONNX files with weights: written by `onnx_export`, or by others.
 
-What a checkpoint brings is material to judge: a graph is taken only if its ends are those of a trunk, and names of other files
-in it may not lead out of its folder. Whether it computes what the checkpoint's own weights would is asked where both are there.
+A checkpoint's graph is not trusted: its inputs and outputs must be a trunk's, and its references to files must not leave the
+folder. If the checkpoint also has weights, the graph's result is compared with theirs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "float32": ("onnx/model.onnx", "model.onnx"),
     "int8": ("onnx/model_quantized.onnx", "model_quantized.onnx"),
 }
-WORDS = "word_embeddings.safetensors"  # beside a graph that we exported, where a head reads the table
+WORDS = "word_embeddings.safetensors"  # beside a graph that we exported, for a head that reads the table
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 NEEDED = frozenset({"input_ids", "attention_mask"})
 HIDDEN = ("last_hidden_state", "token_embeddings", "hidden_states", "hidden")
 
-# Fields of ONNX's messages that lead to tensors: message -> field -> message within.
+# Fields of ONNX's messages that lead to tensors: message -> field -> inner message.
 _PATHS: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -43,14 +43,14 @@ _PATHS: Mapping[str, Mapping[int, str]] = {
 
 
 def find_own_graph(spec: ModelSpec, dtype: str = "float32") -> Path | None:
-    """A checkpoint's own ONNX file of its trunk in that precision, if it has one."""
+    """A checkpoint's own ONNX file of its trunk in this precision, or None."""
     roots = (spec.folder, spec.folder.parent) if spec.folder.name == "0_Transformer" else (spec.folder,)
     files = (root / name for root in roots for name in FILES.get(dtype, ()))
     return next((file for file in files if file.is_file()), None)
 
 
 def check_file(path: Path) -> None:
-    """Raises LoadError or MissingArtifact if the file is none, or leans on files that are missing or outside its folder."""
+    """Raises LoadError or MissingArtifact if the file is no ONNX, or needs files that are missing or outside its folder."""
     require(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -62,7 +62,7 @@ def check_file(path: Path) -> None:
 
 
 def words_beside(path: Path, spec: ModelSpec) -> Floats | None:
-    """The table of word embeddings, where the sparse head reads it. Raises LoadError if it is not there, or another's."""
+    """The table of word embeddings, if the sparse head reads it. Raises LoadError if it is missing or another model's."""
     if spec.sparse is None or "embedding" not in spec.sparse.inputs:
         return None
     file = path.parent / WORDS
@@ -75,7 +75,7 @@ def words_beside(path: Path, spec: ModelSpec) -> Floats | None:
 
 
 def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) -> str:
-    """Name of the output with a row for each token. Raises UnsupportedArchitecture if the graph is not that of a trunk."""
+    """The name of the output with a row for each token. Raises UnsupportedArchitecture if the graph is no trunk."""
     inputs = {node.name: node for node in session.get_inputs()}
     if not NEEDED <= set(inputs) <= INPUTS:
         raise UnsupportedArchitecture(f"{path}: takes {sorted(inputs)}; served: {sorted(INPUTS)}, the last if it is there")
@@ -96,7 +96,7 @@ def _is_hidden(node: ort.NodeArg, width: int) -> bool:
 
 
 def _locations(content: mmap.mmap, start: int, stop: int, message: str) -> Iterator[bytes]:
-    """Every file that a tensor anywhere in a message says its content lies in."""
+    """The files that the tensors of a message name as the place of their content."""
     lying = ((field, place) for field, place in message_fields(content, start, stop) if isinstance(place, slice))
     if message == "entry":
         entry = {field: content[place] for field, place in lying}

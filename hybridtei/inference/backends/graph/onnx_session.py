@@ -1,7 +1,7 @@
-"""ONNX Runtime sessions: of a graph that lacks the checkpoint's tensors, and of a file with its own weights.
+"""ONNX Runtime sessions: of a graph without the checkpoint's tensors, and of a file with weights.
 
-A model can answer once its first session is open. A thread opens the others after it, as each packs all matrices again to find
-them in the packed file: 0.2 s of the start of a base-sized model on two cores, and 2 s of one of 0.6B.
+A model can answer once its first session is open. A thread then opens the others, since each packs all matrices again to find
+them in the packed file: 0.2 s at the start of a base-sized model on two cores, 2 s for one of 0.6B.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from hybridtei.system.machine import move_to, own_processors
 
 log = logging.getLogger(__name__)
 
-# What passes took is freed after a pass with this option. Else each session keeps as much as its largest pass took; and where
-# every pass frees it, the next one waits for new pages, a tenth of its time. The first pass of a session is the self-test's.
+# A pass with this option frees the session's memory. Otherwise a session keeps the memory of its largest pass. If every pass
+# frees it, the next one waits for new pages, a tenth of its time. A session's first pass is the self-test's.
 SHRINKING = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
-ERRORS = 3  # the least severity that is logged
-ENTRIES = {"session.force_spinning_stop": "1"}  # its threads wait actively within a pass only
+ERRORS = 3  # the least severe level to log
+ENTRIES = {"session.force_spinning_stop": "1"}  # its threads spin only during a pass
 
 
 class Places:
-    """Where the threads of a session run: on a processor each where it has as many as there are, else anywhere.
+    """The processors of a session's threads: one each if their numbers are equal, else any.
 
-    `entries`: of the session's configuration, for all threads but its caller's.
+    `entries`: the session's configuration for all threads except the caller's.
     """
 
     def __init__(self, threads: int) -> None:
@@ -49,7 +49,7 @@ class Places:
         self.entries = {"session.intra_op_thread_affinities": numbers} if others else {}
 
     def run(self, work: Callable[[], Floats]) -> Floats:
-        """What `work` returns, called while the calling thread is on its processor."""
+        """Call `work` with the calling thread pinned to its processor, and return the result."""
         before = move_to(self._callers) if self._callers else ()
         try:
             return work()
@@ -59,8 +59,8 @@ class Places:
 
 
 class Session:
-    """A graph that runs with a certain number of threads. Threads may call at once. `inner`: the package's own object.
-    `inputs`, `outputs`: their names. `holds`: whether it keeps what a pass took, or had none."""
+    """A graph that runs with a fixed number of threads. Several threads may call it at once. `inner`: the package's object.
+    `inputs`, `outputs`: their names. `holds`: True if it keeps a pass's memory, or had no pass yet."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Session:
         is_packed: bool = False,
         folder: Path | None = None,
     ) -> None:
-        """`tensors`: those that the graph lacks, which are copied. `is_packed`: it is optimized. `folder`: of the files that a
-        graph in bytes names. Raises the package's kinds."""
+        """`tensors`: the graph's missing tensors, which are copied. `is_packed`: the graph is optimized already. `folder`: of
+        the files named in a graph in bytes. Raises the package's exceptions."""
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -97,7 +97,7 @@ class Session:
         self.outputs = frozenset(node.name for node in self.inner.get_outputs())
 
     def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
-        """One output, float32. `shrink`: free what passes took. Raises the package's kinds."""
+        """Compute one output, float32. `shrink`: free the passes' memory. Raises the package's exceptions."""
         shrink |= not self._has_run
         self.holds, self._has_run = self.holds and not shrink, True
         how = self._shrinking if shrink else None
@@ -106,7 +106,7 @@ class Session:
         return found
 
 
-Opening = Future[Session | None]  # None: it could not be opened, and another takes its place
+Opening = Future[Session | None]  # None: it could not be opened, and another one replaces it
 
 
 def open_sessions(
@@ -118,10 +118,10 @@ def open_sessions(
     cache_gb: float = 0,
     alone: Graph | None = None,
 ) -> list[Opening]:
-    """A session for each number of threads, the first of which is there. `weights`: the checkpoint of the tensors. `cache_gb`:
-    see `packed`.
+    """A session for each number of threads. Only the first is open on return. `weights`: the checkpoint of the tensors.
+    `cache_gb`: as for `packed`.
 
-    `alone`: a graph of the same tensors for one text. Its session comes last and has the last number of threads; there is none
+    `alone`: a graph of the same tensors for one text. Its session comes last and has the last number of threads. It is left out
     if it would need a second copy of the tensors. Raises LoadError, naming the model's folder.
     """
     try:
@@ -135,30 +135,30 @@ def open_sessions(
             return [opened(Session(each.onnx, count, held)) for each, count in graphs]
     except LoadError:
         raise
-    except Exception as error:  # kinds of the library's own
+    except Exception as error:  # the library's own exceptions
         raise _refused(weights.folder, error) from error
 
 
 def opened(session: Session) -> Opening:
-    """A session that is there."""
+    """An opening that is done."""
     future = Opening()
     future.set_result(session)
     return future
 
 
 def there(opening: Opening) -> Session | None:
-    """The session if it is open."""
+    """The session if it is open, else None."""
     return opening.result() if opening.done() else None
 
 
 def _mapped(
     path: Path, threads: Sequence[int], alone: Graph | None, tensors: Mapping[str, Floats], stack: ExitStack
 ) -> list[Opening]:
-    """`stack`: closes the packed file, which has to stay until all sessions are open."""
+    """Open the sessions of a packed file. `stack` closes the file, which must stay until all sessions are open."""
     others: list[Callable[[], Session]] = [partial(Session, path, count, is_packed=True) for count in threads[1:]]
     if alone is not None:
         beside = _tensors_beside(path)
-        changed = {name: shape for name, shape in alone.weights.items() if name not in beside}  # as the graph was optimized
+        changed = {name: shape for name, shape in alone.weights.items() if name not in beside}  # by the optimization
         if 4 * sum(map(prod, changed.values())) < LEAST_BYTES:
             content = alone.body + nested(7, b"".join(beside[name] for name in alone.weights if name in beside))
             held = {name: tensors[name] for name in changed}
@@ -175,25 +175,25 @@ def _open(makers: Sequence[Callable[[], Session]], openings: Sequence[Opening], 
         for make, opening in zip(makers, openings, strict=True):
             try:
                 opening.set_result(make())
-            except Exception as error:  # kinds of the library's own
+            except Exception as error:  # the library's own exceptions
                 log.warning("a session could not be opened, so the first one does its work: %s", error)
                 opening.set_result(None)
     memory.trim()
 
 
 def _tensors_beside(path: Path) -> dict[str, bytes]:
-    """The fields of a graph that hold tensors, or say where these and their packed forms lie beside it, by name."""
+    """By name: the fields of a graph with tensors, or with the places of tensors and packed forms in other files."""
     tensors = [tensor for graph in parts(path.read_bytes(), 7) for tensor in parts(graph, 5)]
     return {next(parts(tensor, 8)).decode(): nested(5, tensor) for tensor in tensors}
 
 
 def open_file(path: Path, folder: Path, threads: Sequence[int]) -> list[Opening]:
-    """Sessions of an ONNX file with its own weights. Raises LoadError, naming the model's folder."""
+    """Open the sessions of an ONNX file with weights. Raises LoadError, naming the model's folder."""
     try:
         return [opened(Session(path, count)) for count in threads]
-    except Exception as error:  # kinds of the library's own
+    except Exception as error:  # the library's own exceptions
         raise _refused(folder, error) from error
 
 
 def _refused(folder: Path, error: Exception) -> LoadError:
-    return LoadError(f"{folder}: ONNX Runtime does not take the graph: {error}")
+    return LoadError(f"{folder}: ONNX Runtime refuses the graph: {error}")

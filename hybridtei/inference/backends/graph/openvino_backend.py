@@ -1,18 +1,18 @@
-"""OpenVINO on the CPU, in float32, bfloat16 or int8: the graphs and heads of ONNX Runtime's backend, another engine.
+"""OpenVINO on the CPU, in float32, bfloat16 or int8, with the graphs and heads of ONNX Runtime's backend.
 
-Passes run in OpenVINO's own threads, which keep the priority of the thread that started them, whoever calls. So bulk lanes have
-a compiled model of their own, made by a thread of low priority; express lanes have another, and a short text that is alone a
-third, over all cores. What these cost is memory: each packs the matrices into a form of its own, which its threads share. So a
-model of large matrices is compiled once, over all cores, for a single lane.
+Passes run in OpenVINO's own threads, with the priority of the thread that started them, not of the caller. So bulk lanes have
+their own compiled model, made by a thread of low priority; express lanes have a second one, and single short texts a third one
+over all cores. This costs memory: each compiled model packs the matrices again, and its threads share them. So a model with
+large matrices is compiled once, over all cores, for a single lane.
 
-Kernels are made for a shape and kept: a new one costs some 15 ms and 2 MB in each thread. So rectangles grow to one of few
-sizes, and so does the number of tokens, which costs no more than it saves; each thread keeps a bounded number of kernels.
+OpenVINO compiles kernels for a shape and keeps them: a new shape costs some 15 ms and 2 MB in each thread. So rectangles and
+numbers of tokens are rounded up to a few sizes, and each thread keeps a bounded number of kernels.
 
-In int8, groups of the numbers of a matrix's row share a scale, and groups of a token's numbers one that is found in the pass,
-where the processor multiplies bytes; elsewhere, only the matrices are smaller. See `openvino_model.Int8Form`.
+In int8, groups of numbers in a matrix's row share a scale. If the processor multiplies bytes, groups of a token's numbers share
+a scale that the pass computes; otherwise only the matrices are smaller. `openvino_model.Int8Form` describes the forms.
 
-Inputs are never lent (`share_inputs`), only copied. After a pass on lent memory the graph goes on using that
-address, and the next request whose inputs are copied has them written there, by then the memory of something else.
+Inputs are copied, never lent (`share_inputs`). After a pass on lent memory the graph keeps its address and writes the next
+request's copied inputs there, where other objects may live by then.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes, lower_priority
 
-import openvino as ov  # isort: skip  # after `openvino_model`, which turns its reports off
+import openvino as ov  # isort: skip  # after `openvino_model`, which turns off its reports
 
-LARGE_BYTES = 256_000_000  # of matrices, of which there is no second copy then; two cores do as much in one lane
+LARGE_BYTES = 256_000_000  # bytes of matrices; above, there is no second copy: two cores do as much in one lane
 PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
 THREADS = Path("/proc/self/task")
 QUERY_TOKENS = 32
-KERNELS = 60  # that a thread keeps, 2 MB for a dozen of one shape; more saved 3 % of the time where shapes never repeat
-ATTEMPTS = 8  # closed models whose idle threads may be in the way of new ones
+KERNELS = 60  # kernels that a thread keeps, 2 MB for a dozen of one shape; more saved 3 % of the time if shapes never repeat
+ATTEMPTS = 8  # closed models; their idle threads may hinder new ones
 
 
 class OpenVinoBackend:
-    """See `backends.base.Backend`."""
+    """OpenVINO's `Backend`."""
 
     name = "openvino"
     padding = Padding.ATTENTION
@@ -69,10 +69,10 @@ class OpenVinoBackend:
         threads: int = 1,
         bulk_niceness: int = 10,
     ) -> None:
-        """`threads` of one pass; more than one is for a single caller, since such passes do not share the processor well.
+        """`threads`: of one pass. More than one is for a single caller, since such passes share a processor badly.
 
-        `int8`: its form, if that is the `dtype`; groups of 64 by default. `bulk_niceness`: what bulk lanes compute at; the
-        callers' own priority does not reach OpenVINO's threads. Raises LoadError.
+        `int8`: the form for the `dtype` int8; default: groups of 64. `bulk_niceness`: of the bulk lanes' threads, since the
+        callers' priority does not reach OpenVINO's threads. Raises LoadError.
         """
         self.spec = spec
         self.dtype = dtype
@@ -103,7 +103,7 @@ class OpenVinoBackend:
         except LoadError as error:
             raise LoadError(f"{weights.folder}: {error}") from error
         except Exception as error:  # bare RuntimeErrors
-            raise LoadError(f"{weights.folder}: OpenVINO does not take the graph: {error}") from error
+            raise LoadError(f"{weights.folder}: OpenVINO refuses the graph: {error}") from error
         mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
         weights.release()
         self._weights = weights
@@ -111,7 +111,6 @@ class OpenVinoBackend:
         self._heads = HostHeads(spec, table, mlm)
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """See `Backend.forward`."""
         try:
             outputs = self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
         except Exception as error:  # the library raises bare RuntimeErrors
@@ -121,17 +120,17 @@ class OpenVinoBackend:
         return outputs
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """Whose threads compute what this one asks for; numpy's products stay in this one, or lanes would wait for others."""
+        """Choose the compiled model for this thread. Limit numpy's products to it, so that lanes do not wait for each other."""
         self._lane.kind = kind
         threadpool_limits(limits=1, user_api="blas")
 
     def free_unused(self) -> None:
-        """See `Keeping`. Matrices are packed by the first pass, which reads the checkpoint's files once more."""
+        """Free idle memory. The next pass packs the matrices again, and reads the checkpoint's files for that."""
         self._models.free_unused()
         self._weights.release()
 
     def close(self) -> None:
-        """Give the weights back."""
+        """Free the weights."""
         del self._models
 
     def _hidden(self, batch: PackedBatch, *, use_all_cores: bool) -> Floats:
@@ -143,7 +142,7 @@ class OpenVinoBackend:
 class _Models:
     """The graph, compiled for each kind of caller.
 
-    Threads inherit their starter's priority, and some are shared by all models of a process; so the bulk model comes last.
+    Threads inherit their starter's priority, and all models of a process share some threads, so the bulk model comes last.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class _Models:
         team: int,
         bulk_niceness: int,
     ) -> None:
-        """`team`: threads of the one model that there is for all, or 0."""
+        """`team`: the threads of the only model, which all callers share, or 0."""
         core = ov.Core()
         _check_processor(core, settings["INFERENCE_PRECISION_HINT"])
         model = model_of(core, graph, tensors, by_token=by_token)
@@ -183,9 +182,9 @@ class _Models:
 
 
 class _Compiled:
-    """A compiled model and its idle requests, one for each caller there ever was at once.
+    """A compiled model and its idle requests, as many as there were callers at once.
 
-    Requests are kept as long as the model, since it may hold on to the memory of one that is gone.
+    Requests live as long as the model, since the model may keep a deleted request's memory.
     """
 
     def __init__(self, model: ov.CompiledModel) -> None:
@@ -195,7 +194,7 @@ class _Compiled:
         self.inputs = frozenset(port.any_name for port in model.inputs)
 
     def free_unused(self) -> None:
-        """Free what passes took, unless one runs: OpenVINO would raise, and the next takes as much."""
+        """Free the passes' memory, unless a pass runs: OpenVINO would raise, and the next pass needs the memory anyway."""
         with self._changing:
             if not self._running:
                 self._model.release_memory()
@@ -215,7 +214,7 @@ class _Compiled:
 
 
 def _fill(request: ov.InferRequest, feed: Feed) -> None:
-    """Copy inputs into the request's own tensors, as `infer` would: it compares shapes by an exception an input, in 0.3 ms."""
+    """Copy inputs into the request's tensors. `infer` would raise an exception an input to compare shapes: 0.3 ms."""
     for name, values in feed.items():
         tensor = request.get_tensor(name)
         tensor.shape = values.shape
@@ -223,7 +222,7 @@ def _fill(request: ov.InferRequest, feed: Feed) -> None:
 
 
 def _grown_sizes(sizes: Sizes) -> Sizes:
-    """Few shapes for many batches. Lone queries are one shape: another than the pass before costs more than the padding."""
+    """Round sizes up to few shapes. All lone queries have one shape, since a new shape costs more than padding."""
     tokens, rows, columns = sizes
     if rows == 1 and tokens <= QUERY_TOKENS:
         return QUERY_TOKENS, 1, QUERY_TOKENS
@@ -235,7 +234,7 @@ def _grown_rectangle(rows: int, columns: int) -> tuple[int, int]:
 
 
 def grown(size: int, least: int, parts: int) -> int:
-    """The next multiple of `least`, or of a power of two that is at most 2 / `parts` of it."""
+    """The next multiple of `least`, or of a power of two of at most 2 / `parts` of the number."""
     step = max(least, (1 << (size - 1).bit_length()) // parts)
     return -(-size // step) * step
 
@@ -252,7 +251,7 @@ def _settings(dtype: str, int8: Int8Form | None) -> Settings:
 
 
 def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int) -> _Compiled:
-    """In threads of its own: those of a closed model, which OpenVINO would take over, may have another priority."""
+    """Compile with new threads: OpenVINO would reuse a closed model's threads, which may have another priority."""
     settings: dict[str, Any] = {
         **wanted,
         "INFERENCE_NUM_THREADS": threads,
@@ -274,7 +273,7 @@ def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, 
 
 
 def _threads() -> frozenset[str]:
-    """Of this process; none where the operating system does not say."""
+    """The threads of this process; none if the system does not list them."""
     return frozenset(os.listdir(THREADS)) if THREADS.exists() else frozenset()
 
 
@@ -285,7 +284,7 @@ def _check_processor(core: ov.Core, precision: ov.Type) -> None:
 
 
 def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str]) -> None:
-    """Raises IndexError: OpenVINO reads beyond a table without a word."""
+    """Raises IndexError for ids outside a table, where OpenVINO would read other memory without an error."""
     types = batch.token_type_ids if "token_type_ids" in taken else None
     positions = spec.config.get("max_position_embeddings") if looks_positions_up(spec.config) else None
     tables = (

@@ -1,8 +1,8 @@
-"""int8 on OpenVINO: in the form that the processor's instructions ask for, judged once, and kept.
+"""int8 on OpenVINO in the form that fits the processor's instructions, judged once and kept.
 
-Small groups are closer to float32 and large ones mostly faster; which are how fast depends on the processor. Vectors of sample
-texts are held against those in float32, of the same engine and the same weights. What channels are divided by comes from the
-same texts; it changes nothing but where numbers are rounded, whatever the text.
+Small groups are closer to float32; large ones are mostly faster, depending on the processor. The vectors of sample texts are
+compared with float32's of the same engine and weights. The divisors of channels come from the same texts; they only change
+where numbers are rounded.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 from hybridtei.system.machine import available_cores
 
-import openvino as ov  # isort: skip  # after `openvino_model`, which turns its reports off
+import openvino as ov  # isort: skip  # after `openvino_model`, which turns off its reports
 
 log = logging.getLogger(__name__)
 
 GUARD = Guard(worst=0.997, mean=0.997, overlap=0.97)
-SAFEST = 64  # the form nearest to float32: of processors that no row below names, none was measured
-# Size of group by an instruction that Linux names; the first that the processor has.
+SAFEST = 64  # the form nearest to float32, for processors without a row below, which were not measured
+# Group size by instruction, under Linux's names. The first one that the processor has counts.
 GROUPS = {
-    "amx_int8": BY_TOKEN,  # measured: tiles, 2.9 to 3.2 x the speed of MiniLM in float32; groups are for vector registers
-    "avx512_vnni": 128,  # measured: 1.02 to 1.10 x the speed of groups of 64; those of 384 kept too little of some texts
+    "amx_int8": BY_TOKEN,  # measured: 2.9 to 3.2 x the speed of MiniLM in float32 by tiles; groups need vector registers
+    "avx512_vnni": 128,  # measured: 1.02 to 1.10 x the speed of groups of 64; groups of 384 were too inexact for some texts
     "avx_vnni": SAFEST,  # not measured
 }
 CPU_INFO = Path("/proc/cpuinfo")
-SHARE = 0.6  # of outliers that goes from tokens to matrices
-LEAST = 1e-3  # of the largest: a channel that the sample texts leave at zero may have a size in others
-GAIN = 2  # numbers made of one that is rounded: fewer are not worth finding the scale of a token
+SHARE = 0.6  # share of outliers that moves from tokens to matrices
+LEAST = 1e-3  # of the largest channel: a channel that is zero in the sample texts may be larger in others
+GAIN = 2  # products with each rounded number; for fewer, finding a token's scale costs too much
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What was found of a form that passed. `divisors`: of `Int8Form`, in bytes."""
+    """The stored result of a form that passed. `divisors`: of `Int8Form`, in bytes."""
 
     fidelity: Fidelity
     divisors: dict[str, bytes]
 
 
 def open_int8(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenVinoBackend:
-    """A model in int8 that passed the guard. Raises LoadError."""
+    """Open a model in int8 that passed the guard. Raises LoadError."""
     if group_of(_instructions()) == BY_TOKEN:
         log.warning("this processor has AMX: --dtype bfloat16 is as fast as int8 or faster, and nearer to float32")
     form = int8_form(spec, weights)
@@ -71,14 +71,14 @@ def open_int8(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenV
 
 
 def group_of(instructions: Sequence[str]) -> int:
-    """The size of group for a processor with these instructions; see `GROUPS`."""
+    """The group size for a processor with these instructions, from `GROUPS`."""
     return next((group for name, group in GROUPS.items() if name in instructions), SAFEST)
 
 
 def int8_form(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> Int8Form:
-    """This processor's form for a checkpoint: kept from an earlier start that asked the usual guard, or judged now.
+    """This processor's form for a checkpoint: stored by an earlier start with the usual guard, or judged now.
 
-    Raises LoadError with the figures if it does not pass.
+    Raises LoadError with the figures if the form fails the guard.
     """
     graph, group = family_graph(spec), group_of(_instructions())
     what = f"int8 on OpenVINO in {'whole tokens' if group == BY_TOKEN else f'groups of {group}'}"
@@ -103,7 +103,7 @@ def _instructions() -> list[str]:
 
 
 def judged(spec: ModelSpec, graph: Graph, weights: Weights, form: Int8Form) -> Fidelity:
-    """How close sample texts in a form are to those in float32, one model in memory at a time."""
+    """The fidelity of a form to float32 on sample texts, with one model in memory at a time."""
     found = list[Floats]()
     for dtype in ("int8", "float32"):
         with closing(OpenVinoBackend(spec, graph, weights, dtype=dtype, int8=form, threads=available_cores())) as backend:
@@ -112,7 +112,7 @@ def judged(spec: ModelSpec, graph: Graph, weights: Weights, form: Int8Form) -> F
 
 
 def divisors(spec: ModelSpec, graph: Graph, weights: Weights, *, gain: float = 0) -> dict[str, Floats]:
-    """Of the matrices that make at least `gain` times the numbers that they take, by the sample texts in float32."""
+    """The divisors of matrices with at least `gain` products a number, from the sample texts in float32."""
     core = ov.Core()
     model = declared(core, graph)
     shared = shared_inputs(model, int8_matrices(graph))
@@ -128,7 +128,7 @@ def divisors(spec: ModelSpec, graph: Graph, weights: Weights, *, gain: float = 0
 
 
 def smoothing(tokens: Floats, matrix: Floats) -> Floats:
-    """Divisors float32[k] of channels by the largest magnitude of each in tokens and in a matrix. Their geometric mean is 1."""
+    """Divisors float32[k] from each channel's largest magnitude in tokens and in a matrix. Their geometric mean is 1."""
     logarithms = SHARE * _logarithms(tokens) - (1 - SHARE) * _logarithms(matrix)
     return np.asarray(np.exp(logarithms - logarithms.mean()), dtype=np.float32)
 
@@ -138,7 +138,7 @@ def _logarithms(sizes: Floats) -> Floats:
 
 
 def _largest(spec: ModelSpec, core: ov.Core, model: ov.Model, values: Sequence[ov.Output]) -> list[Floats]:
-    """The largest magnitude in each channel of some values of a model, float32[k] each, over the sample texts."""
+    """The largest magnitude in each channel float32[k] of these values of a model, over the sample texts."""
     model.add_outputs(list(values))
     settings = {"INFERENCE_PRECISION_HINT": ov.Type.f32, "INFERENCE_NUM_THREADS": available_cores()}
     request = core.compile_model(model, "CPU", settings).create_infer_request()

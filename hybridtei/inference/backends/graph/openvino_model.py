@@ -18,30 +18,30 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.ops import is_adapter
 from hybridtei.outputs import Floats
 
-# Of oneDNN's own kernels, behind those that OpenVINO keeps for each thread: what the latter gives up would stay in memory.
+# oneDNN's own cache of kernels, behind OpenVINO's cache in each thread, would keep the kernels that OpenVINO drops.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
-# Importing openvino tells its makers so, over the network and into the home folder, unless this package is missing.
+# `import openvino` reports its use over the network and writes into the home folder, unless this package is missing.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: cannot be imported
 
 import openvino as ov  # noqa: E402
 from openvino import opset13 as ops  # noqa: E402
 
-BY_TOKEN = 0  # as a size of group: all numbers of a token, and of a matrix's row
-TINY = 1e-30  # a scale of zeros
+BY_TOKEN = 0  # as a group size: all numbers of a token and of a matrix's row
+TINY = 1e-30  # the scale of zeros
 
 Tensors = Mapping[str, Floats | Int8Matrix]
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Form:
-    """Which matrices are kept in eight bits, and how. `group`: how many numbers of a row share a scale, and of a token.
+    """The form of matrices in eight bits. `group`: the count of numbers in a row, and in a token, that share a scale.
 
-    OpenVINO finds the scales of groups of a token in its product, and multiplies in vector registers. Those of whole tokens are
-    found in the graph, whose other numbers are bfloat16 then, so that the product runs in matrix tiles (AMX).
+    OpenVINO's product computes the scales of a token's groups, in vector registers. The graph computes the scales of whole
+    tokens; its other numbers are bfloat16, so that the product runs in matrix tiles (AMX).
 
-    `divisors`: of each such matrix float32[v, k], what the channels of its input are divided by and its columns multiplied by,
-    float32[k]: products stay the same, and outliers that would decide a scale shrink (SmoothQuant, arXiv:2211.10438). Without
-    them, nothing is divided, and all matrices are kept so.
+    `divisors` float32[k] of each matrix float32[v, k]: its input's channels are divided, and its columns multiplied by them.
+    The products stay the same, and outliers that would determine a scale shrink (SmoothQuant, arXiv:2211.10438). Without
+    divisors all matrices have eight bits.
     """
 
     group: int
@@ -49,12 +49,12 @@ class Int8Form:
 
 
 def int8_matrices(graph: Graph) -> list[str]:
-    """Those that may be in eight bits. Adapters, which are small, stay float32."""
+    """The matrices that can have eight bits. Adapters are small and stay float32."""
     return [name for name in graph.matrices if not is_adapter(name.removesuffix(".weight"))]
 
 
 def tensors_of(graph: Graph, weights: Weights, int8: Int8Form | None) -> Tensors:
-    """Of the checkpoint; with a form, matrices in eight bits. One matrix at a time is there in float32."""
+    """The checkpoint's tensors; with a form, matrices in eight bits. Only one matrix at a time is in memory as float32."""
     keys = graph_keys(graph, weights)
     if int8 is None:
         return {name: weights.float32(key) for name, key in keys.items()}
@@ -73,12 +73,12 @@ def tensors_of(graph: Graph, weights: Weights, int8: Int8Form | None) -> Tensors
 
 
 def declared(core: ov.Core, graph: Graph) -> ov.Model:
-    """The graph, of which weights are inputs."""
+    """The graph with weights as inputs."""
     return core.read_model(graph.body + inputs(graph.weights))
 
 
 def shared_inputs(model: ov.Model, matrices: Collection[str]) -> list[tuple[ov.Output, list[str]]]:
-    """What products of the batch read, each with the matrices that multiply it; without matrices of several inputs."""
+    """Inputs of the batch's products, each with its matrices. Matrices with several inputs are left out."""
     found: dict[tuple[str, int], tuple[ov.Output, list[str]]] = {}
     for parameter in model.get_parameters():
         products = [reader.get_node() for reader in parameter.output(0).get_target_inputs()]
@@ -89,14 +89,14 @@ def shared_inputs(model: ov.Model, matrices: Collection[str]) -> list[tuple[ov.O
 
 
 def model_of(core: ov.Core, graph: Graph, tensors: Tensors, *, by_token: bool = False) -> ov.Model:
-    """The graph with its weights, which stay where they are. `by_token`: see `BY_TOKEN`."""
+    """The graph with its weights, which are not copied. `by_token`: `BY_TOKEN` is the group size."""
     model = declared(core, graph)
     give_weights(model, tensors, by_token=by_token)
     return model
 
 
 def give_weights(model: ov.Model, tensors: Tensors, *, by_token: bool = False) -> None:
-    """Replace inputs by constants."""
+    """Replace the weight inputs by constants."""
     products = _Products(by_token=by_token)
     for parameter in model.get_parameters():
         tensor = tensors.get(parameter.get_friendly_name())
@@ -109,14 +109,14 @@ def give_weights(model: ov.Model, tensors: Tensors, *, by_token: bool = False) -
 
 
 class _Products:
-    """Puts matrices of eight bits into a graph. What several multiply is divided, and made whole numbers, once."""
+    """Puts matrices of eight bits into a graph. An input of several matrices is divided and quantised once."""
 
     def __init__(self, *, by_token: bool) -> None:
         self._by_token = by_token
         self._made: dict[tuple[str, int], Any] = {}
 
     def replace(self, weight: ov.Output, matrix: Int8Matrix) -> None:
-        """Give a matrix to all that read an input."""
+        """Connect a matrix to all readers of an input."""
         constant = _compressed(matrix)
         for reader in list(weight.get_target_inputs()):
             product = reader.get_node()
@@ -142,7 +142,7 @@ def _place(output: ov.Output) -> tuple[str, int]:
 
 
 def _is_constant(product: ov.Node) -> bool:
-    """Whether it is of two matrices, and computed at load."""
+    """True if a product is of two matrices, and so computed at load."""
     return bool(product.get_output_partial_shape(0).is_static)
 
 
@@ -153,7 +153,7 @@ def _divided(x: ov.Output, matrix: Int8Matrix) -> ov.Output:
 
 
 def _whole_tokens(x: ov.Output, matrix: Int8Matrix) -> tuple[ov.Node, ov.Node]:
-    """Whole numbers float32[t, k] that become bytes in a product, and the scale of each token float32[t, 1]."""
+    """Whole numbers float32[t, k], which a product turns into bytes, and each token's scale float32[t, 1]."""
     x = _divided(x, matrix)
     last, one = ops.constant(np.array([-1])), partial(ops.constant, dtype=np.float32)
     largest = ops.maximum(ops.reduce_max(x, last, True), ops.negative(ops.reduce_min(x, last, True)))
@@ -163,7 +163,7 @@ def _whole_tokens(x: ov.Output, matrix: Int8Matrix) -> tuple[ov.Node, ov.Node]:
 
 
 def _compressed(matrix: Int8Matrix) -> ov.Node:
-    """The matrix float32[v, k] in the form that OpenVINO knows, and keeps in eight bits."""
+    """The matrix float32[v, k] as a pattern that OpenVINO recognises and keeps in eight bits."""
     rows, groups, group = matrix.values.shape
     if groups == 1:
         return ops.multiply(ops.convert(ops.constant(matrix.values[:, 0]), "f32"), ops.constant(matrix.scale[:, 0]))
@@ -172,7 +172,7 @@ def _compressed(matrix: Int8Matrix) -> ov.Node:
 
 
 class _Lent:
-    """An array's memory as if it could be written: OpenVINO takes no other by reference, though it writes into no constant."""
+    """An array's memory, marked as writable: OpenVINO takes only such memory by reference, though it never writes constants."""
 
     def __init__(self, array: Floats) -> None:
         self._array = array

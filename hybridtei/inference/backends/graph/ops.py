@@ -1,16 +1,16 @@
-"""`families.ops.Ops` that write an ONNX graph of a family, without weights: those are declared by name and shape.
+"""`families.ops.Ops` that write an ONNX graph of a family. Weights are only declared, by name and shape.
 
-Inputs: `input_ids`, `position_ids` and, where the model has several, `token_type_ids` and `adapter_ids`, int64[t], texts end to
-end; `rows` int64[n * s], the token at each place of the rectangle that attention has, any where there is none; `places`
-int64[t], where each token lies there; `seen` int64[n, s], which places are keys, as 0 and 1. Output: `hidden` float32[t, h].
-Where no token sees a later one, queries have a rectangle of their own: `queries` int64[n, q], the token at each place, and
-`starts` int64[n], the place of a row's first query among its keys; `places` are places of queries then.
+Inputs: `input_ids`, `position_ids` and, if the model has several, `token_type_ids` and `adapter_ids`, int64[t], texts end to
+end; `rows` int64[n * s], the token at each place of attention's rectangle (any token for padding); `places` int64[t], each
+token's place in it; `seen` int64[n, s], 1 for keys and 0 for padding. Output: `hidden` float32[t, h]. In causal graphs queries
+have their own rectangle: `queries` int64[n, q], the token at each place, and `starts` int64[n], the place of a row's first
+query among its keys; `places` are then places of queries.
 
-Or one text alone, by `input_ids`, `position_ids`, `token_type_ids` and `adapter_ids` only: nothing is gathered. A second output
-is `pooled` float32[1, h], where that is all of the model's dense head.
+A graph for one text has only `input_ids`, `position_ids`, `token_type_ids` and `adapter_ids`, and gathers nothing. It has a
+second output `pooled` float32[1, h] if pooling is the model's whole dense head.
 
-Or, for other readers of ONNX files, a rectangle as a whole: `input_ids`, `attention_mask` and `token_type_ids` int64[n, s] in,
-`last_hidden_state` float32[n, s, h] out.
+A graph for other readers of ONNX files takes a rectangle: `input_ids`, `attention_mask` and `token_type_ids` int64[n, s], and
+returns `last_hidden_state` float32[n, s, h].
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ MASKED = float(np.finfo(np.float32).min)
 
 
 def family_graph(spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> Graph:
-    """The graph of a checkpoint's trunk, made from config.json in milliseconds. `alone`: of one text.
+    """Make the graph of a checkpoint's trunk from config.json, in milliseconds. `alone`: the graph for one text.
 
-    Raises LoadError, and UnsupportedArchitecture for a family or a setting that is not known.
+    Raises LoadError, and UnsupportedArchitecture for an unknown family or setting.
     """
     if rectangle and spec.adapters is not None:
         raise UnsupportedArchitecture(f"{spec.folder}: has adapters, and files for other readers of ONNX cannot choose one")
@@ -46,7 +46,7 @@ def family_graph(spec: ModelSpec, *, rectangle: bool = False, alone: bool = Fals
 
 
 def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
-    """Write a checkpoint's family by these operations. Raises as `family_graph`."""
+    """Write a checkpoint's family by these operations. Raises the errors of `family_graph`."""
     file = spec.folder / "config.json"
     check_code(spec.config, file)
     adapters = None if spec.adapters is None else spec.adapters.form
@@ -55,8 +55,8 @@ def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
 
 
 class OnnxOps:
-    """See `families.ops.Ops`. `weights`: the shape of each tensor that the graph wants; `matrices`: those it multiplies by.
-    `causal`: whether no token sees a later one."""
+    """Graph-writing `Ops`. `weights`: the shape of each tensor that the graph needs; `matrices`: the tensors it multiplies by.
+    `causal`: no token attends to a later one."""
 
     def __init__(self, spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> None:
         self.writer = OnnxWriter()
@@ -84,7 +84,7 @@ class OnnxOps:
                 self._seen = self.writer.input("seen", ["n", "s"])
 
     def model(self, hidden: Rows) -> bytes:
-        """The ModelProto that gives these rows."""
+        """The ModelProto whose output is these rows."""
         if not self._is_rectangle:
             if self._pooling is not None:
                 self.writer.output(self._pooled(hidden), POOLED, [1, hidden.width])
@@ -101,7 +101,7 @@ class OnnxOps:
 
     def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
         table = self._weight(name, (rows, width))
-        return Rows(self._node("Gather", table, self._ids.get(ids) or self._int(0)), width)  # without types, all are of type 0
+        return Rows(self._node("Gather", table, self._ids.get(ids) or self._int(0)), width)  # without types: type 0
 
     def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
         return Rows(self._weight(name, (rows, width)), width, is_parameter=True)
@@ -112,7 +112,7 @@ class OnnxOps:
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
         weight = self._weight(f"{name}.weight", (width, x.width))
-        if not x.is_parameter:  # else the product is a constant
+        if not x.is_parameter:  # otherwise the product is a constant
             self.matrices.append(weight)
         more = [self._weight(f"{name}.bias", (width,))] if bias else []
         return Rows(self._node("Gemm", x.value, weight, *more, transB=1), width, x.is_parameter)
@@ -154,7 +154,7 @@ class OnnxOps:
         return Rows(normed if dim is None else self._node("Flatten", normed, axis=1), x.width)
 
     def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
-        """See `Ops.experts`. All are computed, those that are not chosen times zero: two products, whatever was chosen."""
+        """Compute all experts in two products, and multiply those that are not chosen by zero."""
         count = logits.width
         w1, w2 = (self._weight(f"{name}.mlp.{one}", (count * wide, x.width)) for one in ("w1", "w2"))
         bias = self._weight(f"{name}.bias", (x.width,))
@@ -249,7 +249,7 @@ class OnnxOps:
         return self._node("Mul", total, self._float(scale))
 
     def _against(self, x: Rows, table: Rows, heads: Heads) -> str:
-        """Products of each head of each token with its part of each row of a table: float[n, heads, s, rows]."""
+        """Products of each token's heads with their parts of each row of a table: float[n, heads, s, rows]."""
         rectangle = self._node("Reshape", self._rectangle(x), self._list(0, 0, heads.count, heads.dim))
         rows = self._node("Reshape", table.value, self._list(-1, heads.count, heads.dim))
         tokens = self._node("Transpose", rectangle, perm=[0, 2, 1, 3])
@@ -269,14 +269,14 @@ class OnnxOps:
         return self._node("Reshape", x.value if self._is_rectangle else self._node("Gather", x.value, "rows"), shape)
 
     def _sides(self) -> tuple[str, str]:
-        """`n` and `s` of the batch, int64[1] each."""
+        """The batch's `n` and `s`, int64[1] each."""
         if self._is_alone:
             return self._list(1), self._once("s", lambda: self._node("Shape", "input_ids"))
         n = self._once("n", lambda: self._node("Shape", self._seen, start=0, end=1))
         return n, self._once("s", lambda: self._node("Shape", self._seen, start=1, end=2))
 
     def _counted_positions(self, positions: Positions) -> str:
-        """Position ids of a rectangle int64[n * s]: see `batch.Positions`."""
+        """Position ids of a rectangle int64[n * s], by the rule of `batch.Positions`."""
         if positions.padding_id is None:
             n, s = self._sides()
             places = self._range(s)
@@ -287,7 +287,7 @@ class OnnxOps:
         return self._node("Reshape", self._node("Add", places, self._int(positions.padding_id)), self._list(-1))
 
     def _distance(self, *, apart: bool = False) -> str:
-        """Query minus key, int64[s, s]; int64[n, 1, q, s] of queries that have a rectangle `apart`."""
+        """Query minus key: int64[s, s], or int64[n, 1, q, s] if queries have their own rectangle (`apart`)."""
 
         def make() -> str:
             keys = self._range(self._sides()[1])
@@ -301,7 +301,7 @@ class OnnxOps:
         return self._once(("distance", apart), make)
 
     def _mask(self, causal: bool, window: int | None, *, apart: bool) -> str:
-        """Which keys each query sees: bool[n, 1, q, s]; "" where a text alone sees all of itself."""
+        """The mask bool[n, 1, q, s] of keys that each query attends to; "" if a single text attends to all of itself."""
 
         def make() -> str:
             masks = [] if self._is_alone else [self._keys(apart)]
@@ -314,7 +314,7 @@ class OnnxOps:
         return self._once(("mask", causal, window), make)
 
     def _keys(self, apart: bool) -> str:
-        """Which places are keys: bool[n, 1, s, s], or bool[n, 1, 1, s], which a mask of queries `apart` makes as wide."""
+        """The mask of keys: bool[n, 1, s, s], or bool[n, 1, 1, s], which a mask of queries `apart` broadcasts."""
         keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
         n, s = self._sides()
         return keys if apart else self._node("Expand", keys, self._node("Concat", n, self._list(1), s, s, axis=0))
@@ -323,7 +323,7 @@ class OnnxOps:
         return self._once("queries", lambda: (self.writer.input("queries", ["n", "q"]), self.writer.input("starts", ["n"])))
 
     def _range(self, size: str) -> str:
-        """Whole numbers below a size int64[1]."""
+        """The whole numbers below a size int64[1]."""
         return self._node("Range", self._int(0), self._node("Squeeze", size), self._int(1))
 
     def _heads(self, x: Rows, dim: int) -> str:

@@ -1,11 +1,11 @@
-"""A graph and its weights as ONNX Runtime packed them, once a machine, in files that all sessions and processes map.
+"""A graph and its weights, packed by ONNX Runtime once a machine, in files that all sessions and processes map.
 
-The runtime writes both: the graph, optimized, and its tensors beside the packed forms of its matrices, 1.5 to 1.9 times the
-weights in float32. It reads the tensors when a session opens, packs each again to find it in the file, and computes from the
-file's pages. Checkpoints in half precision are widened tensor by tensor into a file that the runtime packs from.
+The runtime writes the optimized graph, and its tensors with the packed forms of its matrices: 1.5 to 1.9 times the float32
+weights. When a session opens, it reads the tensors, packs each again to find it in the file, and computes from the file's
+pages. Checkpoints in half precision are first widened, tensor by tensor, into a file.
 
-A file is named by what it was made of: the graph, the checkpoint's files, ONNX Runtime's release, this processor. It is written
-aside and renamed with its length and a digest in its last bytes, since a map that is cut short ends the process (SIGBUS).
+The file's name is a hash of its sources: the graph, the checkpoint's files, ONNX Runtime's release, this processor. A new file
+is renamed when complete, with its length and a digest in its last bytes, since a truncated map ends the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from hybridtei.system.machine import cache_folder, private_folder
 
 log = logging.getLogger(__name__)
 
-LEAST_BYTES = 16_000_000  # of tensors and graph: less is packed sooner than a file is found
-FACTOR = 1.9  # of what is packed to what goes in, at most
-DAYS = 30  # that a file stays unused
+LEAST_BYTES = 16_000_000  # bytes of tensors and graph; less is packed faster than a file is found
+FACTOR = 1.9  # bound of the packed size, in times the input's
+DAYS = 30  # after this time an unused file is removed
 GB = 1_000_000_000
 GRAPH, TENSORS, WIDENED = "packed.onnx", "packed.bin", "widened.bin"
-TRAILER = struct.Struct("<16sQ32s")  # of TENSORS: MARK, the bytes before, the digest of GRAPH
+TRAILER = struct.Struct("<16sQ32s")  # the end of TENSORS: MARK, the number of bytes before, GRAPH's digest
 MARK = b"hybridtei packed"
 PART = ".part"
 MEMORY = Path("/dev/shm")
-# Its one kernel for a sum and the norm after it walks each row number by number: the two apart take a quarter of the time,
-# which is a tenth of a pass (1.31, AVX-512).
+# ONNX Runtime's fused kernel of a sum and a norm is not vectorised: two kernels take a quarter of its time, which saves a tenth
+# of a pass (1.31, AVX-512).
 SLOWER = "SkipLayerNormFusion"
 SAVING = {
-    "session.model_external_initializers_file_folder_path": "/",  # of the tensors that go in
+    "session.model_external_initializers_file_folder_path": "/",  # bytes of the input tensors
     "session.optimized_model_external_initializers_file_name": TENSORS,
     "session.save_external_prepacked_constant_initializers": "1",
 }
 LEAST_TENSOR = "session.optimized_model_external_initializers_min_size_in_bytes"
 LEAST_TENSOR_BYTES = 1024
-# Kernels read packed matrices by aligned loads: one at another place of the mapped file ends the process (SIGSEGV). The runtime
-# writes a tensor of less than a megabyte right behind the one before.
+# Kernels read packed matrices by aligned loads: a misaligned one in the mapped file ends the process (SIGSEGV). The runtime
+# writes tensors below a megabyte without alignment.
 ALIGNMENT = 64
-PLACES = re.compile(rb"\d+(?=;)")  # "NAME|offset;bytes;0": where a packed form of a tensor lies, and its bytes
+PLACES = re.compile(rb"\d+(?=;)")  # "NAME|offset;bytes;0": the place and size of a tensor's packed form
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A file in the cache folder. `used`: seconds since 1970, when a session last opened it."""
+    """A file in the cache folder. `used`: the time at which a session last opened it, in seconds since 1970."""
 
     path: Path
     size: int
@@ -74,10 +74,10 @@ class Packed:
 
 @contextmanager
 def packed(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, cache_gb: float) -> Iterator[Path | None]:
-    """The optimized graph, whose packed tensors lie beside it; it need not stay once sessions are open. None: they are few, or
-    there is no room. `cache_gb`: of the cache folder; 0: a file that is gone when this ends.
+    """Yield the optimized graph, with packed tensors beside it, which open sessions no longer need. None: the tensors are
+    small, or there is no room. `cache_gb`: the bound of the cache folder; 0: use a temporary file.
 
-    Raises LoadError for tensors that are not numbers, or if the checkpoint changes meanwhile.
+    Raises LoadError for tensors with NaN or infinity, or if the checkpoint changes meanwhile.
     """
     needed = int(FACTOR * graph.nbytes)
     if graph.nbytes < LEAST_BYTES or sys.platform == "win32":
@@ -99,13 +99,13 @@ def _tried(make: Callable[[], Path], place: str) -> Path | None:
         return make()
     except LoadError:
         raise
-    except Exception as error:  # ONNX Runtime raises kinds of its own where a disk is full
+    except Exception as error:  # ONNX Runtime raises its own exceptions on a full disk
         log.warning("packed weights cannot be kept in %s, so this start packs them for itself: %s", place, error)
         return None
 
 
 def _roomy(needed: int) -> str | None:
-    """A folder in memory with room for a file that is gone soon, else that of temporary files."""
+    """A folder in memory with room for a temporary file, else the folder of temporary files."""
     with suppress(OSError):
         if shutil.disk_usage(MEMORY).free > needed and os.access(MEMORY, os.W_OK):
             return str(MEMORY)
@@ -113,7 +113,8 @@ def _roomy(needed: int) -> str | None:
 
 
 def packed_folder() -> Path:
-    """Where files are kept. Raises LoadError without a home, OSError if it cannot be made or others may write to it."""
+    """The folder of kept files. Raises LoadError if the user has no home, OSError if it is unusable or others may write to
+    it."""
     folder = cache_folder("") / "packed"
     try:
         return private_folder(folder)
@@ -122,17 +123,17 @@ def packed_folder() -> Path:
 
 
 def packed_files() -> list[Packed]:
-    """What is kept, the last used first. Raises as `packed_folder`."""
+    """The kept files, the last used first. Raises the errors of `packed_folder`."""
     found = []
     for path in packed_folder().iterdir():
-        with suppress(OSError):  # removed just now, or no folder
+        with suppress(OSError):  # another process removed it, or there is no folder
             found.append(Packed(path, _size(path), path.stat().st_mtime))
     return sorted(found, key=lambda each: -each.used)
 
 
 def prune(bound: float) -> list[Packed]:
-    """Remove files that were not used for 30 days, what killed processes left, and the longest unused beyond `bound` bytes;
-    return them. Sessions that have a file open keep its pages. Raises as `packed_folder`."""
+    """Remove files unused for 30 days, files of killed processes, and the longest unused ones above `bound` bytes; return them.
+    Sessions keep the pages of an open file. Raises the errors of `packed_folder`."""
     with _writing(packed_folder()):
         return _prune(bound)
 
@@ -150,7 +151,7 @@ def _prune(bound: float) -> list[Packed]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """While this thread alone, of all processes, writes to the folder. Raises OSError."""
+    """A lock: only one thread of all processes writes to the folder. Raises OSError."""
     import fcntl
 
     held = os.open(folder, os.O_RDONLY)
@@ -162,7 +163,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _kept(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed: int, cache_gb: float) -> Path:
-    """The file in the cache folder, written if it is missing. Waits for another process that writes to the folder."""
+    """The file in the cache folder, written if missing. Waits while another process writes to the folder."""
     path = packed_folder() / f"{weights.folder.name[:80]}-{_digest(graph, weights)}"
     if _is_whole(path):
         os.utime(path)
@@ -183,7 +184,7 @@ def _kept(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed:
 
 
 def _make_room(path: Path, needed: int, cache_gb: float) -> None:
-    """Raises OSError if the file would take more than half of what is free, or than the bound."""
+    """Raises OSError if the file would exceed half of the free space, or the bound."""
     held = sum(each.size for each in packed_files())
     bound = min(cache_gb * GB, (held + shutil.disk_usage(path.parent).free) / 2)
     if needed > bound:
@@ -193,7 +194,7 @@ def _make_room(path: Path, needed: int, cache_gb: float) -> None:
 
 
 def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, folder: Path) -> Path:
-    """Have ONNX Runtime write both files. Raises LoadError, OSError, and what ONNX Runtime does."""
+    """Let ONNX Runtime write both files. Raises LoadError, OSError, and ONNX Runtime's exceptions."""
     import onnxruntime as ort
 
     identity = weights.identity()
@@ -201,7 +202,7 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
     least = LEAST_TENSOR_BYTES
     while True:
         options = ort.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 4  # a full disk is told by us
+        options.intra_op_num_threads, options.log_severity_level = 1, 4  # our message names the full disk
         options.optimized_model_filepath = str(folder / GRAPH)
         for key, text in {**SAVING, LEAST_TENSOR: str(least)}.items():
             options.add_session_config_entry(key, text)
@@ -211,7 +212,7 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
             break
         if odd < least:
             raise OSError(f"ONNX Runtime {ort.__version__} wrote tensors at odd places")
-        least = odd + 1  # tensors below this size lie in the graph, where each is aligned
+        least = odd + 1  # tensors below this size are in the graph file, where all are aligned
         (folder / TENSORS).unlink()
     (folder / WIDENED).unlink(missing_ok=True)
     if weights.identity() != identity:
@@ -223,7 +224,7 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
 
 
 def _alignment(onnx: bytes) -> tuple[bool, int]:
-    """Whether all tensors of a graph that lie in a file are aligned there; bytes of the largest that misaligns the next."""
+    """(True if all of a graph's tensors in files are aligned, the size of the largest one that misaligns the next)."""
     aligned, odd = True, 0
     for tensor in (part for graph in parts(onnx, 7) for part in parts(graph, 5)):  # ModelProto.graph.initializer
         facts = {next(parts(entry, 1)): next(parts(entry, 2)) for entry in parts(tensor, 13)}  # .external_data
@@ -236,13 +237,13 @@ def _alignment(onnx: bytes) -> tuple[bool, int]:
 
 
 def parts(message: bytes, field: int) -> Iterator[bytes]:
-    """The values of a field of a protobuf message that holds messages or texts."""
+    """The values of a protobuf message's field of messages or texts."""
     fields = message_fields(message, 0, len(message))
     return (message[place] for number, place in fields if number == field and isinstance(place, slice))
 
 
 def _declared(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, widened: Path) -> bytes:
-    """The graph's tensors, declared where they lie: in the checkpoint's files as they are, or widened in one of our own."""
+    """Declare the places of the graph's tensors: in the checkpoint's files, or widened in our own file."""
     content = []
     with widened.open("wb") as file:
         for name in graph.weights:
@@ -265,7 +266,7 @@ def _digest(graph: Graph, weights: Weights) -> str:
 
 
 def _processor() -> str:
-    """What packed forms depend on: its kind, and its flags where Linux tells them."""
+    """The processor's facts that packed forms depend on: its kind and, on Linux, its flags."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -273,7 +274,7 @@ def _processor() -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether both files are there and as long as they were written."""
+    """True if both files exist with their full lengths."""
     try:
         with (path / TENSORS).open("rb") as file:
             file.seek(-TRAILER.size, os.SEEK_END)

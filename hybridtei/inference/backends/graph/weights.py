@@ -1,7 +1,7 @@
-"""The tensors that a weightless graph wants, out of a checkpoint, under the graph's names for them.
+"""Finds a checkpoint's tensors for a graph without weights, under the graph's names, independent of the runtime.
 
-Knows no runtime. A checkpoint's names may all carry one prefix that the graph's lack, or lack one; whatever else differs is
-another model, and refused.
+All names of a checkpoint may have one prefix more, or one less, than the graph's. Any other difference means another model, and
+is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def graph_tensors(graph: Graph, weights: Weights) -> Mapping[str, Floats]:
-    """Each tensor that the graph wants, under its name for it, widened whenever it is asked for. Raises WeightMismatch."""
+    """The graph's tensors under the graph's names, widened at each access. Raises WeightMismatch."""
     return _Tensors(graph_keys(graph, weights), weights)
 
 
@@ -37,30 +37,30 @@ class _Tensors(Mapping[str, Floats]):
 
 
 def graph_keys(graph: Graph, weights: Weights) -> dict[str, str]:
-    """The checkpoint's spelling of each name in the graph, of whose shape the tensor is. Raises WeightMismatch."""
+    """The checkpoint's spelling of each name in the graph, with shapes checked. Raises WeightMismatch."""
     keys = {name: checked_key(weights, name, shape) for name, shape in graph.weights.items()}
     check_names({**keys, **{name: find_tensor(weights, name) for name in graph.held}}, weights)
     return keys
 
 
 def find_tensor(weights: Weights, name: str) -> str | None:
-    """The checkpoint's spelling of a tensor's name; old BERTs say gamma and beta."""
+    """The checkpoint's spelling of a tensor's name. Old BERTs have gamma and beta."""
     return weights.find(name) or weights.find(old_name(name))
 
 
 def old_name(name: str) -> str:
-    """As checkpoints converted from TensorFlow call the parameters of a norm."""
+    """A norm's parameter name in checkpoints converted from TensorFlow."""
     return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
 def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
-    """Name of the word embeddings where the sparse head reads them, else None. Raises LoadError."""
+    """The name of the word embeddings if the sparse head reads them, else None. Raises LoadError."""
     read = spec.is_splade or (spec.sparse is not None and "embedding" in spec.sparse.inputs)
     return _one_word_table(spec, shapes) if read else None
 
 
 def _one_word_table(spec: ModelSpec, shapes: Shapes) -> str:
-    """Name of the one tensor with a row for each word. Raises LoadError if there is not just one of that shape."""
+    """The name of the only tensor with a row for each word. Raises LoadError if none or several have that shape."""
     tables = [name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)]
     if not tables:
         wanted = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
@@ -73,7 +73,7 @@ def _one_word_table(spec: ModelSpec, shapes: Shapes) -> str:
 
 
 def check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
-    """All the graph wants lies under one prefix, and nothing of a trunk is left over: else it is another model."""
+    """Raises WeightMismatch for another model: the graph's names have several prefixes, or weights of a trunk are left over."""
     shifts = {_shift(name, key) for name, key in key_of.items() if key is not None}
     if len(shifts) > 1:
         raise WeightMismatch(f"{weights.folder}: the weights of the trunk lie under several prefixes: {sorted(shifts)}")
@@ -83,13 +83,13 @@ def check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
 
 
 def _shift(name: str, key: str) -> str:
-    """What the checkpoint puts before a name, or leaves out before it."""
+    """The prefix that the checkpoint adds to a name or removes from it."""
     name = name if key.endswith(name) or name.endswith(key) else old_name(name)
     return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
 
 
 def checked_key(weights: Weights, name: str, shape: tuple[int, ...]) -> str:
-    """The checkpoint's spelling of a tensor's name. Raises WeightMismatch if it is not there, or of another shape."""
+    """The checkpoint's spelling of a tensor's name. Raises WeightMismatch if it is missing or has another shape."""
     key = find_tensor(weights, name)
     if key is None:
         raise WeightMismatch(f"{weights.folder}: the weights lack `{name}`, which the model needs")

@@ -1,8 +1,8 @@
-"""An ONNX model spelled in bytes: nodes, constants, inputs and one output, so that serving needs no `onnx` package; and as a
-`Graph`, which lacks the checkpoint's tensors and can be kept in a file.
+"""Writes an ONNX model in bytes (nodes, constants, inputs, one output), so that serving needs no `onnx` package; and a `Graph`,
+which lacks the checkpoint's tensors and can be stored in a file.
 
-Fields are numbered as in onnx.proto of the ONNX project. Two protobuf messages laid end to end are one message with the fields
-of both, and lists are joined: so tensors are declared to a model by appending to it.
+Field numbers are those of the ONNX project's onnx.proto. Two concatenated protobuf messages are one message with the fields of
+both and joined lists, so tensors are declared by appending to a model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hybridtei.system.machine import cache_folder, whole
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-OPSET = 23  # the first with Attention as one operator, which ONNX Runtime and OpenVINO compute as such
+OPSET = 23  # the first version with an Attention operator, which ONNX Runtime and OpenVINO run as one kernel
 IR_VERSION = 10
 MICROSOFT = "com.microsoft"  # ONNX Runtime's own operators
 FLOAT, UINT8, INT8, INT32, INT64, BOOL = 1, 2, 3, 6, 7, 9  # TensorProto.DataType
@@ -39,7 +39,7 @@ Dims = Sequence[str | int]
 
 
 class OnnxWriter:
-    """A graph under construction. Names of values are given out by `node` and `constant`."""
+    """A graph under construction. `node` and `constant` return the names of values."""
 
     def __init__(self) -> None:
         self._nodes: list[bytes] = []
@@ -50,7 +50,7 @@ class OnnxWriter:
         self._count = 0
 
     def node(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Attribute) -> list[str]:
-        """An operator; returns the names of its outputs."""
+        """Add an operator; return the names of its outputs."""
         names = [self._name() for _ in range(outputs)]
         self._opsets.setdefault(domain, 1)
         content = b"".join(nested(1, name.encode()) for name in inputs)
@@ -60,24 +60,24 @@ class OnnxWriter:
         return names
 
     def constant(self, value: NDArray[np.generic]) -> str:
-        """The name of a constant; equal ones are kept once."""
+        """Add a constant and return its name. Equal constants are stored once."""
         key = str(value.dtype), value.shape, np.ascontiguousarray(value).tobytes()
         if key not in self._constants:
             self._constants[key] = self._name()
         return self._constants[key]
 
     def input(self, name: str, dims: Dims, kind: int = INT64) -> str:
-        """An input of the model; a size that is a string is free."""
+        """Add an input of the model. A string as a size means any size."""
         self._inputs.append(nested(11, _value(name, kind, dims)))
         return name
 
     def output(self, value: str, name: str, dims: Dims, kind: int = FLOAT) -> None:
-        """Have the model give a value under `name`."""
+        """Add an output: a value under the name `name`."""
         self._nodes.append(nested(1, value.encode()) + nested(2, name.encode()) + nested(4, b"Identity"))
         self._outputs.append(nested(12, _value(name, kind, dims)))
 
     def model(self, output: str, name: str, dims: Dims, kind: int = FLOAT) -> bytes:
-        """A ModelProto that gives the value `output` under `name`."""
+        """The ModelProto with the value `output` as the output `name`."""
         self.output(output, name, dims, kind)
         graph = b"".join(nested(1, node) for node in self._nodes) + nested(2, b"trunk")
         graph += b"".join(nested(5, _tensor(one, *key)) for key, one in self._constants.items())
@@ -91,7 +91,7 @@ class OnnxWriter:
 
 
 def declarations(shapes: Mapping[str, Sequence[int]], location: str = "checkpoint") -> bytes:
-    """Tensors float32 without content, to be appended to a model: one after the other in the file `location`, as it says."""
+    """Declarations of float32 tensors, one after the other in the file `location`. Append them to a model."""
     content, offset = b"", 0
     for name, shape in shapes.items():
         content += declaration(name, shape, location, offset)
@@ -100,7 +100,7 @@ def declarations(shapes: Mapping[str, Sequence[int]], location: str = "checkpoin
 
 
 def declaration(name: str, shape: Sequence[int], location: str, offset: int) -> bytes:
-    """A tensor float32 that lies in a file, to be appended to a model."""
+    """The declaration of a float32 tensor in a file. Append it to a model."""
     entries = {"location": location, "offset": str(offset), "length": str(4 * prod(shape))}
     external = b"".join(nested(13, nested(1, key.encode()) + nested(2, text.encode())) for key, text in entries.items())
     dims = b"".join(_integer(1, dim) for dim in shape)
@@ -109,20 +109,20 @@ def declaration(name: str, shape: Sequence[int], location: str, offset: int) -> 
 
 
 def contents(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """Tensors with their content, to be appended to a model."""
+    """Tensors with their content. Append them to a model."""
     arrays = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
     content = (nested(5, _tensor(name, "float32", value.shape, value.tobytes())) for name, value in arrays.items())
     return nested(7, b"".join(content)) if tensors else b""
 
 
 def inputs(shapes: Mapping[str, Sequence[int]]) -> bytes:
-    """Inputs float32, to be appended to a model: for tensors that a runtime is given, or that take their place before."""
+    """Declarations of float32 inputs in place of tensors that the runtime gets otherwise. Append them to a model."""
     values = b"".join(nested(11, _value(name, FLOAT, shape)) for name, shape in shapes.items())
     return nested(7, values) if shapes else b""
 
 
 def product_graph(rows: str, matrix: str, product: str) -> bytes:
-    """A model of one product, `rows[t, k] x matrix[v, k]^T -> product[t, v]`, whose matrix is to be declared."""
+    """A model of one product, `rows[t, k] x matrix[v, k]^T -> product[t, v]`. Declare its matrix."""
     writer = OnnxWriter()
     writer.input(rows, ["t", "k"], FLOAT)
     (output,) = writer.node("Gemm", rows, matrix, transB=1)
@@ -164,10 +164,10 @@ def _integer(field: int, value: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """An ONNX graph, and the shape of each tensor it lacks, by the checkpoint's name for it.
+    """An ONNX graph, and the shapes of its missing tensors by the checkpoint's names.
 
-    `held`: tensors of the checkpoint that the graph carries itself, in another form. `matrices`: those of `weights` that it
-    only multiplies by, which runtimes pack. `causal`: no token sees a later one.
+    `held`: checkpoint tensors that the graph contains in another form. `matrices`: those of `weights` that it only multiplies
+    by, which runtimes pack. `causal`: no token attends to a later one.
     """
 
     body: bytes
@@ -178,22 +178,22 @@ class Graph:
 
     @property
     def onnx(self) -> bytes:
-        """With the missing tensors declared: what a runtime reads."""
+        """The graph for a runtime, with the missing tensors declared."""
         return self.body + declarations(self.weights)
 
     @property
     def nbytes(self) -> int:
-        """Of all its tensors, in float32 where it lacks them."""
+        """The bytes of all its tensors. Missing ones count as float32."""
         return len(self.body) + 4 * sum(map(prod, self.weights.values()))
 
 
 def graphs_folder() -> Path:
-    """Of graphs made on this machine."""
+    """The folder of graphs made on this machine."""
     return cache_folder("graphs")
 
 
 def digest(graph: Graph, folder: Path, facts: bytes) -> str:
-    """Of the computation, of the weights in `folder` by content, and of `facts` about this machine."""
+    """The hash of the computation, of the weights in `folder` by content, and of `facts` about this machine."""
     made = sha256(graph.onnx + facts)
     for path in weight_files(folder):
         with path.open("rb") as file:
@@ -202,7 +202,7 @@ def digest(graph: Graph, folder: Path, facts: bytes) -> str:
 
 
 def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
-    """What an earlier start kept in a file, or what `make` returns now, which is kept. Raises as `make` does."""
+    """Return the bytes that an earlier start stored, or call `make` and store its result. Raises the errors of `make`."""
     try:
         content = memoryview(path.read_bytes())
         if sha256(content[32:]).digest() == content[:32]:
