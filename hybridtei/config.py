@@ -21,7 +21,7 @@ EMBEDDED_MODEL = "minilm-hybrid"
 
 Kind = type[msgspec.Struct]
 
-Role = Literal["embed", "rerank", "classify", "tag"]
+ModelRole = Literal["embed", "rerank", "classify", "tag"]
 Dtype = Literal["float16", "float32", "bfloat16", "int8", "fp8"]
 MultivectorDtype = Literal["float", "int8", "binary"]
 PoolingFlag = Literal["cls", "mean", "splade", "last-token"]
@@ -96,7 +96,7 @@ class NamedModel(ModelConfig, frozen=True, kw_only=True):
     """One of several models in a process. It has no flags: variables called ROLE or ALIAS usually belong to other programs."""
 
     alias: Annotated[str, flag("Name of the model in requests, and under /m/ALIAS/.")]
-    role: Annotated[Role | None, flag("Its one task, if it can do several.")] = None
+    role: Annotated[ModelRole | None, flag("Its one task, if it can do several.")] = None
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):

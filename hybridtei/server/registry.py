@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hybridtei.batch import Head
-from hybridtei.config import ModelConfig, NamedModel, Role, ServerConfig
+from hybridtei.config import ModelConfig, ModelRole, NamedModel, ServerConfig
 from hybridtei.errors import (
     BackendError,
     CollectionMismatch,
@@ -180,7 +180,7 @@ class Models:
 Able = Callable[[Context], bool]
 
 
-def _for(role: Role, can: Able) -> Able:
+def _for(role: ModelRole, can: Able) -> Able:
     """A model with a configured role gets only requests for that role, and requests that name it."""
 
     def able(context: Context) -> bool:
@@ -194,7 +194,7 @@ def _gives(*heads: Head) -> Able:
     return _for("embed", lambda context: _kind(context) == "embedding" and context.heads >= frozenset(heads))
 
 
-def _is(role: Role, kind: str) -> Able:
+def _is(role: ModelRole, kind: str) -> Able:
     return _for(role, lambda context: _kind(context) == kind)
 
 

@@ -23,7 +23,7 @@ from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.connection import ClientDisconnected
 
 if TYPE_CHECKING:
-    from hybridtei.server.http.security import Role
+    from hybridtei.server.http.security import KeyRole
     from hybridtei.server.registry import Able
 
 
@@ -153,7 +153,7 @@ class Endpoint:
     """
 
     capability: Sequence[Able] = ()
-    role: Role | Literal["any"] | None = "infer"
+    role: KeyRole | Literal["any"] | None = "infer"
     error: Any = ErrorResponse
     by_field: Mapping[str, type[Struct]] | None = None
     is_tei: bool = False  # served with --only-tei-routes too

@@ -31,8 +31,8 @@ from hybridtei.system.metrics import Registry
 from hybridtei.system.tracing import CALLER
 
 FLAG_NAME = "api-key"  # the name of the key of `--api-key` in metrics
-Role = Literal["infer", "search", "write", "manage"]
-ROLES: tuple[Role, ...] = get_args(Role)
+KeyRole = Literal["infer", "search", "write", "manage"]
+ROLES: tuple[KeyRole, ...] = get_args(KeyRole)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OWNER = re.compile(rf"({NAME.pattern})(?: roles=([a-z]+(?:,[a-z]+)*))?")
 MAX_KEYS, MAX_FILE_BYTES = 1000, 1_000_000
@@ -46,7 +46,7 @@ class Key:
 
     name: str
     digest: bytes
-    roles: tuple[Role, ...] = ROLES
+    roles: tuple[KeyRole, ...] = ROLES
 
 
 class Keyring:
@@ -65,7 +65,7 @@ class Keyring:
         """Raises LoadError."""
         return cls(server.api_key, None if server.api_key_file is None else Path(server.api_key_file), registry)
 
-    def check(self, authorization: bytes, role: Role | None, token: str | None = None) -> None:
+    def check(self, authorization: bytes, role: KeyRole | None, token: str | None = None) -> None:
         """Check and count the key of a header, or else `token`, and add its name to the log's context.
 
         `role`: the role that the key needs; None: every known key. Raises NoKey, RoleNeeded.
