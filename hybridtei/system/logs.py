@@ -24,7 +24,7 @@ import msgspec
 import orjson
 
 from hybridtei.config import fields_of
-from hybridtei.system.tracing import CURRENT, Span
+from hybridtei.system.tracing import CURRENT, HandlerSpan
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # characters that end a line or control a terminal
 
@@ -221,7 +221,7 @@ def _part(target: str) -> str:
     return ".".join(filter(None, (TARGETS.get(head, head), rest)))
 
 
-def _written(span: Span) -> str:
+def _written(span: HandlerSpan) -> str:
     fields = " ".join([f'{name}="{value}"' for name, value in span.fields().items()])
     return f"{span.name}{{{fields}}}" if fields else span.name
 

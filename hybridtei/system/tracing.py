@@ -39,14 +39,14 @@ CALLER: ContextVar[str | None] = ContextVar("hybridtei.caller", default=None)
 
 
 @dataclass(slots=True, eq=False)
-class Span:
+class HandlerSpan:
     """One handler's work on one request.
 
     `timings` and `total_ns` are set when the engine has answered. `caller`: the name of the request's API key, if it has one.
     """
 
     name: str
-    outer: Span | None = None
+    outer: HandlerSpan | None = None
     ended: bool = False
     timings: Timings | None = None
     total_ns: int = 0
@@ -65,12 +65,12 @@ class Span:
             "inference_time": human(self.timings.inference_ns),
         }
 
-    def from_outermost(self) -> list[Span]:
+    def from_outermost(self) -> list[HandlerSpan]:
         """Return the enclosing spans, outermost first, and this one last."""
         return [self] if self.outer is None else [*self.outer.from_outermost(), self]
 
 
-CURRENT: ContextVar[Span | None] = ContextVar("hybridtei.span", default=None)
+CURRENT: ContextVar[HandlerSpan | None] = ContextVar("hybridtei.span", default=None)
 TRACER: ContextVar[Tracer | None] = ContextVar("hybridtei.tracer", default=None)
 NOT_TRACED = nullcontext()
 
@@ -103,7 +103,7 @@ def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
         @wraps(work)
         async def spanned(*args: P.args, **kwargs: P.kwargs) -> T:
             outer, tracer = CURRENT.get(), TRACER.get()
-            span = Span(name, None if outer is None or outer.ended else outer)
+            span = HandlerSpan(name, None if outer is None or outer.ended else outer)
             CURRENT.set(span)
             try:
                 with NOT_TRACED if tracer is None else _traced(span, tracer):
@@ -131,7 +131,7 @@ SUCCESS = log.makeRecord(log.name, logging.INFO, __file__, _success.__code__.co_
 
 
 @contextmanager
-def _traced(span: Span, tracer: Tracer) -> Iterator[None]:
+def _traced(span: HandlerSpan, tracer: Tracer) -> Iterator[None]:
     """Export the enclosed work with the span's fields. For an error: a HybridTeiError's message, any other error's class."""
     from opentelemetry.trace import SpanKind, StatusCode
 

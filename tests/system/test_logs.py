@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hybridtei.outputs import Timings
 from hybridtei.system import logs
-from hybridtei.system.tracing import CURRENT, Span
+from hybridtei.system.tracing import CURRENT, HandlerSpan
 
 
 def flush() -> None:
@@ -112,9 +112,9 @@ def test_any_filter_is_read(text):
 
 
 @pytest.fixture
-def computed() -> Iterator[Span]:
+def computed() -> Iterator[HandlerSpan]:
     """A span within another, as the current one."""
-    span = Span("embed", Span("vertex_compatibility"))
+    span = HandlerSpan("embed", HandlerSpan("vertex_compatibility"))
     span.timings, span.total_ns = Timings(72_010, 2_000, 3_000_000), 5_123_000
     token = CURRENT.set(span)
     yield span

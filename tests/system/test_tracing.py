@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Timings
 from hybridtei.system import logs
-from hybridtei.system.tracing import CURRENT, Span, handler, human
+from hybridtei.system.tracing import CURRENT, HandlerSpan, handler, human
 from tests.server.live import serving
 
 
@@ -42,7 +42,7 @@ def test_no_nanosecond_is_lost(duration_ns):
 
 
 def test_fields_are_teis_once_the_engine_has_answered():
-    span = Span("embed")
+    span = HandlerSpan("embed")
     assert span.fields() == {}
     span.timings, span.total_ns = Timings(1_000, 2_000, 3_000), 7_000
     times = [("total_time", "7µs"), ("tokenization_time", "1µs"), ("queue_time", "2µs"), ("inference_time", "3µs")]
