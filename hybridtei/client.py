@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hybridtei.inference.tasks.embed import InputType
     from hybridtei.inference.tasks.label import Aggregation, Prediction, Span
     from hybridtei.inference.tasks.pooling import MultivectorBudget
-    from hybridtei.inference.tasks.rerank import Ranked, Weights
+    from hybridtei.inference.tasks.rerank import Ranked, RankWeights
     from hybridtei.inference.tasks.spans import Spans
     from hybridtei.models.text.reader import Input
     from hybridtei.models.text.tokenizer import Direction, Text
@@ -114,7 +114,7 @@ class AsyncClient:
         top_n: int | None = None,
         raw_scores: bool = False,
         instruction: str | None = None,
-        weights: Weights | str | None = None,
+        weights: RankWeights | str | None = None,
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[Ranked]:

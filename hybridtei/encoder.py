@@ -23,7 +23,7 @@ from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed, InputType, QueryEncoder, check_spelled, heads_named, no_rows
 from hybridtei.inference.tasks.label import Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
 from hybridtei.inference.tasks.pooling import MultivectorBudget, as_budget, budget_of
-from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, Weights, rerank_task
+from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, RankWeights, rerank_task
 from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_texts
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input
@@ -178,7 +178,7 @@ class Encoder:
         top_n: int | None = None,
         raw_scores: bool = False,
         instruction: str | None = None,
-        weights: Weights | str | None = None,
+        weights: RankWeights | str | None = None,
         truncate: bool = True,
         truncation_direction: Direction | None = None,
     ) -> list[Ranked]:

@@ -11,7 +11,7 @@ import pytest
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.inference.tasks.rerank import PRESETS, RerankByVectors, Weights, preset, rerank_task
+from hybridtei.inference.tasks.rerank import PRESETS, RankWeights, RerankByVectors, preset, rerank_task
 from tests import tiny, vocabulary
 from tests.sampled import sampled
 
@@ -26,7 +26,7 @@ def encoder(request: pytest.FixtureRequest) -> Iterator[Encoder]:
     loaded.close()
 
 
-def expected(encoder: Encoder, query: str, document: str, weights: Weights) -> float:
+def expected(encoder: Encoder, query: str, document: str, weights: RankWeights) -> float:
     """The formulas, one pair at a time, each text by itself."""
     q, d = (encoder.encode([text], EVERYTHING) for text in (query, document))
     assert q.dense is not None
@@ -45,12 +45,12 @@ def expected(encoder: Encoder, query: str, document: str, weights: Weights) -> f
 @pytest.mark.parametrize(
     "weights",
     sampled(
-        [None, *PRESETS, Weights(0, 0, 1), Weights(0, 2, 0), Weights(1, 0, 0), Weights(1, 0.3, 0)],
-        [None, "m3", Weights(1, 0.3, 0)],
+        [None, *PRESETS, RankWeights(0, 0, 1), RankWeights(0, 2, 0), RankWeights(1, 0, 0), RankWeights(1, 0.3, 0)],
+        [None, "m3", RankWeights(1, 0.3, 0)],
     ),
 )
-def test_scores_are_the_weighted_mean_of_three_similarities(encoder: Encoder, weights: Weights | str | None) -> None:
-    shares = weights if isinstance(weights, Weights) else Weights() if weights is None else preset(weights)
+def test_scores_are_the_weighted_mean_of_three_similarities(encoder: Encoder, weights: RankWeights | str | None) -> None:
+    shares = weights if isinstance(weights, RankWeights) else RankWeights() if weights is None else preset(weights)
     ranked = encoder.rerank(QUERY, DOCUMENTS, weights=weights)
     wanted = np.array([expected(encoder, QUERY, document, shares) for document in DOCUMENTS])
     np.testing.assert_allclose([one.score for one in ranked], [wanted[one.index] for one in ranked], atol=1e-5, rtol=0)
@@ -80,10 +80,10 @@ def test_the_query_is_read_once_however_many_parts(encoder: Encoder, monkeypatch
     ("weights", "words"),
     [
         ("nobody's", "known: m3, m3-long, m3-two"),
-        (Weights(0, 0, 0), "at least 0"),
-        (Weights(-1, 1, 1), "at least 0"),
-        (Weights(float("nan"), 1, 1), "at least 0"),
-        (Weights(float("inf"), 1, 1), "at least 0"),
+        (RankWeights(0, 0, 0), "at least 0"),
+        (RankWeights(-1, 1, 1), "at least 0"),
+        (RankWeights(float("nan"), 1, 1), "at least 0"),
+        (RankWeights(float("inf"), 1, 1), "at least 0"),
     ],
 )
 def test_weights_that_are_none(encoder: Encoder, weights: Any, words: str) -> None:
@@ -96,13 +96,13 @@ def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_
     (tmp_path / "colbert_linear.pt").unlink()
     encoder = Encoder.load(str(tmp_path))
     assert encoder.rerank(QUERY, DOCUMENTS, weights="mkqa")
-    assert encoder.rerank(QUERY, DOCUMENTS, weights=Weights(1, 1, 0)) == encoder.rerank(QUERY, DOCUMENTS)
+    assert encoder.rerank(QUERY, DOCUMENTS, weights=RankWeights(1, 1, 0)) == encoder.rerank(QUERY, DOCUMENTS)
     with pytest.raises(InvalidInput, match="`multivector`"):
-        encoder.rerank(QUERY, DOCUMENTS, weights=Weights(1, 1, 0.5))
+        encoder.rerank(QUERY, DOCUMENTS, weights=RankWeights(1, 1, 0.5))
 
 
 def test_only_what_counts_is_computed(encoder: Encoder) -> None:
-    task = rerank_task(encoder.spec, QUERY, DOCUMENTS, weights=Weights(0, 1, 0))
+    task = rerank_task(encoder.spec, QUERY, DOCUMENTS, weights=RankWeights(0, 1, 0))
     assert isinstance(task, RerankByVectors)
     assert task.heads == {"sparse"}
 
@@ -111,9 +111,9 @@ def test_shares_that_the_model_declares_are_its_default(tmp_path) -> None:
     folder = tiny.write_bert(tmp_path / "m")
     tiny.write_own_heads(folder, rerank={"dense": 0.25, "sparse": 0.05, "multivector": 1.0})
     model = Encoder.load(str(folder))
-    declared, same = model.rerank(QUERY, DOCUMENTS), model.rerank(QUERY, DOCUMENTS, weights=Weights(0.25, 0.05, 1.0))
+    declared, same = model.rerank(QUERY, DOCUMENTS), model.rerank(QUERY, DOCUMENTS, weights=RankWeights(0.25, 0.05, 1.0))
     assert declared == same
-    assert declared != model.rerank(QUERY, DOCUMENTS, weights=Weights())
+    assert declared != model.rerank(QUERY, DOCUMENTS, weights=RankWeights())
 
 
 def test_declared_shares_that_make_no_sense_are_refused(tmp_path) -> None:

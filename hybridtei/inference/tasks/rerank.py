@@ -108,7 +108,7 @@ class Rerank(_Question):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class RankWeights:
     """Shares of each kind of vector in a score; they need not sum to 1."""
 
     dense: float = 1.0
@@ -123,16 +123,16 @@ class Weights:
 
 # Of `/rerank` and `/search`, after BGE-M3's authors. Multi-vector scores are means over the query's vectors. `m3`: passages.
 # `m3-long`: long documents. `m3-two`: of two kinds.
-PRESETS: Mapping[str, Weights] = {
-    "m3": Weights(1.0, 0.3, 1.0),
-    "m3-long": Weights(0.15, 0.5, 0.35),
-    "m3-two": Weights(1.0, 0.3, 0.0),
+PRESETS: Mapping[str, RankWeights] = {
+    "m3": RankWeights(1.0, 0.3, 1.0),
+    "m3-long": RankWeights(0.15, 0.5, 0.35),
+    "m3-two": RankWeights(1.0, 0.3, 0.0),
 }
 OLDER_NAMES: Mapping[str, str] = {"mkqa": "m3", "mldr": "m3-long"}  # of 0.1, until 0.3
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 
 
-def preset(name: str) -> Weights | None:
+def preset(name: str) -> RankWeights | None:
     """Return the shares of this name, or None."""
     return PRESETS.get(OLDER_NAMES.get(name, name))
 
@@ -146,7 +146,7 @@ class RerankByVectors(_Question):
     """
 
     needs_first: ClassVar[bool] = True
-    weights: Weights | str | None = None
+    weights: RankWeights | str | None = None
     kinds: frozenset[Head] = frozenset()
     known: Embeddings | None = None
     spans: RelevantSpans | None = None
@@ -157,7 +157,7 @@ class RerankByVectors(_Question):
 
     @property
     def _shares(self) -> dict[str, float]:
-        return ((preset(self.weights) if isinstance(self.weights, str) else self.weights) or Weights()).by_name
+        return ((preset(self.weights) if isinstance(self.weights, str) else self.weights) or RankWeights()).by_name
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
@@ -172,7 +172,7 @@ class RerankByVectors(_Question):
         if not all(0 <= share < np.inf for share in shares.values()) or not self.heads:
             raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
         lacking = [head for head in VECTORS if shares[head] > 0 and head not in self.kinds]
-        if lacking and isinstance(self.weights, Weights) and self.weights != Weights():
+        if lacking and isinstance(self.weights, RankWeights) and self.weights != RankWeights():
             raise InvalidInput(f"`weights` gives `{lacking[0]}` a share, which this model does not have")
 
     def prepare(self, model: Model) -> list[Encoding]:
@@ -229,10 +229,10 @@ def _has_vectors(spec: ModelSpec) -> bool:
     return Head.MULTIVECTOR in kinds or len(kinds) > 1
 
 
-def declared_weights(spec: ModelSpec) -> Weights | None:
+def declared_weights(spec: ModelSpec) -> RankWeights | None:
     """Return the weights that the checkpoint declares, since the scale of sparse scores differs between models."""
     shares = None if spec.multivector is None else spec.multivector.shares
-    return None if shares is None else Weights(shares.dense, shares.sparse, shares.multivector)
+    return None if shares is None else RankWeights(shares.dense, shares.sparse, shares.multivector)
 
 
 def rerank_task(
@@ -244,7 +244,7 @@ def rerank_task(
     direction: Direction | None = None,
     raw_scores: bool = False,
     instruction: str | None = None,
-    weights: Weights | str | None = None,
+    weights: RankWeights | str | None = None,
     max_document_tokens: int | None = None,
     spans: RelevantSpans | None = None,
 ) -> Ranking:

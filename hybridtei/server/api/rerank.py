@@ -14,7 +14,7 @@ from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.label import best_first
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
-from hybridtei.inference.tasks.rerank import Ranking, Weights, rerank_task
+from hybridtei.inference.tasks.rerank import Ranking, RankWeights, rerank_task
 from hybridtei.outputs import Floats, Usage
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
@@ -44,8 +44,8 @@ from hybridtei.system.tracing import handler
 
 MAX_RANK_FIELDS = 32  # the event loop looks up each field in each of thousands of documents
 
-Shares = Annotated[
-    str | Weights | None,
+GivenWeights = Annotated[
+    str | RankWeights | None,
     Meta(description="For models that rank by vectors: m3, m3-long, m3-two, or a weight for each kind of vector."),
 ]
 
@@ -60,7 +60,7 @@ class RerankRequest(Struct, frozen=True, kw_only=True):
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
     return_text: Annotated[bool, Meta(description="Repeat each text in the answer.")] = False
     instruction: Instruction = None
-    weights: Shares = None
+    weights: GivenWeights = None
 
 
 class Rank(Struct, frozen=True, omit_defaults=True):
@@ -92,7 +92,7 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
     truncation: Annotated[bool | None, Meta(description="`truncate` under Voyage's name.")] = None
     truncation_direction: TruncationSide = "Right"
     instruction: Instruction = None
-    weights: Shares = None
+    weights: GivenWeights = None
     relevant_spans: Annotated[
         RelevantSpans | None, Meta(description="List the sentences behind each score, by the best matches of multi-vectors.")
     ] = None

@@ -18,7 +18,7 @@ from hybridtei.errors import InvalidInput, Overloaded, StoreError, TooManyCandid
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
-from hybridtei.inference.tasks.rerank import Weights, rerank_task
+from hybridtei.inference.tasks.rerank import RankWeights, rerank_task
 from hybridtei.models.checkpoint.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.retrieval.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
@@ -212,7 +212,7 @@ async def _spans(
         documents = [text[:most] for text in texts if text]
         if not documents:
             return [()] * len(texts)
-        weights = Weights(0.0, 0.0, 1.0)
+        weights = RankWeights(0.0, 0.0, 1.0)
         task = rerank_task(context.service.model.spec, query, documents, weights=weights, spans=options)
         scored, _ = await context.rank(task, load_of_pairs(query, documents))
         spans = iter(scored.spans)
