@@ -17,8 +17,8 @@ from tqdm import tqdm
 from hybridtei.batch import kept_tokens
 from hybridtei.models.checkpoint.heads import METADATA_KEY
 from hybridtei.models.heads.models import (
-    MultiVectorHead,
-    SparseHead,
+    MultivectorHeadModule,
+    SparseHeadModule,
     TokenStates,
     autocast,
     maxsim,
@@ -45,14 +45,16 @@ class Recipe:
 class Students(nn.Module):
     """The heads in training, with one free temperature for each way of scoring."""
 
-    def __init__(self, sparse: SparseHead, multivector: MultiVectorHead, special_ids: Sequence[int], recipe: Recipe) -> None:
+    def __init__(
+        self, sparse: SparseHeadModule, multivector: MultivectorHeadModule, special_ids: Sequence[int], recipe: Recipe
+    ) -> None:
         super().__init__()
         self.sparse, self.multivector = sparse, multivector
         self.special_ids, self.recipe = torch.tensor(list(special_ids)), recipe
         self.log_scale = nn.ParameterDict({"sparse": torch.tensor(0.0)})
         self.log_scale.update({f"maxsim{dim}": torch.tensor(3.5) for dim in recipe.prefixes})
 
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, batch: TrainingBatch) -> dict[str, Tensor]:
         """Return the distillation loss (Kullback-Leibler) of each way of scoring, in nats a query."""
         target = batch.teacher.log_softmax(-1)
         scores = {"sparse": self.sparse_scores(batch)} | self.maxsim_scores(batch)
@@ -63,7 +65,7 @@ class Students(nn.Module):
             for name, score in scores.items()
         }
 
-    def sparse_scores(self, batch: Batch) -> Tensor:
+    def sparse_scores(self, batch: TrainingBatch) -> Tensor:
         """Return the dot products [queries, texts] over the terms of the queries.
 
         Without the idf: a head trained with idf on the query's weights ranked no better with it, and worse without it.
@@ -75,12 +77,12 @@ class Students(nn.Module):
         queries, texts = (self._terms(side, columns) for side in (batch.queries, batch.texts))
         return queries @ texts.T
 
-    def _terms(self, side: Packed, columns: Tensor) -> Tensor:
+    def _terms(self, side: PackedTexts, columns: Tensor) -> Tensor:
         with autocast(self.recipe.dtype):
             weights = self.sparse(side.hidden_states, side.embeddings)
         return term_matrix(weights, side.input_ids, side.cu_seqlens, columns)
 
-    def maxsim_scores(self, batch: Batch) -> dict[str, Tensor]:
+    def maxsim_scores(self, batch: TrainingBatch) -> dict[str, Tensor]:
         """Return the late interaction scores [queries, texts] of every trained prefix."""
         scores: dict[str, Tensor] = {}
         with autocast(self.recipe.dtype):
@@ -90,7 +92,7 @@ class Students(nn.Module):
                 scores[f"maxsim{dim}"] = maxsim(query_vectors, query_cu, text_vectors, text_cu)
         return scores
 
-    def _projected(self, side: Packed) -> tuple[Tensor, Tensor]:
+    def _projected(self, side: PackedTexts) -> tuple[Tensor, Tensor]:
         """Return the projections [kept tokens, dim], fp32, and their cu_seqlens."""
         ids, offsets, specials = (one.numpy() for one in (side.input_ids, side.cu_seqlens, self.special_ids))
         kept, kept_offsets = kept_tokens(self.recipe.drop, ids, offsets, specials)
@@ -175,7 +177,7 @@ class Teacher:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTexts:
     """Texts of one side of a batch, packed."""
 
     hidden_states: Tensor  # [tokens, hidden_size]
@@ -185,11 +187,11 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Queries and texts (text i answers query i), and the teacher's logits of all combinations."""
 
-    queries: Packed
-    texts: Packed
+    queries: PackedTexts
+    texts: PackedTexts
     teacher: Tensor  # [queries, texts], logits
 
 
@@ -205,14 +207,14 @@ class PairStates:
     def __len__(self) -> int:
         return len(self.states) // 2
 
-    def packed(self, rows: list[int]) -> Packed:
+    def packed(self, rows: list[int]) -> PackedTexts:
         """Return the chosen texts with their embeddings looked up."""
         hidden_states, input_ids, cu_seqlens = self.states.rows(rows)
         embeddings = self.word_embeddings[input_ids]
-        return Packed(hidden_states, functional.layer_norm(embeddings, embeddings.shape[-1:]), input_ids, cu_seqlens)
+        return PackedTexts(hidden_states, functional.layer_norm(embeddings, embeddings.shape[-1:]), input_ids, cu_seqlens)
 
 
-def batches(data: PairStates, group_size: int, groups: int, generator: torch.Generator) -> Iterator[Batch]:
+def batches(data: PairStates, group_size: int, groups: int, generator: torch.Generator) -> Iterator[TrainingBatch]:
     """Yield one epoch of batches, each of `groups` groups of `group_size` neighbouring texts, in random order."""
     grouped = neighbour_groups(data.dense[len(data) :], group_size, generator)
     order = torch.randperm(len(grouped), generator=generator).tolist()
@@ -227,14 +229,14 @@ def batch_count(data: PairStates, group_size: int, groups: int) -> int:
 
 
 @torch.no_grad()
-def _batch(data: PairStates, rows: list[int]) -> Batch:
+def _batch(data: PairStates, rows: list[int]) -> TrainingBatch:
     texts_at = [row + len(data) for row in rows]
     queries, texts = data.packed(rows), data.packed(texts_at)
     dense = data.dense[rows] @ data.dense[texts_at].T
     query_vectors, text_vectors = (functional.normalize(side.hidden_states, dim=-1) for side in (queries, texts))
     with autocast(data.teacher.dtype):
         late = maxsim(query_vectors, queries.cu_seqlens, text_vectors, texts.cu_seqlens)
-    return Batch(queries, texts, dense / data.teacher.dense_temperature + late / data.teacher.maxsim_temperature)
+    return TrainingBatch(queries, texts, dense / data.teacher.dense_temperature + late / data.teacher.maxsim_temperature)
 
 
 FORMAT_VERSION = 1

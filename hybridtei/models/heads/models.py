@@ -177,7 +177,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 DROPS = ("first", "specials", "none")
 
 
-class SparseHead(nn.Module):
+class SparseHeadModule(nn.Module):
     """A weight >= 0 for every token: BGE-M3's linear form (width 0) or a perceptron with one hidden layer.
 
     Inputs are the last hidden state and optionally the token's word embedding, which is independent of the context.
@@ -202,7 +202,7 @@ class SparseHead(nn.Module):
         return functional.relu(self.out(x)).squeeze(-1).float()
 
 
-class MultiVectorHead(nn.Linear):
+class MultivectorHeadModule(nn.Linear):
     """A vector for every token: a linear projection. Its dimensions are ordered, so that a prefix of them also works.
 
     The vector is the projection, or its prefix, scaled to unit length.

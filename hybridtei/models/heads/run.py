@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from hybridtei.models.heads.fit import Origin, PairStates, Recipe, Students, Teacher, fit, write_head_file
-from hybridtei.models.heads.models import MultiVectorHead, SparseHead, TokenStates, Trunk, cached_states, load_trunk
+from hybridtei.models.heads.models import MultivectorHeadModule, SparseHeadModule, TokenStates, Trunk, cached_states, load_trunk
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
@@ -139,8 +139,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 def _students(args: argparse.Namespace, trunk: Trunk, states: TokenStates, recipe: Recipe) -> Students:
     torch.manual_seed(args.seed)
-    sparse = SparseHead(trunk.hidden_size, args.sparse_width, args.sparse_inputs, args.activation)
-    multivector = MultiVectorHead(trunk.hidden_size, args.dim, bias=args.bias)
+    sparse = SparseHeadModule(trunk.hidden_size, args.sparse_width, args.sparse_inputs, args.activation)
+    multivector = MultivectorHeadModule(trunk.hidden_size, args.dim, bias=args.bias)
     step = max(1, len(states.input_ids) // PRINCIPAL_SAMPLE)
     multivector.start_from(torch.from_numpy(states.hidden_states[::step].astype("float32")))
     return Students(sparse, multivector, trunk.special_ids, recipe)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hybridtei.models.heads.fit import neighbour_groups
-from hybridtei.models.heads.models import MultiVectorHead, SparseHead, maxsim, term_matrix
+from hybridtei.models.heads.models import MultivectorHeadModule, SparseHeadModule, maxsim, term_matrix
 
 
 def unit_rows(count: int, width: int, seed: int) -> Tensor:
@@ -58,7 +58,7 @@ def test_maxsim_is_the_mean_best_match() -> None:
 
 def test_the_projection_starts_orthonormal_with_the_strongest_direction_first() -> None:
     states = torch.randn(400, 6, generator=torch.Generator().manual_seed(7)) * torch.arange(1, 7)
-    head = MultiVectorHead(6, 4, bias=True)
+    head = MultivectorHeadModule(6, 4, bias=True)
     head.start_from(states)
     torch.testing.assert_close(head.weight @ head.weight.T, torch.eye(4), atol=1e-5, rtol=0)
     energy = (functional.normalize(states, dim=-1) @ head.weight.T).square().sum(0)
@@ -69,11 +69,11 @@ def test_the_projection_starts_orthonormal_with_the_strongest_direction_first() 
 @pytest.mark.parametrize("width", [0, 8])
 @pytest.mark.parametrize("inputs", [["hidden"], ["hidden", "embedding"]])
 def test_sparse_weights_are_one_per_token_and_never_negative(width: int, inputs: list[str]) -> None:
-    weights = SparseHead(6, width, inputs, "gelu")(torch.randn(50, 6) * 9, torch.randn(50, 6))
+    weights = SparseHeadModule(6, width, inputs, "gelu")(torch.randn(50, 6) * 9, torch.randn(50, 6))
     assert weights.shape == (50,)
     assert weights.min() >= 0
 
 
 def test_unknown_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="embedding"):
-        SparseHead(6, 8, ["embedding"], "gelu")
+        SparseHeadModule(6, 8, ["embedding"], "gelu")
