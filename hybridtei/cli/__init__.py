@@ -59,7 +59,7 @@ def router(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.ABOUT, allow_abbrev=False)
     _add_version(parser)
-    serve.fill(parser, as_tei=True)
+    serve.add_serve_flags(parser, as_tei=True)
     return _run(parser, argv)
 
 

@@ -28,10 +28,10 @@ ABOUT = "Serve a model over HTTP: dense, sparse and multi-vectors, ranking, clas
 
 def add(commands: Commands) -> None:
     """Add the command `serve` and its flags."""
-    fill(new_parser(commands, "serve", ABOUT))
+    add_serve_flags(new_parser(commands, "serve", ABOUT))
 
 
-def fill(parser: argparse.ArgumentParser, *, as_tei: bool = False) -> None:
+def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) -> None:
     """Add the flags of `serve` to a parser. `as_tei`: the log begins with all settings, as TEI's does."""
     parser.usage = "%(prog)s [--model-id MODEL]... [flags]"
     parser.add_argument("--models", metavar="FILE", help="TOML file of [[model]] tables: several models in one process")

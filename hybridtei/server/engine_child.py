@@ -30,7 +30,7 @@ from hybridtei.server.start import Fleet, on_thread
 from hybridtei.system import logs, memory
 from hybridtei.system.metrics import Reading, Registry
 
-LOOK_SECONDS = 0.5  # between checks of the lanes; metrics are sent at each check
+COUNT_SECONDS = 0.5  # between checks of the lanes; metrics are sent at each check
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class EngineChild:
         asyncio.get_running_loop().add_reader(self._connection.fileno(), self._read)
         self._begin(calls)
         while self._fleet.dead is None:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(COUNT_SECONDS)
             self._answer(COUNTED, {number: registry.readings() for number, (_, registry) in self._engines.items()})
         log.critical("%s", self._fleet.dead)
         _end(1)
@@ -68,7 +68,7 @@ class EngineChild:
             spec, one.name, one.dtype, one.padding, tuple(one.lanes), getattr(one, "ahead", 0), loaded.budget_tokens
         )
         del loaded
-        memory.settle()  # the HTTP process tokenises
+        memory.collect_as_usual()  # the HTTP process tokenises
         return found
 
     async def unload(self, number: int, seconds: float | None) -> list[Reading]:

@@ -84,7 +84,7 @@ class DrainingServer(uvicorn.Server):
         if self._rpc is not None:
             await self._rpc.bind()  # a taken port is an error before anything starts
         await super().startup(sockets)
-        memory.settle()  # modules and models live until the process ends, so the collector need not visit them
+        memory.collect_as_usual()  # modules and models live until the process ends, so the collector need not visit them
         if self.started and not self.should_exit:  # a signal may have arrived during startup
             self.announce()
 

@@ -259,15 +259,15 @@ async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(act: Callable[[Any], object], value: Any) -> None:
+    def tell(act: Callable[[Any], object], value: Any) -> None:
         if not done.done():
             act(value)
 
     def run() -> None:
         try:
-            ended = partial(settle, done.set_result, work(*arguments))
+            ended = partial(tell, done.set_result, work(*arguments))
         except BaseException as error:  # the caller raises it
-            ended = partial(settle, done.set_exception, error)
+            ended = partial(tell, done.set_exception, error)
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(ended)
 

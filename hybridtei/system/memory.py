@@ -35,7 +35,7 @@ def collect_seldom() -> None:
     gc.set_threshold(START_OBJECTS, *COLLECTION[1:])
 
 
-def settle() -> None:
+def collect_as_usual() -> None:
     """Collect garbage once, restore Python's threshold, and exclude the present objects from later collections."""
     gc.collect()
     gc.freeze()

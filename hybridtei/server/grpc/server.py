@@ -139,7 +139,7 @@ def _address(hostname: str, port: int) -> str:
     return f"[{hostname}]:{port}" if ":" in hostname else f"{hostname}:{port}"
 
 
-LOOK_SECONDS = 5.0  # between checks of the models
+HEALTH_SECONDS = 5.0  # between checks of the models
 STATUSES = health_pb2.HealthCheckResponse
 
 
@@ -171,7 +171,7 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
     async def keep_looking(self) -> None:
         """Update the statuses periodically until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(HEALTH_SECONDS)
             await self.look()
 
     async def _serves(self, fits: Callable[[Context], bool]) -> bool:

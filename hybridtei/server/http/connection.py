@@ -118,7 +118,7 @@ def allow_files(connections: int) -> None:
 
 
 SMALL_BYTES = 1_000_000  # an answer up to this size does not wait
-SHARE_LEFT = 4  # a quarter of the bound is left to small answers
+SMALL_SHARE = 4  # a quarter of the bound is left to small answers
 WAIT_SECONDS = 30.0  # longer than the server keeps a client that reads nothing
 
 
@@ -128,7 +128,7 @@ class Unsent:
     def __init__(self, limit: int, wait_seconds: float = WAIT_SECONDS) -> None:
         self.bytes = 0
         self._limit = limit
-        self._large_limit = limit - limit // SHARE_LEFT
+        self._large_limit = limit - limit // SMALL_SHARE
         self._wait_seconds = wait_seconds
         self._waiting_bytes = 0
         self._first = asyncio.Lock()  # held by the first waiting answer; the others queue for it in order of arrival

@@ -52,7 +52,7 @@ def test_a_name_nobody_has(rpc):
 
 
 def test_it_needs_no_key_and_follows_the_engine_and_who_watches_is_told(monkeypatch):
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "HEALTH_SECONDS", 0.01)
     gate = {"broken": False}
 
     def fail(_):
