@@ -5,8 +5,6 @@ from __future__ import annotations
 import ollama
 import pytest
 
-from tests.server.live import serving
-
 
 def test_a_list_of_vectors_even_for_one_text(server):
     whole = server.post(
@@ -68,9 +66,3 @@ def test_ollamas_own_client(server):
 def test_what_open_webui_asks_before_it_embeds(server):
     assert [int(part) for part in server.get("/api/version").json()["version"].split(".")]
     assert [one["model"] for one in server.get("/api/tags").json()["models"]] == ["small"]
-
-
-def test_they_are_absent_beside_teis_routes_alone():
-    with serving(server={"only_tei_routes": True}) as running:
-        assert {running.get(path).status_code for path in ("/api/tags", "/api/version")} == {404}
-        assert {running.post(path, {"model": "x"}).status_code for path in ("/api/show", "/api/embeddings")} == {404}
