@@ -47,7 +47,7 @@ MEMORY = Path("/dev/shm")
 # of a pass (1.31, AVX-512).
 SLOWER = "SkipLayerNormFusion"
 SAVING = {
-    "session.model_external_initializers_file_folder_path": "/",  # bytes of the input tensors
+    "session.model_external_initializers_file_folder_path": "/",  # of the input tensors
     "session.optimized_model_external_initializers_file_name": TENSORS,
     "session.save_external_prepacked_constant_initializers": "1",
 }

@@ -128,7 +128,7 @@ def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no protobuf"])
 def test_a_graph_that_onnxruntime_does_not_take_is_a_load_error(bert: Path, content: bytes) -> None:
-    with pytest.raises(LoadError, match=f"{bert}: ONNX Runtime does not take the graph"):
+    with pytest.raises(LoadError, match=f"{bert}: ONNX Runtime refuses the graph"):
         OnnxBackend(read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert))
 
 

@@ -109,5 +109,5 @@ def test_what_the_graph_does_not_take_is_an_error_in_the_librarys_words(feed: di
 
 
 def test_a_tensor_that_is_missing_is_a_load_error() -> None:
-    with pytest.raises(LoadError, match="/folder: ONNX Runtime does not take the graph"):
+    with pytest.raises(LoadError, match="/folder: ONNX Runtime refuses the graph"):
         open_sessions(GRAPH, {}, WEIGHTS, [1])
