@@ -93,7 +93,7 @@ def measured(folder: Path, store: StoreConfig, outputs: tuple[str, ...], scratch
     """nDCG@10 of each query by each way; the default is the first."""
     judged = read_judgements(folder)
     rejected = str(scratch / "rejected.jsonl")
-    options = {"quiet": True, "model_named": True, "outputs": outputs, "quarantine": rejected}
+    options = {"quiet": True, "outputs": outputs, "quarantine": rejected}
     summary = ingest(folder, "judged", store=store, **options)
     print(summary.in_words(), file=sys.stderr)
     encoder = Encoder.load()

@@ -29,7 +29,7 @@ from hybridtei.system.own_loop import OwnLoop
 ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or after changes."
 
 NO_INGEST_FLAGS = (
-    *("source", "outputs", "model_named", "plan"),
+    *("source", "outputs", "plan"),
     *("max_file_bytes", "max_document_characters", "max_metadata_bytes", "max_id_characters"),
 )
 OF_THE_MODEL = ("multivector_tokens", "multivector_dtype")  # flags of a plan
@@ -63,7 +63,7 @@ def run_ingest(arguments: argparse.Namespace) -> int:
 
     outputs = tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None
     plan = options_from(CollectionPlan, arguments, **{name: getattr(model, name) for name in OF_THE_MODEL})
-    options = options_from(IngestOptions, arguments, outputs=outputs, model_named=arguments.model_id is not None, plan=plan)
+    options = options_from(IngestOptions, arguments, outputs=outputs, plan=plan)
     tell = partial(print, file=sys.stderr, flush=True)
     summary = ingest(embedder=model, store=store, engine_config=engine, tell=tell, **asdict(options))
     print(summary.as_json() if arguments.json else summary.in_words(), flush=True)

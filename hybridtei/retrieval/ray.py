@@ -1,4 +1,4 @@
-"""A Ray cluster as an `Embedder`: actors that hold an `Encoder` each. Extra `ray`.
+"""A Ray cluster that embeds: actors that hold an `Encoder` each. Extra `ray`.
 
 The ingest reads, cuts and stores in its own process; batches go to whichever actor is idle, and their vectors come back. Ray
 starts an actor again whose process has ended, and gives it the same batch. A text that ends each process is found as one that

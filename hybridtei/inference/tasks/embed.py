@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,25 +38,6 @@ PROMPTS: Mapping[InputType, tuple[str, ...]] = {
 }
 
 WITHOUT_PROMPT = "the model pools without a prompt's tokens (`include_prompt` false), which is not served"
-
-
-class Embedder(Protocol):
-    """Embeds texts: an `Encoder`, or a server by its `Client`."""
-
-    def encode(
-        self,
-        texts: Sequence[str],
-        outputs: Iterable[str],
-        *,
-        input_type: InputType,
-        multivector: MultivectorBudget = ...,
-        spans: Sequence[Sequence[tuple[int, int]]] | None = None,
-    ) -> Embeddings:
-        """Rows in the order of `texts` and, with `spans`, of the parts of each. Raises RequestError or BackendError where a
-        text is or may be at fault."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def ingest_missing(
         return
     tell(f"{collection} is not there yet: ingesting {folder}, a point a document")
     # judgements are of whole documents, and published figures of what a model reads of each
-    choices = {"no_chunking": True, "quiet": quiet, "model_named": True}
+    choices = {"no_chunking": True, "quiet": quiet}
     summary = ingest(folder, collection, model, store, engine_config=engine, tell=tell, **choices)
     tell(summary.in_words())
     if summary.status:

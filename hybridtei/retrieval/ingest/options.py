@@ -15,7 +15,6 @@ from msgspec import Meta, Struct
 from hybridtei.retrieval.store.query import CollectionPlan
 
 MEGABYTE = 1e6
-DEFER_INDEXING_MB = 16
 INTERRUPTED = 130
 MAX_RECORD_BYTES = 1_000_000
 MAX_DOCUMENT_CHARACTERS = 10_000_000  # and so the most chunks a document may have
@@ -47,7 +46,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
 
 class IngestOptions(ReadOptions, frozen=True, kw_only=True):
-    """Options of an ingest. `model_named`: the user named the model; else it is the one of the server at `url`."""
+    """Options of an ingest."""
 
     source: str
     collection: Annotated[str, Meta(description="collection to fill; made if it does not exist", extra=NAME)]
@@ -81,13 +80,10 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
         str | None,
         Meta(description="Ray cluster [default: RAY_ADDRESS, else a new one on this machine]", extra={"metavar": "ADDRESS"}),
     ] = None
-    defer_indexing_mb: Annotated[
-        int | None, Meta(description="from this size of a run on, a server indexes after the run [default: 16]")
-    ] = None
+    defer_indexing_mb: Annotated[int, Meta(description="from this size of a run on, a server indexes after the run")] = 16
     wait_indexed: Annotated[bool, Meta(description="do not wait until a server has indexed the points")] = True
     quiet: Annotated[bool, Meta(description="show no progress")] = False
     plan: CollectionPlan = CollectionPlan()
-    model_named: bool = False
 
 
 @dataclass

@@ -11,7 +11,7 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
@@ -240,13 +240,11 @@ def embed_each(embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]) -
 
 def missing_from_source(preparation: Preparation) -> list[str]:
     """Keys of stored documents that left their file, or whose file left the source, once the whole source was read."""
-    present = {file.label for file in preparation.files}
-    gone = [label for label in preparation.stored if not _may_be_there(label, present, preparation)]
+    present = {file.label for file in preparation.files}  # and folders that could not be read, which may hold the file still
+
+    def may_be_there(label: str) -> bool:
+        parts = label.split("/")
+        return any("/".join(parts[:count]) in present for count in range(1, len(parts) + 1))
+
+    gone = [label for label in preparation.stored if not may_be_there(label)]
     return preparation.missing + [key for label in gone for key in sorted(preparation.stored[label])]
-
-
-def _may_be_there(label: str, present: Set[str], preparation: Preparation) -> bool:
-    """Whether the file is in the source, or below a folder that could not be read."""
-    parts = label.split("/")
-    above = ("/".join(parts[:count]) for count in range(1, len(parts)))
-    return label in present or any(preparation.quarantine.of(folder) for folder in above)

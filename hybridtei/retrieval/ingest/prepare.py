@@ -28,6 +28,7 @@ class PendingDocument:
     document: Document
     digest: str
     chunks: int = 0
+    tokens: int = 0
     stored: bool = False
     failed: bool = False
 
@@ -189,7 +190,7 @@ class Preparation:
 
     def _cut(self, group: Sequence[PendingDocument]) -> Iterator[list[PendingChunk]]:
         for pending, chunks in zip(group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True):
-            pending.chunks = len(chunks)
+            pending.chunks, pending.tokens = len(chunks), sum(chunk.tokens for chunk in chunks)
             if all(chunk.tokens <= self.chunker.around for chunk in chunks):
                 self._reject(pending.document, "its text becomes no token of the model's")
                 continue

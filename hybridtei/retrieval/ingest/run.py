@@ -17,7 +17,7 @@ import orjson
 
 from hybridtei.batch import Head
 from hybridtei.client import Client
-from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
+from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, InvalidInput, LoadError, NoKey, StoreError, StoreUnavailable, UnsupportedHead
 from hybridtei.inference.load import find_model, text_model
@@ -32,7 +32,7 @@ from hybridtei.retrieval.ingest.chunking import Chunker, ChunkSettings, settings
 from hybridtei.retrieval.ingest.files import QUARANTINE, Quarantine, check_source, source_files
 from hybridtei.retrieval.ingest.indexing import wait_indexed
 from hybridtei.retrieval.ingest.ledger import FileCache, Ledger, Source, claimed
-from hybridtei.retrieval.ingest.options import DEFER_INDEXING_MB, MEGABYTE, IngestOptions, IngestStats, ReadOptions, Summary
+from hybridtei.retrieval.ingest.options import MEGABYTE, IngestOptions, IngestStats, ReadOptions, Summary
 from hybridtei.retrieval.ingest.pipeline import ingest as run_pipeline
 from hybridtei.retrieval.ingest.pipeline import stop_on_signals
 from hybridtei.retrieval.ingest.prepare import Preparation
@@ -108,7 +108,7 @@ class _Ingest:
         self.store = open_store(config)
         tell(f"store     {place_of(config)}")
         served = _served(given) if isinstance(given, Client) else None
-        if not options.model_named and given is not None:
+        if given is not None and model.model_id == EMBEDDED_MODEL:  # the default, so the user named none
             model_id = given.model_id if served is None else str(served["model_id"])
             model = msgspec.structs.replace(model, model_id=model_id)
         self.model = model
@@ -143,13 +143,12 @@ class _Ingest:
                     existing = await stack.enter_async_context(claimed(store, name, schema, lock, tell))
                     if record := Source.of(Path(options.source), existing, options.source_name).record:
                         await store.annotate(name, record)
-                defer_mb = DEFER_INDEXING_MB if options.defer_indexing_mb is None else options.defer_indexing_mb
                 await run_pipeline(
                     preparation,
                     encode,
                     existing,
                     parallel=load().parallel if options.engine == "ray" else 1,
-                    defer_indexing_bytes=MEGABYTE * defer_mb,
+                    defer_indexing_bytes=MEGABYTE * options.defer_indexing_mb,
                     patience_s=0.0 if store.kind == "server" else self.config.qdrant_patience,  # a server's store has its own
                     tell=tell,
                 )

@@ -33,34 +33,31 @@ MAX_HELD_BYTES = 64_000_000  # of vectors in memory; more are written to a tempo
 
 
 class _Held:
-    """Chunks, with their vectors, of the one document that is stored already and whose new version is not read to its end."""
+    """Points of `pending`, the one document that is stored already and whose new version is not read to its end."""
 
     def __init__(self) -> None:
-        self._vectors: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
-        self._parts: list[list[PendingChunk]] = []
+        self._file: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
+        self.pending: PendingDocument | None = None
+        self._parts = 0
 
-    @property
-    def pending(self) -> PendingDocument | None:
-        return self._parts[0][0].pending if self._parts else None
+    def add(self, pending: PendingDocument, points: list[models.PointStruct]) -> None:
+        pickle.dump(points, self._file, protocol=5)  # into a file without a name, which only this process reads
+        self.pending, self._parts = pending, self._parts + 1
 
-    def add(self, pieces: list[PendingChunk], embeddings: Embeddings) -> None:
-        pickle.dump(embeddings, self._vectors, protocol=5)  # into a file without a name, which only this process reads
-        self._parts.append(pieces)
-
-    def parts(self) -> Iterator[tuple[list[PendingChunk], Embeddings]]:
-        """(pieces, rows) in the order in which they were added."""
-        self._vectors.seek(0)
-        for pieces in self._parts:
-            yield pieces, pickle.load(self._vectors)
+    def parts(self) -> Iterator[list[models.PointStruct]]:
+        """The points, in the order in which they were added."""
+        self._file.seek(0)
+        for _ in range(self._parts):
+            yield pickle.load(self._file)
 
     def clear(self) -> None:
-        self._vectors.seek(0)
-        self._vectors.truncate()
-        self._parts.clear()
+        self._file.seek(0)
+        self._file.truncate()
+        self.pending, self._parts = None, 0
 
     def close(self) -> None:
         """Frees the memory and the file."""
-        self._vectors.close()
+        self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +91,9 @@ class Writer:
                 self._fail(piece, reason)
         complete = dict.fromkeys(piece.pending for piece in batch.pieces if piece.is_last and not piece.pending.failed)
         await self._delete_stale(complete)
-        stored = await self._store(accepted, points, embeddings, complete)
+        await self._store(accepted, points, complete)
         await self._delete_failed(batch)
-        await asyncio.to_thread(self._note, batch, complete, stored)
+        await asyncio.to_thread(self._note, batch, complete)
         self._stop_if_most_fail(reasons)
 
     def close(self) -> None:
@@ -112,26 +109,17 @@ class Writer:
                 await self._delete((await self.ledger.chunks_from(key, 0))[::-1])
 
     async def _store(
-        self,
-        pieces: list[PendingChunk],
-        points: list[models.PointStruct],
-        embeddings: Embeddings,
-        complete: Collection[PendingDocument],
-    ) -> list[PendingChunk]:
-        """Stores pieces, but for those that wait. Returns the stored ones."""
-        stored: list[PendingChunk] = []
+        self, pieces: Sequence[PendingChunk], points: Sequence[models.PointStruct], complete: Collection[PendingDocument]
+    ) -> None:
+        """Stores points, but for those that wait: of a stored document, the batch's last, with chunks still to come."""
         if self._held.pending in complete:
-            for part, vectors in self._held.parts():
-                await self._send(self._points(part, vectors))
-                stored += part
+            for part in self._held.parts():
+                await self._send(part)
             self._held.clear()
-        going = [place for place, piece in enumerate(pieces) if not piece.pending.failed]
-        waiting = [place for place in going if pieces[place].pending.stored and pieces[place].pending not in complete]
-        if waiting:  # all of the batch's last document
-            await asyncio.to_thread(self._held.add, [pieces[place] for place in waiting], embeddings.take(waiting))
-        chosen = [place for place in going if place not in waiting]
-        await self._send([points[place] for place in chosen])
-        return stored + [pieces[place] for place in chosen]
+        going = [(piece.pending, point) for piece, point in zip(pieces, points, strict=True) if not piece.pending.failed]
+        if waiting := [point for pending, point in going if pending.stored and pending not in complete]:
+            await asyncio.to_thread(self._held.add, going[-1][0], waiting)
+        await self._send([point for pending, point in going if not pending.stored or pending in complete])
 
     async def _send(self, points: Sequence[models.PointStruct]) -> None:
         if points:
@@ -164,14 +152,14 @@ class Writer:
             part = ids[start : start + IDS_AT_ONCE]
             await retry_unavailable(partial(self.ledger.store.delete, self.ledger.name, part), self.patience_s)
 
-    def _note(self, batch: Batch, complete: Collection[PendingDocument], stored: Sequence[PendingChunk]) -> None:
+    def _note(self, batch: Batch, complete: Collection[PendingDocument]) -> None:
         preparation, stats = self.preparation, self.preparation.stats
         for file, documents in batch.files:
             if not preparation.quarantine.of(file.label):
                 preparation.cache.put(file, preparation.settings, documents)
         stats.documents += len(complete)
-        stats.chunks += len(stored)
-        stats.tokens += sum(piece.chunk.tokens for piece in stored)
+        stats.chunks += sum(one.chunks for one in complete)
+        stats.tokens += sum(one.tokens for one in complete)
 
     def _stop_if_most_fail(self, reasons: Sequence[str | None]) -> None:
         for reason in reasons:
@@ -185,18 +173,15 @@ class Writer:
         self, pieces: Sequence[PendingChunk], embeddings: Embeddings
     ) -> tuple[list[models.PointStruct], list[str | None]]:
         """The points of the pieces, and for each the message of InvalidPoint, or None."""
-        points = self._points(pieces, embeddings)
-        return points, [_objection(point, self.schema) for point in points]
-
-    def _points(self, pieces: Sequence[PendingChunk], embeddings: Embeddings) -> list[models.PointStruct]:
         if not pieces:
-            return []
+            return [], []
         ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]
         payloads = [
             payload_of(one.pending.document, one.chunk, one.pending.chunks, one.pending.digest, self.preparation.settings)
             for one in pieces
         ]
-        return to_points(embeddings, ids, payloads)
+        points = to_points(embeddings, ids, payloads)
+        return points, [_objection(point, self.schema) for point in points]
 
 
 def _objection(point: models.PointStruct, schema: CollectionSchema) -> str | None:

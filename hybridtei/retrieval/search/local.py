@@ -15,7 +15,6 @@ from hybridtei.config import EngineConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.load import text_model
-from hybridtei.inference.tasks.embed import Embedder
 from hybridtei.models.checkpoint.fingerprint import begin, model_hash
 from hybridtei.models.text.tokenizer import Token, Tokenizer
 from hybridtei.outputs import Embeddings, Floats
@@ -45,7 +44,7 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
     return QueryModel(model_id, encoder.spec, embed_queries_by(encoder), tokens_of, look_up=look_up, fingerprint=files)
 
 
-def embed_queries_by(embedder: Embedder) -> EmbedQueries:
+def embed_queries_by(embedder: Encoder) -> EmbedQueries:
     """An embedder, which blocks, for a `Searcher`, which awaits: it runs in a thread, one call at a time."""
     lock = asyncio.Lock()
 

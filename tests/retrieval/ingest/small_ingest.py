@@ -18,10 +18,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from hybridtei.client import Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.tasks.base import Model
-from hybridtei.inference.tasks.embed import Embedder
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import Chunker, settings_for
 from hybridtei.retrieval.ingest.files import Quarantine, source_files
@@ -74,7 +74,7 @@ class Ingest:
     def embedder(self, model: Model) -> Encoder:
         return Encoder(model, FakeBackend(model.spec, **self.backend), 256, EngineConfig())
 
-    async def run(self, source: Path, store: Store, embedder: Embedder | None = None, name: str = NAME) -> IngestStats:
+    async def run(self, source: Path, store: Store, embedder: Encoder | Client | None = None, name: str = NAME) -> IngestStats:
         """Once; the cache is closed afterwards, as by the end of a process."""
         model, path = written(self.folder / "model")
         chunks = settings_for(model, self.chunk_tokens, None, late=self.late)

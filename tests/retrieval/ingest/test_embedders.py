@@ -16,7 +16,6 @@ from hybridtei.client import Client
 from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput, NoKey, TokenizerError
-from hybridtei.inference.tasks.embed import Embedder
 from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.pipeline import embed_each
@@ -35,7 +34,7 @@ def local(model=None, **backend) -> Callable[[list[str]], Embeddings]:
     return documents_by(Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig()), HEADS)
 
 
-def documents_by(embedder: Embedder, heads: frozenset[Head]) -> Callable[[list[str]], Embeddings]:
+def documents_by(embedder: Encoder | Client, heads: frozenset[Head]) -> Callable[[list[str]], Embeddings]:
     return partial(embedder.encode, outputs=heads, input_type="document", multivector=MultivectorBudget())
 
 

@@ -258,7 +258,7 @@ def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again
 
 def ingested(place: Path, folder: Path) -> Summary:
     model = ModelConfig(model_id=str(folder))
-    return ingest(place / "notes", NAME, model, place / "store", model_named=True, quiet=True)
+    return ingest(place / "notes", NAME, model, place / "store", quiet=True)
 
 
 def migrated(place: Path, said: list[str] | None = None, **options: Any) -> None:

@@ -58,7 +58,6 @@ def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
         store=place,
         no_chunking=True,
         quiet=True,
-        model_named=True,
         plan=CollectionPlan(multivector_tokens=0, multivector_dtype="float"),  # all ways, also those that find by MaxSim
         quarantine=str(tmp_path / "quarantine.jsonl"),
     )
