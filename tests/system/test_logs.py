@@ -184,7 +184,7 @@ def test_lines_beyond_the_bound_are_left_out_and_counted(root, monkeypatch):
         logging.getLogger("hybridtei.x").info("%d", number)
     out.read.set()
     flush()
-    assert messages_in(out) == ["taken", *"012", "7 lines were left out here: standard output takes them too slowly"]
+    assert messages_in(out) == ["taken", *"012", "7 lines were left out here: standard output is too slow"]
 
 
 class Stuck(io.StringIO):
