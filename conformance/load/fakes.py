@@ -17,9 +17,9 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import default_alias, find_model, text_model
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import HeadOutputs
-from hybridtei.server.app import context_for, create_fleet_app
+from hybridtei.server.app import context_for, create_models_app
 from hybridtei.server.http.connection import ports
-from hybridtei.server.registry import Models
+from hybridtei.server.models import Models
 from hybridtei.server.run import run_server
 from hybridtei.system import logs
 from hybridtei.system.metrics import Registry
@@ -66,7 +66,7 @@ def serve(kind: str, port: int) -> None:
     full = service.admission.inside(service.admission.permits) if kind == "full" else nullcontext()
     with ports(server) as sockets, full:
         models = Models({default_alias(model.model_id): context_for(service, server, model, registry)})
-        run_server(create_fleet_app(models, server), server, sockets)
+        run_server(create_models_app(models, server), server, sockets)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ from hybridtei.server.endpoint import all_models, served_model, vector_store
 from hybridtei.server.http.body import Keyless, first_fields
 from hybridtei.server.http.connection import REFUSED, ConnectionLimits
 from hybridtei.server.http.security import Keyring, Origins, certificate_of
+from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
 from hybridtei.server.openapi import openapi_config
-from hybridtei.server.registry import STORE_ERRORS, Models, StoreBounds, store_errors
 from hybridtei.server.routing import ALIAS, ENDPOINT, HANDLERS, Endpoint, allow_header, split_alias
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
@@ -83,7 +83,7 @@ def context_for(service: EngineService, server: ServerConfig, model: ModelConfig
     return Context(service, server, model, registry, metrics)
 
 
-def create_fleet_app(
+def create_models_app(
     models: Models,
     server: ServerConfig,
     *,

@@ -35,7 +35,7 @@ from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisc
 from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.security import check_origin
 from hybridtei.server.http.writers import piecewise, to_json
-from hybridtei.server.registry import Models, StoreContext, check_capacity
+from hybridtei.server.models import Models, StoreContext, check_capacity
 from hybridtei.server.routing import ALIAS, ENDPOINT, Endpoint, endpoint_of
 from hybridtei.system.tracing import arrived
 

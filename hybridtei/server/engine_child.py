@@ -26,7 +26,7 @@ from hybridtei.inference.engine.service import engine_of
 from hybridtei.inference.load import load_model
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server.engine_process import COUNTED, RemoteBackend, receive, send
-from hybridtei.server.start import Fleet, on_thread
+from hybridtei.server.start import ModelLoader, on_thread
 from hybridtei.system import logs, memory
 from hybridtei.system.metrics import Reading, Registry
 
@@ -41,7 +41,7 @@ class EngineChild:
     def __init__(self, connection: Connection, config: EngineConfig) -> None:
         self._connection = connection
         self._config = config
-        self._fleet = Fleet(config)
+        self._loader = ModelLoader(config)
         self._engines: dict[int, tuple[Engine, Registry]] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
         self._answers: list[Any] = []
@@ -50,17 +50,17 @@ class EngineChild:
         """Answer `calls` and all later ones. End the process when the lanes die or the connection closes."""
         asyncio.get_running_loop().add_reader(self._connection.fileno(), self._read)
         self._begin(calls)
-        while self._fleet.dead is None:
+        while self._loader.dead is None:
             await asyncio.sleep(COUNT_SECONDS)
             self._answer(COUNTED, {number: registry.readings() for number, (_, registry) in self._engines.items()})
-        log.critical("%s", self._fleet.dead)
+        log.critical("%s", self._loader.dead)
         _end(1)
 
     async def load(self, number: int, config: ModelConfig) -> RemoteBackend:
         """Load a model, and describe it."""
         loaded = await on_thread(load_model, config, self._config)
         one, registry = loaded.backend, Registry()
-        engine = engine_of(one, self._config, loaded.budget_tokens, registry, self._fleet.device(one.lanes))
+        engine = engine_of(one, self._config, loaded.budget_tokens, registry, self._loader.device(one.lanes))
         await engine.start()
         self._engines[number] = engine, registry
         spec = replace(one.spec, max_input_length=loaded.model.reader.max_input_length)  # the HTTP process has warned already

@@ -24,7 +24,7 @@ from hybridtei.server.http.connection import ClientDisconnected
 
 if TYPE_CHECKING:
     from hybridtei.server.http.security import KeyRole
-    from hybridtei.server.registry import Able
+    from hybridtei.server.models import Able
 
 
 AnyRequest = Request[Any, Any, Any]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Fleet:
+class ModelLoader:
     """The engine settings and devices that the models of a server share, and the engine's process if there is one.
     `fixed_permits`: as for `serve`."""
 
@@ -146,14 +146,14 @@ def serve(
     made: Future[Litestar] = Future()
     threading.Thread(target=_make_app, args=(server, made), name="imports", daemon=True).start()
     with _checked(server, store) as (schemas, sockets), _engine_process(server, engine, configs) as process:
-        fleet = Fleet(engine, fixed_permits=fixed_permits, process=process)
+        loader = ModelLoader(engine, fixed_permits=fixed_permits, process=process)
         contexts: dict[str, Context] = {}
         failures: dict[str, LoadError] = {}
         for config in configs:
             alias = config.alias if isinstance(config, NamedModel) else default_alias(config.model_id)
             log.info("hybridtei %s: loading %s as %s", __version__, config.model_id, alias)
             try:
-                contexts[alias] = fleet.context(*fleet.load(config), server, config)
+                contexts[alias] = loader.context(*loader.load(config), server, config)
             except LoadError as error:
                 if len(configs) == 1:
                     raise
@@ -163,18 +163,18 @@ def serve(
             raise next(iter(failures.values()))
 
         async def opener(config: NamedModel) -> Context:
-            loaded, remote = await on_thread(fleet.load, config)  # the other models still answer
-            context = fleet.context(loaded, remote, server, config)
+            loaded, remote = await on_thread(loader.load, config)  # the other models still answer
+            context = loader.context(loaded, remote, server, config)
             await context.service.start()
             return context
 
-        from hybridtei.server.app import create_fleet_app
-        from hybridtei.server.registry import Entry, Models
+        from hybridtei.server.app import create_models_app
+        from hybridtei.server.models import Entry, Models
         from hybridtei.server.run import run_server
 
         models = Models(contexts, opener if isinstance(configs[0], NamedModel) else None, flags)
         models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
-        app = create_fleet_app(models, server, on_stop=[fleet.stop], schemas=schemas, app=made.result())
+        app = create_models_app(models, server, on_stop=[loader.stop], schemas=schemas, app=made.result())
         run_server(app, server, sockets)
 
 
@@ -184,12 +184,12 @@ async def in_process(configs: Sequence[ModelConfig], engine: EngineConfig, store
     import httpx
 
     from hybridtei.client import AsyncClient
-    from hybridtei.server.app import create_fleet_app
-    from hybridtei.server.registry import Models
+    from hybridtei.server.app import create_models_app
+    from hybridtei.server.models import Models
 
-    fleet, server = Fleet(engine, fixed_permits=False), ServerConfig()
-    contexts = {default_alias(one.model_id): fleet.context(*fleet.load(one), server, one) for one in configs}
-    app = create_fleet_app(Models(contexts), server, on_stop=[fleet.stop], schemas=_schemas(store, server))
+    loader, server = ModelLoader(engine, fixed_permits=False), ServerConfig()
+    contexts = {default_alias(one.model_id): loader.context(*loader.load(one), server, one) for one in configs}
+    app = create_models_app(Models(contexts), server, on_stop=[loader.stop], schemas=_schemas(store, server))
     transport, errors_of_server = httpx.ASGITransport(cast(Any, app)), logging.getLogger("hybridtei.server")
     level = errors_of_server.level
     errors_of_server.setLevel(logging.CRITICAL)  # the client raises errors itself

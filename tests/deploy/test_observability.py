@@ -88,7 +88,7 @@ def test_failures_have_the_words_that_alerts_look_for() -> None:
 
 
 def test_store_errors_have_the_kinds_that_alerts_look_for() -> None:
-    from hybridtei.server.registry import STORE_ERRORS
+    from hybridtei.server.models import STORE_ERRORS
 
     looked_for = {kind for each in EXPRESSIONS for kinds in re.findall(r'kind=~"([\w|]+)"', each) for kind in kinds.split("|")}
     assert looked_for

@@ -32,8 +32,8 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import default_alias
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server import run
-from hybridtei.server.app import context_for, create_fleet_app
-from hybridtei.server.registry import Models
+from hybridtei.server.app import context_for, create_models_app
+from hybridtei.server.models import Models
 from hybridtei.server.run import DrainingServer, settings_of
 from hybridtei.system import logs
 from hybridtei.system import memory as heap
@@ -152,7 +152,7 @@ def create_app(
     """An ASGI application over one service, which it starts and stops. `registry`: the one that the service counts in."""
     model = model or ModelConfig()
     context = context_for(service, server, model, registry or Registry())
-    return create_fleet_app(Models({default_alias(model.model_id): context}), server, schemas=schemas)
+    return create_models_app(Models({default_alias(model.model_id): context}), server, schemas=schemas)
 
 
 @contextmanager

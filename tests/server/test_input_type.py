@@ -13,7 +13,7 @@ from hybridtei.config import EngineConfig, ModelConfig, ServerConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.load import load_model
-from hybridtei.server.start import Fleet
+from hybridtei.server.start import ModelLoader
 from tests import tiny, tolerances
 from tests.inference.test_inference_free import routed
 from tests.models.test_late_interaction import pylate
@@ -95,5 +95,5 @@ def test_the_default_prompt_of_a_checkpoint_is_for_routes_that_tei_lacks(prompte
 @pytest.mark.parametrize(("asked", "lines"), [(False, 1), (True, 0)])
 def test_a_start_tells_of_a_default_prompt_that_routes_of_tei_leave_out(prompted, asked, lines, caplog):
     caplog.set_level("INFO")
-    Fleet(EngineConfig(use_default_prompt=asked)).load(ModelConfig(model_id=str(prompted)))
+    ModelLoader(EngineConfig(use_default_prompt=asked)).load(ModelConfig(model_id=str(prompted)))
     assert len([line for line in caplog.messages if "`s2p`" in line and "--use-default-prompt" in line]) == lines

@@ -17,7 +17,7 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import as_base64
-from hybridtei.server.registry import EMBED
+from hybridtei.server.models import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse
 from hybridtei.server.vectors import quantiser
 from hybridtei.system.tracing import handler

@@ -31,7 +31,7 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http import writers
-from hybridtei.server.registry import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
+from hybridtei.server.models import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,

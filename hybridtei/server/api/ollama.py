@@ -18,7 +18,7 @@ from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.tei import Dimensions, Inputs, OneOrMore, ServedModel
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post
-from hybridtei.server.registry import ANY, EMBED
+from hybridtei.server.models import ANY, EMBED
 from hybridtei.server.vectors import SPLADE_NORMALIZE
 from hybridtei.system.tracing import handler
 

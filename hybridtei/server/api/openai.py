@@ -33,7 +33,7 @@ from hybridtei.server.context import Context, Reply, usage_of
 from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http import writers
 from hybridtei.server.http.writers import Pieces
-from hybridtei.server.registry import EMBED
+from hybridtei.server.models import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,

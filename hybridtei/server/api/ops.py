@@ -19,7 +19,7 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post
-from hybridtei.server.registry import Models
+from hybridtei.server.models import Models
 from hybridtei.server.routing import StatusOnly
 
 

@@ -26,7 +26,7 @@ from hybridtei.retrieval.store.query import Imported
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Lines, Store, get, post
-from hybridtei.server.registry import StoreContext
+from hybridtei.server.models import StoreContext
 from hybridtei.system.tracing import handler
 
 if TYPE_CHECKING:

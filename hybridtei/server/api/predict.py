@@ -32,7 +32,7 @@ from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
 from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import label_scores
-from hybridtei.server.registry import CLASSIFY, TAG
+from hybridtei.server.models import CLASSIFY, TAG
 from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.system.tracing import handler
 

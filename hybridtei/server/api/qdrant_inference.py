@@ -25,7 +25,7 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, post
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.writers import sparse_qdrant
-from hybridtei.server.registry import EMBED_HYBRID, NO_NAMES, Models
+from hybridtei.server.models import EMBED_HYBRID, NO_NAMES, Models
 from hybridtei.server.routing import row_of
 from hybridtei.system.tracing import handler
 

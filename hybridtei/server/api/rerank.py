@@ -38,7 +38,7 @@ from hybridtei.server.context import (
 )
 from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http.decoding import decode
-from hybridtei.server.registry import RANK
+from hybridtei.server.models import RANK
 from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.system.tracing import handler
 

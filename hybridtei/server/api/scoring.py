@@ -17,7 +17,7 @@ from hybridtei.server.api.tei import Enveloped, Inputs, Instruction, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.endpoint import Answer, Dialect, Model, post
 from hybridtei.server.http.body import SchemaError
-from hybridtei.server.registry import RANK
+from hybridtei.server.models import RANK
 from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.server.vectors import pooled, pooled_head
 from hybridtei.system.tracing import handler

@@ -24,7 +24,7 @@ from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.retrieval.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
 from hybridtei.server.endpoint import Answer, Dialect, Store, post
-from hybridtei.server.registry import Models, StoreContext
+from hybridtei.server.models import Models, StoreContext
 from hybridtei.system.tracing import handler
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from hybridtei.server.api.rerank import RerankRequest, rerank
 from hybridtei.server.context import CHUNK_DOCUMENTS, Context, Reply
 from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.messages import float_rows, floats
-from hybridtei.server.registry import ANY, CLASSIFY, EMBED, EMBED_SPARSE, RANK, Able
+from hybridtei.server.models import ANY, CLASSIFY, EMBED, EMBED_SPARSE, RANK, Able
 from hybridtei.system.frames import nested
 from hybridtei.system.tracing import handler
 

@@ -26,7 +26,7 @@ from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.answers import METHODS, Method
 from hybridtei.server.http.connection import SMALL_BYTES, Unsent
 from hybridtei.server.http.security import Keyring
-from hybridtei.server.registry import Models
+from hybridtei.server.models import Models
 from hybridtei.server.routing import row_of
 from hybridtei.system.tracing import Recorder, arrived
 

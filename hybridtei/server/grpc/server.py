@@ -26,7 +26,7 @@ from hybridtei.server.grpc.calls import MAX_CALLS, Gate, Servicer
 from hybridtei.server.grpc.messages import PACKAGE, POOL, services
 from hybridtei.server.http.connection import Unsent
 from hybridtei.server.http.security import Certificate, Keyring
-from hybridtei.server.registry import Models
+from hybridtei.server.models import Models
 from hybridtei.system.tracing import Recorder
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import InvalidInput, LoadError, UnknownModel
 from hybridtei.server.api import ops
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.registry import Models
+from hybridtei.server.models import Models
 from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
 
