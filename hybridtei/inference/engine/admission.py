@@ -1,11 +1,10 @@
 """How many inputs may be inside at once (`Admission`), and for how long (`Deadlines`).
 
-Over HTTP nobody waits for a permit: a request is refused at once. Over gRPC, streams and reranking wait, and carry permits
-into the tasks they start, so that the same handlers serve both.
+Over HTTP no request waits for a permit: it is refused at once. Over gRPC, streams and reranking wait, and carry permits into
+the tasks they start, so that the same handlers serve both.
 
-A request of many inputs goes through in several turns with the same permits. A few of those at once could hold all permits for
-minutes, so they leave a share to requests of one turn: whatever large ones are under way, a query finds a permit. Callers that
-wait leave a share too: one stream of many messages would keep everybody else out.
+A request of many inputs goes through in several turns with the same permits, and a stream that waits may have messages without
+end. A few of those could hold all permits for minutes. So they leave a share to requests of one turn: a query finds a permit.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from hybridtei.inference.backends.base import Backend
 
 T = TypeVar("T")
-SHARE_LEFT = 4  # one permit of so many is not given to requests of several turns
-RESERVE = 8  # of so many permits, one is not given to those who wait
+SHARE_LEFT = 4  # one permit of so many is not given to requests of several turns, nor to those who wait
 GATHERERS = 16  # of so many permits, one may be held by a call that still reads its inputs
 
 
@@ -40,7 +38,7 @@ def permits_for(permits: int, backend: Backend, budget_tokens: int) -> int:
 
 
 def max_of_turns(permits: int) -> int:
-    """Return how many of all `permits` requests of several turns may hold together."""
+    """Return how many of all `permits` requests of several turns, and those who wait, may hold together."""
     return max(1, permits - permits // SHARE_LEFT)
 
 
@@ -116,7 +114,7 @@ class Admission:
 
     def __init__(self, permits: int) -> None:
         self.permits = self.free = permits
-        self._reserve = permits // RESERVE
+        self._left = permits - max_of_turns(permits)
         self._waiting: deque[_Waiter] = deque()
         self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that keep inputs before they are ranked
 
@@ -135,9 +133,9 @@ class Admission:
         carrier, carried = _carried.get()
         if carrier is self and inputs <= carried:
             return 0
-        left = self.permits - max_of_turns(self.permits) if turns else 0
-        if self._take(inputs, left) < inputs:
+        if inputs > self.free - (self._left if turns else 0):
             raise Overloaded
+        self.free -= inputs
         return inputs
 
     async def wait(self, inputs: int) -> int:
@@ -145,7 +143,7 @@ class Admission:
 
         First come, first served; the first in line collects what others give back.
         """
-        inputs = min(inputs, self.permits - self._reserve)
+        inputs = min(inputs, self.permits - self._left)
         waiter = _Waiter(inputs, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._serve()
@@ -183,17 +181,12 @@ class Admission:
         finally:
             _carried.reset(before)
 
-    def _take(self, permits: int, left: int, *, fewer: bool = False) -> int:
-        """Take all permits or none, or with `fewer` as many as are free; `left` stay free. Return how many were taken."""
-        free = self.free - left
-        taken = permits if permits <= free else max(free, 0) if fewer else 0
-        self.free -= taken
-        return taken
-
     def _serve(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            first.missing -= self._take(first.missing, self._reserve, fewer=True)
+            taken = min(first.missing, max(self.free - self._left, 0))
+            self.free -= taken
+            first.missing -= taken
             if first.missing:
                 return
             self._waiting.popleft()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from hybridtei.errors import Overloaded
-from hybridtei.inference.engine.admission import RESERVE, Admission
+from hybridtei.inference.engine.admission import SHARE_LEFT, Admission
 
 
 async def turn() -> None:
@@ -39,8 +39,8 @@ def test_who_waits_comes_in_when_others_leave_in_order():
 
 def test_who_waits_leaves_some_to_those_who_cannot():
     async def scene() -> None:
-        admission = Admission(4 * RESERVE)
-        held = [await admission.wait(1) for _ in range(4 * RESERVE - 4)]
+        admission = Admission(4 * SHARE_LEFT)
+        held = [await admission.wait(1) for _ in range(4 * SHARE_LEFT - 4)]
         waiting = asyncio.ensure_future(admission.wait(1))
         await turn()
         assert not waiting.done()
@@ -55,16 +55,16 @@ def test_who_waits_leaves_some_to_those_who_cannot():
 def test_more_than_there_are_is_as_many_as_there_may_be():
     async def scene() -> None:
         admission = Admission(16)
-        assert await admission.wait(1000) == 14
-        assert admission.free == 2
+        assert await admission.wait(1000) == 12
+        assert admission.free == 4
 
     asyncio.run(scene())
 
 
 def test_whoever_wants_many_is_not_passed_by():
     async def scene() -> None:
-        admission = Admission(4)
-        for _ in range(4):
+        admission = Admission(3)
+        for _ in range(3):
             await admission.wait(1)
         many, one = asyncio.ensure_future(admission.wait(3)), asyncio.ensure_future(admission.wait(1))
         await turn()
