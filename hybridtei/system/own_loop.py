@@ -18,6 +18,11 @@ class OwnLoop:
         self._thread = threading.Thread(target=self._serve, name="own-loop", daemon=True)
         self._thread.start()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it runs what it is given."""
+        return self._thread.is_alive()
+
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._ended.wait())
@@ -37,6 +42,6 @@ class OwnLoop:
 
     def close(self) -> None:
         """Cancels what still runs, and ends the thread."""
-        if self._thread.is_alive():
+        if self.is_open:
             self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join()

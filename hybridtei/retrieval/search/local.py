@@ -106,9 +106,10 @@ class LocalSearch:
         return self._loop.run(self._searcher.search(collection, query, options, rank=self._rank))
 
     def close(self) -> None:
-        """Closes the store, and ends the thread."""
+        """Closes the store, and ends the thread. May be repeated."""
         try:
-            self._loop.run(self.store.close())
+            if self._loop.is_open:
+                self._loop.run(self.store.close())
         finally:
             self._loop.close()
 

@@ -82,7 +82,7 @@ def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str =
     if FINGERPRINT not in existing.metadata:
         here.pop(f"metadata {FINGERPRINT}", None)
     lines = [
-        f"  {field}: there {_shown(there.get(field))}, wanted {_shown(value)}"
+        f"  {field}: there {there.get(field, 'nothing')}, wanted {value}"
         for field, value in here.items()
         if there.get(field) != value
     ]
@@ -110,10 +110,6 @@ def _facts(schema: CollectionSchema) -> Iterator[tuple[str, Any]]:
 
 def _word(value: Any) -> str:
     return str(getattr(value, "value", value))
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else str(value)
 
 
 def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:

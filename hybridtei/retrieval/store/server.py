@@ -63,6 +63,7 @@ class ServerStore:
         assert config.qdrant_url is not None
         self._url, self.place = config.qdrant_url, f"Qdrant at {config.qdrant_url}"
         self._timeout_s, self._patience_s = config.qdrant_timeout, config.qdrant_patience
+        self._whole_timeout = math.ceil(self._timeout_s)
         addresses = {url: address_of(url, config.qdrant_rest_port) for url in urls_of(config.qdrant_url)}
         self._with_rest = {url for url, address in addresses.items() if address.port is not None}
         protocols = {address.grpc_port is not None for address in addresses.values()}
@@ -229,10 +230,6 @@ class ServerStore:
 
     async def close(self) -> None:
         await self._nodes.close()
-
-    @property
-    def _whole_timeout(self) -> int:
-        return math.ceil(self._timeout_s)
 
 
 def query_arguments(query: Query) -> dict[str, Any]:

@@ -290,6 +290,7 @@ def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
         with LocalSearch(encoder, MODEL, store) as search:
             search._loop.run(filled(encoder, store))
             both = [search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits for _ in range(2)]
+        search.close()  # once more
         assert both[0] == both[1]
         return both[0][0].payload["text"]
 
