@@ -281,7 +281,7 @@ def test_an_ingest_after_a_migration_embeds_nothing_again(notes: Path, folders: 
     migrated(notes, to=str(folders[1]), yes=True)
     migrated(notes, step="delete_old")
     again = ingested(notes, folders[1]).stats
-    assert (again.documents, again.skipped) == (0, 5)
+    assert (again.documents, again.unchanged) == (0, 5)
 
 
 def test_vectors_that_the_new_model_lacks_are_named(notes: Path, folders: tuple[Path, Path], hybrid: Path) -> None:
