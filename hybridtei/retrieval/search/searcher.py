@@ -19,7 +19,7 @@ import numpy as np
 from qdrant_client import models
 
 from hybridtei.batch import Head
-from hybridtei.errors import InvalidInput, StoreError
+from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import declared_weights
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats
@@ -137,22 +137,16 @@ class Searcher:
 
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError; what embedding raises.
         """
-        schema = await self.schema(collection)
-        try:
-            return await self._search(collection, query, options, rank, schema)
-        except StoreError:
-            if await self._schemas.is_current(collection, schema):
-                raise
-        return await self._search(collection, query, options, rank, await self.schema(collection))
 
-    async def _search(
-        self, collection: str, query: str, options: SearchOptions | None, rank: Rank | None, schema: CollectionSchema
-    ) -> SearchResult:
-        began = perf_counter_ns()
-        embedded = await self.embed(collection, [query], options, schema=schema)
-        embedding = Stage("embed", since(began), 1)
-        result = await self.find(collection, query, embedded, 0, options, rank=rank, schema=schema)
-        return msgspec.structs.replace(result, stages=[embedding, *result.stages])
+        async def found(schema: CollectionSchema) -> SearchResult:
+            await self.check(collection, schema)
+            began = perf_counter_ns()
+            embedded = await self.embed(collection, [query], options, schema=schema)
+            embedding = Stage("embed", since(began), 1)
+            result = await self.find(collection, query, embedded, 0, options, rank=rank, schema=schema)
+            return msgspec.structs.replace(result, stages=[embedding, *result.stages])
+
+        return await self._schemas.reading(collection, found)
 
     async def find(
         self,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from qdrant_client import models
@@ -18,6 +18,8 @@ from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, Store
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, CollectionSchema, Store
 from hybridtei.retrieval.store.plan import FINGERPRINT, packed_format, plan_of, schema_for
+
+T = TypeVar("T")
 
 
 def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
@@ -218,6 +220,16 @@ class CollectionSchemas:
                 raise
             return False
         return await self.is_current(name, schema)
+
+    async def reading(self, name: str, work: Callable[[CollectionSchema], Awaitable[T]]) -> T:
+        """Return what `work` makes of a collection; do it again if a migration switched the name meanwhile."""
+        schema = await self.of(name)
+        try:
+            return await work(schema)
+        except StoreError:
+            if await self.is_current(name, schema):
+                raise
+        return await work(await self.of(name))
 
     async def is_current(self, name: str, schema: CollectionSchema) -> bool:
         """Whether a name still stands for this collection, and no migration is about to switch it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from litestar.params import JSONBody
@@ -14,7 +15,7 @@ from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head
 from hybridtei.config import ServerConfig
-from hybridtei.errors import InvalidInput, Overloaded, StoreError, TooManyCandidates
+from hybridtei.errors import InvalidInput, Overloaded, TooManyCandidates
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
@@ -115,18 +116,8 @@ async def search(stores: StoreContext, request: SearchRequest) -> Reply:
         stores.models.default.check_batch(len(request.texts))
     options = options_of(request, stores.server)
     rank = ranker(stores.models, request.rerank)
-    return await stores.run(len(request.texts), lambda: _search(stores, request, options, rank))
-
-
-async def _search(stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None) -> Reply:
-    """Search; search again if a migration dropped the collection meanwhile and the alias now names its copy."""
-    schema = await stores.schemas.of(request.collection)
-    try:
-        return await _searched(stores, request, options, rank, schema)
-    except StoreError:
-        if await stores.schemas.is_current(request.collection, schema):
-            raise
-    return await _searched(stores, request, options, rank, await stores.schemas.of(request.collection))
+    searched = partial(_searched, stores, request, options, rank)
+    return await stores.run(len(request.texts), lambda: stores.schemas.reading(request.collection, searched))
 
 
 async def _searched(
