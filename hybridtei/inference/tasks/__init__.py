@@ -1,1 +1,1 @@
-"""What a caller can ask for, without I/O."""
+"""Tasks: embed, rerank, label and the like, as calculations without I/O."""

@@ -1,4 +1,4 @@
-"""What every task offers to the engine that runs it: heads, encodings, chunks of a large request, and the joined answer."""
+"""The interface of tasks: their heads, encodings, the chunks of a large request, and the joined answer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model as tasks see it. `query_weights` float32[v]: of a model that looks its queries up. `query`: the model that
-    reads queries, see `ModelSpec.query`."""
+    """A loaded model for tasks. `query_weights` float32[v]: the table of a model that looks queries up. `query`: the model that
+    reads queries (`ModelSpec.query`)."""
 
     spec: ModelSpec
     reader: TextReader
@@ -31,35 +31,35 @@ class Model:
 
 
 class Task(Generic[Answer]):
-    """What a caller can ask of a model about each of `inputs`; equal tasks have equal answers.
+    """A caller's question about each of `inputs`. Equal tasks have equal answers.
 
-    A large task is split into chunks, which are tasks too; each goes through the engine at once. `needs_first`: the first
-    chunk's answer has to be known before the others run.
+    A large task is split into chunks, which are tasks too. Each chunk goes through the engine as one request. `needs_first`:
+    the others need the first chunk's answer before they run.
     """
 
     __slots__ = ()
     needs_first: ClassVar[bool] = False
     inputs: Sequence[Any]
-    if TYPE_CHECKING:  # no attribute, which a dataclass would take for its field's default
+    if TYPE_CHECKING:  # a property, since a dataclass would take an attribute for the field's default
 
         @property
         def heads(self) -> frozenset[Head]: ...
 
     @property
     def size(self) -> int:
-        """How many inputs; each takes a permit."""
+        """The number of inputs. Each takes a permit."""
         return len(self.inputs)
 
     def for_model(self, spec: ModelSpec) -> Task[Answer]:
-        """Return the task that answers this one on a model."""
+        """Return the task that answers this one on `model`."""
         return self
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UnsupportedHead, in TEI's words, or InvalidInput, for what can be told without reading the inputs."""
+        """Check everything except the inputs. Raises UnsupportedHead, with TEI's message, or InvalidInput."""
         raise NotImplementedError
 
     def split(self, max_inputs: int) -> Iterator[Task[Answer]]:
-        """Yield chunks: the same task for at most `max_inputs` inputs each, in order; at least one."""
+        """Yield chunks in order, at least one: the same task for at most `max_inputs` inputs each."""
         for begin in range(0, max(self.size, 1), max_inputs):
             yield self if self.size <= max_inputs else self._of(begin, begin + max_inputs)
 
@@ -67,7 +67,7 @@ class Task(Generic[Answer]):
         return replace(self, inputs=self.inputs[begin:end])  # type: ignore[type-var,unused-ignore]
 
     def knowing(self, first: Answer) -> Task[Answer]:
-        """Return the chunk with what it can reuse of the first chunk's answer."""
+        """Return the chunk with the reusable parts of the first chunk's answer."""
         return self
 
     def prepare(self, model: Model) -> list[Encoding]:
@@ -85,13 +85,13 @@ class Task(Generic[Answer]):
         return joined
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
-        """Return an upper bound of the numbers that the answer holds for this number of tokens; 0 where they are few."""
+        """Return an upper bound of the numbers in the answer for this number of tokens; 0 if they are few."""
         return 0
 
     def numbers(self, answer: Answer) -> int:
-        """Return about how many numbers an answer holds; 0 where they are few."""
+        """Return the approximate count of numbers in an answer; 0 if they are few."""
         return answer.numbers if isinstance(answer, Embeddings) else 0
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
-        """Whether `finish` computes for so long that it would block an event loop."""
+        """True if `finish` computes long enough to block an event loop."""
         return False

@@ -1,6 +1,6 @@
-"""Embedding: texts or ids in; dense, sparse and multi-vectors, or token states, out.
+"""Embedding: texts or ids -> dense, sparse and multi-vectors, or token states.
 
-Everything in which two requests may differ without needing two forward passes (cut, normalisation) happens in `finish`.
+Options that do not need a pass of their own, such as cutting and normalisation, are applied in `finish`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ WITHOUT_PROMPT = "the model pools without a prompt's tokens (`include_prompt` fa
 
 @dataclass(frozen=True, slots=True)
 class Embed(Task[Embeddings]):
-    """Embed `inputs`; `dimensions` cuts dense vectors, and multi-vectors where they are wider.
+    """Embed `inputs`. `dimensions` cuts dense vectors, and wider multi-vectors.
 
-    `multivector`: how small the multi-vectors of documents are to be. `query_encoder` "table": sparse vectors of queries, from
-    the tokenizer and a table of weights, without a pass.
-    `input_type` is for models that read queries otherwise than documents; for them None means "document", for others the
-    checkpoint's default prompt, if it has one and `uses_default_prompt`: TEI's routes leave it out.
+    `multivector`: the budget of documents' multi-vectors. `query_encoder` "table": sparse vectors of queries from the tokenizer
+    and a table of weights, without a pass. `input_type`: for models that treat queries differently; None means "document" for
+    these. For other models None means the checkpoint's default prompt, if `uses_default_prompt` (False on TEI's routes).
     """
 
     inputs: Sequence[Input]
@@ -63,7 +62,7 @@ class Embed(Task[Embeddings]):
     uses_default_prompt: bool = True
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
-        """`LookUp` for a query of a model that looks its queries up, and where the table is asked for."""
+        """`LookUp` if the request asks for the table, or for a query of a model that looks queries up."""
         looks_up = spec.sparse is not None and spec.sparse.queries is not None and self.input_type == "query"
         return LookUp(self) if looks_up or self.query_encoder == "table" else self
 
@@ -90,7 +89,7 @@ class Embed(Task[Embeddings]):
         return sharing(encodings) if model.spec.pooling == ("lasttoken",) else encodings
 
     def check_width(self, spec: ModelSpec) -> None:
-        """Raises InvalidDimensions where the model's vectors are shorter than asked for."""
+        """Raises InvalidDimensions if the model's vectors are shorter than requested."""
         if self.dimensions is not None and self.dimensions > self._width(spec):
             raise InvalidDimensions("`dimensions` should be smaller than the maximum embedding dimension.")
 
@@ -115,8 +114,8 @@ class Embed(Task[Embeddings]):
         )
 
     def locate(self, model: Model, *, times: int = 1, allow_empty: bool = False) -> list[LocatedEncoding]:
-        """Tokenise texts as `read` does, with each token's place; of late-interaction models only inputs that are not expanded.
-        `times`: see `TextReader.locate`. Raises RequestError."""
+        """Tokenise texts like `read`, with each token's place. Late-interaction models need inputs that are not expanded.
+        `times`: as for `TextReader.locate`. Raises RequestError."""
         texts, side, reader = [str(item) for item in self.inputs], self.side(model.spec), model.reader
         if side is not None and self.prompt_name is None:
             return locate_side(
@@ -134,8 +133,8 @@ class Embed(Task[Embeddings]):
         )
 
     def prompt(self, prompts: Prompts) -> str | None:
-        """Return the name of the prompt before the inputs: that of the request, of their type, or the checkpoint's default,
-        which is not put before queries where it is that of documents, nor the other way about. None: the server's default."""
+        """Return the name of the inputs' prompt: the request's, else their type's, else the checkpoint's default, unless that
+        is the prompt of the other type. None: the server's default."""
         name = self.prompt_name or prompt_of(self.input_type, prompts.table or ())
         if name is not None or not self.uses_default_prompt:
             return name
@@ -143,7 +142,7 @@ class Embed(Task[Embeddings]):
         return None if is_other else prompts.own
 
     def route(self, spec: ModelSpec) -> str | None:
-        """Return which model of a router reads the inputs: that of their type, or of their prompt where it is a type's."""
+        """Return the router's route of the inputs: by their type, or by a prompt with a type's name."""
         named = next((kind for kind, names in PROMPTS.items() if self.prompt_name in names), None)
         return self.input_type or named or spec.default_route
 
@@ -160,7 +159,7 @@ class Embed(Task[Embeddings]):
         return Head.MULTIVECTOR in self.heads and (self._budget is not None or (side is not None and side.pooling is not None))
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
-        """Cut, normalise and merge the outputs of the pass."""
+        """Cut, normalise and merge the pass's outputs."""
         outputs = outputs.only(self.heads)
         return Embeddings(
             dense=None if outputs.dense is None else self.scaled(model.spec, outputs.dense),
@@ -191,8 +190,8 @@ class Embed(Task[Embeddings]):
         return self.merged(model, side, rows, input_ids)
 
     def merged(self, model: Model, side: Side | None, rows: Ragged, input_ids: Ids | None = None) -> Ragged:
-        """Cut, merge and normalise multi-vectors, as the checkpoint and the request have it. `input_ids`: each row's token,
-        where the request's budget merges."""
+        """Cut, merge and normalise multi-vectors as the checkpoint and the request specify. `input_ids`: each row's token, if
+        the request's budget merges."""
         rows, is_unit = Ragged(cut(rows.values, self.dimensions), rows.offsets), False
         if side is not None and side.pooling is not None:
             rows, is_unit = pooled(Ragged(unit(rows.values), rows.offsets), side.pooling), True
@@ -212,25 +211,25 @@ class Embed(Task[Embeddings]):
         return None if budget is None or budget.is_full or self.input_type == "query" else budget
 
     def bits_of(self, spec: ModelSpec) -> int | None:
-        """Return how many numbers a vector of the multi-vectors has, where each is a bit."""
+        """Return the width of the multi-vectors if they are bits, else None."""
         if self._budget is None or self._budget.dtype != "binary" or spec.multivector is None:
             return None
         return min(self.dimensions or spec.multivector.dim, spec.multivector.dim)
 
     @property
     def is_small(self) -> bool:
-        """Whether multi-vectors are quantised."""
+        """True if multi-vectors are quantised."""
         return self._budget is not None and self._budget.dtype != "float"
 
     def side(self, spec: ModelSpec) -> Side | None:
-        """Return how the inputs are read, of a late-interaction model."""
+        """Return a late-interaction model's settings for the inputs."""
         if spec.late is None:
             return None
         return spec.late.query if self.input_type == "query" else spec.late.document
 
 
 def heads_named(names: Iterable[str]) -> frozenset[Head]:
-    """Return the heads of these names. Raises InvalidInput on an unknown name, or on none."""
+    """Return the heads of these names. Raises InvalidInput for an unknown name or an empty list."""
     names = [names] if isinstance(names, str) else list(names)
     known = sorted(head.value for head in EMBEDDINGS)
     unknown = [name for name in names if name not in known]
@@ -241,7 +240,7 @@ def heads_named(names: Iterable[str]) -> frozenset[Head]:
 
 
 def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
-    """Return the embeddings of no texts, of the right widths."""
+    """Return the embeddings of an empty list, with the right widths."""
     none = np.zeros(1, dtype=np.int64)
     empty = np.zeros(0, dtype=np.float32)
     dim = 0 if spec.multivector is None else spec.multivector.dim
@@ -254,18 +253,18 @@ def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
 
 
 def check_spelled(spec: ModelSpec) -> None:
-    """Raises UnsupportedHead where the indices of sparse vectors are latents, which the vocabulary has no pieces for."""
+    """Raises UnsupportedHead if sparse vectors are over latents, which have no pieces in the vocabulary."""
     if spec.sparse is not None and spec.sparse.kind == "code":
         raise UnsupportedHead("Sparse vectors of a SparseAutoEncoder are over latents, which no token of the vocabulary spells")
 
 
 def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | None:
-    """Return which of a model's prompts is for inputs of a type, or None."""
+    """Return the name of a model's prompt for a type of inputs, or None."""
     return next((name for name in PROMPTS[input_type] if name in names), None) if input_type is not None else None
 
 
 def have_vectors(spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets) -> NDArray[np.bool_]:
-    """Return which tokens of a batch have a row in its multi-vectors: bool[t]."""
+    """Return the mask bool[t] of a batch's tokens that have a row in its multi-vectors."""
     assert spec.multivector is not None
     special = np.array(sorted(spec.removed_ids), dtype=np.int64)
     return kept_tokens(spec.multivector.drop, input_ids, cu_seqlens, special)[0]
@@ -277,7 +276,7 @@ def _listed(heads: frozenset[Head]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LookUp(Task[Embeddings]):
-    """Answers `task` without a pass: its `heads` are empty."""
+    """Answers `task` without a pass. Its `heads` are empty."""
 
     task: Embed
     heads: ClassVar[frozenset[Head]] = frozenset()
@@ -311,5 +310,5 @@ class LookUp(Task[Embeddings]):
 
 
 def cosine(one: Floats, many: Floats) -> Floats:
-    """Cosine of float32[d] to each row of float32[n, d]: float32[n]."""
+    """The cosines float32[n] of float32[d] to each row of float32[n, d]."""
     return np.asarray(unit(many) @ unit(one[None])[0])

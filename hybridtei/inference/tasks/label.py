@@ -1,4 +1,4 @@
-"""Labels: texts or pairs in, a score for each label out (classification); texts in, labelled spans of them out (tagging)."""
+"""Labels: classification (texts or pairs -> a score for each label) and tagging (texts -> labelled spans)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hybridtei.outputs import Floats, HeadOutputs
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One label and its score: a probability, or the logit where raw scores were asked for."""
+    """One label and its score: a probability, or with raw scores the logit."""
 
     label: str
     score: float
@@ -34,7 +34,7 @@ class Classified:
     labels: tuple[str, ...]
 
     def best_first(self, row: int) -> list[Prediction]:
-        """Return all labels of one input, in TEI's order."""
+        """Return one input's labels in TEI's order."""
         scores = self.scores[row]
         return [Prediction(self.labels[i], float(scores[i])) for i in best_first(scores)]
 
@@ -45,7 +45,7 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class Classify(Task[Classified]):
-    """Score every label for each of `inputs`; a pair is two texts that the checkpoint's template makes one input of."""
+    """Score every label for each of `inputs`. The checkpoint's template joins a pair of texts to one input."""
 
     inputs: Sequence[Text]
     truncate: bool = True
@@ -74,13 +74,13 @@ class Classify(Task[Classified]):
 
 
 def probabilities(logits: Floats, *, multi_label: bool = False) -> Floats:
-    """float32[n, l] -> float32[n, l]. `multi_label`: each label is judged by itself, as `problem_type` may say."""
+    """Logits float32[n, l] -> probabilities float32[n, l]. `multi_label`: of each label alone, from `problem_type`."""
     return sigmoid(logits) if multi_label or logits.shape[1] == 1 else softmax(logits)
 
 
 def softmax(logits: Floats) -> Floats:
-    """Over the last axis; shifted by the largest logit, so that nothing overflows."""
-    with np.errstate(over="ignore"):  # a difference beyond float32 is -inf, whose power is 0
+    """The softmax over the last axis, shifted by the largest logit against overflow."""
+    with np.errstate(over="ignore"):  # a difference outside float32 is -inf, and exp(-inf) is 0
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
@@ -89,20 +89,20 @@ FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {"sigmoid": sigmoid
 
 
 def refuse_nan(values: Floats) -> Floats:
-    """Return the values. Raises NotANumber if one is NaN: half precision overflows to it, and a sort would hide it."""
+    """Return the values. Raises NotANumber if one is NaN: half precision can overflow to it, and a sort would hide it."""
     if np.isnan(values).any():
         raise NotANumber
     return values
 
 
 def best_first(scores: Floats) -> NDArray[np.intp]:
-    """Return the places of float32[n] in descending order, ties in reverse: TEI reverses a stable ascending sort."""
+    """Return the places of float32[n] in descending order. Ties are reversed, since TEI reverses a stable ascending sort."""
     return np.argsort(scores, kind="stable")[::-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaggedToken:
-    """A token and its score for each label, in the order of the model's labels. `special`: `text` is the vocabulary's word."""
+    """A token and its scores in the order of the model's labels. `special`: `text` is the vocabulary's piece."""
 
     text: str
     token_id: int
@@ -114,7 +114,7 @@ class TaggedToken:
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """Of one text: spans, or every token where they were not to be merged."""
+    """The tags of one text: spans, or without merging every token."""
 
     text: str
     spans: Sequence[Span]
@@ -123,7 +123,7 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True)
 class Tag(Task[list[Tagged]]):
-    """Label what stands in `inputs`; `include_special_tokens` only where tokens are not merged."""
+    """Tag the tokens of `inputs`. `include_special_tokens`: only if tokens are not merged."""
 
     inputs: Sequence[str]
     aggregation: Aggregation = "none"
@@ -183,7 +183,7 @@ Aggregation = Literal["none", "simple", "first", "average", "max"]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text's tokens without the special ones: places int64[t, 2] in code points, ids, and which continue a word, bool[t]."""
+    """A text's tokens without special ones: places int64[t, 2] in code points, ids, and bool[t]: it continues a word."""
 
     text: str
     offsets: NDArray[np.int64]
@@ -193,7 +193,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Code points `start` to `end` of a text, and their label; `token_id` is 0 where it may be several tokens."""
+    """A labelled span from code point `start` to `end`. `token_id`: 0 if the span may have several tokens."""
 
     start: int
     end: int
@@ -205,7 +205,7 @@ class Span:
 def continues_word(
     text: str, offsets: NDArray[np.int64], pieces: Sequence[str], unknown: NDArray[np.bool_], *, wordpiece: bool
 ) -> NDArray[np.bool_]:
-    """Which tokens continue the word before them: bool[t]. An unknown one never does."""
+    """The mask bool[t] of tokens that continue the previous word. An unknown token never does."""
     places = offsets.tolist()
     if wordpiece:
         found = [len(piece) != len(text[start:end]) for piece, (start, end) in zip(pieces, places, strict=True)]
@@ -215,7 +215,7 @@ def continues_word(
 
 
 def spans(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation) -> list[Span]:
-    """Probabilities float32[t, l] -> spans in the order of the text; merged ones without those labelled `O`."""
+    """Probabilities float32[t, l] -> spans in the text's order. Merged spans exclude the label `O`."""
     items = (
         _of_tokens(tokens, scores, labels)
         if aggregation in ("none", "simple")
@@ -273,7 +273,7 @@ def _groups(items: Iterator[Span]) -> Iterator[list[Span]]:
 
 
 def _tag(label: str) -> tuple[bool, str]:
-    """(whether it says that something begins here, of what)."""
+    """(True if the label begins an entity, the entity's kind)."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 

@@ -1,9 +1,9 @@
-"""Fewer and smaller vectors of a document: tokens that are alike are merged, and their numbers kept in fewer bits; of sparse
-vectors the strongest occurrence of each token, and the heaviest entries.
+"""Smaller vectors of documents: multi-vectors are merged and quantised; sparse vectors keep each token's strongest occurrence
+and the heaviest entries.
 
-Tokens are merged by Ward's clustering on cosine distances, as sentence-transformers' HierarchicalTokenPooling does (Clavié et
+Vectors are merged by Ward's clustering on cosine distances, as in sentence-transformers' HierarchicalTokenPooling (Clavié et
 al. 2024, "Reducing the footprint of multi-vector retrieval with minimal performance impact via token pooling"). Queries are
-never merged: MaxSim takes the best of a document's vectors for each of a query's.
+never merged: MaxSim finds a document's best vector for each vector of the query.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from hybridtei.models.checkpoint.late import TokenPooling
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors, unit
 
-MAX_MERGED_AT_ONCE = 512  # rows: time and memory of the clustering grow with their square
+MAX_MERGED_AT_ONCE = 512  # rows; the clustering's time and memory grow with their square
 INT8_MOST = 127
 
 
 class MultivectorBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How small a document's multi-vector is to be."""
+    """The bound of a document's multi-vector."""
 
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Merge the vectors of tokens that are alike until a document has so many at most [default: all]."),
+        Meta(description="Merge similar vectors until a document has at most this number [default: all]."),
     ] = None
     dtype: Annotated[
         MultivectorDtype,
-        Meta(description="int8: each vector scaled to whole numbers of 127 at most; binary: the sign of each number, one bit."),
+        Meta(description="int8: each vector scaled to whole numbers up to 127; binary: the sign of each number, one bit."),
     ] = "float"
 
     @property
     def is_full(self) -> bool:
-        """Whether it leaves every vector as it is."""
+        """True if the budget changes no vector."""
         return self.max_tokens is None and self.dtype == "float"
 
 
 def budget_of(config: ModelConfig) -> MultivectorBudget | None:
-    """Return the settings' budget; None where they leave every vector as it is."""
+    """Return the settings' budget; None if it changes no vector."""
     budget = MultivectorBudget(max_tokens=config.multivector_tokens or None, dtype=config.multivector_dtype or "float")
     return None if budget.is_full else budget
 
 
 def as_budget(value: MultivectorBudget | Mapping[str, Any]) -> MultivectorBudget:
-    """Return the budget of its fields. Raises InvalidInput, naming the field."""
+    """Make a budget from its fields. Raises InvalidInput, naming the field."""
     try:
         return value if isinstance(value, MultivectorBudget) else convert(value, MultivectorBudget)
     except ValidationError as error:
@@ -60,9 +60,9 @@ def as_budget(value: MultivectorBudget | Mapping[str, Any]) -> MultivectorBudget
 
 
 def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:
-    """Merge and quantise n × float32[t_i, d], raw: -> unit float32, int8, or uint8[k_i, ceil(d / 8)] of bits.
+    """Merge and quantise raw n × float32[t_i, d] -> unit float32, int8, or uint8[k_i, ceil(d / 8)] of bits.
 
-    Raises NotANumber where a row is not finite: neither can distances be compared nor has int8 a word for it.
+    Raises NotANumber if a row is not finite: its distances cannot be compared, and int8 cannot represent it.
     """
     if not np.isfinite(rows.values).all():
         bad = int(np.searchsorted(rows.offsets, np.argwhere(~np.isfinite(rows.values))[0, 0], side="right")) - 1
@@ -74,9 +74,9 @@ def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:
 
 
 def merge(rows: Floats, max_rows: int) -> Floats:
-    """Merge float32[t, d] to float32[k, d], k <= `max_rows`: each is the sum of rows that are alike, so long rows count more.
+    """Merge float32[t, d] to float32[k, d], k <= `max_rows`. Each result is a sum of similar rows, so long rows count more.
 
-    Long documents are merged in blocks of `MAX_MERGED_AT_ONCE`, until what is left is one block: time is linear in t.
+    Long documents are merged in blocks of `MAX_MERGED_AT_ONCE` until one block remains: time is linear in t.
     """
     while len(rows) > max_rows:
         share = max(0.5, max_rows / len(rows)) if len(rows) > MAX_MERGED_AT_ONCE else max_rows / len(rows)
@@ -86,9 +86,9 @@ def merge(rows: Floats, max_rows: int) -> Floats:
 
 
 def without_marks(rows: Ragged, is_mark: NDArray[np.bool_], max_rows: int) -> Ragged:
-    """Leave out rows of punctuation and special tokens, of texts with more than `max_rows` rows that have others.
+    """Remove the rows of punctuation and special tokens from texts with more than `max_rows` rows, unless no row would remain.
 
-    What is left of few vectors is for words; ColBERT scores no punctuation of documents either. `is_mark`: bool[t].
+    A small budget is better spent on words; ColBERT does not score documents' punctuation either. `is_mark`: bool[t].
     """
     marks = np.diff(offsets_of(is_mark)[rows.offsets])
     merged = (rows.lengths > max_rows) & (marks < rows.lengths)
@@ -96,15 +96,15 @@ def without_marks(rows: Ragged, is_mark: NDArray[np.bool_], max_rows: int) -> Ra
 
 
 def without_rows(rows: Ragged, is_out: NDArray[np.bool_]) -> Ragged:
-    """Leave out rows of `values`. `is_out`: bool[t]."""
+    """Remove the rows of `values` where `is_out` bool[t] is True."""
     return Ragged(rows.values[~is_out], offsets_of(~is_out)[rows.offsets])
 
 
 def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
-    """Ward's clusters of unit rows float32[t, d]: the number of each row's cluster, int64[t], from 0 to `count` - 1."""
+    """Ward's clusters of unit rows float32[t, d]: each row's cluster int64[t], from 0 to `count` - 1."""
     if count >= len(rows):
         return np.arange(len(rows))
-    from scipy.cluster.hierarchy import fcluster, linkage  # a third of a second, which no start needs
+    from scipy.cluster.hierarchy import fcluster, linkage  # the import takes a third of a second
     from scipy.spatial.distance import squareform
 
     distances = np.clip(1 - rows @ rows.T, 0, 2)
@@ -115,9 +115,9 @@ def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
 
 
 def pooled(rows: Ragged, pooling: TokenPooling) -> Ragged:
-    """Merge n × unit float32[t_i, d] as the checkpoint declares: the result is what its documents are compared by.
+    """Merge n × unit float32[t_i, d] as the checkpoint declares. Its documents are compared by the result.
 
-    Beyond `MAX_MERGED_AT_ONCE` rows each block is merged by itself, where sentence-transformers compares all pairs of rows.
+    Above `MAX_MERGED_AT_ONCE` rows each block is merged alone; sentence-transformers compares all pairs of rows.
     """
     return Ragged.from_rows([_pooled(row, pooling) for row in rows])
 
@@ -137,7 +137,7 @@ def _means(rows: Floats, count: int) -> Floats:
 
 
 def _sums(rows: Floats, labels: NDArray[np.int64]) -> Floats:
-    """Sums of the rows of each cluster: float32[t, d] -> float32[k, d]."""
+    """Sum the rows of each cluster: float32[t, d] -> float32[k, d]."""
     members = (labels == np.arange(int(labels.max(initial=-1)) + 1)[:, None]).astype(np.float32)
     return np.asarray(members @ rows)
 
@@ -153,15 +153,15 @@ def _quantized(rows: Floats, dtype: MultivectorDtype) -> NDArray[Any]:
 
 
 def unpacked(bits: NDArray[np.uint8], width: int) -> Floats:
-    """The unit vectors of uint8[t, ceil(width / 8)] of bits: float32[t, width], each number ±1 / sqrt(width)."""
+    """Bits uint8[t, ceil(width / 8)] -> unit vectors float32[t, width], each number ±1 / sqrt(width)."""
     signs = np.unpackbits(bits, axis=-1, count=width).astype(np.float32)
-    signs *= 2 / np.sqrt(width)  # in place: there may be thousands of rows
+    signs *= 2 / np.sqrt(width)  # in place, since there may be thousands of rows
     signs -= 1 / np.sqrt(width)
     return signs
 
 
 def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int) -> SparseVectors:
-    """int64[t], float32[t] of `n` sequences -> n sparse vectors over `width` ids, without the removed ids and zeros.
+    """Ids int64[t] and weights float32[t] of `n` sequences -> n sparse vectors over `width` ids, without zeros and removed ids.
 
     Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
     """
@@ -179,16 +179,16 @@ def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Col
 
 
 def heaviest(vectors: SparseVectors, count: int) -> SparseVectors:
-    """Return the vectors with at most `count` entries each, those of the largest weights."""
+    """Return the vectors with their `count` largest weights."""
     row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
-    order = np.lexsort((-np.abs(vectors.values), row))  # the rows stay in their places
+    order = np.lexsort((-np.abs(vectors.values), row))  # a stable order keeps the rows apart
     kept = np.zeros(len(row), dtype=bool)
     kept[order[np.arange(len(row)) - vectors.indptr[row] < count]] = True
     return _only(vectors, kept)
 
 
 def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
-    """Return the vectors without some of their columns."""
+    """Return the vectors without these columns."""
     return _only(vectors, ~np.isin(vectors.indices, list(removed)))
 
 
@@ -199,7 +199,7 @@ def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
 
 
 def sparse_vectors(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> SparseVectors | None:
-    """Return the sparse vectors of a pass; None where it gives none."""
+    """Return a pass's sparse vectors, or None."""
     if outputs.token_weights is None:
         return None if outputs.splade is None else _splade(spec, outputs.splade)
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
@@ -208,8 +208,8 @@ def sparse_vectors(spec: ModelSpec, encodings: Sequence[Encoding], outputs: Head
 
 
 def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
-    """Apply the model's second logarithm, if it has one; remove special tokens where queries are looked up, since those have
-    none."""
+    """Apply the model's second logarithm, if it has one. If queries are looked up, remove special tokens, since these have no
+    weight."""
     assert spec.sparse is not None
     if spec.sparse.double_log:
         vectors = replace(vectors, values=np.log1p(vectors.values))

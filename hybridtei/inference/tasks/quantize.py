@@ -1,4 +1,4 @@
-"""Vectors of smaller numbers: `output_dtype`, and the ranges of dimensions that some of its values need."""
+"""Quantised vectors: `output_dtype`, and the ranges of dimensions that int8 and uint8 need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUCKETS = 255
 
 
 def quantized(rows: Floats, precision: Precision, ranges: Floats | None = None) -> NDArray[np.generic]:
-    """float32[n, d] -> [n, d], or [n, ceil(d / 8)] of bits, most significant first. `ranges`: float32[2, d], least and most."""
+    """float32[n, d] -> [n, d], or [n, ceil(d / 8)] of bits, most significant first. `ranges`: float32[2, d], min and max."""
     if precision == "float":
         return rows
     if precision == "float16":
@@ -33,7 +33,7 @@ def quantized(rows: Floats, precision: Precision, ranges: Floats | None = None) 
 
 
 def read_ranges(path: str | Path) -> dict[str, Floats]:
-    """Read a `.npz` file of `dense`, `multivector`, and for vectors that are cut `dense_256` and the like; or a `.npy` of
+    """Read a `.npz` file with `dense`, `multivector`, and for cut vectors `dense_256` and the like; or a `.npy` file with
     `dense`.
 
     Raises LoadError.

@@ -1,4 +1,4 @@
-"""Which stretches of a document made its rank: MaxSim's best matches, sentence by sentence."""
+"""The sentences of a document that explain its score: MaxSim's best matches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Embeddings, Floats
 
 SENTENCE = re.compile(r"[^.!?。！？\n]*(?:[.!?。！？]+|\n|$)")
-MAX_SPANS = 32  # of a document; each is written out
+MAX_SPANS = 32  # spans of a document, since each is written
 DEFAULT_THRESHOLD = 0.1
 
 
 class RelevantSpan(Struct, frozen=True):
-    """Characters `start` to `end` of what is read of a document, in code points, and their share of its MaxSim, of 0 to 1."""
+    """A span of a document's text from code point `start` to `end`, and its share of the MaxSim score, from 0 to 1."""
 
     start: int
     end: int
@@ -29,29 +29,29 @@ class RelevantSpan(Struct, frozen=True):
 
 
 class RelevantSpans(Struct, frozen=True):
-    """Which spans of documents are listed; Cohere's field."""
+    """Options of listing spans: Cohere's field."""
 
     mode: Literal["enabled", "disabled"]
     threshold: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Least score of one [default: 0.1].")] = (
         None
     )
     max_spans: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_SPANS)] | None, Meta(description="The best so many of each document [default: 32].")
+        Annotated[int, Meta(ge=1, le=MAX_SPANS)] | None, Meta(description="Most spans of a document [default: 32].")
     ] = None
 
     @property
     def if_enabled(self) -> RelevantSpans | None:
-        """These options, or None where the mode is "disabled"."""
+        """These options, or None if the mode is "disabled"."""
         return None if self.mode == "disabled" else self
 
 
 def relevant_spans(
     spec: ModelSpec, query: Embeddings, encodings: Sequence[Encoding], documents: Embeddings, options: RelevantSpans
 ) -> list[list[RelevantSpan]]:
-    """Return the spans of each document, the best first; `encodings`: located ones, of which `documents` were computed.
+    """Return each document's spans, the best first. `encodings`: the located encodings of `documents`.
 
-    Each of the query's vectors gives its similarity, divided by their number, to the sentence of its best match. A document
-    whose vectors cannot be led back to places in its text, as where vectors are merged, has none.
+    Each vector of the query adds its similarity, divided by the number of vectors, to the sentence of its best match. A
+    document has no spans if its vectors have no places in the text, for example merged ones.
     """
     if query.multivector is None or documents.multivector is None:
         return []
@@ -65,7 +65,7 @@ def relevant_spans(
 
 
 def _spans(text: str, query: Floats, vectors: Floats, offsets: Ids, options: RelevantSpans) -> list[RelevantSpan]:
-    inside = offsets[:, 1] > np.maximum(offsets[:, 0], 0)  # neither special tokens nor those of a prompt
+    inside = offsets[:, 1] > np.maximum(offsets[:, 0], 0)  # without special tokens and the prompt's tokens
     if not len(query) or not inside.any():
         return []
     least = DEFAULT_THRESHOLD if options.threshold is None else options.threshold
@@ -84,13 +84,13 @@ def _spans(text: str, query: Floats, vectors: Floats, offsets: Ids, options: Rel
 
 
 def _bounds(text: str, start: int, end: int) -> tuple[int, int]:
-    """Without the blanks around it."""
+    """The sentence's bounds without surrounding spaces."""
     part = text[start:end]
     return start + len(part) - len(part.lstrip()), start + len(part.rstrip())
 
 
 def _have_rows(spec: ModelSpec, input_ids: Ids) -> NDArray[np.bool_]:
-    """Return which tokens of a document have a vector: bool[t]."""
+    """Return the mask bool[t] of a document's tokens that have a vector."""
     kept = have_vectors(spec, input_ids, offsets_of([len(input_ids)]))
     side = None if spec.late is None else spec.late.document
     return kept if side is None or not side.skipped else kept & ~np.isin(input_ids, list(side.skipped))

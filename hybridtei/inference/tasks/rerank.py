@@ -1,7 +1,7 @@
-"""Reranking: one query and many documents in, a score for each document out.
+"""Reranking: one query and many documents -> a score for each document.
 
-A reranker reads the query and a document together. A model with token vectors reranks by what it makes of each alone; then the
-query is read once. Ten thousand documents go through in chunks, so that what is held of them is bounded.
+A reranker reads query and document together. A model with token vectors reads each alone, and the query only once. Ten thousand
+documents run in chunks, which bounds the memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hybridtei.models.text.tokenizer import Direction
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 
 MAX_CHUNK_DOCUMENTS = 256
-MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents; token vectors of so many are some 60 MB
-INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, which is tokenised anew for each document
+MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents, whose token vectors take some 60 MB
+INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, since it is tokenised again for each document
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document that was reranked: its place among those given, and its score."""
+    """A reranked document: its place in the request, and its score."""
 
     index: int
     score: float
@@ -38,7 +38,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """Scores float32[n] in the order of the documents; `query`: its vectors, which later chunks reuse; `spans` on request."""
+    """Scores float32[n] in the order of the documents. `query`: its vectors, which later chunks reuse. `spans`: on request."""
 
     scores: Floats
     query: Embeddings | None = None
@@ -52,7 +52,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class _Question(Task[Scored]):
-    """Score documents, the `inputs`, for `query`. `max_document_tokens`: each document is cut to this number, before any other
+    """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this number before any other
     cut."""
 
     query: str
@@ -63,12 +63,12 @@ class _Question(Task[Scored]):
     max_document_tokens: int | None = field(default=None, kw_only=True)
 
     def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Iterator[Self]:
-        """Return the same question about at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters each, in order."""
+        """Yield chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
         parts = list(runs([len(text) for text in self.inputs], MAX_CHUNK_CHARACTERS, max_inputs))
         return iter([self] if len(parts) < 2 else [self._of(begin, end) for begin, end in parts])
 
     def cut_documents(self, model: Model) -> Sequence[str]:
-        """Return the documents, each cut to `max_document_tokens`."""
+        """Cut each document to `max_document_tokens`."""
         limit = self.max_document_tokens
         if limit is None:
             return self.inputs
@@ -77,7 +77,7 @@ class _Question(Task[Scored]):
 
 @dataclass(frozen=True, slots=True)
 class Rerank(_Question):
-    """By a reranker, which reads query and document together. `instruction`: what a language model is to judge by."""
+    """Score by a reranker, which reads query and document together. `instruction`: the criterion for a language model."""
 
     instruction: str | None = None
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
@@ -109,7 +109,7 @@ class Rerank(_Question):
 
 @dataclass(frozen=True, slots=True)
 class RankWeights:
-    """Shares of each kind of vector in a score; they need not sum to 1."""
+    """The weight of each kind of vector in a score. The sum need not be 1."""
 
     dense: float = 1.0
     sparse: float = 1.0
@@ -117,12 +117,12 @@ class RankWeights:
 
     @property
     def by_name(self) -> dict[str, float]:
-        """The shares by the names of the named vectors, which are those of heads."""
+        """The weights by the names of heads, which are also the names of stored vectors."""
         return {"dense": self.dense, "sparse": self.sparse, "multivector": self.multivector}
 
 
-# Of `/rerank` and `/search`, after BGE-M3's authors. Multi-vector scores are means over the query's vectors. `m3`: passages.
-# `m3-long`: long documents. `m3-two`: of two kinds.
+# Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the query's vectors. `m3`:
+# passages. `m3-long`: long documents. `m3-two`: two kinds of vectors.
 PRESETS: Mapping[str, RankWeights] = {
     "m3": RankWeights(1.0, 0.3, 1.0),
     "m3-long": RankWeights(0.15, 0.5, 0.35),
@@ -133,16 +133,16 @@ VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 
 
 def preset(name: str) -> RankWeights | None:
-    """Return the shares of this name, or None."""
+    """Return the weights of this name, or None."""
     return PRESETS.get(OLDER_NAMES.get(name, name))
 
 
 @dataclass(frozen=True, slots=True)
 class RerankByVectors(_Question):
-    """By the vectors of each text alone: the mean of their similarities by `weights`, from one pass.
+    """Score by vectors of each text alone, from one pass: the mean of the similarities, weighted by `weights`.
 
-    Where the model has other kinds beside multi-vectors, MaxSim is divided by the query's vectors, so that it is on the scale
-    of a cosine. These scores are similarities already: raw or not, they are the same.
+    If the model has other kinds besides multi-vectors, MaxSim is divided by the number of the query's vectors, to have the
+    scale of a cosine. These scores are similarities, so raw scores are the same.
     """
 
     needs_first: ClassVar[bool] = True
@@ -224,13 +224,13 @@ def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) 
 
 
 def _has_vectors(spec: ModelSpec) -> bool:
-    """Whether the model has more to compare than one dense vector."""
+    """True if the model has more than one dense vector to compare."""
     kinds = spec.heads & set(VECTORS)
     return Head.MULTIVECTOR in kinds or len(kinds) > 1
 
 
 def declared_weights(spec: ModelSpec) -> RankWeights | None:
-    """Return the weights that the checkpoint declares, since the scale of sparse scores differs between models."""
+    """Return the checkpoint's weights, since the scale of sparse scores differs between models."""
     shares = None if spec.multivector is None else spec.multivector.shares
     return None if shares is None else RankWeights(shares.dense, shares.sparse, shares.multivector)
 
@@ -248,7 +248,7 @@ def rerank_task(
     max_document_tokens: int | None = None,
     spans: RelevantSpans | None = None,
 ) -> Ranking:
-    """Return the task that fits the model; its `check` raises if the model cannot rank."""
+    """Return the task for the model. Its `check` raises if the model cannot rank."""
     if _has_vectors(spec):
         kinds = spec.heads & set(VECTORS)
         weights = declared_weights(spec) if weights is None else weights
@@ -259,13 +259,13 @@ def rerank_task(
 
 @dataclass(frozen=True, slots=True)
 class RerankPairs(Task[Scored]):
-    """Several questions, each about documents of its own; its chunks are theirs."""
+    """Several questions, each about its own documents. Its chunks are the questions' chunks."""
 
     questions: Sequence[Ranking]
 
     @property
     def size(self) -> int:
-        """How many documents, of all questions."""
+        """The number of documents of all questions."""
         return sum(question.size for question in self.questions)
 
     def check(self, spec: ModelSpec) -> None:
@@ -279,11 +279,11 @@ class RerankPairs(Task[Scored]):
         return (chunk for question in self.questions for chunk in question.split(max_inputs))
 
 
-BLOCK = 4_000_000  # similarities of token vectors that are held at a time
+BLOCK = 4_000_000  # similarities of token vectors in memory at a time
 
 
 def sparse_dot(query: SparseVectors, documents: SparseVectors) -> Floats:
-    """Dot product of the one query with each document."""
+    """The dot products of one query with each document."""
     lookup = np.zeros(max(query.width, documents.width), dtype=np.float64)
     indices, values = query.row(0)
     lookup[indices] = values
@@ -293,10 +293,10 @@ def sparse_dot(query: SparseVectors, documents: SparseVectors) -> Floats:
 
 
 def maxsim(query: Floats, documents: Ragged, *, mean: bool) -> Floats:
-    """Sum over the query's unit rows of their best match among a document's: float32[q, d], n × [t_i, d] -> float32[n].
+    """The sum of each query row's best match in a document: unit float32[q, d], n × [t_i, d] -> float32[n].
 
-    `mean` divides by the query's rows. A document without a vector has the least score there is, a query without one gives 0.
-    Source: ColBERT, Khattab and Zaharia 2020.
+    `mean`: divide by the number of query rows. A document without vectors gets the lowest score; a query without vectors gives
+    0. Source: ColBERT, Khattab and Zaharia 2020.
     """
     scores = np.zeros(len(documents), dtype=np.float32)
     if not len(query):

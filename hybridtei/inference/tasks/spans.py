@@ -1,8 +1,8 @@
-"""Spans: dense, sparse and multi-vectors of parts of a text, from one pass over the whole of it.
+"""Spans: dense, sparse and multi-vectors of parts of a text, from one pass over the whole text.
 
-Offsets are code points, the end exclusive. A token belongs to the spans that hold its first character, white space before a
-word not counted; special tokens and those of a prompt belong to none. A text that is longer than the model, and may be cut, is
-read by overlapping windows instead (`tasks.windows`). Source: Günther et al. 2024, "Late Chunking".
+Offsets are code points, the end exclusive. A token belongs to the spans that contain its first character, not counting white
+space before a word. Special tokens and a prompt's tokens belong to no span. A text longer than the model is read in overlapping
+windows if it may be cut (`tasks.windows`). Source: Günther et al. 2024, "Late Chunking".
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 
 Spans = Sequence[tuple[int, int]]
 ENDS = 2
-LARGEST = 2**32  # of an id and of a code point, as on the wire
-MAX_COVERAGE = 4  # tokens of all spans, for each token of the text
-MAX_COMPARED = 1000  # spans of a text, on an event loop
-MAX_CHUNKS = 16_000  # that are joined for a request; as many as Voyage takes
-MAX_WINDOWS = 16  # a text is read up to so many times what the model reads
+LARGEST = 2**32  # of an id and of a code point, as in the HTTP API
+MAX_COVERAGE = 4  # bound of all spans' tokens, in times the text's
+MAX_COMPARED = 1000  # spans of a text, checked on an event loop
+MAX_CHUNKS = 16_000  # chunks of a request; Voyage's bound
+MAX_WINDOWS = 16  # bound of a text's length, in times the model's
 
 
 @dataclass(frozen=True, slots=True)
 class SpanText:
-    """A text and its parts, each (first code point, the one after its last)."""
+    """A text and its spans, each (first code point, code point after the last)."""
 
     text: str
     spans: Spans
@@ -47,7 +47,7 @@ class SpanText:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SpanEncoding(Encoding):
-    """An encoding with the places of each span's tokens in it, and which rows of the answer these spans are."""
+    """An encoding with the places of each span's tokens, and the spans' rows in the answer."""
 
     places: Ragged
     rows: Ids
@@ -55,8 +55,7 @@ class SpanEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True)
 class EmbedSpans(Task[Embeddings]):
-    """Answers `task` for each span of each of `inputs`, in order. `first` and `field`: how errors name an input's spans, by its
-    place."""
+    """Answers `task` for each span of each input, in order. Errors name spans by `field` and the input's place + `first`."""
 
     inputs: Sequence[SpanText]
     task: Embed
@@ -65,7 +64,7 @@ class EmbedSpans(Task[Embeddings]):
 
     @property
     def heads(self) -> frozenset[Head]:
-        """What the pass is to give: dense vectors of spans are means of states."""
+        """The pass's heads. Dense vectors of spans are means of token states."""
         heads = self.task.heads
         return heads - {Head.DENSE} | {Head.TOKENS} if Head.DENSE in heads else heads
 
@@ -102,7 +101,7 @@ class EmbedSpans(Task[Embeddings]):
         return encodings
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
-        """Reduce the outputs of the pass to the spans: one row each."""
+        """Reduce the pass's outputs to one row a span."""
         spec, heads = model.spec, self.task.heads
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
         cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
@@ -121,7 +120,7 @@ class EmbedSpans(Task[Embeddings]):
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
         rows = sum(len(item.spans) for item in self.inputs)
         covered = max(_depth(item.spans) for item in self.inputs) if Head.MULTIVECTOR in self.task.heads else 1
-        # The states that are pooled are no part of the answer, but are held until it is made.
+        # Pooled states are not part of the answer, but stay in memory until it is made.
         pooled = rows * spec.dense_width + tokens * spec.hidden_size if Head.DENSE in self.task.heads else 0
         return pooled + replace(self.task, inputs=("",) * rows).max_numbers(spec, tokens * covered)
 
@@ -139,7 +138,7 @@ class EmbedSpans(Task[Embeddings]):
         return self.field.format(self.first + place)
 
     def _spanned(self, place: int, item: SpanText, located: LocatedEncoding, longest: int, row: int) -> Iterator[SpanEncoding]:
-        """The text as one encoding, or window by window; `row`: its first span's."""
+        """The text as one encoding, or as one for each window. `row`: the row of its first span."""
         name = self._name(place)
         own = np.flatnonzero(~located.special & (located.offsets[:, 1] > 0))
         starts = np.maximum.accumulate(_first_characters(item.text, located.offsets[own]))
@@ -194,7 +193,7 @@ class EmbedSpans(Task[Embeddings]):
 
 
 def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[SpanText]:
-    """Return texts with the spans of each. Raises InvalidInput for what is no text, or no pair of numbers."""
+    """Return texts with their spans. Raises InvalidInput for an item that is no text, or a span that is no pair of numbers."""
     if len(lists) != len(texts):
         raise InvalidInput(f"`spans` holds {len(lists)} lists for {len(texts)} `{field}`; each needs its own")
     for place, (text, spans) in enumerate(zip(texts, lists, strict=True)):
@@ -208,7 +207,7 @@ def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[S
 
 
 def joined(chunks: Sequence[str]) -> SpanText:
-    """Return the text of chunks in order, each a span of it. A blank is put between two that none separates."""
+    """Join chunks to a text, with each chunk as a span. Chunks that do not end in white space are joined by a space."""
     parts: list[str] = []
     spans, end, last = [], 0, " "
     for chunk in chunks:
@@ -221,7 +220,7 @@ def joined(chunks: Sequence[str]) -> SpanText:
 
 
 def _encoding(located: LocatedEncoding, kept: Ids, own: Ids, edges: Ids, rows: Ids) -> SpanEncoding:
-    """Some of a text's tokens. `own`: which of those are its own; `edges` int64[n, 2]: of spans, among its own."""
+    """An encoding of a window of a text. `own`: the text's own tokens. `edges` int64[n, 2]: spans as places among these."""
     counts = edges[:, 1] - edges[:, 0]
     offsets, types = offsets_of(counts), located.token_type_ids
     places = own[np.repeat(edges[:, 0] - offsets[:-1], counts) + np.arange(offsets[-1])]
@@ -236,10 +235,10 @@ def _encoding(located: LocatedEncoding, kept: Ids, own: Ids, edges: Ids, rows: I
 
 
 def _first_characters(text: str, offsets: Ids) -> Ids:
-    """Return where tokens begin, int64[t], behind the white space that some tokenizers count to a word."""
+    """Return the starts int64[t] of tokens, without the white space that some tokenizers include in a word."""
     if not len(offsets):
         return offsets[:, 0]
-    begin, end = max(0, int(offsets[:, 0].min())), int(offsets[:, 1].max())  # the text itself may be far longer
+    begin, end = max(0, int(offsets[:, 0].min())), int(offsets[:, 1].max())  # the text may be far longer
     characters = np.frombuffer(text[begin:end].encode("utf-32-le", "surrogatepass"), dtype="<u4")
     spaces = [character for character in np.unique(characters).tolist() if chr(character).isspace()]
     places = np.where(np.isin(characters, spaces), len(characters), np.arange(len(characters)))
@@ -250,7 +249,7 @@ def _first_characters(text: str, offsets: Ids) -> Ids:
 
 
 def _depth(spans: Spans) -> int:
-    """Return how many spans overlap at most, `MAX_COVERAGE` for more, and without looking where there are very many."""
+    """Return the largest number of overlapping spans, at most `MAX_COVERAGE`; for very many spans this bound, uncounted."""
     if len(spans) > MAX_COMPARED:
         return MAX_COVERAGE
     places = np.array(spans, dtype=np.int64)
@@ -265,13 +264,13 @@ def _spans_of(encoding: Encoding) -> SpanEncoding:
 
 
 def _flat(encodings: Sequence[Encoding], cu_seqlens: Offsets) -> Ragged:
-    """Return the tokens of every span of all encodings, as rows of the pass."""
+    """Return the tokens of all spans of all encodings, as rows of the pass."""
     places = [_spans_of(encoding).places for encoding in encodings]
     return Ragged.concat([Ragged(one.values + begin, one.offsets) for one, begin in zip(places, cu_seqlens[:-1], strict=True)])
 
 
 def _dense(spec: ModelSpec, encodings: Sequence[Encoding], states: Ragged) -> Floats:
-    """Pool the states text by text, since spans may hold them four times over."""
+    """Pool the states text by text, since spans may contain each state four times."""
     steps, parts = _steps(spec.dense_modules), []
     for encoding, rows in zip(encodings, states, strict=True):
         places = _spans_of(encoding).places
@@ -289,5 +288,5 @@ def _sparse(spec: ModelSpec, input_ids: Ids, spans: Ragged, outputs: HeadOutputs
 
 @lru_cache(maxsize=8)
 def _steps(modules: tuple[StepModule, ...]) -> tuple[Layer, ...]:
-    """Return the layers behind the pooling, read once."""
+    """Return the layers after the pooling, read once."""
     return tuple(map(step_layer, modules))

@@ -1,8 +1,8 @@
-"""Which part of a text that is longer than its model is read with each of its spans.
+"""The windows in which the spans of a text longer than its model are read.
 
-Windows are as long as the model reads and begin half that length apart, the last one so early that it is full; they are counted
-in tokens. A span is read in the one window that holds it whole and has the most context on the span's poorer side, the first of
-several. So all depends on the text, its spans and the model's length, and on nothing else.
+Windows are counted in tokens. They have the model's length and start half a length apart; the last one starts early enough to
+be full. Each span is read in the window that contains it whole and has the most context on the span's shorter side; of equals,
+in the first. So the result depends only on the text, its spans and the model's length.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import numpy as np
 
 from hybridtei.batch import Ids
 
-CANDIDATES = 4  # windows that can hold one token: three that begin half a length apart, and the last, which may begin earlier
+CANDIDATES = 4  # windows that can contain a token: three that start half a length apart, and the last, which may start earlier
 
 
 def windows_over(starts: Ids, ends: Ids, room: int) -> Ids:
-    """Return windows int64[w, 2] of at most `room` tokens, each from one of `starts` to one of `ends`, which are sorted.
+    """Return windows int64[w, 2] of at most `room` tokens, each from one of `starts` to one of `ends`. Both are sorted.
 
-    They hold every part of at most `room // 2` tokens from one of `starts` to one of `ends`.
+    Every part of at most `room // 2` tokens, from one of `starts` to one of `ends`, is inside a window.
     """
     found: list[tuple[int, int]] = []
     place = 0
@@ -34,7 +34,7 @@ def windows_over(starts: Ids, ends: Ids, room: int) -> Ids:
 
 
 def window_of_each(windows: Ids, spans: Ids) -> Ids:
-    """Return the place of the window that each of int64[n, 2] spans is read in: int64[n], -1 for a span that none holds."""
+    """Return the window int64[n] in which each of the spans int64[n, 2] is read; -1 for a span that fits no window."""
     latest = np.searchsorted(windows[:, 0], spans[:, 0], "right") - 1
     places = np.maximum(latest[:, None] - np.arange(CANDIDATES)[::-1], 0)
     begins, ends = windows[places, 0], windows[places, 1]

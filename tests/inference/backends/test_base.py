@@ -83,10 +83,10 @@ def test_a_batch_that_fails_takes_no_load_with_it() -> None:
 
 def test_a_lost_device_is_left_out_and_the_last_one_ends_it() -> None:
     def lose(_: PackedBatch) -> None:
-        raise DeviceLost("cuda:0 answers no more")
+        raise DeviceLost("cuda:0 does not answer any more")
 
     backend = Replicas([FakeBackend(SPEC, gate=lose), FakeBackend(SPEC)])
-    with pytest.raises(BackendError, match="cuda:0 answers no more") as caught:
+    with pytest.raises(BackendError, match="cuda:0 does not answer any more") as caught:
         backend.forward(batch(10))
     assert not isinstance(caught.value, DeviceLost)  # the others serve on
     for _ in range(5):

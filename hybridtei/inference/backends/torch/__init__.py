@@ -1,1 +1,1 @@
-"""Models that torch computes, on a GPU or a CPU: token-wise transformers, the kernels of their attention, and heads."""
+"""torch's backend, on a GPU or a CPU: token-wise transformers, attention kernels, and heads."""

@@ -1,7 +1,7 @@
-"""Which kernel computes attention: on a GPU torch's `varlen_attn`, or plain SDPA on padded groups where that cannot run.
+"""Chooses the attention kernel: on a GPU torch's `varlen_attn`, or plain SDPA on padded groups if that cannot run.
 
-Which cards, precisions and sizes of heads it serves is asked of the kernel itself: it is tried on this device against SDPA, in
-each form that the model's layers ask for, before any text is. One that raises or differs is not used, and the log says why.
+At load, the kernel is tried against SDPA on this device, in each form that the model's layers need, to find out if it supports
+the card, the precision and the head size. A kernel that raises or differs is not used, and the log gives the reason.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ OPENERS: Mapping[str, Callable[[], Kernel]] = {
     PADDED: lambda: padded_groups,
     PER_SEQUENCE: lambda: per_sequence,
 }
-# How far a kernel's rows may be from SDPA's in float32, absolute, for normal values: some units of the last place.
+# The largest absolute deviation of a kernel from SDPA in float32, for normally distributed values: some units of the last
+# place.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 TRIAL_LENGTHS = [1, 9, 64, 33, 2]
 TRIAL_WINDOW = 8
-LONGEST_SHOWN = 200  # characters of an error; torch adds pages
+LONGEST_SHOWN = 200  # characters of an error's text; torch adds pages
 
 
 def kernel_for(forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch.device) -> tuple[str, Kernel]:
-    """(name, kernel) for what a model's layers ask of it. On a CPU a call a sequence costs less than padding."""
+    """(name, kernel) for the forms that a model's layers need. On a CPU one call a sequence costs less than padding."""
     name = PER_SEQUENCE
     if device.type == "cuda":
         fault = fault_of(VARLEN, forms, dtype, device)
@@ -43,15 +44,15 @@ def kernel_for(forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch
 
 
 def fault_of(name: str, forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a kernel cannot be used on this device, or None."""
+    """The reason why a kernel cannot be used on this device, or None."""
     try:
         return trial(OPENERS[name](), forms, dtype, device)
-    except Exception as error:  # a kernel without code for this card, precision or size fails in ways of its own
+    except Exception as error:  # a kernel that lacks this card, precision or size can raise any exception
         return f"{type(error).__name__}: {str(error)[:LONGEST_SHOWN]}"
 
 
 def trial(kernel: Kernel, forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch.device) -> str | None:
-    """What is wrong with a kernel on this device, or None: its rows against SDPA's in float32, in each form."""
+    """Compare a kernel on this device with SDPA in float32, in each form. Return the fault, or None."""
     offsets = torch.as_tensor(offsets_of(TRIAL_LENGTHS), device=device)
     for dim, grouped, windowed, causal in sorted({_asked(form) for form in forms}):
         draw, window = torch.Generator().manual_seed(0), TRIAL_WINDOW if windowed else None
@@ -62,11 +63,11 @@ def trial(kernel: Kernel, forms: Iterable[AttentionForm], dtype: torch.dtype, de
             for one, (q, k, v) in ((kernel, parts), (per_sequence, [part.float() for part in parts]))
         )
         worst = float((found - exact).abs().max())
-        if not worst <= TOLERANCE[dtype]:  # NaN fails too
+        if not worst <= TOLERANCE[dtype]:  # `not`, so that NaN fails too
             return f"it differs from SDPA by {worst:.2g}, with a window of {window}, causal: {causal}"
     return None
 
 
 def _asked(form: AttentionForm) -> tuple[int, bool, bool, bool]:
-    """(numbers of a head, fewer key heads than heads, a window, causality)."""
+    """The needed forms: (numbers of a head, fewer key heads than heads, window, causality)."""
     return form.heads.dim, form.heads.count != form.heads.key_count, form.window is not None, form.causal

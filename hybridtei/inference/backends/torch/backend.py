@@ -1,9 +1,9 @@
-"""PyTorch: a packed batch to the device, the trunk once, each wanted head once, arrays back.
+"""PyTorch: copies a packed batch to the device, runs the trunk and each requested head once, and copies the arrays back.
 
-On a GPU a pass is staged, launched and waited for: while one thread waits for its arrays, another fills the host's buffers
-for the next batch, has them copied on a stream beside the passes', and launches behind the first, so the device finds work
-when it is done. One thread launches at a time, and does nothing else then. What a pass holds is freed in the order of the
-stream, so two that are under way need the memory of one (and of a SPLADE's weights, which are read once the pass is over).
+On a GPU a pass is staged, launched and awaited. While one thread waits for its arrays, another fills the host's buffers for the
+next batch, copies them on a second stream, and launches the next pass, so the device always has work. Only one thread launches
+at a time. A pass's memory is freed in the order of the stream, so two running passes need the memory of one (and of a SPLADE's
+weights, which are read after the pass).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
-OFFSETS, KEPT = "offsets", "kept"  # among a batch's integers: `cu_seqlens`, and rows of the tokens that have a vector
+# Tokens of a pass. Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
+OFFSETS, KEPT = "offsets", "kept"  # names in a batch's integers: `cu_seqlens`, and the rows of tokens that get a vector
 BUSY_TOKENS = {"cpu": 512, "cuda": 16384}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staged:
-    """A batch that is on the device once `arrived`. `integers`: all that travelled; `ids`: those that the trunk takes."""
+    """A batch that is on the device once `arrived`. `integers`: all copied arrays; `ids`: the trunk's inputs among them."""
 
     batch: PackedBatch
     integers: Ids
@@ -58,7 +58,7 @@ class Staged:
 
 
 class TorchBackend:
-    """See `backends.base.Backend`. `ahead`: how many batches more than lanes the engine may take, to have them ready."""
+    """torch's `Backend`. `ahead`: the number of batches that the engine may take beyond the lanes, to have them ready."""
 
     name = "torch"
     fills_cores = True
@@ -72,7 +72,7 @@ class TorchBackend:
         trust_remote_code: bool = False,
         loaded: tuple[Trunk, HeadLayers] | None = None,
     ) -> None:
-        """`loaded`: trunk and heads that are on the device already, instead of the checkpoint's. Raises LoadError."""
+        """`loaded`: trunk and heads on the device, instead of the checkpoint's. Raises LoadError."""
         self.spec = spec
         self.dtype = dtype
         self.forwards = 0
@@ -95,57 +95,57 @@ class TorchBackend:
         self.catch_up()
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """See `Backend.forward`. Teams of threads cost more than they bring here, so `use_all_cores` changes nothing.
+        """`use_all_cores` has no effect: teams of threads cost more than they save here.
 
-        A batch that does not fit is computed in parts. Raises PartlyFailed, DeviceLost, BackendError.
+        A batch that does not fit into memory is computed in parts. Raises PartlyFailed, DeviceLost, BackendError.
         """
         try:
             return split_on_oom(self._pass, batch, self.make_room)
         except BackendError:
             raise
-        except Exception as error:  # torch, transformers and a model's own code each raise their own kinds
+        except Exception as error:  # torch, transformers and a model's own code raise their own exceptions
             fault = error
         if not self.answers():
-            raise DeviceLost(f"{self.device} answers no more; a restart is needed: {fault}") from fault
+            raise DeviceLost(f"{self.device} does not answer any more; a restart is needed: {fault}") from fault
         raise BackendError(f"the forward pass failed: {fault}") from fault
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """On a CPU each lane computes alone in its own thread: a team of threads that must meet after each operation
-        loses most of its speed as soon as one core has anything else to do (measured: a factor of four)."""
+        """On a CPU each lane computes in its own thread only. A team of threads that meets after each operation is four times
+        slower (measured) once a core has other work."""
         if self.device.type == "cpu":
             torch.set_num_threads(1)
 
     def catch_up(self) -> None:
-        """Let passes wait for what the calling thread did on the device: weights, loaded or changed, are there first."""
+        """Make passes wait for the calling thread's work on the device, such as loading or changing weights."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def close(self) -> None:
-        """Give the weights back."""
+        """Free the weights."""
         del self._trunk, self._heads
         self.make_room()
 
     def make_room(self) -> None:
-        """Give the device what torch only keeps for later."""
+        """Free the memory that torch keeps for later."""
         if self.device.type == "cuda":
             self._stream_done()
             torch.cuda.empty_cache()
 
     def answers(self) -> bool:
-        """Whether the device still computes: after some errors it refuses everything until the process ends."""
+        """True if the device still computes. After some errors it refuses everything until the process ends."""
         if self.device.type != "cuda":
             return True
         try:
-            with self.alone():  # on our stream, after what failed
+            with self.alone():  # on our stream, after the failed work
                 return float(torch.ones(1, device=self.device).sum()) == 1.0
         except RuntimeError:
             return False
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
-        """Tokens of the largest pass that fits into `fraction` of the free memory, of which so many `sharing` a device take
-        equal parts; inputs of `longest` tokens do.
+        """The tokens of the largest pass that fits into `fraction` of the free memory, divided by the replicas `sharing` a
+        device.
 
-        At most `limit`, and that on a CPU. Raises LoadError if an input of `longest` tokens does not fit.
+        At most `limit`, which is the result on a CPU. Raises LoadError if an input of `longest` tokens does not fit.
         """
         if self.device.type != "cuda":
             return limit
@@ -155,11 +155,11 @@ class TorchBackend:
 
     @property
     def trunk(self) -> Trunk:
-        """The encoder, for those who change it before it serves."""
+        """The encoder, for callers that change it before it serves."""
         return self._trunk
 
     def _pass(self, batch: PackedBatch) -> HeadOutputs:
-        """Raises TooLarge where memory is short."""
+        """Run one batch. Raises TooLarge if memory is short."""
         try:
             kept, vectors = kept_rows(batch, self.spec)
             staged = self.stage(batch, kept)
@@ -167,24 +167,23 @@ class TorchBackend:
                 found = self.launch(staged)
                 rows = found.pop(ENTRIES, None)
                 wait = start_copy(found, self.device)
-                del found  # its memory is free for what is launched next
+                del found  # frees its memory for the next pass
             return outputs_of(wait(), batch, vectors, None if rows is None else self._entries(rows))
         except Exception as error:
-            self._stream_done()  # what was launched reads what was staged, which another batch may overwrite from here on
+            self._stream_done()  # the launched pass reads the staged arrays; the next batch may overwrite them after this
             if not is_out_of_memory(error):
                 raise
             fault = f"{error}".splitlines()[0]
-        raise TooLarge(fault)  # and not from the error, which holds what the pass had allocated
+        raise TooLarge(fault)  # `from None`, since the error holds the pass's memory
 
     def _entries(self, rows: Tensor) -> SparseVectors:
-        """What `entries_of` finds in rows that are computed already. How many they are is asked beside the passes: behind them
-        the answer would come after the next."""
+        """The result of `entries_of` for computed rows. Their number is read on a second stream, ahead of the next pass."""
         with self._beside():
             found = start_copy(entries_of(rows), self.device)()
         return SparseVectors(found["indices"], found["values"], offsets_of(found["lengths"]), rows.shape[1])
 
     def stage(self, batch: PackedBatch, kept: Offsets | None) -> Staged:
-        """Everything that a pass reads, and that the host has to fill and copy. `kept`: see `kept_rows`."""
+        """Fill and copy a pass's inputs. `kept`: from `kept_rows`."""
         once = computed_once(batch) if self.shares_prefixes else None
         shared = {} if once is None else {"computed": once.kept, "rows": once.rows}
         with self._beside():
@@ -199,8 +198,7 @@ class TorchBackend:
             return Staged(batch, there, ids, layout, None if self._side is None else self._side.record_event())
 
     def launch(self, staged: Staged) -> dict[str, Tensor]:
-        """What `compute` gives, launched and not waited for: no line of it may ask the device for a number, or copy one to it.
-        Within `alone`."""
+        """Launch `compute` inside `alone`, without waiting: no line may read a number from the device or copy one to it."""
         batch, ids, layout = staged.batch, staged.ids, staged.layout
         if self._stream is not None and staged.arrived is not None:
             self._stream.wait_event(staged.arrived)
@@ -222,17 +220,17 @@ class TorchBackend:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Where passes are launched: by one thread at a time on a GPU, on a stream of their own."""
+        """A context for launching passes. On a GPU: one thread at a time, on the passes' stream."""
         with self._launching, self._on(self._stream):
             yield
 
     def _beside(self) -> AbstractContextManager[None]:
-        """Where the host's work for passes is done, by any thread at any time."""
+        """A context for the host's work for passes, on a second stream; for any thread at any time."""
         return self._on(self._side)
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        with torch.inference_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):  # its device, too
+        with torch.inference_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):  # its device too
             yield
 
     def _stream_done(self) -> None:
@@ -240,7 +238,7 @@ class TorchBackend:
             self._stream.synchronize()
 
     def _allow(self, fraction: float) -> int:
-        """Let torch take so much of the free memory and no more; bytes that passes may use."""
+        """Limit torch to this share of the free memory. Return the bytes for passes."""
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(free * fraction)
         share = (torch.cuda.memory_reserved(self.device) + allowed) / total
@@ -248,7 +246,7 @@ class TorchBackend:
         return allowed
 
     def _peak(self, tokens: int, longest: int) -> int | None:
-        """Most bytes that passes of so many tokens take besides weights, in the worst forms; None if one does not fit."""
+        """The largest memory in bytes, without weights, of passes of this size in the worst forms; None if one does not fit."""
         peak = 0
         for batch in memory.worst_batches(self.spec, tokens, longest):
             before = torch.cuda.memory_allocated(self.device)

@@ -1,10 +1,10 @@
-"""fp8 on Hopper and later, behind a guard like int8's: sample texts must keep their vectors, or the model is refused.
+"""fp8 on Hopper and later GPUs, with a guard like int8's: the model is refused unless sample texts keep their vectors.
 
-Matrices of the trunk have eight bits and a scale for each output channel, activations one for each row (a row is a token, so a
-text's vectors do not depend on its neighbours), and products are summed in float32. There is no calibration: the rows' scales
-are taken as they come. What is not a product of a token with a matrix of the trunk stays bfloat16.
+The trunk's matrices have eight bits and a scale for each output channel. Activations have a scale for each row (a token), so a
+text's vectors do not depend on its neighbours. Products are summed in float32. There is no calibration: each pass computes the
+rows' scales. Everything except products with the trunk's matrices stays bfloat16.
 
-What reads checkpoints is imported late: `conformance/load/gpu.py` measures matrices where msgspec is not installed.
+Functions import checkpoint readers locally: `conformance/load/gpu.py` measures matrices without msgspec.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 
 EIGHT_BITS = torch.float8_e4m3fn
 LARGEST = torch.finfo(EIGHT_BITS).max
-MIN_SCALE = 1e-12  # of a row of zeros
-STEP = 16  # both sides of a matrix must be a multiple of it
+MIN_SCALE = 1e-12  # the scale of a row of zeros
+STEP = 16  # both sides of a matrix must be multiples of it
 
 
 def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """float[n, k] -> (eight bits [n, k], float32 scale [n, 1]): the largest of each row becomes the largest there is."""
+    """float[n, k] -> (eight bits [n, k], float32 scale [n, 1]). Each row's largest number becomes fp8's largest."""
     rows = rows.float()
     scale = (rows.abs().amax(1, keepdim=True) / LARGEST).clamp_min(MIN_SCALE)
     return (rows / scale).clamp(-LARGEST, LARGEST).to(EIGHT_BITS), scale
 
 
 def product(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows [n, k] times weight [m, k], each with scales [n, 1] and [m, 1] -> dtype[n, m]."""
+    """Rows [n, k] with scales [n, 1] times weight [m, k] with scales [m, 1] -> dtype[n, m]."""
     if rows.device.type != "cpu":
         return torch._scaled_mm(
             rows, weight.t(), scale_a=row_scales, scale_b=weight_scales.t(), out_dtype=dtype, use_fast_accum=True
@@ -49,13 +49,13 @@ def product(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Ten
 
 
 def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor) -> Tensor:
-    """`product` in float32, on whatever device: the same factors, summed in another order."""
+    """`product` in float32, on any device: the same factors, summed in another order."""
     return (rows.float() @ weight.float().t()) * row_scales * weight_scales.t()
 
 
 def to_eight_bits(model: fx.GraphModule) -> int:
-    """Quantise every matrix whose shape allows it, and the rows that it is multiplied with, as operations of their own, so that
-    `torch.compile` can put them into what makes the rows. How many matrices were found."""
+    """Quantise every matrix with a suitable shape, and its input rows. These are separate operations, so that `torch.compile`
+    can fuse them with the rows' computation. Return the number of matrices."""
     graph, made, parts = model.graph, dict[str, torch.dtype](), dict[fx.Node, list[fx.Node]]()
     for node in [*graph.nodes]:
         if node.target is not functional.linear or node.args[1].op != "get_attr":
@@ -71,7 +71,7 @@ def to_eight_bits(model: fx.GraphModule) -> int:
             for kind, tensor in zip((name, f"{name}_scale"), quantised(exact.detach()), strict=True):
                 model.register_buffer(kind, tensor)
         with graph.inserting_before(node):
-            if rows not in parts:  # those that several matrices multiply are quantised once
+            if rows not in parts:  # an input of several matrices is quantised once
                 pair = graph.call_function(quantised, (rows,))
                 parts[rows] = [graph.call_function(operator.getitem, (pair, place)) for place in range(2)]
             out = graph.call_function(product, (*parts[rows], matrix, graph.get_attr(f"{name}_scale"), made[name]))
@@ -93,7 +93,7 @@ def open_fp8(
     trust_remote_code: bool = False,
     guard: Guard | None = None,
 ) -> TorchBackend:
-    """A model in fp8, judged. Raises LoadError with the figures if it is too far from bfloat16, or on a device without fp8."""
+    """Open a model in fp8 and judge it. Raises LoadError with the figures if it is too far from bfloat16, or without fp8."""
     from hybridtei.inference.backends.fidelity import Guard
     from hybridtei.inference.backends.torch.backend import TorchBackend
 
@@ -105,7 +105,7 @@ def open_fp8(
 
 
 def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
-    """A bfloat16 backend with its trunk's matrices in eight bits from now on. Raises LoadError with the figures."""
+    """Change a bfloat16 backend's matrices to eight bits, and judge it. Raises LoadError with the figures."""
     from hybridtei.inference.backends.fidelity import check, fidelity, sample_vectors
 
     exact = sample_vectors(backend)

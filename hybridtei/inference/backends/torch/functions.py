@@ -1,4 +1,4 @@
-"""`heads.Functions` in torch, on whichever device the tensors are, and what `entries_of` rows travels to the host."""
+"""`heads.Functions` in torch, on the tensors' device, and `entries_of`, which finds the entries to copy to the host."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.nn import functional
 from hybridtei.inference.backends.heads import Functions, Segments
 from hybridtei.inference.backends.torch.ops import ACTIVATIONS
 
-TOKENS_A_LAUNCH = 16  # that a thread of a GPU adds up while its host launches a sum; an estimate
+TOKENS_A_LAUNCH = 16  # numbers that a GPU thread adds while the host launches one sum; an estimate
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """In the precision of the matrix."""
+    """Apply a linear layer in the matrix's precision."""
     return functional.linear(x.to(weight.dtype), weight, bias)
 
 
@@ -25,7 +25,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def segment_sum(x: Tensor, at: Segments) -> Tensor:
-    """In float32."""
+    """Sum each sequence's rows in float32."""
     return _reduced(x.float(), at, "sum", torch.sum)
 
 
@@ -34,7 +34,7 @@ def segment_max(x: Tensor, at: Segments) -> Tensor:
 
 
 def _reduced(x: Tensor, at: Segments, how: str, alone: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """One launch over all sequences, or one for each; on a CPU, where a launch costs nothing, one for each."""
+    """Reduce by one launch for all sequences, or one for each. On a CPU a launch is free, so one for each."""
     lengths = np.diff(at.cu_seqlens).tolist()
     if x.device.type != "cpu" and reduce_at_once(len(lengths), max(lengths)):
         return reduced_at_once(x, at, how)
@@ -42,11 +42,11 @@ def _reduced(x: Tensor, at: Segments, how: str, alone: Callable[[Tensor, int], T
 
 
 def reduced_at_once(x: Tensor, at: Segments, how: str) -> Tensor:
-    return torch.segment_reduce(x, how, lengths=at.offsets.diff(), axis=0, unsafe=True)  # safe would wait for the device
+    return torch.segment_reduce(x, how, lengths=at.offsets.diff(), axis=0, unsafe=True)  # a check would wait for the device
 
 
 def reduce_at_once(sequences: int, longest: int) -> bool:
-    """Whether so many sequences are collapsed by one launch: it has a thread a column and sequence, which walks its tokens."""
+    """True if one launch should reduce all sequences: its threads, one a column and sequence, walk the tokens."""
     return longest <= TOKENS_A_LAUNCH * sequences
 
 
@@ -70,9 +70,9 @@ TORCH = Functions(
 
 
 def entries_of(rows: Tensor) -> dict[str, Tensor]:
-    """The entries of float[n, v] that are not zero: they are few, and all of it would be hundreds of megabytes to copy.
+    """The non-zero entries of float[n, v]. They are few; the whole array would be hundreds of megabytes to copy.
 
-    Waits for the device, which alone knows how many they are.
+    Waits for the device, since only the device knows their number.
     """
     row, column = rows.nonzero(as_tuple=True)
     return {"indices": column, "values": rows[row, column], "lengths": rows.count_nonzero(dim=1)}

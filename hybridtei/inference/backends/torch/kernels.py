@@ -1,14 +1,14 @@
-"""The kernels of attention: torch's SDPA, which runs everywhere, and flash attention over sequences laid end to end.
+"""The kernels of attention: torch's SDPA, which runs everywhere, and flash attention over sequences end to end.
 
-A kernel is told where the sequences of a flat batch lie. All layers of a pass ask the same, so everything that costs a copy or
-an allocation is made once, when first asked for.
+A kernel gets the offsets of the sequences in a flat batch. All layers of a pass use the same ones, so copies and allocations
+are made once, at first use.
 
-SDPA runs sequence by sequence on CPUs, where a call for each costs less than the padding it avoids. On a GPU a call
-costs more than a short sequence's arithmetic, so like lengths are computed together, in padded groups: the last resort there,
-for cards and precisions that the flash kernel does not serve.
+On CPUs SDPA runs sequence by sequence, since a call costs less than padding. On a GPU a call costs more than a short sequence's
+arithmetic, so sequences of similar lengths are computed in padded groups: a fallback for cards and precisions without the flash
+kernel.
 
-That kernel is torch's `varlen_attn`, imported once it is tried. Its window is (keys before, keys after), inclusive, so ours of
-`window` is `window - 1` on either side, and -1 is unbounded.
+The flash kernel is torch's `varlen_attn`, imported at first use. Its window is (keys before, keys after), inclusive; ours of
+`window` is `window - 1` on each side. -1 is unbounded.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Sequences:
-    """`lengths`: tokens of each. `seen`: of each only so many tokens from the first on are keys; None: all are.
+    """The sequences of a batch. `lengths`: their tokens. `seen`: of each, the number of first tokens that are keys; None: all.
 
-    `offsets`: where each begins and the last ends, integers [n+1] on the device.
+    `offsets`: integers [n+1] on the device.
     """
 
     lengths: list[int]
     offsets: Tensor
     seen: list[int] | None = None
-    masks: dict[tuple[int, int | None, bool], Tensor | None] = field(default_factory=dict)  # of groups, made for all layers
+    masks: dict[tuple[int, int | None, bool], Tensor | None] = field(default_factory=dict)  # of groups, shared by all layers
 
     @property
     def device(self) -> torch.device:
-        """Where the batch lies."""
+        """The batch's device."""
         return self.offsets.device
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """The number of tokens of the longest sequence."""
         return max(self.lengths)
 
     @cached_property
     def offsets_int32(self) -> Tensor:
-        """`offsets` as flash attention wants them."""
+        """`offsets` in flash attention's dtype."""
         return self.offsets.to(torch.int32)
 
     @cached_property
     def groups(self) -> list[_Group]:
-        """Sequences of like lengths as rectangles."""
+        """Sequences of similar lengths as rectangles."""
         return [*_groups(self)]
 
     @cached_property
     def keys(self) -> tuple[Tensor, Tensor, int]:
-        """(rows of the tokens that are keys, their int32 offsets, most keys of a sequence), where not all are."""
+        """(rows of the keys, their int32 offsets, the largest number of keys in a sequence); None if all tokens are keys."""
         assert self.seen is not None
         starts = offsets_of(self.lengths)[:-1]
         rows = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, self.seen, strict=True)])
@@ -74,16 +74,16 @@ class Sequences:
 
 
 class Kernel(Protocol):
-    """q [t, heads, head_dim], k and v [t, key_heads, head_dim] -> [t, heads, head_dim]; see `Layout.attend`."""
+    """q [t, heads, head_dim], k and v [t, key_heads, head_dim] -> [t, heads, head_dim], as in `Layout.attend`."""
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
     ) -> Tensor: ...
 
 
-PADDING_ALLOWED = 1.25  # a group may cost so many times its useful tokens
-BIAS_ENTRIES = 1 << 24  # of queries that are computed together: 64 MB in float32
-MASK_ENTRIES = 1 << 26  # of a group whose queries see different keys; one sequence alone may have more
+PADDING_ALLOWED = 1.25  # bound of a group's tokens, in times the useful ones
+BIAS_ENTRIES = 1 << 24  # scores of queries computed together: 64 MB in float32
+MASK_ENTRIES = 1 << 26  # of a group whose queries have different keys; a single sequence may have more
 
 
 def per_sequence(
@@ -97,7 +97,7 @@ def per_sequence(
     causal: bool,
     bias: Bias | None = None,
 ) -> Tensor:
-    """One call a sequence. See `Kernel`. With a bias on the scores some queries at a time: it must not outgrow memory."""
+    """A `Kernel` with one call a sequence. With a bias it computes some queries at a time, to bound the bias's memory."""
     out, start = torch.empty_like(q), 0
     for length, keys in zip(sequences.lengths, sequences.seen or sequences.lengths, strict=True):
         mask = _mask(length, window, causal, q.device)
@@ -118,8 +118,8 @@ def per_sequence(
 def padded_groups(
     q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
 ) -> Tensor:
-    """One call a group of sequences of like lengths. See `Kernel`."""
-    if q.shape[1] != k.shape[1]:  # with a mask, only torch's slowest way takes fewer key heads
+    """A `Kernel` with one call for each group of sequences of similar lengths."""
+    if q.shape[1] != k.shape[1]:  # with a mask, only torch's slowest kernel accepts fewer key heads
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     out = torch.empty_like(q)
     for number, group in enumerate(sequences.groups):
@@ -134,10 +134,10 @@ def padded_groups(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Sequences of like lengths as a rectangle. `tokens` int64[g, longest]: rows of the flat batch, any real one for padding;
-    `places` int64[t]: which of the flattened rectangle are real, and `targets` their rows in the batch: found on the host,
-    since a mask would make it wait for the device. `seen` int64[g]: how many tokens of each are keys, or None if all of the
-    rectangle are."""
+    """Sequences of similar lengths as a rectangle. `tokens` int64[g, longest]: rows of the flat batch, any real row for
+    padding. `places` int64[t]: the real places of the flattened rectangle; `targets`: their rows in the batch. The host
+    computes both, since a mask would wait for the device. `seen` int64[g]: the number of keys of each sequence; None if the
+    whole rectangle is keys."""
 
     tokens: Tensor
     places: Tensor
@@ -145,7 +145,7 @@ class _Group:
     seen: Tensor | None
 
     def mask(self, window: int | None, causal: bool) -> Tensor | None:
-        """bool, broadcast to [g, 1, longest, longest], True where a query (row) sees a key (column)."""
+        """The mask, broadcast to bool[g, 1, longest, longest]: True where a query (row) attends to a key (column)."""
         longest = self.tokens.shape[1]
         within = _mask(longest, window, causal, self.tokens.device)
         if self.seen is None:
@@ -170,7 +170,7 @@ def _groups(sequences: Sequences) -> Iterator[_Group]:
 
 
 def like_lengths(lengths: list[int]) -> list[list[int]]:
-    """Places of sequences that go together: no group costs more than PADDING_ALLOWED times its tokens, none is lost."""
+    """Group all sequences by length. No group costs more than PADDING_ALLOWED times its tokens."""
     groups: list[list[int]] = []
     useful = 0
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -198,7 +198,7 @@ def _one_sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | 
 
 
 def _mask(length: int, window: int | None, causal: bool, device: torch.device) -> Tensor | None:
-    """bool[length, length], True where a query (row) sees a key (column); None where it sees all."""
+    """The mask bool[length, length], True where a query (row) attends to a key (column); None if each attends to all."""
     if not causal and (window is None or length <= window):
         return None
     place = torch.arange(length, device=device)
@@ -222,7 +222,7 @@ def torch_varlen() -> Kernel:
 
 
 def varlen(function: Callable[..., Any]) -> Kernel:
-    """`varlen_attn` as a kernel. It takes fewer key heads only where it has a word for it: torch 2.11 has none."""
+    """`varlen_attn` as a kernel. It accepts fewer key heads only if it has a parameter for it, which torch 2.11 lacks."""
     grouped = "enable_gqa" in inspect.signature(function).parameters
 
     def kernel(
@@ -231,7 +231,7 @@ def varlen(function: Callable[..., Any]) -> Kernel:
         sides = window_of(window, causal, sequences.longest)
         offsets, longest = (sequences.offsets_int32, sequences.offsets_int32), (sequences.longest, sequences.longest)
         if sequences.seen is not None:
-            if sides != (UNBOUNDED, UNBOUNDED):  # the library counts distances from the last key, not from the first
+            if sides != (UNBOUNDED, UNBOUNDED):  # the library counts distances from the last key
                 return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=causal)
             rows, key_offsets, most = sequences.keys
             k, v, offsets, longest = k[rows], v[rows], (offsets[0], key_offsets), (longest[0], most)
@@ -246,6 +246,6 @@ def varlen(function: Callable[..., Any]) -> Kernel:
 
 
 def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]:
-    """(keys before, keys after) that a token sees besides itself; UNBOUNDED where nothing limits them."""
+    """(keys before, keys after) that a token attends to besides itself; UNBOUNDED without a limit."""
     before = UNBOUNDED if window is None or longest <= window else window - 1
     return before, 0 if causal else before

@@ -1,10 +1,10 @@
-"""Where sequences begin and end in a flat batch: the one thing a transformer needs beyond token-wise arithmetic.
+"""The layout of sequences in a flat batch: the only thing that a transformer needs beyond token-wise arithmetic.
 
-Hidden states are rows `[t, h]`, one a token, sequence after sequence. Attention is asked of the layout; everything else of a
-trunk is written once, without knowing that sequences exist.
+Hidden states are rows `[t, h]`, one a token, sequence after sequence. The layout computes attention; the rest of a trunk is
+token-wise and does not depend on sequences.
 
-A bias is what relative positions add to the scores of attention. The whole of it grows with the square of a text's length, so
-it is made for some rows of one sequence at a time, no more at once than attention needs.
+Relative positions add a bias to attention's scores. A whole bias grows with the square of a text's length, so it is made for
+some rows of one sequence at a time.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from hybridtei.inference.backends.torch.kernels import Kernel, Sequences, padded
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistanceBias:
-    """The same for all texts: `values` float[heads, 2 * longest + 1], at `longest + d` for a key at `d` from its query, or the
-    last ones if it is further."""
+    """A bias by distance, the same for all texts: `values` float[heads, 2 * longest + 1], at `longest + d` for a key at
+    distance `d` from its query. Larger distances have the last value."""
 
     values: Tensor
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
-        """float[heads, queries, keys]: of some queries of a sequence, counted from its begin, against all of its tokens.
-        `sequence`: where it lies among the rows of the batch."""
+        """The bias float[heads, queries, keys] of some queries, counted from the sequence's start, and all of its tokens.
+        `sequence`: its rows in the batch."""
         longest = self.values.shape[1] // 2
         return self.values[:, _distances(sequence, queries, self.values.device).clamp(-longest, longest) + longest]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlibiBias:
-    """ALiBi's: `slopes` float[heads], by which scores fall for each token between a query and a key."""
+    """ALiBi's bias. `slopes` float[heads]: the decrease of scores for each token between query and key."""
 
     slopes: Tensor
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
-        """See `DistanceBias.of`."""
         return -self.slopes[:, None, None] * _distances(sequence, queries, self.slopes.device).abs()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DisentangledBias:
-    """DeBERTa's: products of queries and keys float[t, heads, dim] with rows of tables float[rows, heads, dim].
+    """DeBERTa's bias: products of queries and keys float[t, heads, dim] with rows of tables float[rows, heads, dim].
 
-    `buckets` int64[2 * longest + 1]: the row for a query at `d` from its key, at `longest + d`; the last ones if it is further.
+    `buckets` int64[2 * longest + 1]: at `longest + d` the row for a query at distance `d` from its key. Larger distances have
+    the last row.
     """
 
     queries: Tensor
@@ -59,7 +59,6 @@ class DisentangledBias:
     scale: float
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
-        """See `DistanceBias.of`."""
         longest = len(self.buckets) // 2
         rows = self.buckets[longest - _distances(sequence, queries, self.buckets.device).clamp(-longest, longest)]
         total: Tensor | None = None
@@ -84,11 +83,11 @@ def _distances(sequence: slice, queries: slice, device: torch.device) -> Tensor:
 
 
 class PackedLayout:
-    """Sequences end to end, `cu_seqlens[n+1]`; none may be empty. `unseen[n]`: tokens at their ends that none attends to.
+    """Sequences end to end, `cu_seqlens[n+1]`, none empty. `unseen[n]`: the number of last tokens that are no keys.
 
-    `offsets`: `cu_seqlens` where it is on the device already, so that nothing is copied again.
-    `once`: where a prefix is computed once, see `batch.Once`: its `kept` and `rows` on the device. Then `attend` takes rows of
-    the tokens that are computed.
+    `offsets`: `cu_seqlens` on the device, if it is there already.
+    `once`: `batch.Once`'s `kept` and `rows` on the device, if a prefix is computed once. Then `attend` takes rows of the
+    computed tokens.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class PackedLayout:
         self.once: tuple[Tensor, Tensor] | None = None
 
     def stage(self) -> None:
-        """Copy to the device what attention needs besides the offsets, before a pass asks for it."""
+        """Copy attention's other arrays to the device before a pass needs them."""
         if self._kernel is padded_groups:
             _ = self._sequences.groups
         elif self._kernel is not per_sequence and self._sequences.seen is not None:
@@ -118,9 +117,9 @@ class PackedLayout:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool, bias: Bias | None = None
     ) -> Tensor:
-        """[t, heads, head_dim] each -> [t, heads, head_dim]; a token sees its own sequence only.
+        """q, k, v [t, heads, head_dim] -> [t, heads, head_dim]. A token attends only to its own sequence.
 
-        `window`: sees keys at a distance below it. `causal`: sees no later key. k and v may have fewer heads (GQA).
+        `window`: only to keys at a distance below it. `causal`: to no later key. k and v may have fewer heads (GQA).
         """
         if bias is not None:
             return per_sequence(q, k, v, self._sequences, scale=scale, window=window, causal=causal, bias=bias)

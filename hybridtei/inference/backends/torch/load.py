@@ -1,7 +1,7 @@
-"""A checkpoint as what `TorchBackend` runs: the trunk and the layers of its heads, on one device.
+"""Loads a checkpoint for `TorchBackend`: the trunk and the layers of its heads, on one device.
 
-`checkpoint.layers` reads and checks the layers of heads. Families without a file here are transformers' own modules, loaded
-strictly: no weight made up and none left over.
+`checkpoint.layers` reads and checks the layers of heads. Models without a family here are transformers' modules, loaded
+strictly: every weight comes from the checkpoint, and none is left over.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 
 def load(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> tuple[Trunk, HeadLayers]:
-    """(trunk, heads) with a checkpoint's weights: what reads tokens for sparse weights and multi-vectors in the trunk's dtype,
-    all else of heads in float32. Raises LoadError."""
+    """(trunk, heads) with a checkpoint's weights. Heads on tokens (sparse weights, multi-vectors) have the trunk's dtype, all
+    others float32. Raises LoadError."""
     trunk, mlm = _load_trunk(spec, dtype, device, trust_remote_code)
     layers = HeadLayers.read(spec, mlm)
     by_token = placed(HeadLayers(lexical=layers.lexical, multivector=layers.multivector[-1:], mlm=mlm), dtype, device)
@@ -51,7 +51,7 @@ def load(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, trust_rem
 def _load_trunk(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
 ) -> tuple[Trunk, MlmLayers | None]:
-    """transformers' modules where no family here computes the model, or its weights are in a form that only torch reads."""
+    """Load by a family, or by transformers' modules if no family computes the model or only torch reads its weights."""
     try:
         if not has_weights(spec.folder):
             raise UnsupportedArchitecture(
@@ -70,7 +70,7 @@ def _load_trunk(
 
 
 def load_family(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[PackedTrunk, MlmLayers | None]:
-    """(trunk by its family, masked-language-model head if the model is a SPLADE). Raises LoadError."""
+    """(the family's trunk, a SPLADE's masked-language-model head or None). Raises LoadError."""
     check_code(spec.config, spec.folder / "config.json")
     weights, keys, shapes = Weights.open(spec.folder), dict[str, str](), dict[str, tuple[int, ...]]()
 
@@ -98,18 +98,18 @@ def load_family(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tu
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:
-    """A tensor over the same memory, which torch must not write to."""
+    """A tensor over an array's memory. Torch must not write to it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is read-only
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that the array is read-only
         if array.dtype == ml_dtypes.bfloat16:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
 
 def placed(layers: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Layers of heads with tensors on a device in place of their arrays."""
+    """Layers of heads with their arrays as tensors on a device."""
     if isinstance(layers, np.ndarray):
-        return as_tensor(layers).to(device, dtype, copy=True)  # not a view of the file, which may change
+        return as_tensor(layers).to(device, dtype, copy=True)  # a copy, since the file may change
     if isinstance(layers, list | tuple):
         return type(layers)(placed(one, dtype, device) for one in layers)
     if is_dataclass(layers) and not isinstance(layers, type):
@@ -118,7 +118,7 @@ def placed(layers: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
-    """transformers' model of a checkpoint, without heads. Raises LoadError and its kinds."""
+    """transformers' model of a checkpoint, without heads. Raises LoadError and its subclasses."""
     from transformers import AutoConfig, AutoModel
 
     code = own_code(spec.config) if trust_remote_code else None
@@ -131,7 +131,7 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
         if classes and isinstance(classes, dict) and not trust_remote_code:
             raise needs_code(spec.folder / "config.json", str(next(iter(classes.values())))) from error
         raise UnsupportedArchitecture(f"{spec.folder / 'config.json'}: {_first_line(error)}") from error
-    except Exception as error:  # its checks of types raise kinds of their own, some of them on several lines
+    except Exception as error:  # its type checks raise their own exceptions, some with several lines
         raise LoadError(f"{spec.folder / 'config.json'}: {' '.join(str(error).split())}") from error
     if spec.tanh_gelu:
         in_config(config)
@@ -144,10 +144,10 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # so that `_check` refuses them, by name
+                ignore_mismatched_sizes=True,  # so that `_check` can refuse them by name
                 **({} if code else _without_pooler(config)),
             )
-    except Exception as error:  # safetensors, pickle, shape and attribute errors, each of another kind
+    except Exception as error:  # safetensors, pickle, shape and attribute errors have no common base class
         raise LoadError(f"{spec.folder}: weights cannot be loaded: {_first_line(error)}") from error
     _check(report, spec.folder)
     for name, parameter in model.named_parameters():
@@ -157,7 +157,7 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers prints bars and a report of unused keys at each load; what matters of it is checked here instead."""
+    """Silence transformers' progress bars and its report of unused keys, which `_check` replaces."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -172,7 +172,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _without_pooler(config: Any) -> dict[str, bool]:
-    """BERT-like models build a pooler that embedding checkpoints do not carry; it would be random, so it is left out."""
+    """Remove the pooler of BERT-like models: embedding checkpoints lack its weights, which would be random."""
     from transformers import AutoModel
 
     try:
@@ -184,7 +184,7 @@ def _without_pooler(config: Any) -> dict[str, bool]:
 
 
 def _check(report: dict[str, Any], folder: Path) -> None:
-    """Every weight of the trunk in its place, none made up and none left over: config.json and weights are of one model."""
+    """Raises WeightMismatch unless every trunk weight is loaded, none made up and none left over."""
     faults = {
         "lack": sorted(name for name in report.get("missing_keys", ()) if "pooler" not in name),
         "have another shape at": sorted(str(entry) for entry in report.get("mismatched_keys", ())),
@@ -196,8 +196,7 @@ def _check(report: dict[str, Any], folder: Path) -> None:
 
 
 def checked_numbers(tensor: Tensor, name: str, folder: Path) -> Tensor:
-    """The tensor. Raises LoadError for what is no number in it: it would be none in every vector. Half precision may have made
-    infinity of a large number."""
+    """Raises LoadError for NaN or infinity, which would spread to every vector. Half precision can overflow to infinity."""
     if not torch.isfinite(tensor.sum(dtype=torch.float32)):
         wrong = tensor.numel() - int(torch.isfinite(tensor).sum())
         if wrong:

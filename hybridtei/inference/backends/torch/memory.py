@@ -1,12 +1,12 @@
-"""A device's memory: copies to it and back, how large a pass it has room for, and a batch that does not fit.
+"""A device's memory: copies to it and back, the largest pass that fits, and batches that do not fit.
 
-A copy of pageable memory makes the host wait. So a batch's integers travel as one array, and what heads give comes back, from
-and to pinned memory. What was computed in half precision (vectors and states of tokens, nearly all the bytes there are) crosses
-as that and becomes float32 on the host: half the bytes, the same numbers. On a CPU nothing is copied.
+Copying pageable memory makes the host wait. So a batch's integers are copied as one array from pinned memory, and heads'
+outputs to pinned memory. Outputs in half precision (token vectors and states, nearly all bytes) are copied as such and become
+float32 on the host: half the bytes, the same numbers. On a CPU nothing is copied.
 
-How large a pass may be is tried, from the largest down; what a sequence needs beyond its tokens (masks of plain attention) is
-met by trying with the longest. A batch that is too large after all is split in halves down to single sequences: what fits is
-computed whatever else was in the batch.
+The size of a pass is found by trial, from the largest down, with the longest sequences, since plain attention's masks need
+extra memory. A batch that does not fit after all is split in halves, down to single sequences: every sequence that fits is
+computed.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def to_device(arrays: Mapping[str, NDArray[np.int64]], device: torch.device) -> dict[str, Tensor]:
-    """Flat int64 arrays as tensors on a device; on a CPU they share memory."""
+    """Copy flat int64 arrays to a device as tensors. On a CPU they share memory."""
     if device.type == "cpu":
         return {name: torch.as_tensor(array) for name, array in arrays.items()}
     staged = torch.empty(sum(map(len, arrays.values())), dtype=torch.int64, pin_memory=device.type == "cuda")
     np.concatenate([*arrays.values()], out=staged.numpy())
-    there = staged.to(device, non_blocking=True)  # torch keeps the pinned memory until it has been read
+    there = staged.to(device, non_blocking=True)  # torch keeps the pinned memory until the copy is done
     return dict(zip(arrays, torch.split(there, [len(array) for array in arrays.values()]), strict=True))
 
 
 def placed(array: NDArray[np.int64], device: torch.device) -> Tensor:
-    """An int64 array of any shape on a device; nobody waits for the copy."""
+    """Copy an int64 array of any shape to a device, without waiting."""
     return to_device({"": array.reshape(-1)}, device)[""].view(array.shape)
 
 
 def start_copy(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[], Arrays]:
-    """Begin to bring tensors to the host, floats as float32; the function that waits for them. Call it once."""
+    """Begin to copy tensors to the host, floats as float32. Return a function that waits for them; call it once."""
     if device.type == "cpu":
         return lambda: {name: _plain(tensor).numpy() for name, tensor in tensors.items()}
     copies = {name: _pinned(tensor) for name, tensor in tensors.items()}
@@ -57,15 +57,15 @@ def start_copy(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[
     arrived.record()
 
     def wait() -> Arrays:
-        """Holds no tensor of the device: their memory is free for the next pass."""
-        arrived.synchronize()  # without the interpreter's lock, so that another thread packs and launches meanwhile
+        """Wait for the copies. Holds no tensor of the device, so that the next pass can use their memory."""
+        arrived.synchronize()  # releases the GIL, so that another thread packs and launches meanwhile
         return {name: of_its_own(copy) for name, copy in copies.items()}
 
     return wait
 
 
 def of_its_own(arrived: Tensor) -> NDArray[Any]:
-    """What lies in pinned memory as an array that does not: floats of any precision as float32."""
+    """Copy a tensor from pinned memory to a normal array, floats of any precision as float32."""
     widened = _plain(arrived)
     copied: NDArray[Any] = (widened.clone() if widened is arrived else widened).numpy()
     return copied
@@ -80,15 +80,14 @@ def _pinned(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-SHORT_TOKENS = 8  # sequences so short are the most that a pass can hold: what is computed a sequence counts then
+SHORT_TOKENS = 8  # passes of the shortest sequences have the most of them, where the cost of each counts
 
 
 def max_tokens(peak: Callable[[int], int | None], *, limit: int, longest: int, allowed: int) -> int:
-    """Tokens of a pass whose peak stays within `allowed` bytes: `limit`, or the first of what is three quarters of the size
-    before; at least `longest`.
+    """The tokens of a pass whose peak stays within `allowed` bytes: try `limit`, then three quarters, and so on to `longest`.
 
-    `peak`: bytes that a pass of so many tokens takes, or None if it failed for want of memory. Raises LoadError if a pass of
-    `longest` tokens does.
+    `peak`: the bytes of a pass with this number of tokens, or None if memory was short. Raises LoadError if `longest` tokens do
+    not fit.
     """
     size = limit
     while (taken := peak(size)) is None or taken > allowed:
@@ -99,20 +98,20 @@ def max_tokens(peak: Callable[[int], int | None], *, limit: int, longest: int, a
 
 
 def worst_batches(spec: ModelSpec, tokens: int, longest: int) -> list[PackedBatch]:
-    """Passes of so many tokens that need the most: of the longest sequences, and of as many as there can be; with all heads."""
+    """The passes of this size that need the most memory: of the longest sequences, and of the most; with all heads."""
     lengths = dict.fromkeys((min(longest, tokens), min(SHORT_TOKENS, longest)))
     rests = ([tokens % length] if tokens % length else [] for length in lengths)
     return [made_up(spec, tokens // length * [length] + rest, spec.heads) for length, rest in zip(lengths, rests, strict=True)]
 
 
 class TooLarge(Exception):
-    """A batch needs more memory than there is."""
+    """A batch needs more memory than the device has."""
 
 
 def split_on_oom(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, make_room: Callable[[], None]) -> HeadOutputs:
-    """`run`, of a batch or of parts of it. `make_room`: called after each that was too large, before the next is tried.
+    """Call `run` with a batch, or with parts of it. `make_room`: called after each failure, before the next try.
 
-    Raises PartlyFailed if sequences are too large by themselves, BackendError if all are; and whatever else `run` raises.
+    Raises PartlyFailed if single sequences are too large, BackendError if all are, and the other errors of `run`.
     """
     done: list[tuple[range, HeadOutputs]] = []
     refused: list[str] = []
@@ -140,17 +139,17 @@ def split_on_oom(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, 
 
 
 def _attempt(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch) -> tuple[HeadOutputs | None, str]:
-    """(outputs, or None and why). What a failed pass allocated hangs on its exception: it has to be gone on return."""
+    """Return (outputs, "") or (None, reason). The exception keeps a failed pass's memory, so it must be gone on return."""
     try:
         return run(batch), ""
     except TooLarge as error:
         return None, str(error)
 
 
-# What torch and its libraries say where memory is short, when they do not raise OutOfMemoryError.
+# Messages of torch and its libraries if memory is short and they do not raise OutOfMemoryError.
 OUT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory, of the device or of the host, did not suffice."""
+    """True if an error means that the device or the host is out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)

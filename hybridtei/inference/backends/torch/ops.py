@@ -1,7 +1,7 @@
-"""`families.ops.Ops` that compute: rows are tensors [t, width], texts end to end, and attention asks the layout.
+"""`families.ops.Ops` that compute: rows are tensors [t, width], texts end to end; the layout computes attention.
 
-`family_module` runs a family once, traced by torch.fx. What remains is straight-line code over the checkpoint's tensors,
-without names and settings, which torch can compile and a GPU can record.
+`family_module` runs a family once, traced by torch.fx. The result is straight-line code over the checkpoint's tensors, without
+names and settings, which torch can compile and a GPU can record.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.nn import functional
 from hybridtei.inference.backends.torch.layout import AlibiBias, DisentangledBias, DistanceBias
 from hybridtei.models.families.ops import Heads, Rotation, Rows
 
-# A tensor of the checkpoint by name and shape, on the device and in the dtype of the model.
+# (name, shape) -> the checkpoint's tensor on the model's device, in its dtype.
 TensorOf = Callable[[str, tuple[int, ...]], Tensor]
-# One for each name in `checkpoint.layers.ACTIVATIONS`, and so for those of families.
+# One function for each name in `checkpoint.layers.ACTIVATIONS`, which include the families'.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "identity": nn.Identity(),
     "tanh": torch.tanh,
@@ -36,7 +36,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """What a layer asks of the kernel of attention."""
+    """The form of attention that a layer needs."""
 
     heads: Heads
     causal: bool
@@ -46,7 +46,7 @@ class AttentionForm:
 
 @dataclass(frozen=True, slots=True)
 class ModuleOptions:
-    """`typed`: there are token types; else all tokens are of type 0."""
+    """`typed`: the model has token types; otherwise all tokens have type 0."""
 
     dtype: torch.dtype
     device: torch.device
@@ -57,9 +57,9 @@ class ModuleOptions:
 def family_module(
     family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions
 ) -> tuple[fx.GraphModule, frozenset[AttentionForm]]:
-    """(a module `(ids, layout)` -> last hidden states [t, h], what its layers ask of attention).
+    """(a module `(ids, layout)` -> last hidden states [t, h], the forms of attention that its layers need).
 
-    `ids`: int64[t] each, by the names that `Ops.embedding` takes. `family`: a family whose settings are bound.
+    `ids`: int64[t] each, by the names of `Ops.embedding`. `family`: a family with bound settings.
     """
     root = _Root(family, tensor_of, options)
     graph = fx.Tracer().trace(root)
@@ -67,7 +67,7 @@ def family_module(
 
 
 class _Root(nn.Module):
-    """Holds the tensors that a family has asked for, by their names without dots."""
+    """Holds the tensors of a family, by their names without dots."""
 
     def __init__(self, family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _Root(nn.Module):
         return hidden
 
     def parameter(self, name: str, *shape: int) -> Tensor:
-        """A tensor of the checkpoint, registered once."""
+        """Register a tensor of the checkpoint once."""
         path = path_of(name)
         if path not in self._parameters:
             self.register_parameter(path, nn.Parameter(self.tensor_of(name, shape), requires_grad=False))
@@ -89,7 +89,7 @@ class _Root(nn.Module):
 
 
 class TorchOps:
-    """See `families.ops.Ops`."""
+    """Computing `Ops`."""
 
     def __init__(self, root: _Root, ids: Mapping[str, Tensor], layout: Any) -> None:
         self._root, self._ids, self._layout, self._options = root, ids, layout, root.options
@@ -136,14 +136,14 @@ class TorchOps:
     def rms_norm(self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0) -> Rows:
         size = (dim or x.width,)
         weight, value = self._root.parameter(f"{name}.weight", *size), x.value if dim is None else self._heads(x, dim)
-        if offset:  # near one, half precision is too coarse for the sum
+        if offset:  # near 1, half precision is too coarse for the sum
             normed = functional.rms_norm(value.float(), size, weight.float() + offset, eps).to(weight.dtype)
         else:
             normed = functional.rms_norm(value, size, weight, eps)
         return Rows(normed if dim is None else normed.flatten(1), x.width)
 
     def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
-        """See `Ops.experts`. All are computed, those that are not chosen times zero: no shape follows the choice."""
+        """Compute all experts, and multiply those that are not chosen by zero, so that no shape depends on the choice."""
         count = logits.width
         w1, w2 = (self._root.parameter(f"{name}.mlp.{one}", count * wide, x.width) for one in ("w1", "w2"))
         largest, places = logits.value.float().softmax(1).topk(chosen, dim=1)
@@ -215,5 +215,5 @@ class TorchOps:
 
 
 def path_of(name: str) -> str:
-    """Where a module keeps a tensor of the checkpoint."""
+    """The attribute path of a checkpoint's tensor in a module."""
     return name.replace(".", "__")

@@ -1,8 +1,8 @@
-"""A loaded encoder at work: packed batches in, last hidden states out, without padding where the family is known.
+"""A loaded encoder: packed batches -> last hidden states, without padding for known families.
 
-`PackedTrunk` runs a module of `ops`. `PaddedTrunk` runs transformers' own modules where there is no family, on a padded batch
-with their own attention and mask: slower, and as right as transformers is for a padded batch. Whether a text depends on its
-neighbours is asked by the self-test at load.
+`PackedTrunk` runs a module of `ops`. Without a family, `PaddedTrunk` runs transformers' modules on a padded batch, with their
+own attention and mask: slower, and exactly as correct as transformers. The self-test at load checks that a text does not depend
+on its neighbours.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from hybridtei.inference.backends.torch.ops import AttentionForm
 if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec
 
-Ids = Mapping[str, Tensor]  # a batch's integers on the device, int64[t] each, by the names that a module takes
+Ids = Mapping[str, Tensor]  # a batch's integers on the device, int64[t] each, by the module's names
 Pass = Callable[[Ids, PackedLayout], Tensor]
 
 
 class PackedTrunk:
-    """`kernel` computes attention; `compiled` computes passes instead of the module once it is made, see `compiling`.
+    """Runs a family's module. `kernel` computes attention. `compiled`, from `compiling`, replaces the module once it is made.
 
-    `padded`: a batch costs n * max_seqlen tokens. `causal`: no token sees a later one, and prefixes can be computed once.
-    `attention`: the name of what computes it.
+    `padded`: a batch costs n * max_seqlen tokens. `causal`: no token attends to a later one, so prefixes can be computed once.
+    `attention`: the kernel's name.
     """
 
     padded = False
@@ -49,7 +49,7 @@ class PackedTrunk:
         dtype: torch.dtype,
         words: str | None = None,
     ) -> None:
-        """`forms`: what layers ask of attention. `words`: the table of word embeddings in `model`, where a head reads it."""
+        """`forms`: the layers' forms of attention. `words`: the table of word embeddings in `model`, if a head reads it."""
         self.model = model
         self.compiled: Pass | None = None
         self.forms = forms
@@ -65,12 +65,12 @@ class PackedTrunk:
             self.attention, self.kernel = kernel_for(forms, dtype, device)
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
-        """Last hidden states float[t, h], flat whichever way the model runs. `ids`: the batch on the device."""
+        """Compute the last hidden states float[t, h], flat for every kind of model. `ids`: the batch on the device."""
         hidden: Tensor = (self.compiled or self.model)(ids, layout)
         return hidden
 
     def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
-        """What `ids` is made of. Zeros where a batch says nothing of what the model tells apart."""
+        """The integers of `ids`. Zeros for inputs of the model that the batch lacks."""
         integers = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
         if self._spec.has_token_types:
             integers["token_type_ids"] = 0 * batch.input_ids if batch.token_type_ids is None else batch.token_type_ids
@@ -79,22 +79,22 @@ class PackedTrunk:
         return integers
 
     def layout(self, batch: PackedBatch, offsets: Tensor | None = None) -> PackedLayout:
-        """Of a batch, with this trunk's attention. `offsets`: see `PackedLayout`."""
+        """The layout of a batch, with this trunk's attention. `offsets`: as in `PackedLayout`."""
         return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets)
 
     def place(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """A batch's integers on the device."""
+        """Copy a batch's integers to the device."""
         return to_device(self.integers(batch), self._device)
 
     def word_embeddings(self, ids: Ids) -> Tensor:
-        """Rows of the word embedding table, without position or type: float[t, h]."""
+        """The rows float[t, h] of the word embedding table, without position or type."""
         assert self._words is not None
         return torch.nn.functional.embedding(ids["input_ids"], getattr(self.model, self._words))
 
 
 class PaddedTrunk:
-    """See `PackedTrunk`. A model whose rotary embedding follows the length takes one sequence a pass, so that no text depends
-    on its neighbours."""
+    """Runs transformers' modules. A model with a length-dependent rotary embedding takes one sequence a pass, so that no text
+    depends on its neighbours."""
 
     causal = False
     attention = "transformers' own"
@@ -107,21 +107,17 @@ class PaddedTrunk:
         self.padded = not self._alone
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
-        """See `PackedTrunk`."""
         if self._alone and len(batch) > 1:
             return torch.cat([self._run(part) for part in each(batch)])
         return self._run(batch)
 
     def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
-        """See `PackedTrunk`."""
         return {"input_ids": batch.input_ids}
 
     def layout(self, batch: PackedBatch, offsets: Tensor | None = None) -> PackedLayout:
-        """See `PackedTrunk`."""
         return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, offsets=offsets)
 
     def word_embeddings(self, ids: Ids) -> Tensor:
-        """See `PackedTrunk`."""
         return self.model.get_input_embeddings()(ids["input_ids"])  # type: ignore[no-any-return]
 
     def _run(self, batch: PackedBatch) -> Tensor:
@@ -147,7 +143,7 @@ Trunk = PackedTrunk | PaddedTrunk
 
 
 def forget_lengths(model: Any) -> bool:
-    """Whether any rotary embedding of the model follows the length; from here on those that do keep nothing of it."""
+    """True if a rotary embedding of the model depends on the length. From now on it forgets earlier lengths."""
     following = [module for module in model.modules() if _follows_length(module)]
     for module in following:
         module.forward = _Fresh(module)
@@ -156,12 +152,12 @@ def forget_lengths(model: Any) -> bool:
 
 def _follows_length(module: Any) -> bool:
     declared = getattr(module, "rope_type", None)
-    kinds = declared.values() if isinstance(declared, dict) else [declared]  # one for all layers, or one a kind of layer
+    kinds = declared.values() if isinstance(declared, dict) else [declared]  # one for all layers, or one for each kind of layer
     return any(isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds)
 
 
 class _Fresh:
-    """Calls a copy of the module as it is now; the copy has buffers of its own, since longrope writes into them."""
+    """Calls a fresh copy of the module each time, since longrope writes into the module's buffers."""
 
     def __init__(self, module: Any) -> None:
         self._pristine = _copy(module)

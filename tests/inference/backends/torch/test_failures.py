@@ -123,7 +123,7 @@ async def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(
     await service.run(Embed([ids(backend, 9, 0)], DENSE))
     monkeypatch.setattr(backend, "answers", lambda: False)
     backend._trunk.error = RuntimeError("CUDA error: device-side assert triggered")
-    with pytest.raises(BackendError, match="the engine stopped: cpu answers no more; a restart is needed"):
+    with pytest.raises(BackendError, match="the engine stopped: cpu does not answer any more; a restart is needed"):
         await service.run(Embed([ids(backend, 9, 1)], DENSE))
     with pytest.raises(Unhealthy):
         await service.check_health()
