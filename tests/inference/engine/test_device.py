@@ -11,6 +11,7 @@ import pytest
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.inference.engine import core as core_module
+from hybridtei.inference.engine import engine as engine_module
 from hybridtei.inference.engine.core import EngineCore
 from hybridtei.inference.engine.device import Device
 from hybridtei.inference.engine.engine import Engine
@@ -138,3 +139,29 @@ async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
     await one.stop()
     await asyncio.to_thread(device.stop)
     assert held == [False]
+
+
+async def test_the_event_loop_wakes_once_for_all_requests_that_a_pass_completes(monkeypatch):
+    gate, device, woken = Held(), Device([LaneKind.BULK]), list[int]()
+    loop = asyncio.get_running_loop()
+    schedule = loop.call_soon_threadsafe
+
+    def noting(callback: Any, *arguments: Any, **settings: Any) -> asyncio.Handle:
+        if callback is engine_module._wake:
+            woken.append(len(arguments[0]))
+        return schedule(callback, *arguments, **settings)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", noting)
+    one = new_engine(device, gate=gate)
+    await one.start()
+    device.start()
+    first = asyncio.create_task(one.run(encodings(1, 5), DENSE, 0))
+    await gate.someone_waits()
+    others = [asyncio.create_task(one.run(encodings(1, 5, number), DENSE, 0)) for number in range(1, 6)]
+    while one.metrics.queued.value() < len(others):
+        await asyncio.sleep(0)
+    gate.open()
+    await asyncio.gather(first, *others)
+    await one.stop()
+    await asyncio.to_thread(device.stop)
+    assert woken == [1, len(others)]
