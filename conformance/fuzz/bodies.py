@@ -216,6 +216,7 @@ FORMS: dict[str, Any] = {
     "/search": SEARCH,
     "/collections/docs/points": body({"points": listed(POINT, 4)}, create=True, truncate=True),
     "/collections/%2e%2e%2fx/points": body({"points": listed(POINT, 4)}, create=True, truncate=True),
+    "/collections/docs/import": some(collection="docs", schema={}, points=3),  # the first line of an export, or nothing like it
     "/qdrant/inference": body({"inputs": listed(INFERENCE, 4)}, inference=("update", "search"), token="fuzz-key"),
     "/models/load": body({"model_id": ("/nowhere", "no/where", "")}, alias="a b", dtype="int3", role="cook"),  # none is there
     "/models/unload": {"model": ("nobody", "", "classifier ")},
@@ -224,4 +225,5 @@ POSTS: dict[str, Maker] = {path: partial(lambda form, draw: made(draw, form), fo
 GETS = (
     *("/", "/health", "/ping", "/info", "/metrics", "/models", "/v1/models", "/api/tags", "/api/version", "/docs", "/docs/"),
     *("/docs/swagger-ui.css", "/api-doc/openapi.json", "/page", "/page/page.css", "/collections"),
+    "/collections/docs/export",
 )

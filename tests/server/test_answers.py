@@ -19,7 +19,8 @@ from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import Running, serving
 
 APP = framework()
-ROUTES = {path: handler for path, handler in documented(APP) if answers_of(handler)}
+LINES = "/collections/{name}/import"  # whose body is no JSON, and which needs a key: see api/test_transfer
+ROUTES = {path: handler for path, handler in documented(APP) if answers_of(handler) and path != LINES}
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from tests.retrieval.search.small_search import run
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.stores import embeddings, plan
 from tests.retrieval.store.test_transfer import bits
-from tests.server.live import Running, serving
-from tests.server.test_serve import until
+from tests.server.live import Running, serving, until
 
 T = TypeVar("T")
 COUNT = 3 * PAGE_POINTS
