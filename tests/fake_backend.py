@@ -82,7 +82,7 @@ class FakeBackend:
         assert self.spec.multivector is not None
         special = np.array(sorted(self.spec.removed_ids), dtype=np.int64)
         kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, special)
-        return Ragged(_states(batch, self.spec.multivector.dim)[kept], offsets)
+        return Ragged(_states(batch, self.spec.multivector.width)[kept], offsets)
 
 
 def _states(batch: PackedBatch, width: int) -> Floats:

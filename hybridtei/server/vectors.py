@@ -41,7 +41,7 @@ def smaller_vectors(
     if precision is None or precision == "float":
         return lambda answer: answer
     spec = context.service.model.spec
-    widths = {Head.DENSE: spec.dense_width, Head.MULTIVECTOR: 0 if spec.multivector is None else spec.multivector.dim}
+    widths = {Head.DENSE: spec.dense_width, Head.MULTIVECTOR: 0 if spec.multivector is None else spec.multivector.width}
     made = heads & context.heads & (widths.keys() - ({Head.MULTIVECTOR} if is_small else set()))
     with context.counting_failures():
         makers = {

@@ -150,4 +150,4 @@ def test_the_embedded_models_ranges_hold_what_it_gives() -> None:
         cosines = (again * dense).sum(1) / np.linalg.norm(again, axis=1)
         assert cosines.min() > 0.99
     assert encoder.spec.multivector is not None
-    assert ranges["multivector"].shape == (2, encoder.spec.multivector.dim)
+    assert ranges["multivector"].shape == (2, encoder.spec.multivector.width)

@@ -150,7 +150,7 @@ class Embed(Task[Embeddings]):
         states = spec.hidden_size if Head.TOKENS in self.heads else 0
         if Head.MULTIVECTOR not in self.heads or spec.multivector is None:
             return tokens * states
-        width = spec.multivector.dim
+        width = spec.multivector.width
         rows = tokens if self._budget is None else min(tokens, len(self.inputs) * (self._budget.max_tokens or tokens))
         return tokens * states + rows * min(self.dimensions or width, width)
 
@@ -170,7 +170,7 @@ class Embed(Task[Embeddings]):
 
     def _width(self, spec: ModelSpec) -> int:
         if Head.MULTIVECTOR in self.heads and Head.DENSE not in self.heads and spec.multivector is not None:
-            return spec.multivector.dim
+            return spec.multivector.width
         return spec.dense_width
 
     def scaled(self, spec: ModelSpec, dense: Floats) -> Floats:
@@ -214,7 +214,7 @@ class Embed(Task[Embeddings]):
         """Return the width of the multi-vectors if they are bits, else None."""
         if self._budget is None or self._budget.dtype != "binary" or spec.multivector is None:
             return None
-        return min(self.dimensions or spec.multivector.dim, spec.multivector.dim)
+        return min(self.dimensions or spec.multivector.width, spec.multivector.width)
 
     @property
     def is_small(self) -> bool:
@@ -243,11 +243,11 @@ def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
     """Return the embeddings of an empty list, with the right widths."""
     none = np.zeros(1, dtype=np.int64)
     empty = np.zeros(0, dtype=np.float32)
-    dim = 0 if spec.multivector is None else spec.multivector.dim
+    width = 0 if spec.multivector is None else spec.multivector.width
     return Embeddings(
         dense=empty.reshape(0, spec.dense_width) if Head.DENSE in heads else None,
         sparse=SparseVectors(none[:0], empty, none, spec.sparse_width) if Head.SPARSE in heads else None,
-        multivector=Ragged(empty.reshape(0, dim), none) if Head.MULTIVECTOR in heads else None,
+        multivector=Ragged(empty.reshape(0, width), none) if Head.MULTIVECTOR in heads else None,
         tokens=Ragged(empty.reshape(0, spec.hidden_size), none) if Head.TOKENS in heads else None,
     )
 

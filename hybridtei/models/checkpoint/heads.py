@@ -68,14 +68,14 @@ class Shares(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MultivectorHead:
-    """One vector of width `dim` for each kept token. `own`: as in `SparseHead`.
+    """One vector of `width` numbers for each kept token. `own`: as in `SparseHead`.
 
     In a late-interaction model `module` is the last Dense module and `before` the earlier ones, or `tensor` names the
     projection among the model's weights. `shares`: the weights of the kinds of vectors in reranking, if the file has them.
     """
 
     file: Path
-    dim: int
+    width: int
     drop: Drop = "first"
     own: bool = False
     before: tuple[DenseModule, ...] = ()

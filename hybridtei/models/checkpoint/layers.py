@@ -123,11 +123,11 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
         weights = Weights.open(head.file)
         if head.tensor not in weights.names():
             raise LoadError(f"{head.file}: the weights lack `{head.tensor}`")
-        check_shape(weights.shape(head.tensor), (head.dim, hidden_size), head.file, head.tensor)
+        check_shape(weights.shape(head.tensor), (head.width, hidden_size), head.file, head.tensor)
         return LinearLayer(weights.float32(head.tensor))
     arrays, prefix = _named(head.file, "multivector" if head.own else None)
-    weight = _array(arrays, f"{prefix}weight", (head.dim, hidden_size), head.file)
-    bias = _array(arrays, f"{prefix}bias", (head.dim,), head.file) if f"{prefix}bias" in arrays else None
+    weight = _array(arrays, f"{prefix}weight", (head.width, hidden_size), head.file)
+    bias = _array(arrays, f"{prefix}bias", (head.width,), head.file) if f"{prefix}bias" in arrays else None
     return LinearLayer(weight, bias)
 
 

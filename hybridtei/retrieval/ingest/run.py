@@ -165,7 +165,7 @@ class _Ingest:
         """The collection's plan and schema, a new one's over a cluster. Raises CollectionMismatch where it has others."""
         name, spec = self.options.collection, self.spec
         chosen = with_budget(self.options.plan, self.model.multivector_tokens, self.model.multivector_dtype)
-        plan = settled(chosen, existing, self.heads, name, width=0 if spec.multivector is None else spec.multivector.dim)
+        plan = settled(chosen, existing, self.heads, name, width=0 if spec.multivector is None else spec.multivector.width)
         if existing is None and (nodes := await _nodes(store, self.tell)) > 1:
             plan = spread(plan, nodes)
             self.tell(f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each")

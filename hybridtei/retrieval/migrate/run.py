@@ -270,7 +270,7 @@ class MigrationRun:
         )
         plan = with_budget(plan, before.multivector_tokens, before.multivector_dtype)
         heads = spec.heads & had
-        plan = settled(plan, None, heads, self._name, width=spec.multivector.dim if spec.multivector else 0)
+        plan = settled(plan, None, heads, self._name, width=spec.multivector.width if spec.multivector else 0)
         planned = await asyncio.to_thread(signed, schema_for(spec, model_id, plan, heads=heads), spec)
         kept = {key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS}
         noted = {DROPPED: lacking} if lacking else {}

@@ -157,7 +157,7 @@ def schema_for(
             datatype=stored,
         )
     if Head.MULTIVECTOR in outputs and spec.multivector is not None:
-        width = _width(plan.multivector_dim, spec.multivector.dim, "multivector_dim", is_there=is_there)
+        width = _width(plan.multivector_dim, spec.multivector.width, "multivector_dim", is_there=is_there)
         if plan.multivector_tokens:
             metadata[TOKENS] = plan.multivector_tokens
         if plan.multivector_dtype in (None, "float"):

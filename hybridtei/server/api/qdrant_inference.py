@@ -169,7 +169,7 @@ def _target(models: Models, alias: str | None, where: str, one: InferenceInput, 
     if options.dimensions is not None:
         if head is Head.SPARSE:
             raise InvalidInput(f"`{where}.options.dimensions` means nothing for sparse vectors")
-        width = spec.multivector.dim if head is Head.MULTIVECTOR and spec.multivector else spec.dense_width
+        width = spec.multivector.width if head is Head.MULTIVECTOR and spec.multivector else spec.dense_width
         if not 1 <= options.dimensions <= width:
             raise InvalidDimensions(f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and {width}")
     reading = (context, options.input_type or side, options.prompt_name)

@@ -109,7 +109,7 @@ def test_m3s_files_hold_one_layer_each(tmp_path: Path, suffix: str, stored: torc
     assert sparse is not None
     assert many is not None
     assert (sparse.kind, sparse.file) == ("linear", tmp_path / f"sparse_linear{suffix}")
-    assert (many.dim, many.drop) == (24, "first")
+    assert (many.width, many.drop) == (24, "first")
     (out,) = lexical_layers(sparse, tiny.HIDDEN)
     projection = multivector_layer(many, tiny.HIDDEN)
     assert out.bias is not None
@@ -125,7 +125,7 @@ def test_our_perceptron_is_two_layers_in_order(tmp_path: Path) -> None:
     assert sparse is not None
     assert many is not None
     assert (sparse.kind, sparse.inputs, sparse.activation, sparse.idf) == ("mlp", ("hidden", "embedding"), "gelu", True)
-    assert (many.dim, many.drop) == (12, "specials")
+    assert (many.width, many.drop) == (12, "specials")
     hidden, out = lexical_layers(sparse, tiny.HIDDEN)
     holds(hidden, written["sparse.hidden.weight"], written["sparse.hidden.bias"], "gelu")
     holds(out, written["sparse.out.weight"], written["sparse.out.bias"])
