@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,13 @@ def test_vectors_are_the_encoders_to_the_byte(ask: Ask, server: Running, options
     encoder = encoder_of(small.model_spec())
     for texts in (MANY,) if "spans" in options else (MANY, "one two", [[5, 6], [7]], []):
         assert_same(ask(server.url, "encode", texts, **options), encoder.encode(texts, **options))
+
+
+def test_threads_share_a_blocking_client(server: Running) -> None:
+    encoder, parts = encoder_of(small.model_spec()), [MANY[:count] for count in range(1, 9)]
+    with Client(server.url) as client, ThreadPoolExecutor(len(parts)) as threads:
+        for found, part in zip(threads.map(client.encode, parts), parts, strict=True):
+            assert_same(found, encoder.encode(part))
 
 
 def test_scores_and_labels_are_the_encoders(ask: Ask) -> None:
@@ -153,7 +161,8 @@ def test_what_is_no_url_is_said_at_once(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://[::1]:3000", "https://user:word@host.example/m/small/", "http://h"])
 def test_what_is_a_url_is_taken(url: str) -> None:
-    assert Client(url).url == url.rstrip("/")
+    with Client(url) as client:
+        assert client.url == url.rstrip("/")
 
 
 def test_both_have_the_same_verbs_and_signatures() -> None:
