@@ -93,9 +93,7 @@ class Counter(_Metric):
         self._values: dict[str, float] = {}
 
     def add(self, amount: float = 1, **labels: str) -> None:
-        key = _labels(labels)
-        with self._lock:
-            self._values[key] = self._values.get(key, 0) + amount
+        self.of(**labels)(amount)
 
     def of(self, **labels: str) -> Callable[..., None]:
         """Return a function that adds 1, or a number, under these labels. The labels are formatted only once."""

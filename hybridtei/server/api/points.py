@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 PORTION_POINTS = 32  # points embedded and stored at once; a multi-vector takes some hundred kilobytes
-MAX_ID = 2**64 - 1
 MAX_SWITCHES = 3
 
 
@@ -194,7 +193,7 @@ def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], li
 
 def _read(index: int, point: Point) -> _NewPoint:
     from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, METADATA, TEXT
-    from hybridtei.retrieval.store.points import point_id
+    from hybridtei.retrieval.store.points import MAX_ID, point_id
 
     payload = dict(point.payload)
     if not point.text.strip():
@@ -213,7 +212,7 @@ def _read(index: int, point: Point) -> _NewPoint:
 
 def _is_writable(number: int) -> bool:
     """False for integers beyond 64 bits: msgspec reads them, but cannot write them."""
-    return -(2**63) <= number <= MAX_ID
+    return -(2**63) <= number < 2**64
 
 
 def _is_uuid(text: str) -> bool:
