@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.inference.tasks import label
+from hybridtei.inference.tasks.label import Prediction
 from hybridtei.models.text.tokenizer import Text
 from hybridtei.outputs import Load, Usage
 from hybridtei.server.api.tei import (
@@ -19,7 +20,6 @@ from hybridtei.server.api.tei import (
     Enveloped,
     FullText,
     OneOrMore,
-    Prediction,
     PredictRequest,
     ServedModel,
     Texts,

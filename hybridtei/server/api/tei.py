@@ -127,13 +127,6 @@ class VertexRequest(Struct, frozen=True):
     instances: list[Raw]
 
 
-class Prediction(Struct, frozen=True):
-    """A label and its probability."""
-
-    score: float
-    label: str
-
-
 class SparseValue(Struct, frozen=True):
     """One entry of a sparse vector; `index` is a vocabulary id."""
 
