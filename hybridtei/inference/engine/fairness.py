@@ -77,15 +77,18 @@ class Arrivals:
 
     def leave(self, sequences: Sequence[Waiting]) -> None:
         """They wait no more."""
-        for request, left in _requests_of(sequences).items():
-            turn = self._turns[request]
-            turn.left -= left
-            if not turn.left:
-                del self._turns[request]
+        for waiting in sequences:
+            for request, _ in waiting.callers:
+                turn = self._turns[request]
+                turn.left -= 1
+                if not turn.left:
+                    del self._turns[request]
 
     def limit(self, kind: LaneKind, chosen: Sequence[Waiting] = ()) -> float:
         """Return how much may be taken of a queue now, by `Waiting.arrived`, if `chosen` is taken too."""
-        leaving = _requests_of(chosen)
+        if len(self._turns) < 2:  # none waits but the one
+            return inf
+        leaving = Counter(request for waiting in chosen for request, _ in waiting.callers)
         return min(
             (
                 turn.limits[kind]
@@ -94,10 +97,6 @@ class Arrivals:
             ),
             default=inf,
         )
-
-
-def _requests_of(sequences: Sequence[Waiting]) -> Counter[EngineRequest]:
-    return Counter(request for waiting in sequences for request, _ in waiting.callers)
 
 
 class FairQueue:

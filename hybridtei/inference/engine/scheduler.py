@@ -159,10 +159,9 @@ def choose(
         tall, tokens, sequences = max(longest, waiting[i]), useful + waiting[i], len(chosen) + 1
         cost = price(tokens, sequences, tall, padding, prefix)
         too_large = tokens > max_tokens or sequences * (prefix + tall) > shared_tokens if prefix else cost > max_tokens
-        if too_large or (padding in ALLOWED and cost > ALLOWED[padding] * tokens + prefix):
-            continue
-        chosen.append(i)
-        useful, longest = tokens, tall
+        if not (too_large or (padding in ALLOWED and cost > ALLOWED[padding] * tokens + prefix)):
+            chosen.append(i)
+            useful, longest = tokens, tall
     return sorted(chosen)
 
 
