@@ -32,7 +32,7 @@ from hybridtei.retrieval.store.base import CollectionSchema
 T = TypeVar("T")
 Encode = Callable[..., Embeddings]  # of texts, and perhaps their `spans`
 Embedded = tuple[Batch, Embeddings, list[str | None]]
-BATCHES_AHEAD = 4  # read before they are stored, besides those that are being embedded
+BATCHES_AHEAD = 2  # read before they are stored, besides those that are being embedded
 TOLD_DOCUMENTS = 100  # of those that are deleted
 
 
