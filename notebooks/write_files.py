@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridtei.inference.backends.graph.onnx_files import FILES as GRAPHS
-from hybridtei.models.checkpoint import contents, heads, modules, rankers, sentence, sizes, vocabularies, weights
-from hybridtei.models.checkpoint.tokenizer_settings import AS_WRITTEN, BERT_CLASSES, TEMPLATE_CLASSES
+from hybridtei.models.checkpoint import contents, heads, modules, rankers, sentence, sizes, weights
+from hybridtei.models.checkpoint.tokenizer import vocabularies
+from hybridtei.models.checkpoint.tokenizer.settings import AS_WRITTEN, BERT_CLASSES, TEMPLATE_CLASSES
 
 PAGE = Path(__file__).parent / "models.md"
 NOT_READ = ("generation_config.json", "preprocessor_config.json", "training_args.bin", "README.md")

@@ -12,7 +12,7 @@ import torch
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.weights import graph_tensors
+from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats

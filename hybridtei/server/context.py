@@ -20,7 +20,7 @@ from hybridtei.inference.engine.service import EngineService, too_many_numbers
 from hybridtei.inference.tasks.base import Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.rerank import Ranking, Scored
-from hybridtei.models.checkpoint.fingerprint import Fingerprint, begin
+from hybridtei.models.fingerprint import Fingerprint, begin
 from hybridtei.models.text.reader import Input
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.server.api.tei import Inputs

@@ -15,8 +15,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError, UnsupportedArchitecture, UnsupportedHead, WeightMismatch
-from hybridtei.models.checkpoint.fingerprint import fingerprint
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, vocabulary
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]

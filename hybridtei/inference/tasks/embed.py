@@ -26,7 +26,8 @@ from hybridtei.inference.tasks.pooling import (
 )
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.text.reader import Input, locate_side, read_side
+from hybridtei.models.text.reader import Input
+from hybridtei.models.text.sides import locate_side, read_side
 from hybridtei.models.text.tokenizer import Direction, Prompts
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 

@@ -9,6 +9,7 @@ under `hybridtei_heads`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,10 +17,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from hybridtei.errors import LoadError, WeightMismatch
+from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 from hybridtei.models.checkpoint.files import positive, read_object, require
-from hybridtei.models.checkpoint.modules import DenseModule
-from hybridtei.models.checkpoint.weights import has_shape, read_linear
+from hybridtei.models.checkpoint.modules import OF_TOKENS, DenseModule, Modules, read_steps, splade_activation
+from hybridtei.models.checkpoint.weights import Weights, has_shape, read_linear
 
 HEADS_FILE = "hybridtei_heads.safetensors"
 METADATA_KEY = "hybridtei_heads"
@@ -112,6 +113,15 @@ def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = No
     return SparseHead("code", folder, (), idf=False, width=width, active=active, normalized=normalized)
 
 
+def read_splade(folder: Path, modules: Modules, queries: Path | None, active: int) -> SparseHead:
+    """Without modules, only the folder's name identifies OpenSearch's version 3, which applies two logarithms."""
+    if modules:
+        double_log = splade_activation(folder, modules) == "log1p_relu"
+        return SparseHead("splade", double_log=double_log, queries=queries, active=active)
+    third = queries is not None and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
+    return SparseHead("splade", double_log=third, queries=queries, active=active)
+
+
 def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> MultivectorHead | None:
     """Return the multi-vector head beside a model, or None. Raises LoadError, naming the wrong file."""
     file = _own_file(folder, heads_file)
@@ -121,6 +131,17 @@ def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | Non
         return None if head is None else MultivectorHead(file, head.dim, head.drop, own=True, shares=description.rerank)
     linear = _linear_file(folder, "colbert_linear", None, hidden_size)
     return None if linear is None else MultivectorHead(*linear)
+
+
+def token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
+    """Return the projection of a late-interaction model: Dense modules, or a tensor among its weights."""
+    dense = [step for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS) if isinstance(step, DenseModule)]
+    if dense:
+        return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=tuple(dense[:-1]), module=dense[-1])
+    weights, name = Weights.open(home), "linear.weight"
+    if name not in weights.names():
+        raise MissingArtifact(f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors")
+    return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
 
 
 def _own_file(folder: Path, heads_file: Path | None) -> Path | None:

@@ -23,7 +23,7 @@ from hybridtei.models.checkpoint.files import inside, read_object
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.models.checkpoint.modules import DenseModule, StepModule
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.checkpoint.vocabularies import read_vocabulary
+from hybridtei.models.checkpoint.tokenizer.vocabularies import read_vocabulary
 from hybridtei.models.checkpoint.weights import Arrays, Weights, check_shape, read_arrays, read_linear
 from hybridtei.outputs import Floats
 

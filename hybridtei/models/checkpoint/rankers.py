@@ -22,7 +22,7 @@ from hybridtei.models.checkpoint.files import read_object
 from hybridtei.models.checkpoint.modules import Modules, logit_score
 from hybridtei.models.checkpoint.sentence import template_arguments
 from hybridtei.models.checkpoint.sizes import sentence_config
-from hybridtei.models.checkpoint.vocabularies import read_tokenizer, read_vocabulary
+from hybridtei.models.checkpoint.tokenizer.vocabularies import read_tokenizer, read_vocabulary
 
 OWN_FILE = "hybridtei_rerank.json"
 MAX_TEMPLATE, MAX_SLOTS = 20_000, 16  # characters; slots, each for a whole text of a request (known templates: 900, 3)

@@ -173,6 +173,47 @@ def sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
     return file, read_object(file, optional=True)
 
 
+# Families whose positions start after the padding id, by default 1.
+OFFSET_FAMILIES = frozenset(
+    {"roberta", "xlm-roberta", "camembert", "xlm-roberta-flash", "xlm-roberta-xl", "data2vec-text", "mpnet"}
+)
+MPNET_PADDING = 1  # its class counts from the fixed id 1 and ignores `pad_token_id`
+# Families that can be trained with relative or ALiBi positions, which transformers 5 would run as absolute ones.
+ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
+TOKEN_TYPE_FAMILIES = frozenset(
+    {"bert", "deberta", "deberta-v2", "electra", "ernie", "gte", "jina_bert", "megatron-bert", "nomic_bert"}
+)
+# Families with token types only if the tokenizer's `model_input_names` has them: by default their tokenizers give none.
+TYPED_IF_NAMED = frozenset({"albert", "big_bird", "rembert", "roformer"})
+
+
+def has_token_types(model_type: str, config: Mapping[str, Any], file: Path, tokenizer_config: Mapping[str, Any]) -> bool:
+    """`model_input_names` of the tokenizer without them means zeros."""
+    names, families = tokenizer_config.get("model_input_names"), TOKEN_TYPE_FAMILIES
+    if isinstance(names, list):
+        families = families | TYPED_IF_NAMED if "token_type_ids" in names else frozenset()
+    return model_type in families and bool(config.get("type_vocab_size")) and positive(config, "type_vocab_size", file) > 1
+
+
+def positions_of(model_type: str, padding_id: int) -> Positions:
+    first = MPNET_PADDING if model_type == "mpnet" else padding_id
+    return Positions(first + 1, first) if model_type in OFFSET_FAMILIES else Positions()
+
+
+def read_padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
+    """Return the id of padding. In offset families positions begin after it.
+
+    Offset families have transformers' default. Other families mask padding, so any id will do; some decoders write -1 for
+    "none".
+    """
+    declared, offset = config.get("pad_token_id"), model_type in OFFSET_FAMILIES
+    if declared is None or (declared == -1 and not offset):
+        return 1 if offset else 0
+    if not isinstance(declared, int) or isinstance(declared, bool) or declared < 0:
+        raise LoadError(f"{file}: `pad_token_id` is {declared!r}, should be a token id")
+    return declared
+
+
 # config.json's keys of adapters, which families do not read.
 KEYS = frozenset(
     {

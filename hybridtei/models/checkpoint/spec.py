@@ -5,7 +5,6 @@ No config.json mentions BGE-M3's sparse and multi-vector heads; they exist if th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,16 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.batch import Head, Positions
-from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
+from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, read_classifier, skipped_padding
 from hybridtei.models.checkpoint.contents import check_contents
 from hybridtei.models.checkpoint.files import inside, positive, read_object
-from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead, find_multivector_head, find_sparse_head, read_coder
+from hybridtei.models.checkpoint.heads import (
+    MultivectorHead,
+    SparseHead,
+    find_multivector_head,
+    find_sparse_head,
+    read_coder,
+    read_splade,
+    token_projection,
+)
 from hybridtei.models.checkpoint.hub_layouts import PPLX, check_head_code, is_native, translate
 from hybridtei.models.checkpoint.late import STANFORD, LateInteraction, is_late, read_late
 from hybridtei.models.checkpoint.modules import (
     CODER,
-    OF_TOKENS,
     QUANTIZER,
     STATIC,
     DenseModule,
@@ -36,7 +42,6 @@ from hybridtei.models.checkpoint.modules import (
     read_pooling,
     read_router,
     read_steps,
-    splade_activation,
     transformer_folder,
 )
 from hybridtei.models.checkpoint.rankers import PairTemplate, language_ranker
@@ -49,32 +54,22 @@ from hybridtei.models.checkpoint.sentence import (
     size_of,
 )
 from hybridtei.models.checkpoint.sizes import (
+    ABSOLUTE_FAMILIES,
     KEYS,
     UNSET_LENGTH,
     Adapters,
     check_sizes,
+    has_token_types,
     max_input_length,
+    positions_of,
     read_adapters,
     read_hidden_size,
+    read_padding_id,
     sentence_config,
 )
-from hybridtei.models.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, read_tokenizer_settings
-from hybridtei.models.checkpoint.vocabularies import read_added, read_tokenizer, read_vocabulary
+from hybridtei.models.checkpoint.tokenizer.settings import UNCHANGED, TokenizerSettings, read_tokenizer_settings
+from hybridtei.models.checkpoint.tokenizer.vocabularies import read_tokenizer, read_vocabulary, removed_ids, token_text
 from hybridtei.models.checkpoint.weights import Weights, has_weights
-
-# Families whose positions start after the padding id, by default 1.
-OFFSET_FAMILIES = frozenset(
-    {"roberta", "xlm-roberta", "camembert", "xlm-roberta-flash", "xlm-roberta-xl", "data2vec-text", "mpnet"}
-)
-MPNET_PADDING = 1  # its class counts from the fixed id 1 and ignores `pad_token_id`
-# Families that can be trained with relative or ALiBi positions, which transformers 5 would run as absolute ones.
-ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
-TOKEN_TYPE_FAMILIES = frozenset(
-    {"bert", "deberta", "deberta-v2", "electra", "ernie", "gte", "jina_bert", "megatron-bert", "nomic_bert"}
-)
-# Families with token types only if the tokenizer's `model_input_names` has them: by default their tokenizers give none.
-TYPED_IF_NAMED = frozenset({"albert", "big_bird", "rembert", "roformer"})
-
 
 STATIC_TYPE = "static"  # the model type of a table of token vectors, which has no trunk
 
@@ -239,9 +234,9 @@ def _read(
         sparse = find_sparse_head(folder, hidden_size, heads_file)
         multivector = find_multivector_head(folder, hidden_size, heads_file)
     elif splade:
-        sparse = _splade(folder, modules, queries, size_of(sentence, "max_active_dims", folder) or 0)
+        sparse = read_splade(folder, modules, queries, size_of(sentence, "max_active_dims", folder) or 0)
     if late is not None:
-        multivector = _token_projection(folder, home, modules, hidden_size)
+        multivector = token_projection(folder, home, modules, hidden_size)
     poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
     pooled_width = hidden_size * len(poolings)
     dense = read_steps(folder, modules, dense_path, pooled_width) if pooled else ()
@@ -252,8 +247,8 @@ def _read(
         active = size_of(sentence, "max_active_dims", folder)
         sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width, active)
     prompts = read_prompts(sentence, folder, adapters)
-    padding_id = _padding_id(model_type, config, file)
-    positions = _positions(model_type, padding_id)
+    padding_id = read_padding_id(model_type, config, file)
+    positions = positions_of(model_type, padding_id)
     return ModelSpec(
         folder=home,
         model_type=model_type,
@@ -274,8 +269,8 @@ def _read(
         truncate_dim=size_of(sentence, "truncate_dim", folder) if pooled else None,
         bare=not adds_specials(home, scores=not pooled),
         pools_prompts=not pooled or pools_prompts(folder, pooling, modules),
-        removed_ids=_removed_ids(home, tokenizer_config),
-        has_token_types=_has_token_types(model_type, config, file, tokenizer_config),
+        removed_ids=removed_ids(home, tokenizer_config),
+        has_token_types=has_token_types(model_type, config, file, tokenizer_config),
         padding_id=padding_id,
         skipped_padding=skipped_padding(classifier, config),
         config=config,
@@ -283,7 +278,7 @@ def _read(
         classifier=classifier,
         template=template,
         activation=score_activation(config, sentence),
-        unknown_token=_token_text(tokenizer_config.get("unk_token")),
+        unknown_token=token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
         tokenizer_settings=read_tokenizer_settings(
             home, published.get("model_type", ""), published, lowercase=bool(transformer.get("do_lower_case"))
@@ -340,26 +335,6 @@ def _architectures(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _splade(folder: Path, modules: Modules, queries: Path | None, active: int) -> SparseHead:
-    """Without modules, only the folder's name identifies OpenSearch's version 3, which applies two logarithms."""
-    if modules:
-        double_log = splade_activation(folder, modules) == "log1p_relu"
-        return SparseHead("splade", double_log=double_log, queries=queries, active=active)
-    third = queries is not None and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
-    return SparseHead("splade", double_log=third, queries=queries, active=active)
-
-
-def _token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
-    """Return the projection of a late-interaction model: Dense modules, or a tensor among its weights."""
-    dense = [step for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS) if isinstance(step, DenseModule)]
-    if dense:
-        return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=tuple(dense[:-1]), module=dense[-1])
-    weights, name = Weights.open(home), "linear.weight"
-    if name not in weights.names():
-        raise MissingArtifact(f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors")
-    return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
-
-
 def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_width: int) -> tuple[DenseModule, ...]:
     """Return Qwen3's own projection of pooled vectors, to `num_labels` numbers, as TEI has it; few checkpoints have one."""
     if model_type != "qwen3" or config.get("num_labels") is None or not has_weights(home):
@@ -368,49 +343,3 @@ def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_w
         return ()
     width = positive(config, "num_labels", home / "config.json")
     return (DenseModule(home, pooled_width, width, False, "torch.nn.modules.linear.Identity"),)
-
-
-def _has_token_types(model_type: str, config: Mapping[str, Any], file: Path, tokenizer_config: Mapping[str, Any]) -> bool:
-    """`model_input_names` of the tokenizer without them means zeros."""
-    names, families = tokenizer_config.get("model_input_names"), TOKEN_TYPE_FAMILIES
-    if isinstance(names, list):
-        families = families | TYPED_IF_NAMED if "token_type_ids" in names else frozenset()
-    return model_type in families and bool(config.get("type_vocab_size")) and positive(config, "type_vocab_size", file) > 1
-
-
-def _positions(model_type: str, padding_id: int) -> Positions:
-    first = MPNET_PADDING if model_type == "mpnet" else padding_id
-    return Positions(first + 1, first) if model_type in OFFSET_FAMILIES else Positions()
-
-
-def _padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
-    """Return the id of padding. In offset families positions begin after it.
-
-    Offset families have transformers' default. Other families mask padding, so any id will do; some decoders write -1 for
-    "none".
-    """
-    declared, offset = config.get("pad_token_id"), model_type in OFFSET_FAMILIES
-    if declared is None or (declared == -1 and not offset):
-        return 1 if offset else 0
-    if not isinstance(declared, int) or isinstance(declared, bool) or declared < 0:
-        raise LoadError(f"{file}: `pad_token_id` is {declared!r}, should be a token id")
-    return declared
-
-
-def _removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[int]:
-    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the tokenizer has."""
-    names = {
-        _token_text(tokenizer_config.get(key))
-        for key in ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")
-    }
-    file = folder / "tokenizer.json"
-    try:
-        added = read_added(folder) or []
-        return frozenset(int(token["id"]) for token in added if token.get("content") in names)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise LoadError(f"{file}: `added_tokens` should list objects with `id` and `content`") from error
-
-
-def _token_text(value: object) -> str | None:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else None

@@ -185,7 +185,7 @@ def _opened(path: Path) -> dict[str, Tensor]:
 
 
 def _mapped_zip(path: Path) -> dict[str, Tensor]:
-    from hybridtei.models.checkpoint.torch_zip import places  # most checkpoints start without it
+    from hybridtei.models.torch_zip import places  # most checkpoints start without it
 
     if not is_torch_zip(path):
         raise LoadError(f"{path}: was saved by torch before 1.6, or is cut short; save it as safetensors")

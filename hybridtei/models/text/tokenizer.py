@@ -25,8 +25,8 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.batch import Encoding, LocatedEncoding
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
-from hybridtei.models.checkpoint.tokenizer_settings import UNCHANGED, TokenizerSettings, apply_settings, truncation_side
-from hybridtei.models.checkpoint.vocabularies import read_raw
+from hybridtei.models.checkpoint.tokenizer.settings import UNCHANGED, TokenizerSettings, apply_settings, truncation_side
+from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 
 log = logging.getLogger(__name__)
 

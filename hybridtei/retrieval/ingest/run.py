@@ -25,9 +25,9 @@ from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.spans import EmbedSpans
 from hybridtei.models.checkpoint.files import sha256_of
-from hybridtei.models.checkpoint.fingerprint import tokenizer_sha256
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.checkpoint.vocabularies import read_raw
+from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
+from hybridtei.models.fingerprint import tokenizer_sha256
 from hybridtei.retrieval.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.retrieval.ingest.files import QUARANTINE, Quarantine, check_source, source_files
 from hybridtei.retrieval.ingest.indexing import wait_indexed

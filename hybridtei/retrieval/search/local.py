@@ -15,7 +15,7 @@ from hybridtei.config import EngineConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.load import text_model
-from hybridtei.models.checkpoint.fingerprint import begin, model_hash
+from hybridtei.models.fingerprint import begin, model_hash
 from hybridtei.models.text.tokenizer import Token, Tokenizer
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.retrieval.search.options import SearchOptions, SearchResult

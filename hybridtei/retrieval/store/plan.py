@@ -21,8 +21,8 @@ from hybridtei.batch import Head, Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
 from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.inference.tasks.pooling import MultivectorBudget, unpacked
-from hybridtei.models.checkpoint.fingerprint import fingerprint, tokenizer_sha256
 from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.fingerprint import fingerprint, tokenizer_sha256
 from hybridtei.outputs import unit
 from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, Selector
 from hybridtei.retrieval.store.query import CollectionPlan, Quantization

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidPoint, RequestError, StoreUnavailable, UnknownCollection
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.models.checkpoint.fingerprint import model_hash
+from hybridtei.models.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.retrieval.store.query import Imported
 from hybridtei.server.api.tei import Truncate

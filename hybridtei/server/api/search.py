@@ -20,7 +20,7 @@ from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.inference.tasks.rerank import RankWeights, rerank_task
-from hybridtei.models.checkpoint.fingerprint import model_hash
+from hybridtei.models.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.retrieval.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs

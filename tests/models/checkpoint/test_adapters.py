@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.weights import graph_tensors
+from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.hub_layouts import translate
 from hybridtei.models.checkpoint.sizes import Adapters
 from hybridtei.models.checkpoint.spec import read_spec

@@ -12,8 +12,8 @@ from sentence_transformers import SentenceTransformer, SparseEncoder
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidDimensions, LoadError, MissingArtifact, UnsupportedArchitecture
-from hybridtei.models.checkpoint.fingerprint import fingerprint
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, tolerances, vocabulary
 from tests.inference.test_inference_free import routed
 from tests.models.checkpoint.refused import raised

@@ -13,7 +13,8 @@ from transformers import AutoConfig
 
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
-from hybridtei.models.checkpoint.spec import OFFSET_FAMILIES, read_spec
+from hybridtei.models.checkpoint.sizes import OFFSET_FAMILIES
+from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, vocabulary
 from tests.models.checkpoint.refused import raised
 from tests.sampled import paired

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from hybridtei.config import EngineConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.load import text_reader
-from hybridtei.models.checkpoint.fingerprint import fingerprint
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.fingerprint import fingerprint
 from hybridtei.models.text.reader import TextReader
 from tests import tiny, vocabulary
 from tests.sampled import paired

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.models.checkpoint import sentencepiece as pieces_of_files
-from hybridtei.models.checkpoint.fingerprint import fingerprint
 from hybridtei.models.checkpoint.spec import read_spec
-from hybridtei.models.checkpoint.vocabularies import build, read_vocabulary
+from hybridtei.models.checkpoint.tokenizer import sentencepiece as pieces_of_files
+from hybridtei.models.checkpoint.tokenizer.vocabularies import build, read_vocabulary
+from hybridtei.models.fingerprint import fingerprint
 from tests import tiny
 from tests.vocabulary import sentencepiece, tokenizer
 

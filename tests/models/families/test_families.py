@@ -28,8 +28,8 @@ from conformance.families.variants import VARIANTS
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.weights import graph_tensors
 from hybridtei.inference.backends.graph.writer import Graph, contents
+from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.sizes import SERVED
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.models.checkpoint.weights import Weights

@@ -10,9 +10,9 @@ from qdrant_client import models
 
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
-from hybridtei.models.checkpoint.fingerprint import fingerprint
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.fingerprint import fingerprint
 from hybridtei.retrieval.store.collection import check_fits, check_name, check_searchable, schema_from_dict, schema_to_dict
 from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for, signed
 from tests.retrieval.store.stores import asked, plan

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from hybridtei.inference.backends.fidelity import Fidelity, Guard, check, compare
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import OnnxOps, family_graph, graph_by
-from hybridtei.inference.backends.graph.weights import graph_tensors
 from hybridtei.inference.backends.graph.writer import MICROSOFT, Graph, digest, graphs_folder, integer_product_graph, made_once
+from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.ops import Rows, is_adapter

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference.backends.graph.onnx_session import open_sessions, there
-from hybridtei.inference.backends.graph.weights import old_name
 from hybridtei.inference.backends.graph.writer import Graph, product_graph
 from hybridtei.inference.backends.heads import MlmLayers, Product
+from hybridtei.inference.backends.weights import old_name
 from hybridtei.models.checkpoint.classifiers import LinearLayer, NormLayer
 from hybridtei.models.checkpoint.layers import EXACT, TANH, activation_name
 from hybridtei.models.checkpoint.spec import ModelSpec

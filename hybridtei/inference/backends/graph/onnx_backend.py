@@ -26,8 +26,8 @@ from hybridtei.inference.backends.graph.mlm_head import MlmHead
 from hybridtei.inference.backends.graph.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.inference.backends.graph.onnx_session import Opening, Session, open_file, open_sessions, there
 from hybridtei.inference.backends.graph.ops import POOLED, family_graph
-from hybridtei.inference.backends.graph.weights import graph_tensors, word_table
 from hybridtei.inference.backends.graph.writer import Graph
+from hybridtei.inference.backends.weights import graph_tensors, word_table
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs

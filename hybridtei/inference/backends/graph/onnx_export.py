@@ -20,8 +20,8 @@ from hybridtei.inference.backends.fidelity import Fidelity, Guard
 from hybridtei.inference.backends.graph.int8 import make_int8
 from hybridtei.inference.backends.graph.onnx_files import FILES, WORDS
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.weights import graph_tensors, word_table
 from hybridtei.inference.backends.graph.writer import Graph, contents, declarations
+from hybridtei.inference.backends.weights import graph_tensors, word_table
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats

@@ -33,8 +33,8 @@ from hybridtei.inference.backends.base import busy_tokens
 from hybridtei.inference.backends.graph.host import Feed, HostHeads, Sizes, end_to_end
 from hybridtei.inference.backends.graph.mlm_head import MlmHead
 from hybridtei.inference.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors, model_of, tensors_of
-from hybridtei.inference.backends.graph.weights import word_table
 from hybridtei.inference.backends.graph.writer import Graph
+from hybridtei.inference.backends.weights import word_table
 from hybridtei.models.checkpoint.sizes import looks_positions_up
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights

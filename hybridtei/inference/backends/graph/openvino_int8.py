@@ -30,8 +30,8 @@ from hybridtei.inference.backends.graph.openvino_model import (
     tensors_of,
 )
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.weights import graph_keys
 from hybridtei.inference.backends.graph.writer import Graph, digest, graphs_folder, made_once
+from hybridtei.inference.backends.weights import graph_keys
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats

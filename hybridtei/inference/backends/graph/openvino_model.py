@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from hybridtei.inference.backends.graph.int8 import Int8Matrix, quantized
-from hybridtei.inference.backends.graph.weights import graph_keys
 from hybridtei.inference.backends.graph.writer import Graph, inputs
+from hybridtei.inference.backends.weights import graph_keys
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.ops import is_adapter
 from hybridtei.outputs import Floats

@@ -16,7 +16,7 @@ returns `last_hidden_state` float32[n, s, h].
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import numpy as np
@@ -91,8 +91,7 @@ class OnnxOps:
             return self.writer.model(hidden.value, "hidden", ["t", hidden.width])
         n, s = self._sides()
         shape = self._node("Concat", n, s, self._list(hidden.width), axis=0)
-        value = self._node("Reshape", hidden.value, shape)
-        return self.writer.model(value, "last_hidden_state", ["n", "s", hidden.width])
+        return self.writer.model(self._node("Reshape", hidden.value, shape), "last_hidden_state", ["n", "s", hidden.width])
 
     def _pooled(self, hidden: Rows) -> str:
         if self._pooling == "mean":
@@ -198,10 +197,8 @@ class OnnxOps:
         apart = causal and not (self._is_rectangle or self._is_alone)
         mask = self._mask(causal, window, apart=apart)
         if bias is not None:
-            where = mask
-            mask = self._once(
-                ("bias", bias, where), lambda: self._node("Where", where, bias, self._float(MASKED)) if where else bias
-            )
+            biased = partial(self._node, "Where", mask, bias, self._float(MASKED))
+            mask = self._once(("bias", bias, mask), biased) if mask else bias
         attended = self._node(
             "Attention",
             self._node("Gather", q.value, self._queries()[0]) if apart else self._rectangle(q),

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference.backends.graph.mlm_head import mlm_layers
-from hybridtei.inference.backends.graph.weights import check_names, checked_key, word_table
 from hybridtei.inference.backends.heads import HeadLayers, MlmLayers
 from hybridtei.inference.backends.torch.ops import ModuleOptions, family_module, path_of
 from hybridtei.inference.backends.torch.trunk import PackedTrunk, PaddedTrunk, Trunk
+from hybridtei.inference.backends.weights import check_names, checked_key, word_table
 from hybridtei.models.checkpoint.hub_layouts import check_code, needs_code, own_code
 from hybridtei.models.checkpoint.layers import in_config
 from hybridtei.models.checkpoint.spec import ModelSpec

@@ -17,8 +17,8 @@ from hybridtei.inference.backends.graph import int8
 from hybridtei.inference.backends.graph.int8 import int8_family_graph, int8_graph, make_int8
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.weights import graph_tensors
 from hybridtei.inference.backends.graph.writer import Graph, integer_product_graph
+from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny, tolerances

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hybridtei.errors import LoadError
-from hybridtei.models.checkpoint import torch_zip
+from hybridtei.models import torch_zip
 from hybridtei.models.checkpoint.weights import Weights, read_arrays
 from tests import tiny
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.files import read_json, read_object, require
-from hybridtei.models.checkpoint.sentencepiece import SENTENCEPIECE, Built, bpe, unigram
+from hybridtei.models.checkpoint.tokenizer.sentencepiece import SENTENCEPIECE, Built, bpe, unigram
 
 TOKENIZER, SETTINGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 WORDS, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
@@ -82,6 +82,25 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
         file = folder / TOKENIZER
         raise LoadError(f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each") from error
     return {**words, **added}
+
+
+def removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[int]:
+    """Return the ids without lexical weights: those of cls, sep, bos, eos, pad and unk that the tokenizer has."""
+    names = {
+        token_text(tokenizer_config.get(key))
+        for key in ("cls_token", "sep_token", "bos_token", "eos_token", "pad_token", "unk_token")
+    }
+    file = folder / "tokenizer.json"
+    try:
+        added = read_added(folder) or []
+        return frozenset(int(token["id"]) for token in added if token.get("content") in names)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise LoadError(f"{file}: `added_tokens` should list objects with `id` and `content`") from error
+
+
+def token_text(value: object) -> str | None:
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
 
 
 def build(folder: Path) -> RawTokenizer:

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from hybridtei.models.checkpoint.files import embedded_model
-from hybridtei.models.checkpoint.fingerprint import fingerprint
 from hybridtei.models.checkpoint.layers import with_tanh_gelu
 from hybridtei.models.checkpoint.spec import read_spec
+from hybridtei.models.fingerprint import fingerprint
 from tests import tiny
 from tests.server.live import commanded
 

@@ -19,8 +19,8 @@ from hybridtei.errors import MissingArtifact
 from hybridtei.models.checkpoint.files import read_object, sha256_of
 from hybridtei.models.checkpoint.sizes import lengths
 from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
-from hybridtei.models.checkpoint.tokenizer_settings import apply_settings, truncation_side
-from hybridtei.models.checkpoint.vocabularies import read_raw, tokenizer_files
+from hybridtei.models.checkpoint.tokenizer.settings import apply_settings, truncation_side
+from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw, tokenizer_files
 
 Fingerprint = Mapping[str, str | None]
 log = logging.getLogger(__name__)

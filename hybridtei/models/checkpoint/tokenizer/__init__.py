@@ -1,0 +1,1 @@
+"""A checkpoint's tokenizer, from tokenizer.json or older files, under the settings beside it."""
