@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from hybridtei.errors import LoadError
@@ -55,7 +56,7 @@ LEAST_TENSOR = "session.optimized_model_external_initializers_min_size_in_bytes"
 LEAST_TENSOR_BYTES = 1024
 # Kernels read packed matrices by aligned loads: a misaligned one in the mapped file ends the process (SIGSEGV). The runtime
 # writes tensors below a megabyte without alignment.
-ALIGNMENT = 64
+ALIGNMENT, SMALL_BYTES = 64, 1 << 20
 PLACES = re.compile(rb"\d+(?=;)")  # "NAME|offset;bytes;0": the place and size of a tensor's packed form
 
 
@@ -199,21 +200,14 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
 
     identity = weights.identity()
     content = graph.body + _declared(graph, tensors, weights, folder / WIDENED)
-    least = LEAST_TENSOR_BYTES
-    while True:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 4  # our message names the full disk
-        options.optimized_model_filepath = str(folder / GRAPH)
-        for key, text in {**SAVING, LEAST_TENSOR: str(least)}.items():
-            options.add_session_config_entry(key, text)
-        ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
-        aligned, odd = _alignment((folder / GRAPH).read_bytes())
-        if aligned:
-            break
-        if odd < least:
-            raise OSError(f"ONNX Runtime {ort.__version__} wrote tensors at odd places")
-        least = odd + 1  # tensors below this size are in the graph file, where all are aligned
-        (folder / TENSORS).unlink()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4  # this module reports a full disk
+    options.optimized_model_filepath = str(folder / GRAPH)
+    for key, text in {**SAVING, LEAST_TENSOR: str(_least_bytes(graph))}.items():
+        options.add_session_config_entry(key, text)
+    ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
+    if not _is_aligned((folder / GRAPH).read_bytes()):
+        raise OSError(f"ONNX Runtime {ort.__version__} wrote tensors at odd places")
     (folder / WIDENED).unlink(missing_ok=True)
     if weights.identity() != identity:
         raise LoadError(f"{weights.folder}: the weights changed while they were read: start again")
@@ -223,17 +217,26 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
     return folder / GRAPH
 
 
-def _alignment(onnx: bytes) -> tuple[bool, int]:
-    """(True if all of a graph's tensors in files are aligned, the size of the largest one that misaligns the next)."""
-    aligned, odd = True, 0
-    for tensor in (part for graph in parts(onnx, 7) for part in parts(graph, 5)):  # ModelProto.graph.initializer
+def _least_bytes(graph: Graph) -> int:
+    """Bytes from which a tensor lies in the file. Smaller tensors lie in the graph, where each is aligned: among them are all
+    that would misalign the next tensor in the file."""
+    sizes = [4 * prod(shape) for shape in graph.weights.values()]
+    sizes += [len(content) for tensor in _initializers(graph.body) for content in parts(tensor, 9)]  # .raw_data
+    return max([LEAST_TENSOR_BYTES, *(size + 1 for size in sizes if size % ALIGNMENT and size < SMALL_BYTES)])
+
+
+def _is_aligned(onnx: bytes) -> bool:
+    """Whether all tensors that lie in the graph's file, and their packed forms, are aligned there."""
+    for tensor in _initializers(onnx):
         facts = {next(parts(entry, 1)): next(parts(entry, 2)) for entry in parts(tensor, 13)}  # .external_data
         packed = [int(number) for key, text in facts.items() if key.startswith(b"prepacked") for number in PLACES.findall(text)]
-        places = [int(facts.get(b"offset", 0)), *packed[::2]]
-        aligned = aligned and not any(place % ALIGNMENT for place in places)
-        lengths = [int(facts.get(b"length", 0)), *packed[1::2]]
-        odd = max(odd, lengths[0] if any(length % ALIGNMENT for length in lengths) else 0)
-    return aligned, odd
+        if any(place % ALIGNMENT for place in (int(facts.get(b"offset", 0)), *packed[::2])):
+            return False
+    return True
+
+
+def _initializers(onnx: bytes) -> Iterator[bytes]:
+    return (tensor for graph in parts(onnx, 7) for tensor in parts(graph, 5))  # ModelProto.graph.initializer
 
 
 def parts(message: bytes, field: int) -> Iterator[bytes]:
