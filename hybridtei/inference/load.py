@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, check_value
@@ -98,9 +99,10 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
         return LoadedModel(model, backend, min(engine.max_batch_tokens, backend.busy_tokens))
     parts = backend.backends if isinstance(backend, Routed) else (backend,)
     try:
-        for one in parts:
-            tokens = SELF_TEST_TOKENS if one.name == "torch" else GRAPH_TEST_TOKENS
-            _self_test(one, min(tokens, one.spec.max_input_length, model.reader.max_input_length))
+        with threadpool_limits(limits=1, user_api="blas"):  # a team would wait for the cores that open further sessions
+            for one in parts:
+                tokens = SELF_TEST_TOKENS if one.name == "torch" else GRAPH_TEST_TOKENS
+                _self_test(one, min(tokens, one.spec.max_input_length, model.reader.max_input_length))
         budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)
     except BackendError as error:
         if spec.model_type in FAMILIES:
