@@ -31,7 +31,7 @@ class Request:
 
     @classmethod
     def read(cls, line: str) -> Request:
-        """What `told` made."""
+        """Read a request from the line that `told` wrote."""
         return cls(**json.loads(line))
 
     def told(self) -> str:
@@ -40,7 +40,7 @@ class Request:
         return json.dumps({name: value for name, value in asdict(self).items() if value != plain[name]}, ensure_ascii=False)
 
     def content(self) -> bytes:
-        """The body as it is sent."""
+        """The sent body."""
         if self.method in BODILESS:
             return b""
         return encode(self.body)

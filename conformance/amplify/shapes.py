@@ -200,7 +200,7 @@ class Shapes:
 
     def _list(self, schema: Mapping[str, Any], size: int) -> Any:
         items = self._draw.choice(self._variants(schema.get("items") or {}))
-        if self._draw.random() < 0.5:  # as many as there is room for
+        if self._draw.random() < 0.5:  # up to the room that is left
             item = self._smallest(items, "") if items else self._draw.choice(({"text": "a"}, 0, {}, "a"))
             return {"*list": [item, max(size // (len(repr(item)) + 1), 1)]}
         count = self._draw.choice((*COUNTS, *[schema.get("maxItems")] * ("maxItems" in schema)))
@@ -213,7 +213,7 @@ class Shapes:
         return {**made, name: self._grown(self._draw.choice(self._variants(field)), size)}
 
     def _anything(self, size: int) -> Any:
-        """Of any type."""
+        """A value of any type."""
         makers = (
             lambda: self._text(size),
             lambda: {"*list": [self._draw.choice((0, "", {}, [], None, 1.5, "a", ["a"])), size // 4]},
@@ -226,7 +226,7 @@ class Shapes:
         return self._draw.choice(makers)()
 
     def _resized(self, body: Any, factor: float) -> Any:
-        """The same, with one of its large parts of another size."""
+        """The same request with another size of one large part."""
         marks = [*marked(body)]
         if not marks:
             return body
@@ -261,7 +261,7 @@ def fitted(body: Any) -> Any:
 
 
 def marked(body: Any, path: tuple[Step, ...] = ()) -> Iterator[tuple[tuple[Step, ...], dict[str, Any]]]:
-    """Where the large parts of a body are, and what they are."""
+    """The places of a body's large parts, and the parts."""
     if isinstance(body, dict):
         for key, value in body.items():
             if key.startswith("*"):

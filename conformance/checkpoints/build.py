@@ -169,7 +169,7 @@ def build(folder: Path, case: Case) -> Path:
 
 
 def model_of(config: Any, task: str) -> Any:
-    """The class of a family for a task, such as ForMaskedLM."""
+    """A family's class for a task, such as ForMaskedLM."""
     names = type(config).__name__.removesuffix("Config")
     return getattr(transformers, (names + task).replace("DPRModel", "DPRQuestionEncoder"))(config)
 

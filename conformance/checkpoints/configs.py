@@ -1,4 +1,4 @@
-"""What config.json varies: families, and keys."""
+"""Variants of config.json: families and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checkpoints with a head vary: rerankers, classifiers, taggers, SPLADE, late interaction, static tables."""
+"""Variants of checkpoints with a head: rerankers, classifiers, taggers, SPLADE, late interaction, static tables."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def families() -> dict[str, Case]:
 
 
 def saved(folder: Path) -> None:
-    """As sentence-transformers 6 saves a CrossEncoder."""
+    """Save a CrossEncoder in sentence-transformers 6's layout."""
     CrossEncoder(str(folder), device="cpu").save_pretrained(str(folder))
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint gives here and by sentence-transformers or transformers, and what a refusal must say to be clear."""
+"""Compares a checkpoint's vectors here with sentence-transformers' or transformers', and judges the clarity of refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def is_clear(error: BaseException, folder: Path) -> bool:
-    """Whether a refusal tells a new user what to do.
+    """True if a refusal tells a new user what to do.
 
     It is one of our classes of LoadError; it names a file of the checkpoint, or a key in backquotes; it says what is served,
     expected or mends it, or that the file is damaged, or (WeightMismatch) which two of the checkpoint's files disagree; and it

@@ -1,4 +1,4 @@
-"""What modules.json and the folders that it names vary."""
+"""Variants of modules.json and its folders."""
 
 from __future__ import annotations
 

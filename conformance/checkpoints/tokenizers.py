@@ -1,4 +1,4 @@
-"""What tokenizer files, prompts and lengths vary."""
+"""Variants of tokenizer files, prompts and lengths."""
 
 from __future__ import annotations
 

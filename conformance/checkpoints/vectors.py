@@ -33,7 +33,7 @@ from tests.models import test_late_interaction, test_modular
 
 
 def splade(activation: str = "relu", active: int | None = None) -> Step:
-    """As sentence-transformers 6 saves it."""
+    """Save a SPLADE model in sentence-transformers 6's layout."""
 
     def step(folder: Path) -> None:
         documents = Transformer(str(folder), transformer_task="fill-mask", module_output_name="token_embeddings")
@@ -168,7 +168,7 @@ def stella(folder: Path) -> None:
 
 
 def with_eos(folder: Path) -> None:
-    """What gte-Qwen2's repository means by its tokenizer's class."""
+    """The behaviour of the tokenizer class in gte-Qwen2's repository."""
     edit(
         "tokenizer.json",
         post_processor={

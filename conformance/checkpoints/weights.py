@@ -1,4 +1,4 @@
-"""What files of weights vary."""
+"""Variants of weight files."""
 
 from __future__ import annotations
 

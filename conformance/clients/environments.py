@@ -40,7 +40,7 @@ def environment(group: str, folder: Path) -> Path:
 
 
 def digest(lists: list[Path]) -> str:
-    """Of the lists and the Python that reads them."""
+    """The digest of the lists and of the Python release."""
     whole = b"\0".join([sys.version.encode(), *(path.read_bytes() for path in lists)])
     return hashlib.sha256(whole).hexdigest()
 

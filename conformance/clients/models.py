@@ -70,7 +70,7 @@ def single_grpc_servers(models: Mapping[str, str], scratch: Path) -> Iterator[di
 
 
 def _environment() -> dict[str, str]:
-    flags = {"MODEL_ID", "PORT", "API_KEY", "HOSTNAME", "GRPC_PORT", "TASK"}  # of whoever runs this: not ours
+    flags = {"MODEL_ID", "PORT", "API_KEY", "HOSTNAME", "GRPC_PORT", "TASK"}  # the user's own, not this script's
     return {**{name: value for name, value in os.environ.items() if name not in flags}, "HF_HUB_OFFLINE": "1"}
 
 

@@ -101,7 +101,7 @@ def _made(group: str, folder: Path) -> Path | str:
 
 @contextmanager
 def _server(arguments: argparse.Namespace, scratch: Path) -> Iterator[dict[str, Any]]:
-    """What `harness.Server` is told."""
+    """The fields of `harness.Server`."""
     given = [arguments.embedder, arguments.reranker, arguments.classifier, arguments.tagger]
     if arguments.base_url:
         aliases = {role: name or alias for (role, alias), name in zip(ROLES.items(), given, strict=True)}

@@ -29,7 +29,7 @@ VECTOR_TOLERANCE = 1e-5  # of the elements of unit vectors
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Of hidden states, relative to the largest, and of the elements of unit vectors."""
+    """Bounds of the deviation of hidden states, relative to the largest, and of unit vectors' elements."""
 
     hidden: float
     vectors: float
@@ -59,7 +59,7 @@ class Difference:
 
     @property
     def is_within(self) -> bool:
-        """Whether both are within the tolerance of float32."""
+        """True if both are within float32's tolerance."""
         return self.within(TOLERANCES["float32"])
 
     def within(self, tolerance: Tolerance) -> bool:

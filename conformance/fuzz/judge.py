@@ -46,7 +46,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are the same but for the last digits of floats."""
+    """True if two JSON values are equal, except for the last digits of floats."""
     if isinstance(one, float) and isinstance(other, float):
         return isclose(one, other, rel_tol=0, abs_tol=TOLERANCE)
     if isinstance(one, dict) and isinstance(other, dict):

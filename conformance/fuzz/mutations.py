@@ -92,7 +92,7 @@ def longer(draw: Random, value: Any) -> Any:
 
 
 def _times(value: Any, wanted: int) -> int:
-    """How often a value may be repeated before it is larger than is sent."""
+    """The number of repetitions of a value that still fit the largest body sent."""
     return max(min(wanted, LARGEST // (size(value) + 1)), 1)
 
 

@@ -1,4 +1,4 @@
-"""Fuzz the server: every route, every kind of model, whatever bytes; and between them requests whose answers may never change.
+"""Fuzz the server: every route, every kind of model, any bytes; and between them requests whose answers must never change.
 
     python conformance/fuzz/run.py --requests 200000 [--seed N] [--only PLAN …] [--findings FOLDER]
 

@@ -26,7 +26,7 @@ class Shot:
 
 @dataclass(slots=True)
 class Reply:
-    """One answer as it came."""
+    """One received answer."""
 
     status: int
     headers: dict[str, str]

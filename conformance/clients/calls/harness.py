@@ -1,4 +1,4 @@
-"""What the scripts of all clients share: where the server is, its plain answers, and how a call is checked and counted.
+"""Shared by the scripts of all clients: the server's address, its plain answers, the checks and the counts of calls.
 
 Standard library only: it runs in every client's environment. What a client returns is compared with what the same server says
 on TEI's own routes to a plain request, which other tests compare with the models themselves.
@@ -21,7 +21,7 @@ TEXTS = ["baka lomi beti", "duna boka", "pelu dati buka bera mona", "bo"]
 QUERY = "boka lomi"
 TOLERANCE = 1e-5  # of floats that took another way through a batch
 TIMEOUT_SECONDS = 60
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the environment names
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignore the environment's proxy
 
 
 class Skipped(Exception):
@@ -69,7 +69,7 @@ class Server:
         return self.ask("/rerank", {"query": query, "texts": texts, **settings}, alias=self.rerank)
 
     def labels(self, texts: list[str] = TEXTS, **settings: Any) -> list[list[dict[str, Any]]]:
-        """Of each text, the best first."""
+        """The labels of each text, the best first."""
         return self.ask("/predict", {"inputs": [[text] for text in texts], **settings}, alias=self.classify)
 
 

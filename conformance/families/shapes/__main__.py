@@ -82,7 +82,7 @@ def measure(folder: Path, checkpoint: Checkpoint, backend: str, dtype: str, star
 
 
 def ask(server: Server, checkpoint: Checkpoint) -> list[str]:
-    """What is wrong with the answers to a short text, a long one, and many."""
+    """Check the answers to a short text, a long one, and many texts. Return the fault."""
     faults = []
     for texts in ([SHORT], [LONG], MANY):
         if checkpoint.route == "rerank":
@@ -101,7 +101,7 @@ def ask(server: Server, checkpoint: Checkpoint) -> list[str]:
 
 
 def is_unit(vector: Sequence[float], width: int) -> bool:
-    """Whether a vector has this width and length 1."""
+    """True if a vector has this width and length 1."""
     return len(vector) == width and abs(math.hypot(*vector) - 1) < 1e-4
 
 

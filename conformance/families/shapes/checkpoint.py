@@ -37,17 +37,17 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shapes(self) -> Shapes:
-        """Of the trunk's file."""
+        """The shapes in the trunk's file."""
         return shapes_of(self.layout, self.config)
 
     @property
     def width(self) -> int:
-        """Of hidden states."""
+        """The width of hidden states."""
         return int(self.config.get("hidden_size") or self.config["n_embd"])
 
     @property
     def dense_shapes(self) -> list[Shapes]:
-        """Of each Dense module."""
+        """The shapes of each Dense module."""
         widths = (self.width, *self.dense)
         return [linear("linear", out, width, bias=False) for width, out in zip(widths, self.dense, strict=False)]
 
@@ -59,7 +59,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_checkpoints() -> Mapping[str, Checkpoint]:
-    """By name."""
+    """The checkpoints by name."""
     with Path(__file__).with_name("checkpoints.toml").open("rb") as file:
         return msgspec.convert(tomllib.load(file), dict[str, Checkpoint])
 

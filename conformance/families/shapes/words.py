@@ -36,7 +36,7 @@ def _pieces(count: int, taken: set[str], *, letters: int) -> Iterator[str]:
 
 
 def _unigram(size: int) -> Tokenizer:
-    """As XLM-RoBERTa's."""
+    """A Unigram tokenizer like XLM-RoBERTa's."""
     fixed = [*XLM_ROBERTA, "▁", *LETTERS, "."]
     drawn = [f"▁{piece}" for piece in _pieces(size - len(fixed) - 1, set(), letters=8)]
     scores = [(piece, 0.0) for piece in XLM_ROBERTA] + [(piece, -10.0) for piece in fixed[len(XLM_ROBERTA) :]]
@@ -52,7 +52,7 @@ def _unigram(size: int) -> Tokenizer:
 
 
 def _wordpiece(size: int) -> Tokenizer:
-    """As BERT's."""
+    """A WordPiece tokenizer like BERT's."""
     fixed = [*BERT, ".", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
     words = [*_pieces(size - len(fixed), set(LETTERS), letters=7)]
     pieces = [*fixed, *(f"##{word}" if place % 4 == 0 else word for place, word in enumerate(words))]
@@ -68,7 +68,7 @@ def _wordpiece(size: int) -> Tokenizer:
 
 
 def _bytes(size: int) -> Tokenizer:
-    """As Qwen's: pairs of bytes, and the end of a text behind it."""
+    """A byte-level BPE tokenizer like Qwen's, with the end-of-text token after each text."""
     draw = random.Random(0)
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {piece: place for place, piece in enumerate(pieces)}
