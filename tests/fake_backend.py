@@ -1,6 +1,6 @@
 """A backend without a model: its vectors are arithmetic on token ids and positions. For tests.
 
-Every number is a multiple of 2**-24, so sums are exact and a text's answer is the same to the last bit whoever rides along.
+Every number is a multiple of 2**-24, so sums are exact and a text's answer is the same to the last bit beside any neighbours.
 `fail_on` makes a batch that holds this token id fail; `gate` is called with each batch before it is computed, and may wait
 (to hold a pass), sleep (to be slow), note what it sees, or raise.
 """

@@ -1,4 +1,4 @@
-"""What a deployment says to the command, held against the command's own parser."""
+"""Checks the flags in deployment files by the command's own parser."""
 
 from __future__ import annotations
 

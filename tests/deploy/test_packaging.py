@@ -1,4 +1,4 @@
-"""What a release is made of: the wheel's files, versions that agree, hooks that can run."""
+"""The parts of a release: the wheel's files, versions that agree, hooks that can run."""
 
 from __future__ import annotations
 

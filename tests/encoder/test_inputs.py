@@ -1,4 +1,4 @@
-"""What a caller of `Encoder` may give it, what is refused, and what comes back for it."""
+"""The inputs that `Encoder` accepts, those that it refuses, and the answers."""
 
 from __future__ import annotations
 

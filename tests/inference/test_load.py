@@ -1,4 +1,4 @@
-"""What is checked once a model is loaded."""
+"""The checks after a model is loaded."""
 
 from __future__ import annotations
 

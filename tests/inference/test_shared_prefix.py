@@ -1,4 +1,4 @@
-"""What the texts of a request begin with is computed once, where no token sees a later one, and changes nothing."""
+"""A causal model computes the common prefix of a request's texts once, and this changes no output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ lengths = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 
 
 def encodings(own: list[int], prefix: int = PREFIX) -> list[Encoding]:
-    """Of so many tokens after a common prefix."""
+    """Encodings with these numbers of tokens after a common prefix."""
     return [
         Encoding(np.concatenate([np.arange(5, 5 + prefix), 5 + (7 * i + np.arange(n)) % 40]).astype(np.int64))
         for i, n in enumerate(own)

@@ -1,4 +1,4 @@
-"""What changes a fingerprint, and where it is shown."""
+"""The changes that change a fingerprint, and the places that show it."""
 
 from __future__ import annotations
 

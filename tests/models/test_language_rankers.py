@@ -1,4 +1,4 @@
-"""Language models that rank: as trained, converted, as sentence-transformers saves them; and nobody's text commands."""
+"""Language models that rank: as trained, converted, or saved by sentence-transformers; no user's text acts as a command."""
 
 from __future__ import annotations
 

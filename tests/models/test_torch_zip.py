@@ -1,4 +1,4 @@
-"""What torch saved reads as torch reads it; nothing of its pickle runs, and what is no state dict is refused by name."""
+"""torch's files are read like torch reads them; no pickle runs, and any other file is refused by name."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def keyed(store: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, dict[str, Any]]:
-    """What each page has defined so far."""
+    """The names that each page has defined so far."""
     return {}
 
 

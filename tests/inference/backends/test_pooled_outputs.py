@@ -1,4 +1,4 @@
-"""What some checkpoints do to pooled vectors beyond Dense modules: Perplexity's rounding, Qwen3's own projection."""
+"""Operations of some checkpoints on pooled vectors, besides Dense modules: Perplexity's rounding, Qwen3's own projection."""
 
 from __future__ import annotations
 

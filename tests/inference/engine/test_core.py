@@ -1,4 +1,4 @@
-"""Laws of the queue: everything comes back once and in order, to whom it belongs; nobody waits for ever."""
+"""Laws of the queue: every output comes back once and in order to its own request, and no request waits for ever."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def encoding(length: int, first: int = 0) -> Encoding:
 
 
 def different(count: int, length: int) -> list[Encoding]:
-    """So many encodings of one length, no two alike."""
+    """`n` different encodings of one length."""
     return [Encoding(np.array([*pair, *range(length - 2)], dtype=np.int64)) for pair in itertools.islice(PAIRS, count)]
 
 
@@ -306,7 +306,7 @@ def test_bulk_work_that_may_not_overtake_a_query_goes_after_it():
 
 
 def sharing_prefix(count: int, prefix: int, own: int, first: int = 0) -> list[Encoding]:
-    """So many encodings whose first tokens are the same, and no two of which are alike."""
+    """`n` different encodings with the same first tokens."""
     begin = np.full(prefix, first, dtype=np.int64)
     return [replace(one, input_ids=np.concatenate([begin, one.input_ids]), shared=prefix) for one in different(count, own)]
 

@@ -314,7 +314,7 @@ async def test_stop_refuses_what_is_still_being_tokenised():
 
 
 class LaneDeath(BaseException):
-    """What no pass should ever raise."""
+    """An error that no pass should raise."""
 
 
 async def test_a_lane_that_dies_fails_every_waiter_and_health_says_so():

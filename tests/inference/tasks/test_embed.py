@@ -1,4 +1,4 @@
-"""What one request asks of a pass that others share, and what it gets."""
+"""One request's part of a pass that other requests share: its options and its answer."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def model() -> Model:
 
 
 def merged_of(model: Model, texts: list[str], rows: Ragged, most: int) -> Ragged:
-    """What `Embed` makes of raw multi-vectors, one row for each token but the first."""
+    """`Embed`'s result for raw multi-vectors, with one row for each token except the first."""
     task = Embed(texts, frozenset({Head.MULTIVECTOR}), multivector=MultivectorBudget(max_tokens=most))
     found = task.finish(model, task.prepare(model), HeadOutputs(multivector=rows)).multivector
     assert found is not None

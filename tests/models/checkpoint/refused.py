@@ -1,4 +1,4 @@
-"""What a folder that is refused is refused with."""
+"""The error of a refused folder."""
 
 from __future__ import annotations
 

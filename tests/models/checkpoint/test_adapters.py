@@ -1,4 +1,4 @@
-"""What a checkpoint says of its adapters, and their tensors as linear maps."""
+"""A checkpoint's declarations of adapters, and their tensors as linear maps."""
 
 from __future__ import annotations
 

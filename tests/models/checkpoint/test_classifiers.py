@@ -1,4 +1,4 @@
-"""What a checkpoint is for, by TEI's rules; its labels in their order; and what is refused by name."""
+"""The kind of a checkpoint, by TEI's rules; its labels in order; and refusals by name."""
 
 from __future__ import annotations
 

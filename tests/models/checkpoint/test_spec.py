@@ -1,4 +1,4 @@
-"""What configuration files say, in every dialect; and each way they can be wrong, by class and file."""
+"""Configuration files in every dialect, and each way in which they can be wrong, by class and file."""
 
 from __future__ import annotations
 

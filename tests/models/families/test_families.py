@@ -140,7 +140,7 @@ def test_a_rectangle_gives_the_same(tmp_path: Path, family: str) -> None:
 
 
 def in_a_rectangle(spec: ModelSpec, expected: Floats) -> None:
-    """As others' ONNX files take texts, padded at the end; what lies under padding is nobody's business."""
+    """Texts padded at the end, as other programs' ONNX files take them. The values of padding have no effect."""
     graph = family_graph(spec, rectangle=True)
     session = ort.InferenceSession(graph.body + contents(graph_tensors(graph, Weights.open(spec.folder))))
     mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]

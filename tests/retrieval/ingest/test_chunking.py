@@ -31,7 +31,7 @@ def chunker(model_and_path) -> Chunker:
 
 
 def read_tokens(model, text: str) -> int:
-    """What the encoder would read of it, uncut."""
+    """The tokens that the encoder would read, without truncation."""
     raws = model.reader.tokenizer.encode([text])
     return len(raws[0])
 

@@ -1,4 +1,4 @@
-"""What makes a document another one, and what stands in payloads."""
+"""The changes that make a document a new version, and the contents of payloads."""
 
 from __future__ import annotations
 

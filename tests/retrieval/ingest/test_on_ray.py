@@ -46,7 +46,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Path]:
-    """What one process makes of the source."""
+    """The points that one process makes from the source."""
     folder = tmp_path_factory.mktemp("alone")
     return ingested(source, folder, ray=False), folder
 

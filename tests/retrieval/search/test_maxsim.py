@@ -28,7 +28,7 @@ Filled = tuple[Asked, dict[Any, float], PackedFormat]
 
 
 def floats(points: Embeddings) -> Ragged:
-    """What the bytes stand for."""
+    """The numbers that the bytes represent."""
     rows = points.multivector
     assert rows is not None
     if rows.values.dtype == np.uint8:

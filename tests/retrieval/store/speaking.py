@@ -149,7 +149,7 @@ def serving_grpc(state: Qdrant, port: int = 0) -> Iterator[int]:
 
 
 class Servicer:
-    """What both services share."""
+    """The methods of both services."""
 
     def __init__(self, state: Qdrant) -> None:
         self.state = state

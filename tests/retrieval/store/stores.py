@@ -1,4 +1,4 @@
-"""What the tests of the Qdrant room share: stores that hold points, an event loop to ask them in, and small data."""
+"""Shared by the tests of stores: stores with points, an event loop for their calls, and small data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Asked:
 
 @contextmanager
 def asked(kind: str, folder: Path) -> Iterator[Asked]:
-    """An open store of the kind, with a collection's name that is nobody else's."""
+    """An open store of the kind, with a collection's name that no other test uses."""
     with asyncio.Runner() as runner, ExitStack() as stack:
         store = stack.enter_context(standing_in(kind)) if kind in STAND_INS else opened(kind, folder)
         name = new_name()

@@ -1,4 +1,4 @@
-"""A server that is away is told at once to who asks, and found again when it is back."""
+"""A caller learns at once that a server is away, and calls reach the server again when it is back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridtei.retrieval.store.nodes import Nodes
 
 
 class Server:
-    """What it answers, and how often it was asked."""
+    """A server's answer, and the number of its calls."""
 
     def __init__(self) -> None:
         self.calls, self.checks = 0, 0

@@ -25,7 +25,7 @@ PORTS = itertools.count(
 
 
 def free_port() -> int:
-    """A port that nobody is given by chance before it is used."""
+    """A port that the system gives to no other program before it is used."""
     for port in PORTS:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -91,7 +91,7 @@ class Rpc:
         return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0)
 
     def is_well(self) -> None:
-        """As `Running.is_well`, and nobody waits."""
+        """`Running.is_well`, and no caller waits."""
         self.running.is_well()
         assert self.admission.waiting == 0
 

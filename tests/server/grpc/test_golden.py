@@ -1,4 +1,4 @@
-"""What TEI's gRPC build answered, replayed against ours."""
+"""The answers of TEI's gRPC build, compared with ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full house over a real connection: who waits, who is refused, and that whoever leaves gives everything back."""
+"""All permits taken, over a real connection: some callers wait, others are refused, and every leaving caller gives all back."""
 
 from __future__ import annotations
 

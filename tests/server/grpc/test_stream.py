@@ -13,7 +13,7 @@ from hybridtei.server.grpc.calls import in_order
 
 
 class Scene:
-    """What happens around one stream: how many requests were read, begun and left, and what was sent."""
+    """The events of one stream: the numbers of requests read, begun and left, and the sent answers."""
 
     def __init__(self) -> None:
         self.read = self.left = self.inside = self.most_inside = 0

@@ -225,7 +225,7 @@ def test_what_is_not_http_or_ends_early_harms_nobody(asked, data):
 
 
 def decoded(body: bytes, kind: type) -> object:
-    """What came of it: a request, or the refusal."""
+    """The decoded request, or the refusal."""
     try:
         return decode(body, kind)
     except BodyError as refusal:

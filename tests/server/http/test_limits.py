@@ -1,4 +1,4 @@
-"""Bounds of connections and of time: each refuses by its name, counts it, and harms nobody else."""
+"""Bounds of connections and of time: each refuses by its name, counts the refusal, and affects no other client."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def protocol_of(running: Running, client: socket.socket) -> Any:
 
 
 def answered(client: socket.socket, count: int) -> None:
-    """So many answers have come, each 200."""
+    """This many answers have arrived, each 200."""
     answers = b""
     while answers.count(b"HTTP/1.1 ") < count or not answers.endswith(b"]" * bool(count)):
         part = client.recv(1 << 16)

@@ -91,7 +91,7 @@ def received(client: socket.socket, most: int) -> bytes:
 
 
 def is_whole(answer: bytearray) -> bool:
-    """Whether head and content are there."""
+    """True if head and content have arrived."""
     end = answer.find(b"\r\n\r\n")
     return end >= 0 and len(answer) == end + 4 + int(answer[:end].partition(b"content-length: ")[2].split()[0])
 

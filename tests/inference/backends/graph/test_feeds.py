@@ -1,4 +1,4 @@
-"""What graphs are given: every token where it belongs, nothing seen that is not to be."""
+"""The inputs of graphs: every token has its place, and no query attends to a wrong key."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def larger(sizes: Sizes) -> Sizes:
 
 
 def attended(feed: Feed) -> Floats:
-    """What a graph with one layer of sums gives: each token the sum of the ids that it sees."""
+    """The result of a graph with one layer of sums: for each token the sum of the ids that it attends to."""
     rectangle = feed["input_ids"][feed["rows"]].reshape(feed["seen"].shape)
     sums = np.where(feed["seen"] != 0, rectangle, 0).sum(1, keepdims=True) + 0 * rectangle
     return np.stack([feed["input_ids"], sums.reshape(-1)[feed["places"]]], axis=1).astype(np.float32)

@@ -48,7 +48,7 @@ class CopyWaits(RuntimeError):
 
 
 class NoCopies(TorchDispatchMode):
-    """Raises CopyWaits for whatever moves numbers between the host and the device."""
+    """Raises CopyWaits for any operation that moves numbers between the host and the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -115,7 +115,7 @@ def ready(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> TorchBackend:
 def launched(
     backend: TorchBackend, batch: PackedBatch, monkeypatch: pytest.MonkeyPatch, kernel: Kernel | None = None
 ) -> dict[str, Tensor]:
-    """What a pass gives on the device of fakes."""
+    """The result of a pass on the fake device."""
     kept, _ = kept_rows(batch, backend.spec)
     with device_of_fakes(monkeypatch) as mode:
         trunk: Any = backend.trunk
