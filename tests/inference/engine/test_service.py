@@ -123,13 +123,6 @@ async def test_bulk_lanes_give_way_and_express_lanes_do_not():
     assert seen == {3: own, 52: own + 4}
 
 
-async def test_where_priorities_are_refused_work_goes_on(monkeypatch, caplog):
-    monkeypatch.setattr("hybridtei.inference.engine.device.lower_priority", lambda _: False)
-    async with running(small.service(lanes=BOTH)) as service:
-        assert len((await answer(service, embed(LONG))).dense) == 1
-    assert "refuses a lower priority" in caplog.text
-
-
 async def test_a_cache_answers_what_was_asked_before():
     registry = Registry()
     async with running(small.service(config={"embedding_cache_mb": 1}, registry=registry)) as service:

@@ -10,7 +10,8 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.inference.tasks.base import Model
 from hybridtei.retrieval.ingest import prepare as preparing
-from hybridtei.retrieval.ingest.chunking import Chunker, settings_for
+from hybridtei.retrieval.ingest.chunking import CHUNK, DOCUMENT_ID, Chunker, settings_for
 from hybridtei.retrieval.ingest.files import Quarantine, source_files
 from hybridtei.retrieval.ingest.ledger import FileCache, Ledger, Source, claimed
 from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
@@ -54,6 +55,14 @@ def raw(path: Path) -> Tokenizer:
 
 def plan(model: Model) -> CollectionSchema:
     return schema_for(model.spec, "small")
+
+
+def ids_of(records: Iterable[Any]) -> Counter[tuple[str, int]]:
+    return Counter((record.payload[DOCUMENT_ID], record.payload[CHUNK]) for record in records)
+
+
+def reasons(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @dataclass

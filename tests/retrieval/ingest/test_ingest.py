@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import signal
 import subprocess
 import sys
@@ -16,14 +15,13 @@ from qdrant_client.models import PointStruct
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import BackendError, StoreUnavailable
-from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE, Chunker, settings_for
 from hybridtei.retrieval.ingest.run import VECTORS
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.server import ServerStore
 from tests.inference.engine import small
-from tests.retrieval.ingest.small_ingest import NAME, Ingest, points, raw, write, written
+from tests.retrieval.ingest.small_ingest import NAME, Ingest, ids_of, points, raw, reasons, write, written
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import Failure, speaking
 from tests.server.live import until
@@ -40,14 +38,6 @@ def small_batches(monkeypatch):
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write(tmp_path / "texts.jsonl", {f"d{i}": f"text number {i} of words" for i in range(100)})
-
-
-def ids_of(records) -> Counter:
-    return Counter((record.payload[DOCUMENT_ID], record.payload[CHUNK]) for record in records)
-
-
-def reasons(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 async def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, source):
@@ -155,81 +145,6 @@ async def test_a_collection_that_was_dropped_or_lost_points_is_filled_again(tmp_
     outcome = await ingest.run(source, store)
     assert ingest.stats.documents == 5
     assert outcome.points == 100
-
-
-async def test_poison_rows_end_in_quarantine_and_the_collection_stays_readable(tmp_path):
-    rows = [
-        b'{"id": "good", "text": "one two"}',
-        b'{"id": "empty", "text": ""}',
-        b'{"id": "long", "text": "' + b"x" * 1_000_000 + b'"}',
-        b'{"id": "nan", "text": "one", "score": NaN}',
-        b'{"id": "bytes", "text": "\xff"}',
-        b'{"id": "good", "text": "another of the name"}',
-        b'{"id": "poison", "text": "poison"}',
-        b'{"id": "lengths", "text": "lengths seven"}',
-        b'{"id": "not a number", "text": "nan seven"}',
-        b'{"id": "nothing", "text": "\x01"}'.replace(b"\x01", b"\\u0001"),
-        b'{"id": "huge", "text": "one", "number": 1e400}',
-        b'{"id": "last", "text": "three"}',
-    ]
-    (tmp_path / "in.jsonl").write_bytes(b"\n".join(rows) + b"\n")
-
-    class Poisoned:
-        """The small model's, but for two texts: sparse lengths that differ, a vector that is not a number."""
-
-        def __init__(self, inner) -> None:
-            self.inner = inner
-
-        def encode(self, texts, **settings) -> Embeddings:
-            found = self.inner.encode(texts, **settings)
-            for row, text in enumerate(texts):
-                if text.startswith("nan"):
-                    found.dense[row, 0] = float("nan")
-                if text.startswith("lengths"):
-                    raise BackendError("2 indices and 1 values in a sparse vector")
-            return found
-
-        def close(self) -> None:
-            self.inner.close()
-
-    store = EmbeddedStore(str(tmp_path / "qdrant"))
-    ingest = Ingest(tmp_path, {"fail_on": small.IDS["poison"]})
-    model, _ = written(tmp_path / "model")
-    outcome = await ingest.run(tmp_path / "in.jsonl", store, Poisoned(ingest.embedder(model)))
-    assert outcome.points == 2
-    assert {one[0] for one in ids_of(await points(store))} == {"good", "last"}
-    again = await ingest.run(tmp_path / "in.jsonl", store, Poisoned(ingest.embedder(model)))
-    assert (again.points, ingest.stats.unchanged, ingest.stats.quarantined) == (2, 2, 10)
-    await store.close()
-    reopened = EmbeddedStore(str(tmp_path / "qdrant"))
-    assert len(await points(reopened, with_vectors=True)) == 2
-    await reopened.close()
-    told = {entry["location"]: entry["reason"] for entry in reasons(tmp_path / "quarantine.jsonl")}
-    assert len(told) == 10
-    for location, words in {
-        "line 2": "`text` is empty",
-        "line 3": "allowed are 1000000",
-        "line 4": "not JSON",
-        "line 5": "not UTF-8: byte",
-        "line 6": "'good' was there before",
-        "line 7, chunk 0": "the batch holds",
-        "line 8, chunk 0": "2 indices and 1 values",
-        "line 9, chunk 0": "not finite",
-        "line 10": "no token",
-        "line 11": "",
-    }.items():
-        assert words in told[location], (location, told)
-
-
-async def test_a_document_with_one_bad_chunk_is_not_there_at_all(tmp_path):
-    text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(40)) + " poison"
-    store = MemoryStore()
-    ingest = Ingest(tmp_path, {"fail_on": small.IDS["poison"]}, chunk_tokens=32)
-    outcome = await ingest.run(write(tmp_path / "in.jsonl", {"bad": text, "good": "one"}), store)
-    assert ids_of(await points(store)) == Counter([("good", 0)])
-    assert (outcome.points, ingest.stats.documents) == (1, 1)
-    (entry,) = reasons(tmp_path / "quarantine.jsonl")
-    assert "poison" in entry["excerpt"]
 
 
 async def test_an_engine_that_fails_at_everything_stops_the_ingest(tmp_path, source):

@@ -23,7 +23,7 @@ from hybridtei.inference.backends.torch.kernels import (
     window_of,
 )
 from tests import tolerances
-from tests.inference.backends.torch import libraries, textbook
+from tests.inference.backends.torch.attention import libraries, textbook
 from tests.sampled import paired
 
 BOTH = pytest.mark.parametrize("kernel", [per_sequence, padded_groups])

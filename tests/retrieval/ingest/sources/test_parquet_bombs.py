@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MEMORY = 1_500_000_000  # address space of the reading process; what it needs without a bomb is a third of it
 READ = """
 import resource, sys, json

@@ -19,8 +19,8 @@ from hybridtei.retrieval.store.embedded_client import FolderError, ProcessClient
 from hybridtei.retrieval.store.embedded_process import take
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
+from tests.retrieval.store.embedded.test_edge_owner import CHANGED, HANG, ended, opened, pid_of, points
 from tests.retrieval.store.stores import plan
-from tests.retrieval.store.test_edge_owner import CHANGED, HANG, ended, opened, pid_of, points
 
 JOINED = """
 import asyncio, sys
