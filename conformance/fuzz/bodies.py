@@ -218,9 +218,7 @@ FORMS: dict[str, Any] = {
     "/collections/%2e%2e%2fx/points": body({"points": listed(POINT, 4)}, create=True, truncate=True),
     "/collections/docs/import": some(collection="docs", schema={}, points=3),  # the first line of an export, or nothing like it
     "/qdrant/inference": body({"inputs": listed(INFERENCE, 4)}, inference=("update", "search"), token="fuzz-key"),
-    "/models/load": body(
-        {"model_id": ("/nowhere", "no/where", "")}, alias="a b", dtype="int3", role="cook"
-    ),  # none of these exists
+    "/models/load": body({"model_id": ("/nowhere", "no/where", "")}, alias="a b", dtype="int3", role="cook"),  # no such model
     "/models/unload": {"model": ("nobody", "", "classifier ")},
 }
 POSTS: dict[str, Maker] = {path: partial(lambda form, draw: made(draw, form), form) for path, form in FORMS.items()}

@@ -16,7 +16,7 @@ from hybridtei.cli.flags import SETTINGS, Commands, boolean_flags
 from hybridtei.errors import HybridTeiError, UsageError, name_of
 from hybridtei.system import machine, memory
 
-# command -> what adds it and its flags, in the order of the help; its module is imported where it is needed.
+# command -> the function that adds it and its flags, in the order of the help. Its module is imported when needed.
 COMMANDS = {
     "serve": "serve.add",
     "embed": "embed.add",
@@ -64,11 +64,11 @@ def router(argv: Sequence[str] | None = None) -> int:
 
 
 def _begin(argv: Sequence[str] | None) -> Sequence[str]:
-    """Return the words of the command. None: this process is the command's own."""
+    """Return the words of the command; None: the arguments of this process."""
     if argv is None:
         machine.leave_process_one()
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed: its number would go to the next file that is opened, and writing would fail
+        if getattr(sys, name) is None:  # closed: the next opened file would get its number, and writing would fail
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
     memory.collect_seldom()
     return sys.argv[1:] if argv is None else argv

@@ -1,5 +1,5 @@
-"""Commands on a Qdrant collection: `ingest` fills it with documents from files, and goes on where the last run stopped;
-`search` asks it a query, with the scores of every stage; `eval` measures every way of searching a judged one."""
+"""Commands on a Qdrant collection: `ingest` fills it with documents from files, and continues a stopped run; `search` finds the
+hits of a query, with the scores of every stage; `eval` measures every way of searching a judged collection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_INGEST_FLAGS = (
     *("source", "outputs", "plan"),
     *("max_file_bytes", "max_document_characters", "max_metadata_bytes", "max_id_characters"),
 )
-OF_THE_MODEL = ("multivector_tokens", "multivector_dtype")  # flags of a plan
+OF_THE_MODEL = ("multivector_tokens", "multivector_dtype")  # a plan's flags
 
 
 def add_ingest(commands: Commands) -> None:
@@ -100,7 +100,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     require_extra("qdrant", "qdrant_client")
-    # The engine's process opens the collection, and a thread imports what takes longest, while this one loads the model.
+    # The engine's process opens the collection and a thread runs the slowest import, while this thread loads the model.
     loop = OwnLoop()
     client = None if store.qdrant_url is not None or store.qdrant_path is None else ProcessClient(store.qdrant_path)
     if client is not None and Path(arguments.collection).name == arguments.collection:
@@ -133,8 +133,8 @@ def run_search(arguments: argparse.Namespace) -> int:
 
 
 def import_models() -> None:
-    """Import `qdrant_client.models`. Its packages also load HTTP, gRPC and the client, half a second, which the embedded engine
-    never needs: they do so when something asks for it."""
+    """Import `qdrant_client.models`. Its packages also import HTTP, gRPC and the client in half a second. The embedded engine
+    never needs these, so they are imported at first use."""
     for name in ("qdrant_client", "qdrant_client.http"):
         if name not in sys.modules:
             _defer(name)
@@ -142,7 +142,7 @@ def import_models() -> None:
 
 
 def _defer(name: str) -> None:
-    """Put a package into `sys.modules` that executes its `__init__` at the first attribute which is no submodule."""
+    """Put a package into `sys.modules` that runs its `__init__` at the first access to an attribute other than a submodule."""
     spec = find_spec(name)
     assert spec is not None
     assert spec.loader is not None
@@ -175,7 +175,7 @@ def options_of(arguments: argparse.Namespace) -> SearchOptions:
 
 
 def weights_of(text: str | None) -> dict[str, float] | list[float] | str | None:
-    """Parse `1,0.3` to a list, `dense=1,sparse=0.3` to a dict; other text names a preset. Raises InvalidInput."""
+    """Parse `1,0.3` to a list, `dense=1,sparse=0.3` to a dict. Any other text is a preset's name. Raises InvalidInput."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

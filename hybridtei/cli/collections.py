@@ -1,4 +1,4 @@
-"""`collections`: what a store holds: lists, describes and deletes collections, and moves them between stores as JSON lines."""
+"""`collections`: lists, describes and deletes a store's collections, and moves them between stores as JSON lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Act = Callable[["CollectionSchemas", argparse.Namespace], Awaitable[None]]
 ABOUT = "List, describe and delete collections, and move them between stores; without an action, list them."
-CHUNK_BYTES = 1_000_000  # of a file, read at once
+CHUNK_BYTES = 1_000_000  # bytes of a file read at once
 
 
 def add(commands: Commands) -> None:
@@ -49,7 +49,7 @@ def add(commands: Commands) -> None:
 def _add(actions: Commands, name: str, act: Act, about: str) -> argparse.ArgumentParser:
     parser = new_parser(actions, name, about)
     add_flags(parser, (StoreConfig,))
-    for flag in parser._actions:  # a flag before the action's name counts too
+    for flag in parser._actions:  # flags before the action's name count too
         flag.default = argparse.SUPPRESS
     parser.set_defaults(act=act)
     return parser
@@ -110,7 +110,7 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
         if input(f"Delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
             return
     await store.drop(name)
-    for alias in set(aliases) & (await store.aliases()).keys():  # a server has deleted them with the collection
+    for alias in set(aliases) & (await store.aliases()).keys():  # a server deletes aliases with the collection
         await store.drop(alias)
     print(f"deleted {what}", file=sys.stderr)
 

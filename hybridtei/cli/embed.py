@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command; the number of texts goes to standard error."""
+    """Run the command. The number of texts goes to standard error."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     writer_for(arguments.output)  # before a model is loaded
     encoder = Encoder.load(config=model, engine=engine)
@@ -49,7 +49,7 @@ Chunks = Iterator[tuple[Sequence[str], Embeddings]]
 
 
 def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str] | None = None, *, field: str = "text") -> int:
-    """Embed every text of `source` into `target`; return their number. Raises InvalidInput, naming file and line."""
+    """Embed every text of `source` into `target`. Return their number. Raises InvalidInput, naming file and line."""
     write = writer_for(target)
     texts = list(read_texts(Path(source), field))
     if not texts:
@@ -75,7 +75,7 @@ def _heads(encoder: Encoder, outputs: Sequence[str] | None) -> frozenset[Head]:
 
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:
-    """Yield the texts of a .txt (one a line) or .jsonl file (strings, or objects with `field`), but for empty ones.
+    """Yield the non-empty texts of a .txt file (one a line) or a .jsonl file (strings, or objects with `field`).
 
     Raises InvalidInput, naming the line.
     """
@@ -97,7 +97,7 @@ def _json_text(line: str, field: str, where: str) -> str:
     if not line.strip():
         return ""
     try:
-        value = orjson.loads(line)  # refuses lone surrogates, which no tokenizer takes
+        value = orjson.loads(line)  # refuses lone surrogates, which no tokenizer accepts
     except ValueError as error:
         raise InvalidInput(f"{where}: not JSON: {error}") from error
     text = value.get(field) if isinstance(value, dict) else value
@@ -120,16 +120,16 @@ def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, An
 
 
 def write_jsonl(file: BinaryIO, chunks: Chunks) -> None:
-    """Write JSON lines, an object for each text."""
+    """Write JSON lines, one object a text."""
     for texts, embeddings in chunks:
         for row in _rows(texts, embeddings):
             file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
 
 
 def write_npz(file: BinaryIO, chunks: Chunks) -> None:
-    """Write NumPy arrays, at the end: their sizes must be known.
+    """Write NumPy arrays at the end, when their sizes are known.
 
-    `texts` holds the UTF-8 of all and `texts_offsets` where each begins: NumPy's own strings are as wide as the longest.
+    `texts` has the UTF-8 of all texts and `texts_offsets` their starts, since NumPy's strings are all as wide as the longest.
     """
     written: list[bytes] = []
     parts: list[Embeddings] = []
@@ -176,7 +176,7 @@ WRITERS: Mapping[str, Write] = {".jsonl": write_jsonl, ".npz": write_npz, ".parq
 
 
 def writer_for(target: str) -> Write:
-    """Return what writes a file of this ending. Raises InvalidInput for another ending or a missing folder, LoadError without
+    """Return the writer for a file's ending. Raises InvalidInput for an unknown ending or a missing folder, LoadError without
     the extra."""
     path = Path(target)
     write = WRITERS.get(path.suffix)

@@ -1,4 +1,5 @@
-"""`explain`: the cause and cure of an error, by the name that a command printed. The texts are those of `/page/errors.html`."""
+"""`explain`: the cause and remedy of an error, by the name that a command printed. The texts are those of
+`/page/errors.html`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the section of an error. Raises UsageError for a name that has none."""
+    """Print the section of an error. Raises UsageError for an unknown name."""
     sections = {html.unescape(name).lower(): (name, body) for name, body in SECTION.findall(PAGE.read_text(encoding="utf-8"))}
     found = sections.get(arguments.name.lower())
     if found is None:

@@ -1,7 +1,7 @@
-"""Settings structs <-> flags and environment: names, types, bounds, headings and help are read off the fields.
+"""Settings structs <-> flags and environment: names, types, bounds, headings and help come from the fields.
 
-Rules are TEI's: every flag has a variable of its name in upper snake case; the flag wins; an empty variable is a value, and
-refused for numbers and booleans; a boolean flag may stand bare; no flag is given twice unless it is a list.
+The rules are TEI's. Every flag has a variable of its name in upper snake case; the flag overrides it. An empty variable is a
+value, which numbers and booleans refuse. A boolean flag may have no value. Only list flags may be repeated.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from hybridtei.errors import UsageError
 
 S = TypeVar("S", bound=msgspec.Struct)
 SETTINGS = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
-Commands = Any  # argparse does not name what `add_subparsers` gives
+Commands = Any  # argparse has no public name for the result of `add_subparsers`
 BOOLEANS = {"true": True, "false": False}
-# Flags and variables of 0.1 that are gone -> what does their work. They are accepted with this warning, and do nothing.
+# Removed flags and variables of 0.1 -> their replacements. They are accepted with this warning and have no effect.
 MIRROR = "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A B --from access.jsonl`"
 RETIRED: Mapping[str, str] = {
     **dict.fromkeys(("shadow", "shadow_rate", "shadow_api_key"), MIRROR),
     "http_workers": "one process speaks HTTP; on many cores start several servers, each with --reuse-port (deploy/scale.md)",
     "cuda_graphs": "--torch-compile records passes of at most 1,024 tokens on a GPU",
 }
-SEEN = "flags_seen"  # attribute of a namespace: the flags read so far
+SEEN = "flags_seen"  # a namespace's attribute: the flags read so far
 
 
 class _Once(argparse.Action):
-    """Stores a value, and rejects a second."""
+    """Stores a value, and rejects a second one."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
@@ -46,8 +46,8 @@ class _Once(argparse.Action):
 
 
 def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeatable: Collection[str] = ()) -> None:
-    """Add a flag for each field, under its heading, without defaults: `from_flags` reads those and the environment.
-    `repeatable`: fields whose flags may be repeated, and make lists."""
+    """Add a flag for each field under its heading, without defaults, since `from_flags` also reads the environment.
+    `repeatable`: fields whose flags may be repeated and make lists."""
     headings: dict[str, Any] = {}
     for kind in kinds:
         for field, plain, meta in fields_of(kind):
@@ -70,7 +70,7 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeata
 
 
 def add_retired(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `RETIRED`, which no help shows."""
+    """Add the flags of `RETIRED`, hidden from the help."""
     for name in RETIRED:
         parser.add_argument(_flag(name), dest=name, nargs="?", const="", help=argparse.SUPPRESS)
 
@@ -108,12 +108,12 @@ def group_of(kind: Kind, meta: Meta) -> str:
 
 
 def boolean_flags(*kinds: Kind) -> frozenset[str]:
-    """Return the flags that need no value."""
+    """Return the flags that may have no value."""
     return frozenset(_flag(field.name) for kind in kinds for field, plain, _ in fields_of(kind) if plain is bool)
 
 
 def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str, str]) -> S:
-    """Make a struct from flags over environment over defaults. Raises UsageError, naming the flag and its bounds."""
+    """Make a struct from flags, else variables, else defaults. Raises UsageError, naming the flag and its bounds."""
     hints = typing.get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
     for field, _, meta in fields_of(kind):
@@ -142,12 +142,12 @@ def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[s
 
 
 def is_set(name: str, arguments: argparse.Namespace) -> bool:
-    """Return whether a setting has its flag or variable."""
+    """Return True if a setting's flag or variable is given."""
     return _lookup(name, vars(arguments), os.environ)[0] is not None
 
 
 def _lookup(name: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[Any, str]:
-    """Return (text, its flag or variable) of a setting; the text is None where it is not set."""
+    """Return (text, its flag or variable) of a setting. The text is None if it is not set."""
     text = flags.get(name)
     return (environment.get(name.upper()), name.upper()) if text is None else (text, _flag(name))
 
@@ -207,7 +207,7 @@ def read_settings(arguments: argparse.Namespace, kind: type[S]) -> S:
 
 
 def read_engine(arguments: argparse.Namespace) -> EngineConfig:
-    """Read the engine's settings. Raises UsageError, also for two that exclude each other."""
+    """Read the engine's settings. Raises UsageError, also for settings that exclude each other."""
     engine = read_settings(arguments, EngineConfig)
     if engine.default_prompt is not None and engine.default_prompt_name is not None:
         raise UsageError("`default-prompt` and `default-prompt-name` exclude each other")

@@ -1,4 +1,4 @@
-"""`mcp`: a collection as tools of an agent, over standard input and output, or HTTP; of a server, or of one in this process."""
+"""`mcp`: a collection as tools of an agent, over standard input and output or HTTP, by a server or in this process."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(hostname: str, key: str | None) -> None:
-    """Raise UsageError for an address that is none, or that others reach without a key."""
+    """Raises UsageError for an invalid address, or one that other machines reach without a key."""
     try:
         address = ipaddress.ip_address(hostname)
     except ValueError:
@@ -105,7 +105,7 @@ async def _listen(server: Any, hostname: str, port: int, key: str | None, origin
 
 
 def application(server: Any, hostname: str, key: str | None, origins: Sequence[str] = ()) -> Any:
-    """The SDK's ASGI application behind the check of origins and of the key."""
+    """The SDK's ASGI application with checks of origin and key."""
     from mcp.server.transport_security import TransportSecuritySettings
 
     local = ipaddress.ip_address(hostname).is_loopback

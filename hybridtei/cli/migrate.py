@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Take a step, and print what came of it."""
+    """Take a step, and print the outcome."""
     require_extra("qdrant", "qdrant_client")
     from hybridtei.retrieval.migrate.run import run_migration
 

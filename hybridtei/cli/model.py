@@ -1,6 +1,6 @@
-"""Commands on a model: `train` makes a sparse and a multi-vector head over a frozen dense encoder, `export` writes ONNX files,
-`tune` measures backends and batch sizes on this machine, `pack` keeps packed weights for later starts, `compare` finds why two
-servers' vectors differ."""
+"""Commands on a model: `train` makes a sparse and a multi-vector head for a frozen dense encoder, `export` writes ONNX files,
+`tune` measures backends and batch sizes, `pack` stores packed weights for later starts, `compare` explains the difference of
+two servers' vectors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_train(commands: Commands) -> None:
 
 
 def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> None:
-    """Add a flag whose help shows its default; a boolean one also has a `--no-` form."""
+    """Add a flag whose help shows its default. A boolean flag also has a `--no-` form."""
     if isinstance(default, bool):
         options |= {"action": argparse.BooleanOptionalAction}
         shown = "on" if default else "off"
@@ -163,7 +163,7 @@ def add_pack(commands: Commands) -> None:
 
 
 def run_pack(arguments: argparse.Namespace) -> None:
-    """Pack a model and print what is kept, or print what is kept or removed."""
+    """Pack a model, list the stored weights, or remove old ones. Print the result."""
     from hybridtei.inference.backends.graph.packed_file import GB, packed_files, prune
     from hybridtei.inference.backends.select import open_backend
     from hybridtei.inference.load import find_model
@@ -204,7 +204,7 @@ def add_compare(commands: Commands) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Compare, and print the report; return 0 where the index can be kept, 3 where all has to be embedded again."""
+    """Compare, and print the report. Return 0 if the index can be kept, 3 if everything must be embedded again."""
     from hybridtei.retrieval.evaluate.compare import Server, compare, replay
 
     a = Server(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)

@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 
 
 def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) -> None:
-    """Add the flags of `serve` to a parser. `as_tei`: the log begins with all settings, as TEI's does."""
+    """Add the flags of `serve` to a parser. `as_tei`: begin the log with all settings, as TEI does."""
     parser.usage = "%(prog)s [--model-id MODEL]... [flags]"
     parser.add_argument("--models", metavar="FILE", help="TOML file of [[model]] tables: several models in one process")
     parser.epilog = "--model-id may be repeated. Every flag may also be given as the variable shown after it; the flag wins."
@@ -42,13 +42,13 @@ def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) ->
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Load the model or models, then listen: until then the port refuses connections."""
+    """Load the models, then listen. Until then the port refuses connections."""
     model_ids: list[str] = arguments.model_id or []
     arguments.model_id = model_ids[0] if model_ids else None
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     server, store = read_settings(arguments, ServerConfig), read_settings(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
-    memory.limit_heaps()  # before any thread starts, or a module that starts one is imported
+    memory.limit_heaps()  # before any thread starts, even one that an import starts
     from hybridtei.server import start
     from hybridtei.system import logs, tracing
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
     log.info("address  %s: %s", hostname, why, extra={"facts": {"address": hostname}})
     server = msgspec.structs.replace(server, hostname=hostname)
     if server.otlp_endpoint is not None:
-        tracing.require()  # before minutes of loading
+        tracing.require()  # before the models are loaded, which may take minutes
     fixed_permits = is_set("max_concurrent_requests", arguments)
     if arguments.models is None and len(model_ids) < 2:
         start.serve([model], engine, server, store, fixed_permits=fixed_permits)
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str]) -> None:
-    """Raise UsageError for settings that exclude each other."""
+    """Raises UsageError for settings that exclude each other."""
     if models_file is not None and model_ids:
         raise UsageError("--models and --model-id exclude each other: name every model in the file")
     if models_file is not None or len(model_ids) > 1:
@@ -96,16 +96,17 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
 def _check_key(flag: str, key: str | None) -> None:
     if key is None:
         return
-    from hybridtei.server.http.security import is_sendable  # with the framework
+    from hybridtei.server.http.security import is_sendable  # imported late, with the framework
 
     if not is_sendable(key):
         raise UsageError(f"{flag}: no header can carry this key; it should be printable ASCII without a space at either end")
 
 
 def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str, str]:
-    """Return the address of all ports, and why: the given one, else all interfaces as TEI's or with a key, else this machine.
+    """Return the address of all ports and the reason: the given one; else all interfaces, like TEI or with a key; else
+    localhost.
 
-    A name is no address. Containers export their own as HOSTNAME, so only another name causes a warning.
+    Host names are ignored: containers export theirs as HOSTNAME, so only another name causes a warning.
     """
     if is_given:
         with suppress(ValueError):

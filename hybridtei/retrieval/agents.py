@@ -1,7 +1,7 @@
-"""A collection of a server as tools of an agent, over the Model Context Protocol: `find`, and `store` where that is allowed.
+"""A server's collection as tools of an agent, over the Model Context Protocol: `find`, and `store` if it is allowed.
 
-Calls of the tools are finished even if the client leaves: what is stored should be stored whole. So they are bounded, and one
-call too many is refused at once. Needs the extra `mcp`.
+A call is finished even if the client leaves, so that a text is stored whole. The number of calls is bounded, and further calls
+are refused at once. Needs the extra `mcp`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hybridtei.client import AsyncClient
 from hybridtei.errors import HybridTeiError
 from hybridtei.retrieval.search.options import Mode
 
-MAX_CALLS = 32  # at work or waiting for the server
+MAX_CALLS = 32  # running or waiting for the server
 MAX_HITS = 50
 MAX_QUERY_CHARACTERS = 10_000
 MAX_TEXT_CHARACTERS = 1_000_000
 MAX_METADATA_BYTES = 100_000
-MAX_ANSWER_BYTES = 1_000_000  # all of an answer is read by a language model
+MAX_ANSWER_BYTES = 1_000_000  # a language model reads the whole answer
 
 Query = Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="What to look for, in plain words.")]
 Limit = Annotated[int, Field(ge=1, le=MAX_HITS, description="How many hits at most.")]
@@ -62,11 +62,11 @@ class CollectionTools:
         return await self._finished(self._store(text, metadata or {}, id))
 
     async def close(self) -> None:
-        """Wait for the calls at work."""
+        """Wait for the running calls."""
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     async def _finished(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """The result of a call, which goes on if its client leaves. Raises ToolError."""
+        """Return a call's result. The call continues if its client leaves. Raises ToolError."""
         if len(self._calls) >= MAX_CALLS:
             work.close()
             raise ToolError(f"{MAX_CALLS} calls are at work already: try again later")
@@ -81,7 +81,7 @@ class CollectionTools:
     def _ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
         self._calls.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, whether or not its client is still there
+            task.exception()  # read the error even if the client is gone
 
     async def _find(self, query: str, limit: int, conditions: dict[str, Any] | None, mode: Mode | None) -> dict[str, Any]:
         found = await self._client.search(self._collection, query, filter=conditions, limit=limit, mode=mode, highlights=True)
@@ -98,13 +98,13 @@ class CollectionTools:
 
 
 def _check_size(what: str, value: Any, most: int) -> None:
-    """Raise ToolError."""
+    """Raises ToolError for texts that are too large."""
     if (size := len(orjson.dumps(value, default=str))) > most:
         raise ToolError(f"{what} hold {size} bytes > maximum allowed {most}")
 
 
 def mcp_server(tools: CollectionTools, collection: str, *, writable: bool) -> MCPServer[Any]:
-    """The SDK's server of these tools; `store` is not among them unless `writable`."""
+    """Make the SDK's server of these tools. It has `store` only if `writable`."""
     server: MCPServer[Any] = MCPServer(
         "hybridtei",
         version=__version__,

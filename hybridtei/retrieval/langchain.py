@@ -2,16 +2,16 @@
 
     QdrantVectorStore(…, sparse_embedding=HybridSparseEmbeddings(encoder), retrieval_mode=RetrievalMode.HYBRID)
 
-Lexical weights want `modifier: idf` on the collection's sparse field (nDCG@10 of the embedded model's on cranfield: 0.518 for
-0.495); those of SPLADE and BGE-M3 hold the importance of a term already and lose by it. The checkpoint says which it makes, and
-LangChain sets no modifier unless it is told:
+Lexical weights need `modifier: idf` on the collection's sparse field (nDCG@10 of the embedded model on cranfield: 0.518,
+without it 0.495). Weights of SPLADE and BGE-M3 include the importance of a term and get worse by it. The checkpoint tells which
+kind it makes, but LangChain needs the modifier as an argument:
 
     schema = schema_for(encoder.spec, "minilm-hybrid")                                   # hybridtei.schema_for
     params = {"modifier": schema.sparse["sparse"].modifier}                                # None for SPLADE
     QdrantVectorStore.from_texts(…, sparse_embedding=…, sparse_vector_params=params)
 
-LangChain's store does not check the object's class, only calls its methods; so nothing of LangChain is imported until a
-vector is asked for, and then only the record that holds it.
+LangChain's store only calls the object's methods and does not check its class. So nothing of LangChain is imported before the
+first vector, and then only the vector's class.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class HybridSparseEmbeddings:
-    """The methods of `langchain_qdrant.SparseEmbeddings`. `source`: an `Encoder`, or a server by a `Client` or its URL.
+    """The methods of `langchain_qdrant.SparseEmbeddings`. `source`: an `Encoder`, a `Client`, or a server's URL.
 
-    Queries and documents are read as the model's prompts ask for it; `query_prompt`, `document_prompt`: names of other prompts.
+    Queries and documents get the model's prompts. `query_prompt`, `document_prompt`: the names of other prompts.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class HybridSparseEmbeddings:
         self._prompts: dict[InputType, str | None] = {"query": query_prompt, "document": document_prompt}
 
     def embed_documents(self, texts: Sequence[str]) -> list[Any]:
-        """A `langchain_qdrant.SparseVector` for each. Raises HybridTeiError."""
+        """Return a `langchain_qdrant.SparseVector` for each text. Raises HybridTeiError."""
         return self._embed(list(texts), "document")
 
     def embed_query(self, text: str) -> Any:
-        """A `langchain_qdrant.SparseVector`. Raises HybridTeiError."""
+        """Return a `langchain_qdrant.SparseVector`. Raises HybridTeiError."""
         return self._embed([text], "query")[0]
 
     async def aembed_documents(self, texts: Sequence[str]) -> list[Any]:
@@ -63,7 +63,7 @@ class HybridSparseEmbeddings:
         return await asyncio.to_thread(self.embed_query, text)
 
     def close(self) -> None:
-        """Closes the connections to a URL; an encoder or a client is closed by its owner."""
+        """Close the connections to a URL. The caller closes an encoder or a client."""
         if self._is_owned:
             self._source.close()
 

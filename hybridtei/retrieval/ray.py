@@ -1,8 +1,8 @@
-"""A Ray cluster that embeds: actors that hold an `Encoder` each. Extra `ray`.
+"""A Ray cluster that embeds by actors with an `Encoder` each. Needs the extra `ray`.
 
-The ingest reads, cuts and stores in its own process; batches go to whichever actor is idle, and their vectors come back. Ray
-starts an actor again whose process has ended, and gives it the same batch. A text that ends each process is found as one that
-fails in a process is: by halves (`pipeline.embed_each`).
+The ingest reads, cuts and stores in its own process. It sends batches to idle actors, which return vectors. If an actor's
+process ends, Ray starts it again with the same batch. A text that ends its process is found by halving the batch, like a text
+that fails (`pipeline.embed_each`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from hybridtei.system.machine import GRANTED, available_cores, require_extra
 MAX_WORKERS = 10_000
 LOCAL = "local"
 REACH_S = 10.0
-TRIES = 3  # of a batch: a process may end for another reason than its texts
+TRIES = 3  # tries of a batch, since a process can end without a text's fault
 
 
 def check(workers: int | None) -> None:
-    """Raise InvalidInput for a number of workers out of bounds, LoadError without Ray."""
+    """Raises InvalidInput if the number of workers is out of bounds, LoadError without Ray."""
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise InvalidInput(f"--ray-workers is {workers}, should be between 1 and {MAX_WORKERS}")
     require_extra("ray", "ray")
 
 
 class RayEmbedder:
-    """`workers` actors of one processor each; by default as many as the cluster has processors.
+    """`workers` actors with one processor each. Default: one for each processor of the cluster.
 
-    Make it in the main thread; `encode` may run in `parallel` threads at once. Raises InvalidInput, LoadError without Ray,
-    ConnectionError where no cluster answers.
+    Create it in the main thread. `parallel` threads may call `encode` at once. Raises InvalidInput, LoadError without Ray,
+    ConnectionError if no cluster answers.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RayEmbedder:
             self._idle.put(worker.remote(model, engine))
 
     def encode(self, texts: Sequence[str], outputs: Iterable[str], **settings: Any) -> Embeddings:
-        """As `Encoder.encode`. Raises what it raises, and BackendError if the worker's process ended `TRIES` times."""
+        """Like `Encoder.encode`. Raises its errors, and BackendError if the worker's process ended `TRIES` times."""
         import ray
 
         actor = self._idle.get()
@@ -69,29 +69,29 @@ class RayEmbedder:
         return embedded
 
     def close(self) -> None:
-        """Leave the cluster; one that this started ends."""
+        """Leave the cluster. A cluster that this object started ends."""
         self._leave()
 
 
 class Worker:
-    """An actor: an encoder on one processor."""
+    """An actor with an encoder on one processor."""
 
     def __init__(self, model: ModelConfig, engine: EngineConfig) -> None:
-        limit_threads(1)  # before a library counts the processors
+        limit_threads(1)  # before libraries count the processors
         from hybridtei.encoder import Encoder
 
         self._encoder = Encoder.load(config=model, engine=engine)
 
     def encode(self, texts: list[str], outputs: list[str], settings: dict[str, Any]) -> Embeddings:
-        """As `Encoder.encode`."""
+        """Like `Encoder.encode`."""
         return self._encoder.encode(texts, outputs, **settings)
 
 
 def join(address: str | None, processors: int) -> Callable[[], None]:
-    """Join a cluster, or start one of so many processors here; the result leaves it again. Call it from the main thread.
+    """Join a cluster, or start one here with this number of processors. Return a function that leaves it. Main thread only.
 
-    `address`: by default RAY_ADDRESS; without that a cluster starts here, whatever cluster the machine runs already. One that
-    this process has joined before is left as it is. Raises LoadError without Ray, ConnectionError where nothing answers.
+    `address`: default RAY_ADDRESS; without it a new cluster starts here, even if the machine runs one. A cluster that this
+    process has joined before is not changed. Raises LoadError without Ray, ConnectionError if nothing answers.
     """
     require_extra("ray", "ray")
     import ray
@@ -102,7 +102,7 @@ def join(address: str | None, processors: int) -> Callable[[], None]:
     address = address or os.environ.get("RAY_ADDRESS") or LOCAL
     _reach(address)
     own: dict[str, Any] = {"num_cpus": processors, "include_dashboard": False} if address == LOCAL else {}
-    # As a job of Ray's client, whose processes do not look for modules in this one's working folder first.
+    # As a job of Ray's client: its processes do not import modules from this process's working folder.
     isolated = JobConfig(_client_job=True)
     try:
         ray.init(address=address, job_config=isolated, log_to_driver=False, logging_level=logging.ERROR, **own)
@@ -113,7 +113,7 @@ def join(address: str | None, processors: int) -> Callable[[], None]:
 
 
 def _reach(address: str) -> None:
-    """Raises ConnectionError where nothing listens: Ray would try for minutes, and then end the process."""
+    """Raises ConnectionError if nothing listens. Ray would try for minutes, and then end the process."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
         return
@@ -124,9 +124,9 @@ def _reach(address: str) -> None:
 
 
 def limit_threads(processors: int) -> None:
-    """Limits this process to so many threads, which Ray does not."""
+    """Limit the threads of this process, which Ray does not do."""
     from threadpoolctl import threadpool_limits
 
     os.environ[GRANTED] = str(processors)
-    os.environ["RAYON_NUM_THREADS"] = str(processors)  # the tokenizer's
+    os.environ["RAYON_NUM_THREADS"] = str(processors)  # the tokenizer's variable
     threadpool_limits(limits=processors)

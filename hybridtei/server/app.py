@@ -132,8 +132,8 @@ def create_models_app(
 
 
 class _Framework(Litestar):
-    """Without the plugins for types of pydantic and attrs, which no route has: to import pydantic, where it is installed, takes
-    a tenth of a second of each start."""
+    """Litestar without the plugins for types of pydantic and attrs, which no route uses: importing pydantic, if installed,
+    takes a tenth of a second at each start."""
 
     @staticmethod
     def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:

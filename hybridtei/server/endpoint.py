@@ -1,4 +1,4 @@
-"""How a route is written. The arguments of `post` are the fields of `routing.Endpoint`; `model` is a `Context`.
+"""How to write a route. The arguments of `post` are the fields of `routing.Endpoint`; `model` is a `Context`.
 
     class EmbedController(Dialect):
         @post("/embed", capability=EMBED, is_tei=True)

@@ -1,4 +1,4 @@
-"""An event loop in a thread, for callers that have none."""
+"""An event loop in a thread, for callers without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class OwnLoop:
-    """An event loop in a thread until `close`: connections opened in one call serve the next."""
+    """An event loop that runs in a thread until `close`, so that later calls use the connections of earlier ones."""
 
     def __init__(self) -> None:
         self._loop, self._ended = asyncio.new_event_loop(), asyncio.Event()
@@ -20,7 +20,7 @@ class OwnLoop:
 
     @property
     def is_open(self) -> bool:
-        """Whether it runs what it is given."""
+        """True while the loop runs."""
         return self._thread.is_alive()
 
     def _serve(self) -> None:
@@ -28,7 +28,7 @@ class OwnLoop:
             runner.run(self._ended.wait())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns or raises what the coroutine does, and blocks until then. Ctrl-C cancels the coroutine."""
+        """Run a coroutine and block until its result or error. Ctrl-C cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -37,7 +37,7 @@ class OwnLoop:
             raise
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Begins the coroutine and returns; what it returns or raises is dropped."""
+        """Start a coroutine without waiting. Its result or error is dropped."""
         asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def close(self) -> None:

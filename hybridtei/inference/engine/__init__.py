@@ -1,1 +1,1 @@
-"""Requests become batches, and batches answers."""
+"""The engine: turns requests into batches, and batches into answers."""

@@ -1,10 +1,10 @@
-"""How many inputs may be inside at once (`Admission`), and for how long (`Deadlines`).
+"""Bounds the number of inputs inside (`Admission`) and their time (`Deadlines`).
 
-Over HTTP no request waits for a permit: it is refused at once. Over gRPC, streams and reranking wait, and carry permits into
-the tasks they start, so that the same handlers serve both.
+Over HTTP a request without a free permit is refused at once. Over gRPC, streams and reranking wait, and carry permits into the
+tasks that they start, so that the same handlers serve both.
 
-A request of many inputs goes through in several turns with the same permits, and a stream that waits may have messages without
-end. A few of those could hold all permits for minutes. So they leave a share to requests of one turn: a query finds a permit.
+A request of many inputs runs in several turns with the same permits, and a waiting stream may have endless messages. A few of
+these could hold all permits for minutes, so they leave a share to requests of one turn: a query finds a permit.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from hybridtei.inference.backends.base import Backend
 
 T = TypeVar("T")
-SHARE_LEFT = 4  # one permit of so many is not given to requests of several turns, nor to those who wait
-GATHERERS = 16  # of so many permits, one may be held by a call that still reads its inputs
+SHARE_LEFT = 4  # 1 / SHARE of the permits is not given to requests of several turns or to waiting callers
+GATHERERS = 16  # 1 / SHARE of the permits may go to calls that still read their inputs
 
 
 def permits_for(permits: int, backend: Backend, budget_tokens: int) -> int:
-    """Return how many permits serve a backend by default: `permits`, and on a GPU as many as there are texts of `SHORT_TOKENS`
-    in the passes that are under way at once. Fewer would end passes of short texts long before their budget of tokens."""
+    """Return the default number of permits for a backend: `permits`, or on a GPU the number of texts of `SHORT_TOKENS` in all
+    concurrent passes. With fewer permits, passes of short texts would not reach their budget of tokens."""
     ahead = getattr(backend, "ahead", 0)
     passes = len(backend.lanes) + ahead if ahead else 0
     return max(permits, passes * budget_tokens // SHORT_TOKENS)
 
 
 def max_of_turns(permits: int) -> int:
-    """Return how many of all `permits` requests of several turns, and those who wait, may hold together."""
+    """Return how many of `permits` all requests of several turns, and all waiting callers, may hold together."""
     return max(1, permits - permits // SHARE_LEFT)
 
 
@@ -48,8 +48,8 @@ MAX_ANSWER_NUMBERS = 16_000_000  # 64 MB as float32, about three times as much a
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How a request of `inputs` inputs goes through: at most `chunk` inputs a chunk, `at_once` chunks at once, under `permits`
-    permits that are held from before the first chunk until after the last. `max_numbers`: in the answer."""
+    """The bounds of a request of `inputs` inputs: at most `chunk` inputs a chunk, and `at_once` chunks at once. It holds
+    `permits` permits from before the first chunk until after the last. `max_numbers`: in the answer."""
 
     inputs: int
     chunk: int
@@ -59,7 +59,7 @@ class Bounds:
 
     @property
     def turns(self) -> bool:
-        """Whether the permits are held for several chunks, one after the other."""
+        """True if the permits are held for several chunks, one after the other."""
         return self.permits < self.inputs
 
     @classmethod
@@ -69,11 +69,10 @@ class Bounds:
 
     @classmethod
     def of(cls, inputs: int, *, largest: int, permits: int) -> Self:
-        """Return bounds for more inputs than the `largest` request may have, where all `permits` together may be fewer than
-        that.
+        """Return bounds for more inputs than the `largest` allowed request. `permits`, all there are, may be fewer than that.
 
-        As many inputs are inside at once as `MAX_CHUNKS_AT_ONCE` ordinary requests hold. The answer grows with the request, so
-        it is bounded too.
+        The inputs inside at once are those of `MAX_CHUNKS_AT_ONCE` ordinary requests. The answer grows with the request, so it
+        is bounded too.
         """
         if inputs <= min(largest, permits):
             return cls(inputs, max(inputs, 1), 1, inputs, MAX_ANSWER_NUMBERS)
@@ -83,12 +82,12 @@ class Bounds:
         return cls(inputs, chunk, at_once, min(inputs, chunk * at_once), MAX_ANSWER_NUMBERS)
 
     def in_chunks(self, chunk: int) -> Self:
-        """Return bounds of the same permits and so many inputs a chunk, for tasks whose inputs cost less than their permits."""
+        """Return bounds with the same permits and another chunk size, for tasks whose inputs cost less than their permits."""
         return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
 
 
 class _Inside:
-    """Permits while a block runs: every request has one, so it is no generator."""
+    """Holds permits while a block runs. A class, since every request enters one and a generator is slower."""
 
     __slots__ = ("_admission", "_inputs", "_taken", "_turns")
 
@@ -110,26 +109,26 @@ class _Waiter:
 
 
 class Admission:
-    """`permits` to give; used from one thread, the event loop's."""
+    """Gives `permits` permits. Only the event loop's thread may use it."""
 
     def __init__(self, permits: int) -> None:
         self.permits = self.free = permits
         self._left = permits - max_of_turns(permits)
         self._waiting: deque[_Waiter] = deque()
-        self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that keep inputs before they are ranked
+        self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that collect inputs before they are ranked
 
     @property
     def waiting(self) -> int:
-        """How many callers wait."""
+        """The number of waiting callers."""
         return len(self._waiting)
 
     def inside(self, inputs: int, *, turns: bool = False) -> _Inside:
-        """Hold one permit an input within, maybe for several `turns`. Raises Overloaded on entering, with nothing done, if too
-        few are free. A caller that carries enough takes none."""
+        """A context that holds one permit an input. `turns`: for several turns. Raises Overloaded on entry, with no effect, if
+        too few are free. A caller that carries enough permits takes none."""
         return _Inside(self, inputs, turns)
 
     def take_or_refuse(self, inputs: int, *, turns: bool = False) -> int:
-        """See `inside`; return how many permits are to be given back."""
+        """Take the permits of `inside`. Return the number to give back."""
         carrier, carried = _carried.get()
         if carrier is self and inputs <= carried:
             return 0
@@ -139,9 +138,9 @@ class Admission:
         return inputs
 
     async def wait(self, inputs: int) -> int:
-        """Wait for a permit an input and return how many were taken: never more than waiting callers may hold.
+        """Wait for one permit an input. Return the number taken, at most what waiting callers may hold.
 
-        First come, first served; the first in line collects what others give back.
+        First come, first served: the first in line collects all permits that others give back.
         """
         inputs = min(inputs, self.permits - self._left)
         waiter = _Waiter(inputs, asyncio.get_running_loop().create_future())
@@ -157,14 +156,14 @@ class Admission:
         return inputs
 
     def give_back(self, permits: int) -> None:
-        """Free permits that were taken."""
+        """Give permits back."""
         self.free += permits
         if self._waiting:
             self._serve()
 
     @asynccontextmanager
     async def held(self, inputs: int) -> AsyncIterator[None]:
-        """Wait for the permits and carry them within."""
+        """A context that waits for permits and carries them."""
         permits = await self.wait(inputs)
         try:
             with self.carrying(inputs):
@@ -174,7 +173,7 @@ class Admission:
 
     @contextmanager
     def carrying(self, inputs: int) -> Iterator[None]:
-        """Let so many inputs within, and in tasks started there, take no permits of their own."""
+        """A context in which this number of inputs, also in tasks started inside, needs no further permits."""
         before = _carried.set((self, inputs))
         try:
             yield
@@ -199,7 +198,7 @@ _carried: ContextVar[tuple[Admission | None, int]] = ContextVar("carried_permits
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A task, its deadline, and how often it had been cancelled before."""
+    """A task, its deadline, and the number of its earlier cancellations."""
 
     task: asyncio.Task[Any]
     deadline: float
@@ -210,18 +209,18 @@ class _Running:
 class Deadlines:
     """Bounds each piece of work to `seconds` of `clock`; 0: no bound. Used from one event loop's thread.
 
-    `asyncio.timeout` would make and cancel a timer for each request, which costs as much as tokenising a short text. Here all
-    share the bound, so the one that began first is the first to be late, and a single timer waits for it.
+    `asyncio.timeout` would make and cancel a timer for each request, which costs as much as tokenising a short text. All work
+    has the same bound, so the oldest is late first, and a single timer waits for it.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._running: dict[_Running, None] = {}  # in order of beginning
+        self._running: dict[_Running, None] = {}  # in order of their starts
         self._timer: asyncio.TimerHandle | None = None
 
     async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await the work. Raises TimedOut once it has been cancelled and has ended."""
+        """Await the work. At the deadline cancel it, wait for its end, and raise TimedOut."""
         task = asyncio.current_task()
         if not self._seconds or task is None:
             return await work

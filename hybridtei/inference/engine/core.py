@@ -1,7 +1,7 @@
-"""The queue: sequences of many requests in, batches out, outputs back to their requests. Knows no thread and no clock.
+"""The queue: sequences of many requests -> batches, and outputs -> their requests. It has no threads and no clock.
 
-Where the backend has express lanes, short requests wait in a queue of their own. Each queue is fair by itself, and what came
-later overtakes no request, of either queue, by more than `fairness.OVERTAKEN` times its tokens.
+If the backend has express lanes, short requests have their own queue. Each queue is fair by itself. Later work overtakes a
+request, in either queue, by at most `fairness.OVERTAKEN` times its tokens.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from hybridtei.config import EngineConfig
     from hybridtei.inference.backends.base import Backend
 
-LOOK_AHEAD = 512  # waiting sequences that one choice considers, at least
+LOOK_AHEAD = 512  # the least number of waiting sequences that one choice considers
 SHORT_TOKENS = 16  # a choice considers as many texts of this length as a pass takes, and on a GPU there are permits for them
-MAX_SHARED_TOKENS = 8192  # of a batch with a common prefix, which attention reads again for each sequence
+MAX_SHARED_TOKENS = 8192  # tokens of a batch with a common prefix, which attention reads again for each sequence
 
 
 def shared_tokens(backend: Backend, config: EngineConfig) -> int:
-    """Return how many tokens a batch may have whose prefix is computed once, that prefix counted for each sequence."""
+    """Return the bound of tokens in a batch with a shared prefix, counting the prefix for each sequence."""
     return min(MAX_SHARED_TOKENS, config.max_batch_tokens) if backend.shares_prefixes else 0
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The sequences of a pass, the callers of each, and the lane whose queue they came from.
+    """The sequences of a pass, their callers, and the lane of their queue.
 
-    `use_all_cores`: nothing else runs or waits, so the pass may use every core and end sooner. `prefix`: see `PackedBatch`.
+    `use_all_cores`: nothing else runs or waits, so the pass may use every core. `prefix`: as in `PackedBatch`.
     """
 
     encodings: Sequence[Encoding]
@@ -55,22 +55,22 @@ class Batch:
 
     @cached_property
     def packed(self) -> PackedBatch:
-        """As a backend takes it. Made when first asked for: call it without the device's lock."""
+        """The packed batch for a backend, made at the first access. Do not hold the device's lock."""
         heads = frozenset[Head]().union(*(request.heads for request, _ in self.callers))
         return pack(self.encodings, heads, self.positions, self.prefix)
 
     @cached_property
     def tokens(self) -> int:
-        """Of all its sequences."""
+        """The tokens of all sequences."""
         return sum(map(len, self.encodings))
 
     @property
     def callers(self) -> list[tuple[EngineRequest, int]]:
-        """Return (request, place in it) for each sequence of the batch and each request that waits for it."""
+        """Return (request, place in it) for each sequence of the batch and each request waiting for it."""
         return [caller for callers in self.rows for caller in callers]
 
     def split(self, outputs: HeadOutputs) -> list[Part]:
-        """Return each request's share of the outputs. Copies, so call it without the device's lock."""
+        """Return each request's part of the outputs. It copies, so do not hold the device's lock."""
         rows_of: dict[EngineRequest, tuple[list[int], list[int]]] = {}
         for row, callers in enumerate(self.rows):
             for request, place in callers:
@@ -93,7 +93,7 @@ def _share(outputs: HeadOutputs, request: EngineRequest, rows: list[int]) -> Hea
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """The outputs of one batch for one request: of its sequences at `places`."""
+    """One batch's outputs for one request: for its sequences at `places`."""
 
     request: EngineRequest
     places: list[int]
@@ -101,11 +101,11 @@ class Part:
 
 
 class EngineCore:
-    """The queues of one model. Not thread-safe: its users share a lock.
+    """The queues of one model. Not thread-safe: callers share a lock.
 
-    `lanes`: the kind of each lane that calls `take`; where some are express, short requests are kept for those.
-    `shared_tokens`: see `shared_tokens`; 0 where no prefix is computed once. Sequences with one go with each other only, and
-    what counts of them against `max_tokens` is what they have beyond it.
+    `lanes`: the kind of each lane that calls `take`. If some are express, short requests are for these. `shared_tokens`: from
+    the function of that name; 0 if the backend computes no prefix once. Only sequences with the same prefix share a batch;
+    their tokens after the prefix count against `max_tokens`.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class EngineCore:
         self._parts_left = self._part_tokens = 0
 
     def __len__(self) -> int:
-        """Sequences waiting, those of cancelled requests included until their turn comes."""
+        """The number of waiting sequences. Those of cancelled requests count until their turn."""
         return len(self._bulk) + (0 if self._express is None else len(self._express))
 
     @property
     def shared(self) -> int:
-        """How many sequences, ever, were identical to one that waited already."""
+        """The count of sequences so far that were identical to a waiting one."""
         return self._bulk.shared + (0 if self._express is None else self._express.shared)
 
     @property
@@ -149,7 +149,7 @@ class EngineCore:
 
     @property
     def running(self) -> int:
-        """Batches that lanes have taken and not given back."""
+        """The number of batches that lanes have taken and not given back."""
         return self._running
 
     @property
@@ -158,17 +158,17 @@ class EngineCore:
 
     @property
     def is_one_pass(self) -> bool:
-        """Whether bulk lanes would not share what waits for them, on an idle device."""
+        """True if, on an idle device, one pass takes all work that waits for bulk lanes."""
         lengths = [len(waiting) for waiting in self._bulk.head(self._look_ahead)]
         waiting_tokens = self._bulk.tokens
         return share(lengths, waiting_tokens, self._lanes[LaneKind.BULK], self._max_tokens, idle=True) >= waiting_tokens
 
     def waiting(self, kind: LaneKind) -> int:
-        """How many sequences wait for lanes of a kind."""
+        """The number of sequences that wait for lanes of one kind."""
         return len(self._queue_of(kind))
 
     def add(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0) -> EngineRequest:
-        """Queue the sequences of one request. It is done at once if the cache holds all of them."""
+        """Queue the sequences of one request. If the cache has all of them, the request is complete at once."""
         request = EngineRequest(encodings, heads, now_ns)
         if request.done:
             return request
@@ -180,10 +180,10 @@ class EngineCore:
         return request
 
     def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK, *, device_idle: bool = True) -> Batch | None:
-        """Return the next batch for a lane of a kind, or None: nothing waits for it, or lanes of another kind are to take first
-        what has been overtaken enough. Sequences of cancelled requests are dropped.
+        """Return the next batch for a lane of one kind, or None if nothing waits for it, or lanes of another kind must first
+        take work that was overtaken enough. Drops sequences of cancelled requests.
 
-        `device_idle`: no other model of the device runs a batch or has one waiting.
+        `device_idle`: no other model of the device has a running or waiting batch.
         """
         queue = self._queue_of(kind)
         head = queue.head(self._look_ahead)
@@ -194,12 +194,12 @@ class EngineCore:
         waiting_tokens = queue.tokens - prefix * len(alike)
         idle = device_idle and self._running == 0 and self.waiting_tokens == queue.tokens
         budget = share(lengths, waiting_tokens, self._lanes[kind], self._max_tokens, idle=idle)
-        if idle:  # what waits is one burst: the other lanes take parts as large as this one
+        if idle:  # all waiting work is one burst: the other lanes take parts of the same size
             self._parts_left, self._part_tokens = self._lanes[kind] - 1, budget
         elif self._parts_left:
             self._parts_left -= 1
             budget = max(budget, self._part_tokens)
-        if prefix and sum(lengths) <= budget + prefix:  # another pass for the rest would compute the prefix again
+        if prefix and sum(lengths) <= budget + prefix:  # a second pass for the rest would compute the prefix again
             budget = sum(lengths)
         chosen = self._choose(queue, head, budget)
         if not chosen:
@@ -210,7 +210,7 @@ class EngineCore:
         return batch
 
     def give(self, batch: Batch, parts: Sequence[Part], now_ns: int = 0) -> list[EngineRequest]:
-        """Give `parts`, made by `Batch.split`, to their requests; return those that are complete now."""
+        """Give `parts`, from `Batch.split`, to their requests. Return the now complete requests."""
         self._running -= 1
         for part in parts:
             part.request.keep(part.places, part.outputs)
@@ -220,7 +220,7 @@ class EngineCore:
         return [part.request for part in parts if part.request.done]
 
     def fail(self, batch: Batch, error: BaseException) -> list[EngineRequest]:
-        """Fail the requests of a batch and return them."""
+        """Fail the requests of a batch. Return them."""
         self._running -= 1
         return _failed([request for request, _ in batch.callers], error)
 
@@ -236,8 +236,8 @@ class EngineCore:
         return self._bulk if self._express is None or kind is LaneKind.BULK else self._express
 
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
-        """Return the next sequences by tags; or, where a request has been overtaken enough for that, those that came first, as
-        far as they may be taken."""
+        """Return the next sequences by tags, or, if a request has been overtaken enough, the allowed ones in order of
+        arrival."""
         chosen = self._fitting(head, budget)
         allowed = queue.allowed(chosen)
         if len(allowed) == len(chosen):
@@ -257,7 +257,7 @@ class EngineCore:
         return [alike[place] for place in places]
 
     def _alike(self, order: Sequence[Waiting]) -> tuple[Sequence[Waiting], int]:
-        """Return what may run with the first, which shares its prefix or has none as it has, and the tokens of that prefix."""
+        """Return the sequences that share the first one's prefix (or, like it, have none), and the prefix's tokens."""
         if not (self._shared_tokens and order):
             return order, 0
         prefix = order[0].encoding.prefix
@@ -272,7 +272,7 @@ class EngineCore:
         return batch
 
     def _unknown(self, request: EngineRequest) -> list[int]:
-        """Return the places of the sequences to compute; the request gets the outputs of the others from the cache."""
+        """Return the places of the sequences to compute. The request gets the other outputs from the cache."""
         assert self._cache is not None
         unknown = []
         for place, encoding in enumerate(request.encodings):

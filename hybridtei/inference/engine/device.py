@@ -1,12 +1,12 @@
-"""The lanes of one device: threads that take batches from the engines of all models on it, fairly by tokens.
+"""The lanes of one device: threads that take batches from the engines of all its models, fairly by tokens.
 
-Among models with work, the one that was served the fewest tokens is next; its `EngineCore` decides what a pass computes.
-A failed pass fails its own callers; a lane that dies of anything else fails every waiter of every model, and flips health.
+The model with work that was served the fewest tokens is next; its `EngineCore` chooses the sequences of a pass. A failed pass
+fails its own callers. A lane that dies of any other error fails all waiting requests of all models, and /health.
 
-A pass that takes longer than `pass_timeout` fails its callers and flips health until it returns. It keeps its lane, since
-nothing can interrupt it; while all lanes are kept like this, every waiting request fails.
+A pass that takes longer than `pass_timeout` fails its callers, and /health until it returns. It keeps its lane, since nothing
+can interrupt it. While overdue passes keep all lanes, every waiting request fails.
 
-A GPU's backend takes a batch or more ahead of its lanes: one is packed and launched while another runs.
+A GPU's backend takes one or more batches beyond its lanes: one is packed and launched while another runs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hybridtei.inference.engine.core import Batch, EngineCore
 from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.system.machine import LaneKind, lower_priority
 
-JOIN_SECONDS = 0.5  # between looks at whether a lane will end at all
-LOOK_SECONDS = 1.0  # at most, between looks at overdue passes
-LOOKS = 4  # within a bound, at least
-STOP_SECONDS = 2.0  # that the end of a process waits for passes that nobody waits for any more
+JOIN_SECONDS = 0.5  # between checks of whether a lane will end
+LOOK_SECONDS = 1.0  # the longest time between checks for overdue passes
+LOOKS = 4  # the least number of checks within a pass's bound
+STOP_SECONDS = 2.0  # the time that a stopping process waits for passes without callers
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 class ModelInstance:
     """One model on a device, and the callbacks of its lanes.
 
-    `on_take`: a lane took a batch; called under the device's lock. `on_complete`: requests are complete. `on_death`: no lane is
-    left.
+    `on_take`: a lane took a batch (called under the device's lock). `on_complete`: requests are complete. `on_death`: the last
+    lane has died.
     """
 
     core: EngineCore
@@ -47,10 +47,10 @@ class ModelInstance:
     on_complete: Callable[[Sequence[EngineRequest]], None]
     on_death: Callable[[BackendError], None]
     healthy: bool = True
-    served_tokens: int = 0  # virtual: an idle model is owed nothing for what it did not use
+    served_tokens: int = 0  # virtual tokens: an idle model gains no credit
     running: int = 0
-    overdue: int = 0  # of those that run
-    entered: set[int] = field(default_factory=set)  # threads that have called its backend's `enter_lane`
+    overdue: int = 0  # the running batches
+    entered: set[int] = field(default_factory=set)  # threads that have called the backend's `enter_lane`
 
     def enter(self, kind: LaneKind) -> None:
         """Call `Backend.enter_lane` once for each thread."""
@@ -62,7 +62,7 @@ class ModelInstance:
 
 @dataclass(eq=False, slots=True)
 class _InFlightBatch:
-    """A batch that a lane computes."""
+    """A batch in a lane."""
 
     instance: ModelInstance
     batch: Batch
@@ -80,8 +80,8 @@ class _InFlightBatch:
 
 
 class Device:
-    """Lanes for the models that join. `lanes`: what their backends have in common. `pass_timeout`: seconds of `clock` that a
-    pass may take; 0: as long as it likes."""
+    """Lanes for the models that join. `lanes`: the same for all their backends. `pass_timeout`: the bound of a pass in seconds
+    of `clock`; 0: no bound."""
 
     def __init__(
         self,
@@ -100,18 +100,18 @@ class Device:
         self._closing = False
         self._pass_timeout = pass_timeout
         self._watchdog = Watchdog(pass_timeout, clock=clock)
-        self.overdue = 0  # lanes that a pass keeps for longer than it may
-        self._ahead = 0  # lanes beyond those of `lanes`
+        self.overdue = 0  # lanes with an overdue pass
+        self._ahead = 0  # lanes in addition to `lanes`
         self._threads = [self._thread(kind, f"{kind}-{i}") for i, kind in enumerate(lanes)]
 
     @property
     def alive(self) -> bool:
-        """Whether any lane runs."""
+        """True if any lane runs."""
         return any(thread.is_alive() for thread in self._threads)
 
     @property
     def stuck(self) -> bool:
-        """Whether every lane is kept by an overdue pass."""
+        """True if every lane has an overdue pass."""
         return self.overdue >= len(self._threads)
 
     def start(self) -> None:
@@ -123,10 +123,9 @@ class Device:
                 thread.start()
 
     def stop(self, seconds: float = inf) -> None:
-        """End the lanes once their running batches have ended; overdue batches, and those that take longer than `seconds`, are
-        left.
+        """End the lanes after their running batches. Do not wait for overdue batches, or for longer than `seconds`.
 
-        Requests that still wait must have been failed before.
+        The caller must fail waiting requests first.
         """
         end = monotonic() + seconds
         with self.lock:
@@ -138,7 +137,7 @@ class Device:
         self._watchdog.stop()
 
     def join(self, instance: ModelInstance) -> None:
-        """Serve a model's queue from now on."""
+        """Begin to serve a model's queue."""
         with self.lock:
             instance.served_tokens = min((other.served_tokens for other in self._instances), default=0)
             self._instances.append(instance)
@@ -150,14 +149,14 @@ class Device:
                     self._threads[-1].start()
 
     def leave(self, instance: ModelInstance, seconds: float | None = None) -> None:
-        """Serve a model's queue no more, and wait up to `seconds` until none of its batches runs but overdue ones."""
+        """Stop serving a model's queue. Wait up to `seconds` for its running batches, except overdue ones."""
         with self.lock:
             if instance in self._instances:
                 self._instances.remove(instance)
             self._left.wait_for(lambda: instance.running <= instance.overdue or self.dead is not None, seconds)
 
     def added(self, instance: ModelInstance) -> None:
-        """Wake a lane for what was added to a model's queue; the caller holds the lock."""
+        """Wake a lane for sequences added to a model's queue. The caller holds the lock."""
         for kind, condition in self._work.items():
             if instance.core.waiting(kind):
                 condition.notify()
@@ -175,12 +174,12 @@ class Device:
                 instance, batch = work
                 instance.enter(kind)
                 instance.on_complete(self._run(instance, batch))
-        except BaseException as error:  # a defect in this package: no request may wait for ever because of it
+        except BaseException as error:  # a defect in this package must not make requests wait for ever
             log.critical("a lane died; every waiting request fails", exc_info=True)
             self._die(BackendError(f"the engine stopped: {error}"))
 
     def _next(self, kind: LaneKind) -> tuple[ModelInstance, Batch] | None:
-        """Wait for a batch; return None when the device closes."""
+        """Wait for a batch. Return None when the device closes."""
         with self.lock:
             while True:
                 now = perf_counter_ns()
@@ -198,7 +197,7 @@ class Device:
                 self._work[kind].wait(LOOK_SECONDS if kept else None)
 
     def _wake_others(self, kind: LaneKind, waiting: Sequence[ModelInstance]) -> None:
-        """What kept them from work may have left the queue without a batch, since its caller did."""
+        """Wake the other lanes: the request that blocked them may have been cancelled."""
         for other, condition in self._work.items():
             if other is not kind and any(instance.core.waiting(other) for instance in waiting):
                 condition.notify()
@@ -213,18 +212,18 @@ class Device:
         ]
         instance.served_tokens = max(instance.served_tokens, min(busy, default=0)) + batch.tokens
         instance.running += 1
-        self.added(instance)  # one request may fill many batches; and lanes of another kind may have waited for this one
+        self.added(instance)  # one request may fill many batches, and lanes of another kind may have waited for this one
 
     def _run(self, instance: ModelInstance, batch: Batch) -> list[EngineRequest]:
         one = _InFlightBatch(instance, batch)
         watched = self._watchdog.begin(partial(self._abandon, one))
         try:
             parts = batch.split(instance.backend.forward(batch.packed, use_all_cores=batch.use_all_cores))
-        except DeviceLost:  # nor will any other pass succeed
+        except DeviceLost:  # no other pass will succeed either
             raise
         except PartlyFailed as error:
             return self._settle_partly(one, error)
-        except Exception as error:  # whatever a backend raises fails this batch only
+        except Exception as error:  # any exception of a backend fails only this batch
             log.error("a batch of %d failed: %s", len(batch.rows), error)
             failure = error if isinstance(error, BackendError) else BackendError(f"{type(error).__name__}: {error}")
             with self.lock:
@@ -237,7 +236,7 @@ class Device:
             return [] if one.abandoned else instance.core.give(batch, parts, perf_counter_ns())
 
     def _settle_partly(self, one: _InFlightBatch, error: PartlyFailed) -> list[EngineRequest]:
-        """Settle the sequences that were computed; only the other requests fail."""
+        """Complete the computed sequences. Only the other requests fail."""
         batch, instance = one.batch, one.instance
         computed = set(error.rows)
         log.error("%d sequences of a batch of %d failed: %s", len(batch.rows) - len(computed), len(batch.rows), error)
@@ -253,7 +252,7 @@ class Device:
             return [*dict.fromkeys([*complete, *(request for request, _ in failed)])]
 
     def _abandon(self, one: _InFlightBatch) -> None:
-        """Fail the requests of a pass that has not ended in time; and all others, once no lane is free to serve them."""
+        """Fail the requests of an overdue pass, and all others if no lane is free to serve them."""
         instance, failed = one.instance, dict[ModelInstance, list[EngineRequest]]()
         with self.lock:
             if one.ended:
@@ -275,7 +274,7 @@ class Device:
         instance = one.instance
         one.ended = True
         if one.abandoned:
-            log.warning("%s, and has ended", one.describe())  # before health says so
+            log.warning("%s, and has ended", one.describe())  # before /health reports it
             instance.overdue -= 1
             self.overdue -= 1
         instance.healthy = healthy
@@ -301,7 +300,7 @@ class Device:
 
 
 class Watchdog:
-    """Watches what runs in other threads, for `seconds` of `clock` each; 0: nothing."""
+    """Watches work in other threads, each piece for `seconds` of `clock`; 0: does not watch."""
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = monotonic) -> None:
         self._seconds = seconds
@@ -313,23 +312,23 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Begin to watch."""
         if self._seconds:
             self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._closed.set()
 
     def begin(self, overdue: Callable[[], object]) -> int:
-        """Begin a piece of work; return its number for `end`. `overdue`: called from the watchdog's thread, at most once."""
+        """Begin a piece of work. Return its number for `end`. `overdue`: called from the watchdog's thread, at most once."""
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._watched[number] = (self._clock() + self._seconds, overdue)
             return number
 
     def end(self, number: int) -> None:
-        """End a piece of work; `overdue` is not called from now on."""
+        """End a piece of work. From now on `overdue` is not called."""
         with self._lock:
             self._watched.pop(number, None)
 

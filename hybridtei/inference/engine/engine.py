@@ -1,8 +1,8 @@
 """Runs a model's queue: `Engine` for callers on an event loop, by a device's lanes; `run_all` for a caller that blocks.
 
-`Engine` wakes its loop once a batch, however many requests the batch completes. `run_all` starts threads that end with the
-queue. A pass over all cores has little to share out where texts are short, and its threads meet after each operation; as many
-passes of one thread each do not. A few short texts are the exception: they make one pass.
+`Engine` wakes its loop once a batch, for all requests that the batch completes. `run_all` starts threads that end with the
+queue. The threads of one pass over all cores meet after each operation, which costs too much for short texts, so `run_all` runs
+several passes of one thread each. A few short texts are the exception: they are one pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hybridtei.system.metrics import Registry, powers_of_two
 
 
 class BatchMetrics:
-    """What is counted per batch, under TEI's names; and passes, lanes and what was saved, under ours. `core`: the queue."""
+    """Counters of batches, under TEI's names, and of passes, lanes and saved work, under ours. `core`: the queue."""
 
     def __init__(self, registry: Registry, core: EngineCore) -> None:
         self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
@@ -40,14 +40,14 @@ class BatchMetrics:
         self.queued = registry.observed("te_queue_size", lambda: len(core))
         registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
         registry.observed("hybridtei_running_batches", lambda: core.running)
-        self.dropped = registry.counter("hybridtei_dropped_requests_total")  # whose caller left while they waited for a pass
-        self.shared = registry.counter("hybridtei_shared_inputs_total")  # identical to one that waited already
+        self.dropped = registry.counter("hybridtei_dropped_requests_total")  # requests cancelled while they waited for a pass
+        self.shared = registry.counter("hybridtei_shared_inputs_total")  # sequences identical to a waiting one
         self.cache_hits = registry.counter("hybridtei_cache_hits_total")
         self.cache_misses = registry.counter("hybridtei_cache_misses_total")
         self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
 
     def taken(self, batch: Batch, budget_tokens: int) -> None:
-        """A batch goes to a lane."""
+        """Count a batch that a lane takes."""
         tokens = batch.tokens
         batches, lane_tokens = self._of_lane[batch.kind]
         batches()
@@ -58,7 +58,7 @@ class BatchMetrics:
         self.forwards.add()
 
     def saved(self, core: EngineCore, cache: ResultCache | None) -> None:
-        """What did not have to be computed, so far."""
+        """Count the work saved so far."""
         if core.shared > self.shared.value():
             self.shared.add(core.shared - self.shared.value())
         if cache is not None:
@@ -68,7 +68,7 @@ class BatchMetrics:
 
 
 class EngineClient(Protocol):
-    """Where a service's encodings become outputs: here (`Engine`), or in another process (`engine_process.RemoteEngine`)."""
+    """Computes a service's encodings: in this process (`Engine`), or in another one (`engine_process.RemoteEngine`)."""
 
     async def start(self) -> None: ...
 
@@ -97,49 +97,48 @@ class Engine:
         self._backend = backend
         self._device = device
         self._instance = ModelInstance(core, backend, self._on_take, self._on_complete, self._on_death)
-        self._open: set[EngineRequest] = set()  # whose callers wait
+        self._open: set[EngineRequest] = set()  # requests with waiting callers
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
 
     async def start(self) -> None:
-        """Join the device; futures will be resolved on the running loop."""
+        """Join the device. Futures are resolved on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._device.join(self._instance)
 
     @property
     def dead(self) -> BackendError | None:
-        """Why the lanes have ended, if they did so by themselves."""
+        """The error that ended the lanes, or None."""
         return self._device.dead
 
     @property
     def busy(self) -> bool:
-        """Whether a pass of the model runs."""
+        """True if a pass of the model runs."""
         return self._instance.running > 0
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Fail what still waits, and let running batches end, at most for so long."""
+        """Fail waiting requests, and wait at most `seconds` for running batches."""
         with self._device.lock:
             self._closing = True
             failed = self._core.fail_all(Unhealthy())
         _wake(failed)
         await asyncio.to_thread(self._device.leave, self._instance, seconds)
-        if not self.busy:  # under a pass that does not end, the weights stay where they are
+        if not self.busy:  # a pass that does not end still needs the weights
             self._backend.close()
 
     async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest:
-        """Queue a request and return it once all its outputs are there. Raises BackendError if a pass fails, and Unhealthy when
-        closing.
+        """Queue a request, and return it with all outputs. Raises BackendError if a pass fails, and Unhealthy when closing.
 
-        Cancelling the caller takes what has not run out of the queue.
+        Cancelling the caller removes its waiting sequences from the queue.
         """
         with self._device.lock:
             if self._closing or self._device.dead is not None or self._device.stuck:
                 raise Unhealthy
             request = self._core.add(encodings, heads, now_ns)
             self.metrics.saved(self._core, self._cache)
-            if request.done:  # all of it was in the cache
+            if request.done:  # the cache had all of it
                 return request
-            request.waiter = asyncio.get_running_loop().create_future()  # before a lane can be done with it
+            request.waiter = asyncio.get_running_loop().create_future()  # before a lane can complete it
             self._open.add(request)
             self._device.added(self._instance)
         try:
@@ -155,7 +154,7 @@ class Engine:
         return request
 
     async def check_health(self) -> None:
-        """Nothing, if the last pass went well; else one token decides. Raises Unhealthy."""
+        """Return if the last pass succeeded; otherwise run a pass of one token. Raises Unhealthy."""
         if self._closing or self._device.dead is not None or self._instance.overdue or not self._device.alive:
             raise Unhealthy
         if self._instance.healthy:
@@ -190,11 +189,10 @@ def _wake(requests: Iterable[EngineRequest]) -> None:
 
 
 def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]) -> None:
-    """Take, run, give, until nothing waits: an engine without clocks, deadlines and callers who leave, whose answers are those
-    of `Engine`.
+    """Take, run, give, until nothing waits: an engine without clocks, deadlines and cancellation, with the answers of `Engine`.
 
-    `callers` passes run at once; `advance` is told how many sequences each did. Raises what a pass raised, once the others have
-    ended.
+    `callers` passes run at once. `advance`: called with the number of sequences of each pass. Raises a pass's error after the
+    others have ended.
     """
     alone = callers == 1 or core.is_one_pass
     lock = threading.Lock()
@@ -202,7 +200,7 @@ def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[
     def loop() -> None:
         while True:
             with lock:
-                batch = core.take(device_idle=alone)  # several: a batch must not depend on which caller ends first
+                batch = core.take(device_idle=alone)  # several callers: a batch must not depend on which of them ends first
             if batch is None:
                 return
             try:

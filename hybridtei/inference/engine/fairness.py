@@ -1,11 +1,11 @@
-"""The order in which sequences of many requests wait, and the bound on how much of what comes later goes first.
+"""The order of waiting sequences of many requests, and the bound on overtaking by later ones.
 
-`FairQueue` orders sequences by tags; identical ones wait as one. A request's tags grow with each token it asks for, and the
-lowest tag runs first. So a request's thousandth text waits behind another's five-token query, and nothing starves, as virtual
-time moves on with what is served (start-time fair queueing, Goyal et al. 1996).
+`FairQueue` orders sequences by tags; identical ones wait as one. A request's tags grow with each of its tokens, and the lowest
+tag runs first. So a request's thousandth text waits behind another's five-token query. Nothing starves, since virtual time
+advances with served tokens (start-time fair queueing, Goyal et al. 1996).
 
-`Arrivals` bounds that order. What comes to a queue after a request may go before the request's last sequence for so many of the
-request's tokens (`OVERTAKEN`, over all queues of a model); then the request's turn has come.
+`Arrivals` bounds that order: later work may overtake a request's last sequence by at most `OVERTAKEN` times the request's
+tokens, over all queues of a model. Then it is the request's turn.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from hybridtei.batch import Encoding
 from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.system.machine import LaneKind
 
-CallerPlace = tuple[EngineRequest, int]  # a request, and the place of the sequence in it
+CallerPlace = tuple[EngineRequest, int]  # a request, and the sequence's place in it
 
-OVERTAKEN = 2.0  # times its own tokens that later work may be taken before a request
-OVERTAKEN_BY_BULK = 0.25  # of these, where short requests have lanes of their own and must not wait for a bulk lane
+OVERTAKEN = 2.0  # later work that may overtake a request, in times the request's tokens
+OVERTAKEN_BY_BULK = 0.25  # the part for short requests with express lanes, which must not wait for a bulk lane
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Waiting:
-    """One sequence, and the requests that wait for it; `tag` is the lowest of theirs."""
+    """One sequence, and the requests that wait for it. `tag`: the lowest of theirs."""
 
     tag: int
-    arrived: int  # tokens that had come to its queue, its own included
+    arrived: int  # tokens that had arrived at its queue, its own included
     encoding: Encoding = field(compare=False)
-    key: bytes = field(compare=False)  # of the encoding
+    key: bytes = field(compare=False)  # the encoding's key
     callers: list[CallerPlace] = field(compare=False)
 
     def __len__(self) -> int:
@@ -41,42 +41,42 @@ class Waiting:
 
     @property
     def awaited(self) -> bool:
-        """Whether any request still waits for it."""
+        """True if any request still waits for it."""
         return any(not (caller.cancelled or caller.done) for caller, _ in self.callers)
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A request that waits. `left`: its sequences that wait. `limits`: what may be taken of each queue before the last of them,
-    by `Waiting.arrived`."""
+    """A waiting request. `left`: the number of its waiting sequences. `limits`: for each queue, the `Waiting.arrived` up to
+    which work may be taken before the last of them."""
 
     left: int
     limits: dict[LaneKind, float]
 
 
 class Arrivals:
-    """The requests that wait in the queues of one model, and what may be taken before each. Not thread-safe.
+    """The waiting requests in one model's queues, and the work that may overtake each. Not thread-safe.
 
-    `overtaken`: for each queue, how many times a request's tokens may be taken before it of what came later.
+    `overtaken`: for each queue, the later work that may overtake a request, in times its tokens.
     """
 
     def __init__(self, overtaken: Mapping[LaneKind, float]) -> None:
         self._overtaken = overtaken
-        self._tokens = dict.fromkeys(overtaken, 0)  # that ever came to each queue
+        self._tokens = dict.fromkeys(overtaken, 0)  # tokens that have arrived at each queue so far
         self._turns: dict[EngineRequest, _Turn] = {}
 
     def enter(self, kind: LaneKind, tokens: int) -> int:
-        """Return the tokens that have come to a queue with a sequence that begins to wait there."""
+        """Count a sequence's tokens; return the tokens that have arrived at the queue, these included."""
         self._tokens[kind] += tokens
         return self._tokens[kind]
 
     def opened(self, request: EngineRequest, sequences: int, tokens: int) -> None:
-        """A request has entered `sequences` of so many `tokens` together."""
+        """Record a request that has entered `sequences` sequences with `tokens` tokens in total."""
         limits = {kind: self._tokens[kind] + times * tokens for kind, times in self._overtaken.items()}
         self._turns[request] = _Turn(sequences, limits)
 
     def leave(self, sequences: Sequence[Waiting]) -> None:
-        """They wait no more."""
+        """Remove sequences that no longer wait."""
         for waiting in sequences:
             for request, _ in waiting.callers:
                 turn = self._turns[request]
@@ -85,7 +85,7 @@ class Arrivals:
                     del self._turns[request]
 
     def limit(self, kind: LaneKind, chosen: Sequence[Waiting] = ()) -> float:
-        """Return how much may be taken of a queue now, by `Waiting.arrived`, if `chosen` is taken too."""
+        """Return the `Waiting.arrived` up to which a queue's work may be taken now, if `chosen` is taken too."""
         if len(self._turns) < 2:  # none waits but the one
             return inf
         leaving = Counter(request for waiting in chosen for request, _ in waiting.callers)
@@ -100,12 +100,12 @@ class Arrivals:
 
 
 class FairQueue:
-    """Not thread-safe. `kind`: of the lanes that take from it. `arrivals`: of the model, where it has several queues."""
+    """A fair queue. Not thread-safe. `kind`: of its lanes. `arrivals`: the model's, shared by its queues."""
 
     def __init__(self, kind: LaneKind = LaneKind.BULK, arrivals: Arrivals | None = None) -> None:
         self.kind = kind
         self.tokens = 0
-        self.shared = 0  # sequences, ever, that waited here already when they were added
+        self.shared = 0  # count of added sequences that were waiting already
         self._queue: list[Waiting] = []
         self._by_key: dict[bytes, Waiting] = {}  # in order of arrival
         self._virtual_time = 0
@@ -125,7 +125,7 @@ class FairQueue:
                 waiting.callers.append((request, place))
                 self.shared += 1
                 if tag + len(encoding) >= waiting.tag:
-                    continue  # its tag is low enough already
+                    continue  # its tag is already low enough
                 del self._queue[bisect_left(self._queue, waiting)]
                 waiting = replace(waiting, tag=tag + len(encoding))
             else:
@@ -138,12 +138,12 @@ class FairQueue:
         self._arrivals.opened(request, len(places), sum(len(encodings[place]) for place in places))
 
     def head(self, size: int) -> list[Waiting]:
-        """Return the first `size` of the queue, after removing those that no request waits for."""
+        """Return the first `size` sequences, after removing those without a waiting request."""
         while True:
             head = self._queue[:size]
             awaited: list[Waiting] = []
             dropped: list[Waiting] = []
-            for waiting in head:  # read once: requests are cancelled at any moment, from another thread
+            for waiting in head:  # read once, since another thread can cancel requests at any moment
                 (awaited if waiting.awaited else dropped).append(waiting)
             if not dropped:
                 return head
@@ -151,8 +151,7 @@ class FairQueue:
             self._forget(dropped)
 
     def first_come(self, tokens: int) -> list[Waiting]:
-        """Return what some request waits for, in order of arrival: the first `tokens` of it, and what may be taken before any
-        of these."""
+        """Return the first `tokens` of awaited sequences in order of arrival, and the work that may be taken before them."""
         limit = self._arrivals.limit(self.kind)
         found: list[Waiting] = []
         for waiting in self._by_key.values():
@@ -169,7 +168,7 @@ class FairQueue:
         return [waiting for waiting in chosen if waiting.arrived <= limit]
 
     def remove(self, chosen: Sequence[Waiting]) -> None:
-        """Remove some of what waits. Virtual time moves on to the lowest tag."""
+        """Remove waiting sequences. Virtual time advances to the lowest tag."""
         self._virtual_time = max(self._virtual_time, self._queue[0].tag)
         arrived = {waiting.arrived for waiting in chosen}
         end = bisect_left(self._queue, max(chosen)) + 1
@@ -177,7 +176,7 @@ class FairQueue:
         self._forget(chosen)
 
     def clear(self) -> list[Waiting]:
-        """Empty the queue and return what was in it."""
+        """Empty the queue. Return its sequences."""
         everything, self._queue = self._queue, []
         self._forget(everything)
         return everything

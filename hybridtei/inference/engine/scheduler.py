@@ -1,8 +1,8 @@
-"""Requests, which sequences of a queue run next, and which need no pass since their outputs are cached.
+"""Requests, the choice of the sequences that run next, and the cache of outputs.
 
-`choose` and `lane_for` are functions of lengths, budgets and ages. Where nothing is padded, arrival order is kept and gaps are
-filled with what still fits. Where something is, sequences of like length go together with the first: in a rectangle a batch
-costs `sequences * longest`, and where only attention is padded, as much less as attention costs less than everything else.
+`choose` and `lane_for` are functions of lengths, budgets and ages. Without padding, sequences keep the order of arrival, and
+smaller ones fill gaps. With padding, sequences of similar length join the first: a padded batch costs `sequences * longest`,
+and if only attention is padded, the same share of attention's cost.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """One request from submit to join: its sequences, the outputs that have come back, its times, and the future of its caller.
+    """One request from submit to join: its sequences, the outputs so far, its times, and its caller's future.
 
-    `waiter`: set by an engine whose caller awaits the request; the core itself never touches it.
+    `waiter`: set by an engine whose caller awaits the request; `EngineCore` does not use it.
     """
 
     encodings: Sequence[Encoding]
@@ -42,20 +42,20 @@ class EngineRequest:
     _missing: int = 0
 
     def __post_init__(self) -> None:
-        self._missing = len(self.encodings) if self.heads else 0  # without heads, no pass is needed
+        self._missing = len(self.encodings) if self.heads else 0  # a request without heads needs no pass
 
     @property
     def done(self) -> bool:
         return self._missing == 0 or self.error is not None
 
     def wake(self, error: BaseException | None = None) -> None:
-        """Resume the caller, on its event loop, with `error` if there is one; nothing if it has been resumed or cancelled."""
+        """Resume the caller on its event loop, perhaps with `error`. No effect if it was resumed or cancelled before."""
         if self.waiter is not None and not self.waiter.done():
             self.error = error or self.error
             self.waiter.set_result(None)
 
     def keep(self, places: Sequence[int], outputs: HeadOutputs) -> None:
-        """Add the outputs of some of its sequences."""
+        """Add the outputs of some sequences."""
         self._parts.append((places, outputs))
         self._missing -= len(places)
 
@@ -70,15 +70,15 @@ class EngineRequest:
         return joined.take(sorted(range(len(places)), key=places.__getitem__))
 
     def timings(self) -> Timings:
-        """Means over its sequences."""
+        """The times, as means over the sequences."""
         n = max(len(self.encodings), 1)
         return Timings(queue_ns=self.queue_ns // n, inference_ns=self.inference_ns // n)
 
 
 def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[int, ...]]]:
-    """Encodings end to end, for another process: ids int64[t], token types, and the numbers of each.
+    """Join encodings end to end for another process: ids int64[t], token types, and the numbers of each encoding.
 
-    Token types of zeros may stand for None, which means the same.
+    Token types None may become zeros, which mean the same.
     """
     ids, types = [one.input_ids for one in encodings], [one.token_type_ids for one in encodings]
     known = [np.zeros_like(own) if one is None else one for own, one in zip(ids, types, strict=True)]
@@ -87,7 +87,7 @@ def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[i
 
 
 def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> list[Encoding]:
-    """What `joined` joined, as views."""
+    """Split the result of `joined` into encodings that are views."""
     ends = accumulate(length for length, *_ in numbers)
     return [
         Encoding(ids[end - length : end], None if types is None else types[end - length : end], *others)
@@ -95,24 +95,24 @@ def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> li
     ]
 
 
-EXPRESS_TOKENS = 48  # longest request that is express: some milliseconds of one core
-EXPRESS_BACKLOG_TOKENS = 8192  # beyond so many waiting, short requests are bulk work in small pieces
-ALLOWED = {Padding.ATTENTION: 1.06, Padding.ALL: 1.25}  # a batch may cost so many times its useful tokens
-ATTENTION_TOKENS = 1000  # length of texts of which attention costs as much as the rest, in small models
-MIN_SHARE_TOKENS = 128  # a batch of fewer leaves a core's arithmetic waiting for weights
+EXPRESS_TOKENS = 48  # tokens of the longest express request: some milliseconds of one core
+EXPRESS_BACKLOG_TOKENS = 8192  # with more waiting tokens, short requests are bulk work in small pieces
+ALLOWED = {Padding.ATTENTION: 1.06, Padding.ALL: 1.25}  # bound of a batch's cost, in times its useful tokens
+ATTENTION_TOKENS = 1000  # length of texts in which attention costs as much as the rest, in small models
+MIN_SHARE_TOKENS = 128  # in smaller batches a core waits for weights
 
 
 def lane_for(request_tokens: int, backlog_tokens: int) -> LaneKind:
-    """Return the lane of a request, given the tokens that wait for express lanes already."""
+    """Return the lane of a request, given the tokens that already wait for express lanes."""
     short = request_tokens <= EXPRESS_TOKENS and backlog_tokens + request_tokens <= EXPRESS_BACKLOG_TOKENS
     return LaneKind.EXPRESS if short else LaneKind.BULK
 
 
 def share(lengths: Sequence[int], waiting_tokens: int, lanes: int, max_tokens: int, *, idle: bool = False) -> int:
-    """Return the budget of one batch, in tokens, where `lanes` share what waits: none takes all of it while another idles.
+    """Return the token budget of one batch if `lanes` share the waiting work, so that no lane takes all while another idles.
 
-    `lengths`: of the sequences that are next. `idle`: nothing runs, so one pass on all cores may take what no division among
-    the lanes would end sooner, since one sequence is longer than a lane's part.
+    `lengths`: of the next sequences. `idle`: nothing runs, so one pass on all cores may take everything if one sequence is
+    longer than a lane's part, since a division would end no sooner.
     """
     part = -(-waiting_tokens // lanes)
     if idle and waiting_tokens <= max_tokens and max(lengths, default=0) > part:
@@ -121,7 +121,7 @@ def share(lengths: Sequence[int], waiting_tokens: int, lanes: int, max_tokens: i
 
 
 def price(useful: int, sequences: int, longest: int, padding: Padding, prefix: int = 0) -> float:
-    """Return the cost of a batch in tokens: the useful ones and those of padding. `prefix`: see `choose`."""
+    """Return the cost of a batch in tokens: useful ones and padding. `prefix`: as for `choose`."""
     if padding is Padding.NONE:
         return useful
     wasted = sequences * longest - useful
@@ -137,12 +137,12 @@ def choose(
     prefix: int = 0,
     shared_tokens: int = 0,
 ) -> list[int]:
-    """Return the places in `waiting` (lengths in tokens, in order of turn) of the sequences that run next, ascending.
+    """Return the ascending places in `waiting` (lengths in tokens, in order of turn) of the sequences that run next.
 
-    The first is always chosen, however long it is, so the queue moves. Equal queues give equal batches.
+    The first is always chosen, even if it is too long, so the queue moves. Equal queues give equal batches.
 
-    `prefix`: of tokens before each sequence, which a batch computes once: padding may cost as much more, since another batch
-    would compute them again. What attention reads is at most `shared_tokens`, the prefix counted for each sequence.
+    `prefix`: the tokens before each sequence that a batch computes once. Padding may cost that much more, since another batch
+    would compute the prefix again. With the prefix counted for each sequence, a batch has at most `shared_tokens` tokens.
     """
     if not waiting:
         return []
@@ -165,13 +165,13 @@ def choose(
     return sorted(chosen)
 
 
-ENTRY_BYTES = 600  # of Python objects around the arrays of one entry
+ENTRY_BYTES = 600  # bytes of an entry's Python objects besides its arrays
 
 
 class ResultCache:
-    """Outputs of sequences within a bound on their bytes; the least recently used are evicted first. Not thread-safe.
+    """Outputs of sequences within a bound of bytes. The least recently used are evicted first. Not thread-safe.
 
-    A text that is asked for further outputs is computed again, and kept with those.
+    A text that is requested with further outputs is computed again, and stored with these.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -183,7 +183,7 @@ class ResultCache:
         return len(self._entries)
 
     def find(self, encoding: Encoding, heads: frozenset[Head]) -> HeadOutputs | None:
-        """Return the outputs of `heads` for these ids, or None unless a pass computed all of them."""
+        """Return the outputs of `heads` for these ids, or None if one is missing."""
         entry = self._entries.get(encoding.key)
         if entry is None or not heads <= entry[0]:
             self.misses += 1
@@ -193,7 +193,7 @@ class ResultCache:
         return entry[1].only(heads)
 
     def keep(self, encoding: Encoding, heads: frozenset[Head], row: HeadOutputs) -> None:
-        """Keep one sequence's outputs, unless they exceed the bound by themselves."""
+        """Store one sequence's outputs, unless they alone exceed the bound."""
         size = row.nbytes + len(encoding.key) + ENTRY_BYTES
         if size > self._max_bytes:
             return

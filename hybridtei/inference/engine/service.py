@@ -1,6 +1,6 @@
 """One model under asyncio: admission, chunks of a large request, a tokenizer pool, its engine.
 
-Holds no policy: `Admission` admits, `EngineCore` orders.
+It has no policy of its own: `Admission` admits, `EngineCore` orders.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from hybridtei.system.machine import available_cores
 from hybridtei.system.metrics import Registry
 
 MEGABYTE = 1_000_000
-BYTES_PER_NUMBER = 12  # of a float32 in JSON, on average: sign, point, nine digits, comma
-PANIC = "PanicException"  # of Rust code that panics; not an Exception, so few would catch it
-MAX_ASIDE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) that may be inside at once
+BYTES_PER_NUMBER = 12  # average bytes of a float32 in JSON: sign, point, nine digits, comma
+PANIC = "PanicException"  # the exception of a panic in Rust code; no subclass of Exception
+MAX_ASIDE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) inside at once
 
 T = TypeVar("T")
 Start = Callable[[], Coroutine[Any, Any, T]]
@@ -41,7 +41,7 @@ Start = Callable[[], Coroutine[Any, Any, T]]
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[T]):
-    """A task's answer, how many tokens ran for it, and the times of each stage."""
+    """A task's answer, the number of its tokens that ran, and the times of each stage."""
 
     answer: T
     lengths: list[int]
@@ -50,7 +50,7 @@ class Answered(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Done(Generic[T]):
-    """A chunk's answer, how many inputs it has, the tokens of each encoding, and its times; tokenisation as a sum."""
+    """A chunk's answer, its number of inputs, each encoding's tokens, and its times. Tokenisation is a sum."""
 
     answer: T
     size: int
@@ -59,7 +59,7 @@ class _Done(Generic[T]):
 
 
 class EngineService:
-    """One model, served to many callers on one event loop."""
+    """One model for many callers on one event loop."""
 
     def __init__(
         self,
@@ -72,10 +72,8 @@ class EngineService:
         device: Device | None = None,
         engine: EngineClient | None = None,
     ) -> None:
-        """`device`: its lanes are shared with other models; without one, the model has lanes of its own.
-
-        `engine`: where the engine is in another process, its client.
-        """
+        """`device`: shares its lanes with other models; None: the model has its own lanes. `engine`: the client of an engine in
+        another process."""
         self.model = model
         self.backend = backend
         self.config = config
@@ -95,13 +93,13 @@ class EngineService:
         self._deadlines = Deadlines(config.request_timeout)
 
     async def start(self) -> None:
-        """Join the device; requests complete on the running loop."""
+        """Join the device. Requests complete on the running loop."""
         await self.engine.start()
         if self._own_device is not None:
             self._own_device.start()
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Fail what still waits, let running batches end, and free the model's memory, unless a batch takes longer than
+        """Fail waiting requests, wait for running batches, and free the model's memory, unless a batch takes longer than
         `seconds`."""
         self._closing = True
         end = monotonic() + (inf if seconds is None else seconds)
@@ -110,7 +108,7 @@ class EngineService:
         if self._own_device is not None:
             await asyncio.to_thread(self._own_device.stop, end - monotonic())
         for pool in (self._pool, self._side_pool):
-            pool.shutdown(wait=False)  # its remaining work ends there, and is refused at the queue
+            pool.shutdown(wait=False)  # its remaining work ends there: the queue refuses it
 
     @property
     def reader(self) -> TextReader:
@@ -119,21 +117,21 @@ class EngineService:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, for what needs no pass."""
+        """The model's tokenizer, for work without a pass."""
         return self.model.reader.tokenizer
 
     @property
     def dead(self) -> BackendError | None:
-        """Why its lanes have ended by themselves, or cannot be reached; None while they serve."""
+        """The error that ended its lanes or makes them unreachable; None while they serve."""
         return self.engine.dead
 
     async def run(self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None) -> Answered[T]:
-        """Admit, split, tokenise, queue, wait, finish, join. `characters`: of all inputs, if counted. `bounds`: how a large
-        request is split; without them it is one chunk.
+        """Admit, split, tokenise, queue, wait, finish, join. `characters`: of all inputs, if counted. `bounds`: the split of a
+        large request; default: one chunk.
 
-        The permits are taken once and held until the last chunk is done. Raises Overloaded at once, RequestError for bad input,
-        BackendError if a pass fails, TimedOut if a chunk takes too long; of several failures, that of the first chunk by place.
-        Cancelling the caller frees the permits and takes what has not run out of the queue.
+        Permits are taken once and held until the last chunk is done. Raises Overloaded at once, RequestError for bad input,
+        BackendError if a pass fails, TimedOut if a chunk takes too long; of several failures, the first chunk's. Cancelling the
+        caller frees the permits and removes waiting sequences from the queue.
         """
         bounds = bounds or Bounds.whole(task.size)
         with self.admission.inside(bounds.permits, turns=bounds.turns):
@@ -179,13 +177,13 @@ class EngineService:
         began = perf_counter_ns()
         if short:
             with _Panicking():
-                encodings = chunk.prepare(self.model)  # in less time than it takes to wake a thread of the pool
+                encodings = chunk.prepare(self.model)  # faster than waking a thread of the pool
         else:
             encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
         lengths = [len(encoding) for encoding in encodings]
         self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
         tokenised = perf_counter_ns()
-        if not chunk.heads:  # nothing to compute: it takes no place in the queue
+        if not chunk.heads:  # nothing to compute, so it needs no place in the queue
             return _Done(
                 chunk.finish(self.model, encodings, HeadOutputs()), chunk.size, lengths, Timings(tokenised - began, 0, 0)
             )
@@ -196,17 +194,17 @@ class EngineService:
         return _Done(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Run work that needs no pass on a thread of its own, so that it delays no pass. Raises Overloaded if `MAX_ASIDE`
-        pieces are inside, and TimedOut."""
+        """Run work without a pass on a separate thread, so that it delays no pass. Raises Overloaded if `MAX_ASIDE` pieces are
+        inside, and TimedOut."""
         with self.beside.inside(1):
             return await self._deadlines.within(self._in(self._side_pool, work))
 
     async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that asks other services too, within a request's bound of time. Raises TimedOut."""
+        """Await work that also calls other services, within the request timeout. Raises TimedOut."""
         return await self._deadlines.within(work)
 
     def check_answer(self, numbers: int) -> None:
-        """Raises AnswerTooLarge if so many numbers would exceed `--max-answer-bytes` as JSON."""
+        """Raises AnswerTooLarge if this count of numbers would exceed `--max-answer-bytes` as JSON."""
         size, limit = numbers * BYTES_PER_NUMBER, self.config.max_answer_bytes
         if size > limit:
             raise AnswerTooLarge(
@@ -214,24 +212,24 @@ class EngineService:
             )
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Run work on a pool; a caller that is cancelled before it began cancels it. Raises Unhealthy when closing."""
+        """Run work on a pool. Cancelling the caller cancels work that has not begun. Raises Unhealthy when closing."""
         if self._closing:
             raise Unhealthy
         with _Panicking():
             return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     async def check_health(self) -> None:
-        """Return if the last pass went well; else a pass of one token decides. Raises Unhealthy."""
+        """Return if the last pass succeeded; otherwise run a pass of one token. Raises Unhealthy."""
         await self.engine.check_health()
 
 
 def default_tokenization_workers() -> int:
-    """TEI's rule: one thread less than there are processors, between 1 and 64."""
+    """TEI's rule: the number of processors minus 1, between 1 and 64."""
     return min(max(available_cores() - 1, 1), 64)
 
 
 def too_many_numbers(limit: int) -> RequestRefused:
-    """Return the error for an answer of more than `limit` numbers."""
+    """Return the error of an answer with more than `limit` numbers."""
     return RequestRefused(f"the answer would hold more than {limit} numbers: send fewer inputs at once")
 
 
@@ -241,8 +239,8 @@ def _check_numbers(numbers: int, bounds: Bounds) -> None:
 
 
 async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
-    """Return all results in order; `at_once` run concurrently. Raises what the first by place raises, and starts no more
-    then."""
+    """Return all results in order; `at_once` run concurrently. Raises the error of the first failing one, and starts no
+    more."""
     done: list[T] = []
     running: list[asyncio.Task[T]] = []
     try:
@@ -260,7 +258,7 @@ async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
 
 
 def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
-    """Join chunks into the answer that one chunk would have had. Times are means over all inputs."""
+    """Join chunks to the answer of the whole task. Times are means over all inputs."""
     inputs = max(task.size, 1)
     timings = Timings(
         sum(one.timings.tokenization_ns for one in done) // inputs,
@@ -272,7 +270,7 @@ def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
 
 
 class _Panicking:
-    """Turns a panic of the tokenizer into a TokenizerError, which fails its own request only."""
+    """Turns a panic of the tokenizer into a TokenizerError, so that it fails only its own request."""
 
     def __enter__(self) -> None: ...
 
@@ -282,7 +280,7 @@ class _Panicking:
 
 
 def engine_of(backend: Backend, config: EngineConfig, budget_tokens: int, registry: Registry, device: Device | None) -> Engine:
-    """Return the engine of a loaded model; it counts in `registry`."""
+    """Return the engine of a loaded model. It counts in `registry`."""
     assert device is not None
     cache = ResultCache(config.embedding_cache_mb * MEGABYTE) if config.embedding_cache_mb else None
     core = EngineCore(

@@ -238,7 +238,7 @@ def term_matrix(weights: Tensor, input_ids: Tensor, cu_seqlens: Tensor, columns:
 
 
 def maxsim(query_vectors: Tensor, query_cu_seqlens: Tensor, text_vectors: Tensor, text_cu_seqlens: Tensor) -> Tensor:
-    """Return MaxSim [queries, texts] divided by the query's number of vectors (a cosine, whatever the length)."""
+    """Return MaxSim [queries, texts] divided by the query's number of vectors (a cosine, independent of the length)."""
     similarity = query_vectors @ text_vectors.T
     lengths: list[int] = text_cu_seqlens.diff().tolist()
     nothing = similarity.new_zeros(len(similarity))  # a text without vectors scores 0

@@ -1,1 +1,1 @@
-"""How good and how fast each way of searching is, on collections with judgements."""
+"""Measures the quality and speed of each way of searching, on collections with judgements."""

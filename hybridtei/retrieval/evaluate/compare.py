@@ -1,7 +1,7 @@
-"""Compares two embedding servers: whether the vectors that A made can be searched by queries that B embeds, and if not, why.
+"""Compares two embedding servers: can B's queries search A's vectors, and if not, why?
 
-Each cause leaves a sign of its own in the vectors of chosen texts: a prompt, the pooling, case, truncation. Where all numbers
-differ a little, `/info` tells weights from dtype and activation, if both servers have it.
+Each cause (a prompt, the pooling, case, truncation) leaves its own sign in the vectors of chosen texts. If all numbers differ a
+little, `/info` distinguishes weights from dtype and activation, if both servers have it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ TIMEOUT_S = 120.0
 REFUSED = frozenset({400, 404, 413, 422, 424})
 REPLAYED = ("/embed", "/v1/embeddings", "/embeddings")
 NEIGHBOURS = 10
-MAX_KEPT_TEXTS = 256  # the last different ones of a recording, among which neighbours are looked for
-KEPT_APART, KEPT_OVERLAP = 1e-4, 0.99  # an index is kept up to this 1 - cosine, from this overlap on
+MAX_KEPT_TEXTS = 256  # a recording's last different texts, among which neighbours are searched
+KEPT_APART, KEPT_OVERLAP = 1e-4, 0.99  # an index can be kept up to this 1 - cosine, and from this overlap on
 VERDICTS = {True: "keep the index", False: "embed again"}
 SAME = 1e-9  # 1 - cosine: float32 in another order of summation, or the same tokens, stay below 1e-11
-EXPLAINS = 0.02  # a cause explains a difference that it takes down to this share
+EXPLAINS = 0.02  # a cause explains a difference if removing it leaves at most this share
 READ_WORDS = 2048  # of the longest text
-OTHER_LENGTH = 0.15  # share by which two truncation lengths differ at least: a prompt takes some tokens too
+OTHER_LENGTH = 0.15  # least relative difference of two truncation lengths, since a prompt also takes some tokens
 KNOWN_PROMPTS = (
     *("query: ", "passage: ", "search_query: ", "search_document: ", "clustering: ", "classification: "),
     "Represent this sentence for searching relevant passages: ",
@@ -48,7 +48,7 @@ KNOWN_PROMPTS = (
 
 
 class Server:
-    """A server with TEI's API or, where it has no `/info`, OpenAI's. Raises NoAnswer where it has neither."""
+    """A server with TEI's API, or without `/info` with OpenAI's. Raises NoAnswer if it has neither."""
 
     def __init__(self, url: str, *, api_key: str | None = None, model: str | None = None) -> None:
         self._client = Client(url, api_key=api_key, timeout_s=TIMEOUT_S)
@@ -58,7 +58,7 @@ class Server:
         self.close = self._client.close
 
     def embed(self, texts: Sequence[str], **options: Any) -> Vectors | None:
-        """Vectors (texts, width) as the server sends them; None where it takes no such option or refuses a text."""
+        """The server's vectors (texts, width); None if it refuses the option or a text."""
         if options and not self.info:
             return None
         path, field = ("/embed", "inputs") if self.info else ("/v1/embeddings", "input")
@@ -68,7 +68,7 @@ class Server:
         return None if any(part is None for part in parts) else np.concatenate([part for part in parts if part is not None])
 
     def replay(self, path: str, body: Mapping[str, Any]) -> Vectors | None:
-        """Vectors (texts, width) of a request; None where the server refuses it."""
+        """The vectors (texts, width) of a recorded request; None if the server refuses it."""
         answer = self._ask(path, {name: value for name, value in body.items() if name != "encoding_format"})
         try:
             return None if answer is None else read_vectors(answer)
@@ -77,17 +77,17 @@ class Server:
 
     @property
     def pooling(self) -> str | None:
-        """As the server declares it."""
+        """The pooling that the server declares."""
         declared = ((self.info.get("model_type") or {}).get("embedding") or {}).get("pooling")
         return {"cls": "first token", "last_token": "last token"}.get(str(declared), declared)
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """By their names, as far as the server tells."""
+        """The prompts by name, as far as the server tells."""
         return dict([*((self.info.get("hybridtei") or {}).get("prompts") or {}).items()][:32])
 
     def _ask(self, path: str, body: Any = None, refused: Container[int] = REFUSED) -> Any:
-        """The answer; None where the server refuses the request."""
+        """Return the answer, or None if the server refuses the request."""
         try:
             return self._client.ask(path, body)
         except NoKey:
@@ -101,7 +101,7 @@ class Server:
 
 
 def read_vectors(answer: Any) -> Vectors:
-    """Vectors (texts, width) of TEI's answer or OpenAI's, whose rows are lists or base64. Raises ValueError."""
+    """Read the vectors (texts, width) of TEI's or OpenAI's answer, with rows as lists or base64. Raises ValueError."""
     try:
         if isinstance(answer, dict):
             rows = [row["embedding"] for row in sorted(answer["data"], key=lambda row: row.get("index", 0))]
@@ -116,9 +116,9 @@ def read_vectors(answer: Any) -> Vectors:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Cosines of the texts and of one longer than the limits, the overlap@10 of searches, causes, and the verdict.
+    """Cosines of the texts and of one above the limits, the overlap@10 of searches, the causes, and the verdict.
 
-    None: of vectors of other widths, or of a text that was not sent."""
+    A cosine is None if widths differ, or if the text was not sent."""
 
     texts: int
     least_cosine: float | None
@@ -143,7 +143,7 @@ class Comparison:
 
 
 def compared(left: Vectors, right: Vectors, distances: Vectors, of_long: float | None, causes: Iterable[str]) -> Comparison:
-    """`distances`: of all texts; `left`, `right`: of those among which neighbours are looked for; `of_long`: of a long text."""
+    """`distances`: of all texts. `left`, `right`: vectors for searching neighbours. `of_long`: the long text's distance."""
     worst, shared = float(distances.max()), overlap(left, right)
     keeps = max(worst, of_long or 0.0) <= KEPT_APART and shared >= KEPT_OVERLAP
     long_cosine = None if of_long is None or np.isinf(of_long) else 1 - of_long
@@ -151,7 +151,7 @@ def compared(left: Vectors, right: Vectors, distances: Vectors, of_long: float |
 
 
 def compare(a: Server, b: Server) -> Comparison:
-    """Compare the server that made an index with the one that would embed for it. Raises HybridTeiError."""
+    """Compare an index's server with the server that would replace it. Raises HybridTeiError."""
     left, right = a.embed(SAMPLES), b.embed(SAMPLES)
     if left is None or right is None:
         raise InvalidInput(f"{'A' if left is None else 'B'} refuses to embed the sample texts")
@@ -166,10 +166,10 @@ def compare(a: Server, b: Server) -> Comparison:
 
 
 def replay(a: Server, b: Server, lines: Iterable[str]) -> tuple[Comparison, int]:
-    """Send recorded requests to both servers. Return how far they agree, and how many requests one of them refused.
+    """Send recorded requests to both servers. Return the comparison, and the number of requests that one of them refused.
 
-    A line is `{"path": "/embed", "body": {...}}`; the body may be a text of JSON, as nginx logs it. Requests of other paths are
-    left out. Raises InvalidInput, naming the line or where there are too few texts, and HybridTeiError.
+    A line is `{"path": "/embed", "body": {...}}`. The body may be JSON in a text, as nginx logs it. Requests to other paths are
+    skipped. Raises InvalidInput, naming the line, or for too few texts, and HybridTeiError.
     """
     distances: list[Vectors] = []
     kept: dict[bytes, tuple[Vectors, Vectors]] = {}
@@ -199,7 +199,7 @@ def replay(a: Server, b: Server, lines: Iterable[str]) -> tuple[Comparison, int]
 
 
 def overlap(left: Vectors, right: Vectors) -> float:
-    """The mean share of the nearest rows of `left`, itself left out, that a query by `right`'s row finds as well."""
+    """The mean share of a `left` row's nearest rows, without itself, that a query by the `right` row also finds."""
     stored = unit(left)
     found = []
     for queries in (stored, unit(right)):
@@ -216,11 +216,11 @@ def unit(vectors: Vectors) -> Vectors:
 
 
 def apart(left: Vectors | None, right: Vectors | None) -> Vectors:
-    """1 - cosine of each pair of rows; infinite where they cannot be compared."""
+    """1 - cosine of each pair of rows; infinite if they cannot be compared."""
     if left is None or right is None or left.shape != right.shape:
         return np.array([np.inf])
     difference = unit(left) - unit(right)
-    return np.asarray((difference * difference).sum(axis=1) / 2)  # exact where 1 - cosine has lost its digits
+    return np.asarray((difference * difference).sum(axis=1) / 2)  # exact even if 1 - cosine has lost its digits
 
 
 def median(values: Vectors) -> float:
@@ -229,7 +229,7 @@ def median(values: Vectors) -> float:
 
 
 def of_widths(left: Vectors, right: Vectors) -> str:
-    """A cut dimension: the narrow vectors are the first numbers of the wide ones; else another model."""
+    """Explain different widths: cut dimensions if the narrow vectors are the start of the wide ones, else another model."""
     (name, narrow), (other, wide) = sorted((("A", left), ("B", right)), key=lambda side: side[1].shape[1])
     few, many = narrow.shape[1], wide.shape[1]
     if median(apart(narrow, wide[:, :few])) > KEPT_APART:
@@ -238,7 +238,7 @@ def of_widths(left: Vectors, right: Vectors) -> str:
 
 
 def of_lengths(left: Vectors, right: Vectors) -> str | None:
-    """Vectors that are not of length 1 on one side only."""
+    """Explain vectors that have length 1 on only one side."""
     scaled = [bool(np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)) for vectors in (left, right)]
     if scaled[0] == scaled[1]:
         return None
@@ -246,7 +246,7 @@ def of_lengths(left: Vectors, right: Vectors) -> str | None:
 
 
 def of_case(a: Server, b: Server, base: float) -> str | None:
-    """An uncased tokenizer on one side: lower-case texts agree, and to that side case is nothing."""
+    """Explain an uncased tokenizer on one side: lower-case texts agree, and that side ignores case."""
     low = [server.embed([text.lower() for text in SAMPLES]) for server in (a, b)]
     if median(apart(*low)) > max(SAME, EXPLAINS * base):
         return None
@@ -255,7 +255,7 @@ def of_case(a: Server, b: Server, base: float) -> str | None:
 
 
 def of_prompts(a: Server, b: Server, base: float) -> str | None:
-    """A prompt that one side puts before texts, or each another one."""
+    """Explain a prompt that one side puts before texts, or different prompts."""
     few, bound = SAMPLES[:4], max(SAME, EXPLAINS * base)
     plain = {"A": a.embed(few), "B": b.embed(few)}
     sides = (("A", a, "B"), ("B", b, "A"))
@@ -272,14 +272,14 @@ def of_prompts(a: Server, b: Server, base: float) -> str | None:
 
 
 def of_pooling(a: Server, b: Server) -> str | None:
-    """Another pooling."""
+    """Explain different poolings."""
     if None in (a.pooling, b.pooling) or a.pooling == b.pooling:
         return None
     return f"pooling: A takes the {a.pooling}, B the {b.pooling}"
 
 
 def of_numbers(a: Server, b: Server) -> str:
-    """What changes all numbers a little, by what the servers declare."""
+    """Explain small differences of all numbers by the servers' declarations."""
     one, other = (
         {**((info.get("hybridtei") or {}).get("fingerprint") or {}), "model_dtype": info.get("model_dtype"), **info}
         for info in (a.info, b.info)
@@ -293,7 +293,7 @@ def of_numbers(a: Server, b: Server) -> str:
 
 
 def of_truncation(a: Server, b: Server) -> tuple[str | None, float | None]:
-    """(another side or length of truncation, 1 - cosine of a text longer than the limits)."""
+    """(the explanation of different truncation, 1 - cosine of a text above the limits)."""
     text = random.Random(11).choices([word.lower() for word in WORDS], k=READ_WORDS)
     whole = [server.embed([" ".join(text)]) for server in (a, b)]
     distance = float(apart(*whole)[0])
@@ -314,7 +314,7 @@ def of_truncation(a: Server, b: Server) -> tuple[str | None, float | None]:
 
 
 def _reads(server: Server, text: Sequence[str]) -> tuple[str | None, int]:
-    """(the side from which a text is cut, the number of its words that are read); (None, all) where all are read."""
+    """(the side that is cut, the number of words that are read); (None, all words) without truncation."""
     whole = server.embed([" ".join(text)])
     for side in ("right", "left"):
 

@@ -1,12 +1,11 @@
-"""Judged queries, and how good and how fast a server answers them by each way of searching.
+"""Judged queries, and the quality and speed of each way of searching them on a server.
 
     corpus.jsonl                 {"_id" or "id", "title", "text"} a line; `ingest` reads it
-    queries.jsonl                {"_id" or "id", "text"} a line; a file holds those of all splits, only judged ones count
+    queries.jsonl                {"_id" or "id", "text"} a line; the queries of all splits, but only judged ones count
     qrels/test.tsv or qrels.tsv  query, document, grade; with a header or without
 
-Every way goes by `/search`, one query at a time, so the times are what a single user waits. The measures' arithmetic is
-trec_eval's, by ir-measures. A measure is of documents, and a search finds chunks: a document stands where the best of its
-chunks does.
+Every way uses `/search`, one query at a time, so the times are a single user's. ir-measures computes trec_eval's measures. They
+rate documents, but a search finds chunks: a document has the place of its best chunk.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "q
 
 @dataclass(frozen=True, slots=True)
 class Judgements:
-    """`queries`: id -> text, of those that are judged. `relevance`: query's id -> document's id -> grade, 0 and up."""
+    """`queries`: id -> text of judged queries. `relevance`: query's id -> document's id -> grade, from 0."""
 
     queries: Mapping[str, str]
     relevance: Mapping[str, Mapping[str, int]]
@@ -54,7 +53,7 @@ def read_judgements(folder: Path, split: str = "test") -> Judgements:
 
 
 def judgements_file(folder: Path, split: str) -> Path:
-    """`qrels/SPLIT.tsv`, or else `qrels.tsv`. Raises InvalidInput, which lists the splits."""
+    """`qrels/SPLIT.tsv`, or else `qrels.tsv`. Raises InvalidInput, listing the splits."""
     path = folder / FOLDER / f"{split}.tsv"
     if path.is_file():
         return path
@@ -66,7 +65,7 @@ def judgements_file(folder: Path, split: str) -> Path:
 
 
 def _judgement(line: str) -> tuple[str, str, int]:
-    query, *others, document, grade = line.split("\t")  # TREC has another column, which means nothing
+    query, *others, document, grade = line.split("\t")  # TREC's format has a further column without a meaning
     if len(others) > 1:
         raise ValueError
     return query, document, int(float(grade))
@@ -78,7 +77,7 @@ def _query(line: str) -> tuple[str, str]:
 
 
 def _read(path: Path, parse: Callable[[str], T], what: str, *, has_header: bool = False) -> Iterator[T]:
-    """What `parse` makes of each line that is not empty; `has_header`: the first may be one. Raises InvalidInput."""
+    """Parse each non-empty line by `parse`. `has_header`: the first line may be a header. Raises InvalidInput."""
     try:
         with path.open(encoding="utf-8") as opened:
             for number, line in enumerate(filter(str.strip, opened), 1):
@@ -103,7 +102,7 @@ Run = dict[str, dict[str, float]]  # query's id -> document's id -> score
 Advance = Callable[[str, int], None]  # (mode, queries done)
 
 
-Way = tuple[Mapping[str, Any], Sequence[str]]  # options of a search, and the ways that the collection must have for it
+Way = tuple[Mapping[str, Any], Sequence[str]]  # options of a search, and the vectors that the collection must have for it
 DEFAULT, BOTH = "zscore", ("dense", "sparse")
 WAYS: Mapping[str, Way] = {
     "dense": ({"mode": "dense"}, ()),
@@ -111,7 +110,7 @@ WAYS: Mapping[str, Way] = {
     "multivector, all": ({"mode": "multivector", "exact": True}, ()),
     "rrf k=2": ({"mode": "rrf", "k": 2}, BOTH),
     "rrf k=61": ({"mode": "rrf", "k": LITERATURE_K}, BOTH),
-    "weighted": ({"mode": "weighted"}, BOTH),  # by the checkpoint's weights, or alike
+    "weighted": ({"mode": "weighted"}, BOTH),  # by the checkpoint's weights, or equal ones
     "weighted m3": ({"mode": "weighted", "weights": "m3"}, BOTH),
     "weighted m3-two": ({"mode": "weighted", "weights": "m3-two"}, BOTH),
     "dense, MaxSim": ({"mode": "dense", "rescore": True}, ()),
@@ -123,8 +122,8 @@ WAYS: Mapping[str, Way] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a way: measures by name, milliseconds a query without its embedding, and nDCG@10 of each query, both
-    float64[queries]."""
+    """The result of one way of searching: measures by name, milliseconds a query without its embedding, and each query's
+    nDCG@10, both float64[queries]."""
 
     name: str
     measures: Mapping[str, float]
@@ -142,7 +141,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The way to search a collection by, and its lead over the best other way in nDCG@10, with a 95 % interval."""
+    """The recommended way of searching a collection, and its lead over the best other way in nDCG@10, with a 95 % interval."""
 
     name: str
     over: str
@@ -154,7 +153,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All ways over one collection. `embed_ms`: of each embedding of a query, float64[n]."""
+    """The results of all ways on one collection. `embed_ms` float64[n]: the time of each query's embedding."""
 
     collection: str
     queries: int
@@ -163,7 +162,7 @@ class Evaluation:
 
     @property
     def choice(self) -> Choice | None:
-        """The default, unless another way is above it by more than chance; None where there is only one way."""
+        """The default, unless another way is significantly better; None if there is only one way."""
         if len(self.results) < 2:
             return None
         ranked = sorted(self.results, key=lambda result: -result.measures["nDCG@10"])
@@ -183,9 +182,9 @@ async def evaluate(
     rerank: str | None = None,
     advance: Advance = lambda name, done: None,
 ) -> Evaluation:
-    """Run every judged query every way that the collection's vectors allow. `rerank`: the alias of a reranker of the server.
+    """Run every judged query in every way that the collection's vectors allow. `rerank`: the alias of a server's reranker.
 
-    Raises LoadError without ir-measures; what `AsyncClient.search` raises.
+    Raises LoadError without ir-measures, and the errors of `AsyncClient.search`.
     """
     require_extra("eval", "ir_measures")
     reranked: Mapping[str, Way] = {"reranked": ({"rerank": rerank, "rerank_limit": RERANKED, "limit": RERANKED}, ())}
@@ -199,12 +198,12 @@ async def evaluate(
             run, times = await _run(
                 partial(client.search, collection, **{**common, **options}), judged, embed_ms, name, advance
             )
-        except InvalidInput:  # the model or the collection has no such vectors
+        except InvalidInput:  # the model or the collection lacks these vectors
             continue
         values = measures_of(run, judged)
         means = {measure: float(of_queries.mean()) for measure, of_queries in values.items()}
         results[name] = Result(name, means, np.array(times), values[MEASURES[0]])
-    if len(results) == 2:  # of one kind of vectors, which the default takes
+    if len(results) == 2:  # a collection of one kind of vectors, which the default uses
         del results[DEFAULT]
     return Evaluation(collection, len(judged.queries), np.array(embed_ms), [*results.values()])
 
@@ -212,7 +211,7 @@ async def evaluate(
 async def _run(
     search: Callable[[str], Awaitable[SearchResult]], judged: Judgements, embed_ms: list[float], name: str, advance: Advance
 ) -> tuple[Run, list[float]]:
-    """(documents of each query, milliseconds of each search without the query's embedding, which goes to `embed_ms`)."""
+    """(the documents of each query, the milliseconds of each search without the embedding, which goes to `embed_ms`)."""
     run: Run = {}
     times = []
     for done, (identity, text) in enumerate(judged.queries.items(), 1):
@@ -226,17 +225,17 @@ async def _run(
 
 
 def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
-    """Documents, the best first, with strictly descending scores, since measures order equal scores as they like."""
+    """Give documents, the best first, strictly descending scores, since measures order equal scores arbitrarily."""
     return {document: -float(place) for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)}
 
 
 def measures_of(run: Run, judged: Judgements) -> dict[str, Floats64]:
-    """nDCG@10 (linear gains), MRR@10 and recall@100 of each judged query, in their order: float64[queries] by name. A query
-    without a result counts 0."""
+    """nDCG@10 (linear gains), MRR@10 and recall@100 of the judged queries, in order: float64[queries] by name. A query without
+    a result counts as 0."""
     import ir_measures
     from ir_measures import RR, R, nDCG
 
-    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}  # one without any document would be left out
+    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}  # a query without documents would be left out
     relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
     names = dict(zip((nDCG @ 10, RR @ 10, R @ 100), MEASURES, strict=True))
     found = {(names[one.measure], one.query_id): one.value for one in ir_measures.iter_calc([*names], relevance, complete)}
@@ -247,7 +246,7 @@ RESAMPLES, RESAMPLED_AT_ONCE, SEED = 10_000, 500, 0
 
 
 def paired_bootstrap(differences: Floats64) -> tuple[float, float, float]:
-    """(mean, low, high): the 95 % interval of the mean of float64[queries], over resampled queries; the same each time."""
+    """(mean, low, high): the 95 % interval of the mean of float64[queries] over resampled queries. Deterministic."""
     random, count = np.random.default_rng(SEED), len(differences)
     means = []
     for _ in range(RESAMPLES // RESAMPLED_AT_ONCE):

@@ -1,4 +1,4 @@
-"""One evaluation from settings to figures: ingests what is missing, opens model and store, measures, and reports.
+"""Runs one evaluation from settings to figures: ingests a missing collection, opens model and store, measures, and reports.
 
 The report is a table, JSON, or a chart of quality beside latency.
 """
@@ -31,7 +31,7 @@ COLOURS = ("#1b6ca8", "#7fb3d5", "#d98f2b")
 
 
 def check_chart(path: Path) -> None:
-    """Raises InvalidInput for a file of another kind, LoadError without the library, before minutes of work."""
+    """Raises InvalidInput for another kind of file, LoadError without the library. Call it before minutes of work."""
     if path.suffix.lower() not in CHART_KINDS:
         raise InvalidInput(f"{path}: a chart should end in {', '.join(CHART_KINDS)}")
     if not path.resolve().parent.is_dir():
@@ -40,11 +40,11 @@ def check_chart(path: Path) -> None:
 
 
 def write_chart(evaluation: Evaluation, path: Path) -> None:
-    """Draw a chart in the format of the path's ending. Raises as `check_chart` does, and OSError."""
+    """Draw a chart in the format of the path's ending. Raises the errors of `check_chart`, and OSError."""
     check_chart(path)
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
-    results = list(evaluation.results)[::-1]  # bars are drawn from below
+    results = list(evaluation.results)[::-1]  # bars are drawn from the bottom up
     figure = Figure(figsize=(11, 1.2 + 0.5 * len(results)), layout="constrained")
     quality, latency = figure.subplots(1, 2, width_ratios=(3, 2))
     bar = 0.8 / len(MEASURES)
@@ -60,14 +60,14 @@ def write_chart(evaluation: Evaluation, path: Path) -> None:
     latency.barh(rows, [result.p50_ms for result in results], 0.6, color="#5d6d7e", label="p50")
     latency.set_yticks(rows, [""] * len(results))
     latency.set_title("milliseconds a query, without its embedding")
-    # Below the axes, where they hide no bar and no number.
+    # Below the axes, so that it hides no bar or number.
     figure.legend(*quality.get_legend_handles_labels(), loc="outside lower left", ncols=len(MEASURES), fontsize=7)
     figure.legend(*latency.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=7)
     figure.savefig(path, dpi=150)
 
 
 def as_dict(evaluation: Evaluation) -> dict[str, Any]:
-    """All figures, rounded; times in milliseconds."""
+    """All figures, rounded. Times are in milliseconds."""
     return {
         "collection": evaluation.collection,
         "queries": evaluation.queries,
@@ -91,12 +91,12 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def as_json(evaluation: Evaluation) -> str:
-    """One object, a line a field."""
+    """One JSON object, a line for each field."""
     return orjson.dumps(as_dict(evaluation), option=orjson.OPT_INDENT_2).decode()
 
 
 def as_table(evaluation: Evaluation) -> str:
-    """A line a mode, the best of each measure marked."""
+    """A line for each mode. Asterisks mark the best of each measure."""
     width = max([len(result.name) for result in evaluation.results] + [4])
     head = f"{'mode':{width}}" + "".join(f"{name:>13}" for name in MEASURES) + f"{'p50 ms':>10}{'p95 ms':>9}"
     best = {name: max((result.measures[name] for result in evaluation.results), default=0.0) for name in MEASURES}
@@ -127,7 +127,7 @@ Connect = Callable[[], AbstractAsyncContextManager[AsyncClient]]
 def run_evaluation(
     connect: Connect, collection: str, judged: Judgements, *, rerank: str | None = None, quiet: bool = False
 ) -> Evaluation:
-    """Measure a collection of the server that `connect` gives a client of. `rerank`: the alias of one of its rerankers. Raises
+    """Measure a collection of a server. `connect`: makes its client. `rerank`: the alias of one of its rerankers. Raises
     HybridTeiError."""
 
     async def measured() -> Evaluation:
@@ -146,12 +146,12 @@ def run_evaluation(
 def ingest_missing(
     folder: Path, collection: str, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell, quiet: bool
 ) -> None:
-    """Ingest a judged folder, unless the collection holds points. Raises HybridTeiError, OSError."""
+    """Ingest a judged folder, unless the collection has points. Raises HybridTeiError, OSError."""
     check_name(collection)
     if asyncio.run(_exists(store, collection)):
         return
     tell(f"{collection} is not there yet: ingesting {folder}, a point a document")
-    # judgements are of whole documents, and published figures of what a model reads of each
+    # judgements are for whole documents, and published figures for the part that a model reads
     choices = {"no_chunking": True, "quiet": quiet}
     summary = ingest(folder, collection, model, store, engine_config=engine, tell=tell, **choices)
     tell(summary.in_words())

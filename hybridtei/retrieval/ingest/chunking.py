@@ -1,21 +1,21 @@
-"""Documents, their chunks, and the payload of a chunk's point, whose keys are named here.
+"""Documents, their chunks, and the payload of a chunk's point.
 
 A point is one chunk of one document:
 
     id            uuid5 of the document's key and the chunk's number (`points.point_id(document_key(...), chunk)`)
-    text          what was embedded: the chunk, the title above it where it is the document's first
-    document_id   the document's own name: its id in the data, or else its file's label
+    text          the embedded text: the chunk; the first chunk has the title above it
+    document_id   the document's own name: its id in the data, else its file's label
     source        label of the file it came from, `/` between the parts: "cranfield/corpus.jsonl"
     chunk         number of the chunk, from 0
-    chunks        how many chunks the document has
-    start         where the chunk begins in the document's indexed text, in characters
+    chunks        number of the document's chunks
+    start         start of the chunk in the document's indexed text, in characters
     digest        of the document's text, title and metadata, in base64
-    settings      hash of the settings that cut and read it, as `run.settings_hash` makes it; points of 0.1 have none, since
-                  their digest is keyed by the settings
-    title         only where the document has one
-    metadata      every other field of the record, as it stood there: filters say `metadata.year`; only where there is any
+    settings      hash of the settings that cut and read it, from `run.settings_hash`; points of 0.1 lack it, since their
+                  digest is keyed by the settings
+    title         if the document has one
+    metadata      every other field of the record, unchanged, if there is any; filters use `metadata.year`
 
-The indexed text of a document is its title, a line feed, then its text. Two documents are the same if source and id are.
+The indexed text of a document is its title, a line feed and its text. Documents with equal source and id are the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document as a reader returns it; `location`: its place in the source, for messages."""
+    """One document from a reader. `location`: its place in the source, for messages."""
 
     source: str
     document_id: str
@@ -58,24 +58,24 @@ class Document:
 
     @property
     def key(self) -> str:
-        """The key from which the ids of its points are made."""
+        """The key for making the ids of its points."""
         return document_key(self.source, self.document_id)
 
     @property
     def indexed_text(self) -> str:
-        """Title and text, as one."""
+        """Title and text together."""
         return f"{self.title}\n{self.text}".strip() if self.title else self.text.strip()
 
     def digest(self, key: bytes = b"") -> str:
-        """16 bytes of the document's content in base64. `key`: the settings, which only digests of 0.1 depend on."""
+        """The 16-byte hash of the document's content in base64. `key`: the settings; only digests of 0.1 depend on them."""
         content = orjson.dumps([self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS)
         return b64encode(blake2b(content, digest_size=DIGEST_BYTES, key=key).digest()).rstrip(b"=").decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A part of a source that is no document, and the reason. `written`: the part, as it stands there; `document_id`: of the
-    record, if it has an id."""
+    """A part of a source that is no document, and the reason. `written`: the part's content. `document_id`: the record's id, if
+    it has one."""
 
     source: str
     location: str
@@ -86,8 +86,8 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a document; `tokens`: as the model reads it, special tokens included. `window`: first and last edge of the
-    part of the document's indexed text that is read with it; None: it is read alone."""
+    """A piece of a document. `tokens`: for the model, special tokens included. `window`: the bounds of the part of the indexed
+    text that is read together with it; None: it is read alone."""
 
     number: int
     text: str
@@ -97,12 +97,12 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Where the chunk ends in the document's indexed text."""
+        """The end of the chunk in the document's indexed text."""
         return self.start + len(self.text)
 
 
 def document_key(source: str, document_id: str) -> str:
-    """Source and id as one string, unique to the pair."""
+    """Source and id as one string, unique for the pair."""
     return orjson.dumps([source, document_id]).decode()
 
 
@@ -125,19 +125,19 @@ def payload_of(document: Document, chunk: Chunk, chunks: int, digest: str, setti
     return payload
 
 
-DEFAULT_TOKENS = 512  # of models that read more: a hit should be short enough to show
-LATE_SHARE, LATE_DEFAULT_SHARE = 2, 4  # of what the model reads, a late chunk is at most a half, and by default a quarter
-OVERLAP_SHARE = 8  # by default, a chunk repeats at most an eighth of the one before
+DEFAULT_TOKENS = 512  # default for models that read more, so that a hit is short enough to show
+LATE_SHARE, LATE_DEFAULT_SHARE = 2, 4  # a late chunk is at most 1/2, and by default 1/4, of the model's length
+OVERLAP_SHARE = 8  # by default a chunk repeats at most 1/8 of the previous one
 MIN_TOKENS = 8
-WORD, WORDS_BETWEEN_EDGES = re.compile(r"\S+"), 4  # where windows of late chunks may begin and end
+WORD, WORDS_BETWEEN_EDGES = re.compile(r"\S+"), 4  # possible bounds of late chunks' windows
 CHARACTERS_PER_TOKEN = 32
-SECTION_CHARACTERS = 50_000  # a longer text is cut before it is split: splitting a book in one go takes minutes
+SECTION_CHARACTERS = 50_000  # longer texts are cut into sections first, since splitting a whole book takes minutes
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSettings:
-    """`tokens`: of a chunk, special tokens included. `overlap`: most tokens that a chunk repeats. `whole`: do not cut.
-    `late`: chunks are read with the text around them."""
+    """`tokens`: of a chunk, special tokens included. `overlap`: the most tokens that a chunk repeats. `whole`: do not cut.
+    `late`: read chunks together with the surrounding text."""
 
     tokens: int
     overlap: int
@@ -148,7 +148,7 @@ class ChunkSettings:
 def settings_for(
     model: Model, tokens: int | None, overlap: int | None, *, whole: bool = False, late: bool = False
 ) -> ChunkSettings:
-    """The settings of chunks; by default what the model reads, 512 tokens at most, of late ones a quarter of it without
+    """The settings of chunks. Default: the model's length, at most 512 tokens; for late chunks a quarter of it, without
     overlap. Raises InvalidInput."""
     longest, around = longest_document(model), tokens_around(model)
     own = longest - around
@@ -167,20 +167,20 @@ def settings_for(
 
 
 def longest_document(model: Model) -> int:
-    """Tokens the model reads of a document, special tokens included."""
+    """The number of a document's tokens that the model reads, special tokens included."""
     longest, late = model.reader.max_input_length, model.spec.late
     return min(longest, late.document.length or longest) if late is not None else longest
 
 
 def tokens_around(model: Model) -> int:
-    """Tokens that the model reads besides a document's own: special ones, and its prompt for documents."""
+    """The number of tokens besides a document's own: special tokens, and the prompt for documents."""
     word = "a"
     read = Embed([word], frozenset({Head.TOKENS}), input_type="document").read(model)[0]
     return len(read) - len(model.reader.tokenizer.encode([word], add_special_tokens=False)[0])
 
 
 class Chunker:
-    """Cuts texts; thread-safe. `raw`: the model's tokenizer for the splitter."""
+    """Cuts texts into chunks. Thread-safe. `raw`: the model's tokenizer for the splitter."""
 
     def __init__(self, model: Model, raw: RawTokenizer, settings: ChunkSettings) -> None:
         from semantic_text_splitter import TextSplitter
@@ -197,7 +197,7 @@ class Chunker:
         self._threads = ThreadPoolExecutor(min(4, available_cores()), thread_name_prefix="split")
 
     def chunks_of(self, texts: Sequence[str]) -> list[list[Chunk]]:
-        """The chunks of each text, in order; a text of more than white space has one at least."""
+        """The chunks of each text, in order. A text with more than white space has at least one."""
         sections = [[(0, text)] if self.settings.whole else list(_sections(text)) for text in texts]
         flat = [section for per_text in sections for section in per_text]
         counts = self._counts([text for _, text in flat])
@@ -210,7 +210,7 @@ class Chunker:
         return [self._within(*one) for one in zip(texts, chunks, totals, strict=True)]
 
     def close(self) -> None:
-        """Ends the threads that cut."""
+        """End the cutting threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _counts(self, texts: Sequence[str]) -> list[int]:
@@ -230,7 +230,7 @@ class Chunker:
         return [(at, piece, length + self.around) for (at, piece), length in zip(cuts, lengths, strict=True)]
 
     def _within(self, text: str, chunks: Sequence[Chunk], tokens: int) -> list[Chunk]:
-        """The chunks with their windows, of a text of so many `tokens`; windows begin and end with words or chunks."""
+        """The chunks with their windows, for a text of `tokens` tokens. Windows start and end at words or chunks."""
         room = self._longest - self.around
         if tokens <= room or len(chunks) < 2:
             return [replace(chunk, window=(0, len(text))) for chunk in chunks]
@@ -253,7 +253,7 @@ class Chunker:
 
 
 def _sections(text: str) -> Iterator[tuple[int, str]]:
-    """(start, text) of pieces of at most SECTION_CHARACTERS, cut at the last line end or blank before that, if there is one."""
+    """(start, text) of sections of at most SECTION_CHARACTERS, cut at the last line end or space, if there is one."""
     edges = [0]
     while len(text) - edges[-1] > SECTION_CHARACTERS:
         start, stop = edges[-1], edges[-1] + SECTION_CHARACTERS

@@ -1,13 +1,12 @@
-"""The files that SOURCE names, and the documents in each: plain text, Markdown, HTML and PDF are one document a file.
+"""The files of SOURCE, and their documents: plain text, Markdown, HTML and PDF files are one document each.
 
-SOURCE is a file, a BEIR folder, or a folder of any of them; files come in the same order every time. A file's label is the
-source's name in the collection (`ingest.identity`) and the path below it. Hidden files are left out, and
-so are links that lead out of the folder; folders behind links are not entered at all. What an ingest itself writes is no
-source either: collections of the embedded engine, and files of rejected records.
+SOURCE is a file, a BEIR folder, or a folder of any of these. The order of files is always the same. A file's label is the
+source's name in the collection and the path below it. Skipped are hidden files, links that lead out of the folder, all folders
+behind links, and an ingest's own files: collections of the embedded engine, and files of rejected records.
 
-A reader yields documents one after the other, and holds one record, or one small file, at a time. What cannot become a
-document is yielded as a `Rejection` with its place and the reason; no reader stops at it. The quarantine is the file of
-rejections, JSON lines that each ingest writes anew:
+A reader yields documents one by one, with one record or one small file in memory. It yields a part that is no document as a
+`Rejection` with its place and the reason, and goes on. The quarantine is the file of rejections, JSON lines that each ingest
+writes again:
 
     {"source": "data/rows.csv", "location": "line 7", "reason": "the row has 3 cells, the header 4", "excerpt": "…"}
 """
@@ -40,7 +39,7 @@ HTML_BLOCKS = (
     "li,main,nav,ol,p,pre,section,table,td,th,tr,ul"
 )
 HTML_UNSEEN = ("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "select", "head")
-BREAK = "\x1e"  # stands for the end of a block until white space is folded
+BREAK = "\x1e"  # marks the end of a block until white space is folded
 CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE)
 HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 MAX_PAGES = 20_000
@@ -49,7 +48,7 @@ Parse = Callable[[bytes, ReadOptions], tuple[str | None, str]]
 
 
 def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Rejection:
-    """The file as a document whose id is its label. Raises LoadError without the library its kind needs."""
+    """Read the file as one document with its label as id. Raises LoadError if the library for its kind is missing."""
     data = b""
     try:
         size = path.stat().st_size
@@ -79,7 +78,7 @@ def _plain(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
 
 
 def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
-    """The Markdown as it is; a heading of the first level in the first line is the title."""
+    """The unchanged Markdown. A first-level heading in the first line is the title."""
     text = _utf8(data).strip()
     first, _, rest = text.partition("\n")
     heading = HEADING.match(first)
@@ -87,7 +86,7 @@ def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
 
 
 def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
-    """The visible text, a block a line, without scripts, styles and the head."""
+    """The visible text, one block a line, without scripts, styles and the head."""
     require_extra("qdrant", "selectolax")
     from selectolax.lexbor import LexborHTMLParser
 
@@ -104,7 +103,7 @@ def _html(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
 
 
 def _html_text(data: bytes) -> str:
-    """The page's text, in UTF-8 or else the encoding that it declares."""
+    """Decode a page as UTF-8, or else in its declared encoding."""
     try:
         return _utf8(data)
     except Unfit:
@@ -122,7 +121,7 @@ def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
     require_extra("qdrant", "pypdf")
     import pypdf
 
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of every oddity
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # pypdf warns of every oddity
     try:
         reader = pypdf.PdfReader(BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
@@ -137,7 +136,7 @@ def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
         title = reader.metadata.title if reader.metadata is not None else None
     except Unfit:
         raise
-    except Exception as error:  # a broken file raises whatever its bytes led to
+    except Exception as error:  # a broken file can raise any exception
         raise Unfit(f"not readable as PDF: {type(error).__name__}: {error}"[:500]) from None
     text = "\n\n".join(page.strip() for page in pages if page.strip())
     if not text:
@@ -159,16 +158,16 @@ TABLES = {
     ".parquet": read_parquet,
 }
 KINDS = (*TABLES, *PARSERS)
-QUARANTINE = ".quarantine.jsonl"  # what the name of such a file ends in, if the user gives none
-COLLECTION = {"layout.json", "shard"}  # what a collection's folder holds
-GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # of a file that vanished, or of a link to none
+QUARANTINE = ".quarantine.jsonl"  # the default file's ending
+COLLECTION = {"layout.json", "shard"}  # contents of a collection's folder
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # the stamp of a file that vanished, or of a broken link
 BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to read: `label` in ids and payloads, `size` in bytes, `stamp`: times of its last changes in ns, and inode.
-    `unreadable`: why it, or the folder, cannot be read."""
+    """A file to read. `label`: in ids and payloads. `size`: in bytes. `stamp`: times of its last changes in ns, and inode.
+    `unreadable`: the reason why the file or folder cannot be read."""
 
     path: Path
     label: str
@@ -180,10 +179,10 @@ class SourceFile:
 def source_files(
     source: Path, label: str | None = None, quarantine: Path | None = None, known: Mapping[Path, str] = MappingProxyType({})
 ) -> Iterator[SourceFile]:
-    """Every file of `source`, whether there is a reader for it or not. `label`: the source's; `quarantine` is left out.
-    `known`: labels of files and folders that are sources by themselves.
+    """Every file of `source`, even without a reader for it, except `quarantine`. `label`: the source's. `known`: labels of
+    files and folders that are sources of their own.
 
-    Raises InvalidInput if it is not there, or is a file of another kind, and OSError if it is a folder that cannot be read.
+    Raises InvalidInput if the source does not exist or is an unsupported file, and OSError for an unreadable folder.
     """
     root = source.resolve()
     label = label or printable(root.name) or "root"
@@ -196,7 +195,7 @@ def source_files(
 
 
 def check_source(source: Path) -> None:
-    """Raises InvalidInput for a path that is not there, or is a file of a kind without a reader."""
+    """Raises InvalidInput if the path does not exist, or is a file without a reader."""
     root = source.resolve()
     if not root.exists():
         raise InvalidInput(f"{source}: no such file or folder")
@@ -209,7 +208,7 @@ def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
 
 
 def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
-    """(document or rejection, bytes of the file read so far) of a file. One whose library is not installed is a rejection."""
+    """Yield (document or rejection, bytes of the file read so far). A file whose library is missing is a rejection."""
     suffix = file.path.suffix.lower()
     try:
         if file.unreadable is not None:
@@ -243,7 +242,7 @@ def _below(
             status = entry.stat()
             if stat.S_ISDIR(status.st_mode):
                 below = [] if entry.is_symlink() else sorted(entry.iterdir())
-            elif not stat.S_ISREG(status.st_mode):  # reading a pipe might block for ever
+            elif not stat.S_ISREG(status.st_mode):  # reading a pipe could block for ever
                 continue
         except OSError as error:
             if error.errno not in GONE:
@@ -256,22 +255,22 @@ def _below(
 
 
 def _is_within(entry: Path, root: Path) -> bool:
-    """Whether the entry, or the target of a link, is below the root."""
+    """True if the entry, or a link's target, is below the root."""
     return Path(os.path.realpath(entry)).is_relative_to(root)
 
 
 def printable(name: str) -> str:
-    """The name as valid Unicode, which a file system does not guarantee."""
+    """The name as valid Unicode, since a file system allows other names."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 EXCERPT_CHARACTERS = 200
-MAX_PER_SOURCE = 10_000  # of a file with a misnamed column, every row would be in it
+MAX_PER_SOURCE = 10_000  # of a file; with a misnamed column every row would be rejected
 MAX_FIRST_BYTES = 100_000
 
 
 class Quarantine:
-    """The file of rejections, created at the first. Raises InvalidInput where the path is a file of another kind."""
+    """The file of rejections, created at the first one. Raises InvalidInput if the path is another kind of file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -288,7 +287,7 @@ class Quarantine:
         return self._counts[source]
 
     def add(self, rejected: Rejection) -> None:
-        """Count a rejection; of one file, only the first 10,000 are written."""
+        """Count a rejection. Only the first 10,000 of a file are written."""
         self._counts[rejected.source] += 1
         count = self._counts[rejected.source]
         if count > MAX_PER_SOURCE + 1:
@@ -305,14 +304,14 @@ class Quarantine:
 
 
 def _is_quarantine(path: Path) -> bool:
-    """Whether the first line, which may be incomplete, is a rejection's."""
+    """True if the first line, possibly incomplete, is a rejection."""
     with path.open("rb") as file:
         first = file.readline(MAX_FIRST_BYTES)
     return not first or (first.startswith(b'{"source":') and b'"location":' in first)
 
 
 def _excerpt(data: object) -> str:
-    """The first characters of a record, printable."""
+    """The first characters of a record, made printable."""
     if isinstance(data, bytes):
         data = data[: 4 * EXCERPT_CHARACTERS].decode(errors="backslashreplace")
     return str(data)[:EXCERPT_CHARACTERS].encode(errors="backslashreplace").decode()

@@ -1,8 +1,8 @@
-"""Indexing by a Qdrant server that waits until a large ingest is through, and progress until it is done.
+"""Defers a Qdrant server's indexing until a large ingest has ended, and shows its progress.
 
-While vectors arrive, a server builds graphs of segments that it merges, and indexes anew, soon after. So a large run sets the
-threshold of indexing to 0, which is never, and restores it at its end, however it ends. The value to restore is in the
-collection's metadata before anything is changed: after a kill, or while the server is away, the next ingest restores it.
+During an ingest a server builds graphs of segments that it soon merges and indexes again. So a large run sets the indexing
+threshold to 0 (never), and restores it at its end, even after an error. The old value is saved in the collection's metadata
+first: after a kill, or if the server is away, the next ingest restores it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qdrant_client import models
 from hybridtei.errors import StoreError
 
 log = logging.getLogger(__name__)
-THRESHOLD = "ingest_indexing_threshold"  # key of a collection's metadata: kB, to be restored
+THRESHOLD = "ingest_indexing_threshold"  # key of a collection's metadata: the threshold in kB to restore
 DEFAULT_THRESHOLD = 10_000  # kB, Qdrant's own
 NEVER = 0
 POLL_S, STALLED_S = 0.5, 600.0
@@ -28,7 +28,7 @@ Tell = Callable[[str], None]
 
 @asynccontextmanager
 async def deferred_indexing(store: Any, name: str, *, is_large: bool) -> AsyncIterator[None]:
-    """Nothing is indexed within the block, if the run `is_large`; a threshold that is to be restored is restored after it."""
+    """A context without indexing, if the run `is_large`. Restores the saved threshold at its end."""
     if store.kind != "server":
         yield
         return
@@ -73,8 +73,8 @@ async def wait_indexed(
     clock: Callable[[], float] = time.monotonic,
     poll_s: float = POLL_S,
 ) -> None:
-    """Return once the server has indexed the collection, with progress until then; also when `stop` is set, or when nothing has
-    changed for `STALLED_S`. Indexing goes on in the server all the same.
+    """Show progress until the server has indexed the collection, `stop` is set, or nothing has changed for `STALLED_S`. The
+    server continues to index in any case.
     """
     from tqdm.auto import tqdm
 

@@ -1,15 +1,14 @@
-"""What a collection says of its documents, its sources, and who writes to it: the collection is the ledger.
+"""The collection as the ledger of an ingest: its documents, its sources, and its writer.
 
-A document is stored if all its chunks are there, with one digest, hash of settings and number of chunks; any other is done
-again. Beside the collection lies a cache of the digests of files, which spares the reading of unchanged ones; a lost or broken
-one is made again.
+A document is stored if all its chunks exist with the same digest, settings hash and number of chunks. Otherwise it is ingested
+again. A cache of files' digests beside the collection avoids reading unchanged files; it is rebuilt if lost or broken.
 
-A source is a resolved path, and has a name in the collection: the last part of the path, or `--source-name`. The metadata say
-which path a name stands for. A file or folder below a known path belongs to that source, so it can be refreshed alone.
-Collections of 0.1 have names without paths: the first ingest of a path takes its name over.
+A source is a resolved path with a name in the collection: the last part of the path, or `--source-name`. The metadata map names
+to paths. A file or folder below a known path belongs to that source, so it can be refreshed alone. Collections of 0.1 have
+names without paths: the first ingest of a path takes the name over.
 
-One ingest at a time writes to a collection: in a folder here by a locked file, on a server by a lease in the metadata, which
-its holder renews. A lease that was not renewed for `LEASE_S` is a dead ingest's; clocks are not compared.
+Only one ingest at a time writes to a collection: in a folder by a file lock, on a server by a lease in the metadata, which the
+holder renews. A lease that is not renewed for `LEASE_S` belongs to a dead ingest. Clocks of machines are not compared.
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ IDS_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """What the points of a document say: `chunks` is 0 where some are missing, or are of several versions."""
+    """The state of a document's points. `chunks`: 0 if some are missing or from several versions."""
 
     digest: Any
     settings: Any
     chunks: int
 
     def is_version(self, digest: str, settings: str) -> bool:
-        """Whether it is whole, of this digest and of these settings; points of 0.1 have these in their digest."""
+        """True if it is complete, with this digest and these settings. Points of 0.1 have the settings in the digest."""
         return self.chunks > 0 and self.digest == digest and self.settings in (None, settings)
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What a collection has of documents, asked for a thousand points at a time. `loop`: the store's; `count`: of the points
-    when the ingest began."""
+    """The documents of a collection, read a thousand points at a time. `loop`: the store's. `count`: of points at the start of
+    the ingest."""
 
     store: Store
     name: str
@@ -65,7 +64,7 @@ class Ledger:
     count: int = 0
 
     def lookup(self, keys: Sequence[str]) -> Mapping[str, StoredDocument]:
-        """As `documents`; for other threads than the loop's."""
+        """Like `documents`, for threads other than the loop's."""
         return asyncio.run_coroutine_threadsafe(self.documents(keys), self.loop).result() if keys else {}
 
     async def keys_below(self, labels: Sequence[str]) -> dict[str, set[str]]:
@@ -86,7 +85,7 @@ class Ledger:
         return found
 
     async def documents(self, keys: Iterable[str]) -> dict[str, StoredDocument]:
-        """The documents of which the collection has the first chunk at least."""
+        """The documents whose first chunk, at least, is in the collection."""
         firsts = {key: version async for (key, _), version in self._versions((key, 0) for key in keys)}
         counts = {key: self._chunks(version) for key, version in firsts.items()}
         rest = ((key, number) for key, count in counts.items() for number in range(1, count))
@@ -99,11 +98,11 @@ class Ledger:
         }
 
     def _chunks(self, version: Sequence[Any]) -> int:
-        """The number of chunks that a payload claims; 0 for one that cannot be."""
+        """The number of chunks in a payload; 0 if it is impossible."""
         return version[2] if type(version[2]) is int and 0 < version[2] <= self.count else 0
 
     async def _versions(self, chunks: Iterable[tuple[str, int]]) -> AsyncIterator[tuple[tuple[str, int], tuple[Any, ...]]]:
-        """((key, number), (digest, settings, claimed number of chunks)) of the chunks that are there."""
+        """((key, number), (digest, settings, number of chunks)) of the stored chunks."""
         remaining = iter(chunks)
         while part := {point_id(*chunk): chunk for chunk in islice(remaining, IDS_AT_ONCE)}:
             fields = (DIGEST, SETTINGS, CHUNKS)
@@ -111,7 +110,7 @@ class Ledger:
                 yield part[str(record.id)], tuple(record.payload.get(field) for field in fields)
 
     async def present(self, ids: Sequence[str]) -> set[str]:
-        """The ids that the collection has."""
+        """Those of the ids that the collection has."""
         present: set[str] = set()
         for start in range(0, len(ids), IDS_AT_ONCE):
             part = ids[start : start + IDS_AT_ONCE]
@@ -119,7 +118,7 @@ class Ledger:
         return present
 
     async def chunks_from(self, key: str, first: int) -> list[str]:
-        """Ids of a document's stored chunks from this number on, up to a gap."""
+        """The ids of a document's stored chunks from this number on, up to a gap."""
         found: list[str] = []
         while True:
             start = first + len(found)
@@ -131,17 +130,17 @@ class Ledger:
 
 
 def is_below(label: str, labels: Iterable[str]) -> bool:
-    """Whether a file of this label belongs to one of the sources."""
+    """True if a file with this label belongs to one of the sources."""
     return any(label == one or label.startswith(f"{one}/") for one in labels)
 
 
-MAX_DOCUMENTS = 100_000  # of a file: a larger one is read again rather than kept in memory
+MAX_DOCUMENTS = 100_000  # documents of a cached file; a larger file is read again, to save memory
 Documents = Sequence[tuple[str, str]]  # (id, digest)
 _decode = msgspec.msgpack.Decoder(list[tuple[str, str]]).decode
 
 
 class FileCache:
-    """(id, digest) of the documents in each file, while the file's stamp, label and settings are the same."""
+    """(id, digest) of each file's documents, valid while the file's stamp, label and settings stay the same."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +156,7 @@ class FileCache:
         self._database.execute("CREATE TABLE IF NOT EXISTS files (path BLOB PRIMARY KEY, version BLOB, documents BLOB)")
 
     def get(self, file: SourceFile, settings: str) -> Documents | None:
-        """The documents of a file; None if it is new or changed, or was read with other settings."""
+        """The documents of a file; None if the file is new or changed, or was read with other settings."""
         try:
             query = "SELECT documents FROM files WHERE path = ? AND version = ?"
             row = self._database.execute(query, (os.fsencode(file.path), _version(file, settings))).fetchone()
@@ -166,7 +165,7 @@ class FileCache:
             return None
 
     def put(self, file: SourceFile, settings: str, documents: Documents) -> None:
-        """Note the documents of a file that was read whole."""
+        """Store the documents of a file that was read completely."""
         if len(documents) <= MAX_DOCUMENTS:
             row = (os.fsencode(file.path), _version(file, settings), msgspec.msgpack.encode(documents))
             self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", row)
@@ -186,9 +185,10 @@ RENEW_S, LEASE_S, POLL_S = 10.0, 40.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file or folder in a collection. `place`: the path by which it is known; `label`: begins the labels of its files, and so
-    the ids of its documents; `known`: {path: name} of the collection's sources, by its metadata; `is_new`: this is none of
-    them. `is_taken_over`: so it is, and the user chose no name, so what is stored under its name is of 0.1."""
+    """A file or folder in a collection. `place`: its known path. `label`: the start of its files' labels, and so of its
+    documents' ids. `known`: {path: name} of the collection's sources, from the metadata. `is_new`: this source is not among
+    them.
+    `is_taken_over`: it is new and the user chose no name, so points under its name are of 0.1."""
 
     place: Path
     label: str
@@ -198,7 +198,7 @@ class Source:
 
     @classmethod
     def of(cls, source: Path, existing: CollectionSchema | None, chosen: str | None = None) -> Source:
-        """The source of this path. `chosen`: the user's name for it. Raises InvalidInput where its name is another path's."""
+        """The source of this path. `chosen`: the user's name for it. Raises InvalidInput if another path has its name."""
         place = Path(printable(str(source.resolve())))
         found = existing.metadata.get(SOURCES) if existing is not None else None
         known = {Path(str(path)): str(name) for name, path in found.items()} if isinstance(found, Mapping) else {}
@@ -216,12 +216,12 @@ class Source:
 
     @property
     def labels(self) -> list[str]:
-        """The labels of this source, and of those that lie within it."""
+        """The labels of this source and of sources inside it."""
         return [self.label, *(name for path, name in self.known.items() if self.place in path.parents)]
 
     @property
     def record(self) -> dict[str, Any]:
-        """The metadata that record a new source."""
+        """The metadata of a new source."""
         sources = {name: str(path) for path, name in self.known.items()} | {self.label: str(self.place)}
         return {SOURCES: sources} if self.is_new else {}
 
@@ -230,9 +230,9 @@ class Source:
 async def claimed(
     store: Store, name: str, schema: CollectionSchema, lock: Path, tell: Callable[[str], None]
 ) -> AsyncIterator[CollectionSchema]:
-    """The collection, made of `schema` if it is missing; no other ingest writes to it meanwhile.
+    """Hold the collection, created from `schema` if missing; no other ingest can write to it meanwhile.
 
-    `lock`: the file to lock for an embedded store. Raises InvalidInput where another ingest runs.
+    `lock`: the file to lock for an embedded store. Raises InvalidInput if another ingest runs.
     """
     async with AsyncExitStack() as stack:
         if store.kind == "embedded":
@@ -240,7 +240,7 @@ async def claimed(
         if await store.describe(name) is None:
             try:
                 await store.create(name, schema)
-            except StoreError:  # another process may have made it just now
+            except StoreError:  # another process may have created it meanwhile
                 if await store.describe(name) is None:
                     raise
         if store.kind != "embedded":
@@ -252,7 +252,7 @@ async def claimed(
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock. Raises InvalidInput where another process holds it."""
+    """Hold a file's lock. Raises InvalidInput if another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:
@@ -268,8 +268,8 @@ def locked(path: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def leased(store: Store, name: str, tell: Callable[[str], None]) -> AsyncIterator[None]:
-    """Hold a collection's lease, and renew it. Raises InvalidInput where another ingest holds it, StoreError once another has
-    taken it over. A server that keeps no metadata has no lease."""
+    """Hold a collection's lease, and renew it. Raises InvalidInput if another ingest holds it, StoreError if another one takes
+    it over. A server without metadata has no lease."""
     ours = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
     await _wait_until_free(store, name, tell)
     await store.annotate(name, {LEASE: {"holder": ours, "renewed": 0}})
@@ -295,7 +295,7 @@ async def _lease(store: Store, name: str) -> Mapping[str, Any]:
 
 
 async def _wait_until_free(store: Store, name: str, tell: Callable[[str], None]) -> None:
-    """Return once the lease has no living holder. Raises InvalidInput as soon as its holder renews it."""
+    """Wait until the lease's holder is dead. Raises InvalidInput as soon as the holder renews the lease."""
     first, since = await _lease(store, name), time.monotonic()
     if not first or _has_ended(str(first.get("holder"))):
         return
@@ -307,7 +307,7 @@ async def _wait_until_free(store: Store, name: str, tell: Callable[[str], None])
 
 
 def _has_ended(holder: str) -> bool:
-    """Whether it is a process of this machine that has ended."""
+    """True if the holder was a process of this machine that has ended."""
     host, _, rest = holder.partition(":")
     process = rest.partition(":")[0]
     if host != socket.gethostname() or not process.isdecimal():
@@ -330,7 +330,7 @@ async def _renew(store: Store, name: str, ours: str) -> None:
             renewed += 1
             if holder == ours:
                 await store.annotate(name, {LEASE: {"holder": ours, "renewed": renewed}})
-        except StoreError:  # the writer has the same trouble, and says so
+        except StoreError:  # the writer meets the same error and reports it
             continue
         if holder != ours:
             raise StoreError(f"collection {name!r}: the ingest of {holder} has taken over, and this one ends")

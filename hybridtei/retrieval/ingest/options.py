@@ -17,14 +17,14 @@ from hybridtei.retrieval.store.query import CollectionPlan
 MEGABYTE = 1e6
 INTERRUPTED = 130
 MAX_RECORD_BYTES = 1_000_000
-MAX_DOCUMENT_CHARACTERS = 10_000_000  # and so the most chunks a document may have
+MAX_DOCUMENT_CHARACTERS = 10_000_000  # bounds the number of a document's chunks
 NAME, FILE = {"metavar": "NAME"}, {"metavar": "FILE"}
 
 
 class ReadOptions(Struct, frozen=True, kw_only=True):
-    """How files are read. `text_field`, `id_field`: names in records; None takes `text`, and `_id` or `id`.
+    """Options of reading files. `text_field`, `id_field`: names in records; None: `text`, and `_id` or `id`.
 
-    A record is a line of jsonl, a row of csv or parquet; `max_file_bytes` bounds the files that are one document each.
+    A record is a line of jsonl or a row of csv or parquet. `max_file_bytes` bounds files of one document.
     """
 
     text_field: Annotated[
@@ -41,7 +41,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     max_id_characters: int = 512
 
     def as_dict(self) -> dict[str, Any]:
-        """These fields alone, of options that may have more."""
+        """Only these fields, without a subclass's."""
         return {name: getattr(self, name) for name in ReadOptions.__struct_fields__}
 
 
@@ -88,12 +88,12 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
 
 @dataclass
 class IngestStats:
-    """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run; `unchanged`: stored before.
+    """Counts of an ingest so far. `documents`, `chunks`, `tokens`: stored by this run. `unchanged`: stored before.
 
-    `files`: those that were read. `documents_missing`: stored documents that the source no longer has, and that stay; `kept`:
-    why they stay where `delete_missing` is set. `documents_deleted`: those that this ingest deleted, or would have.
-    `documents_unclear`: stored before, and not found in files that could not be read whole. `points`: in the collection at the
-    end. `stopped`: by a signal, before the end.
+    `files`: files read. `documents_missing`: stored documents that have left the source and stay; `kept`: the reason why they
+    stay despite `delete_missing`. `documents_deleted`: documents that this ingest deleted, or would delete.
+    `documents_unclear`: stored before, but not found in files that could not be read completely. `points`: in the collection at
+    the end. `stopped`: a signal stopped the ingest.
     """
 
     documents: int = 0
@@ -113,17 +113,17 @@ class IngestStats:
 
     @property
     def seconds(self) -> float:
-        """Seconds from begin to end, or until now."""
+        """The seconds from start to end, or until now."""
         return (time.monotonic() if self.ended_s is None else self.ended_s) - self.began_s
 
     @property
     def documents_per_s(self) -> float:
-        """Documents stored a second, by this run."""
+        """The documents that this run stored a second."""
         return self.documents / max(self.seconds, 1e-9)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens stored a second, by this run."""
+        """The tokens that this run stored a second."""
         return self.tokens / max(self.seconds, 1e-9)
 
     def in_words(self) -> str:
@@ -140,7 +140,7 @@ class IngestStats:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`store`: its place. `quarantine`: path of the file, if it has entries. `dry_run`: the option."""
+    """The summary of an ingest. `store`: its place. `quarantine`: the file's path, if it has entries."""
 
     collection: str
     store: str
@@ -150,7 +150,7 @@ class Summary:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if every readable document is stored, 130 if the ingest was stopped, else 1."""
+        """The exit status: 0 if every readable document is stored, 130 if a signal stopped the ingest, else 1."""
         if self.stats.stopped:
             return INTERRUPTED
         nothing = not self.stats.documents and not self.stats.unchanged and self.stats.quarantined

@@ -1,8 +1,8 @@
-"""Documents from files into a collection: read, cut and embed ahead in threads, and store.
+"""The pipeline of an ingest: threads read, cut and embed ahead, and the event loop stores.
 
-The encoder is the slow part and never waits: while it computes, the next batches are read and the last one is written. A kill
-loses at most the batches in the queue, and the same command goes on from what is stored; ids are made of source and chunk, so a
-second upsert replaces the first.
+The encoder is the slowest part and never waits: meanwhile the next batches are read and the last one is written. A kill loses
+at most the batches in the queue, and the same command continues from the stored documents. Ids are made of source and chunk, so
+a second upsert replaces the first.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from hybridtei.retrieval.ingest.write import Writer
 from hybridtei.retrieval.store.base import CollectionSchema
 
 T = TypeVar("T")
-Encode = Callable[..., Embeddings]  # of texts, and perhaps their `spans`
+Encode = Callable[..., Embeddings]  # embeds texts, perhaps with `spans`
 Embedded = tuple[Batch, Embeddings, list[str | None]]
-BATCHES_AHEAD = 2  # read before they are stored, besides those that are being embedded
-TOLD_DOCUMENTS = 100  # of those that are deleted
+BATCHES_AHEAD = 2  # batches read ahead, besides those in the encoder
+TOLD_DOCUMENTS = 100  # deleted documents named in the output
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[asyncio.Event]:
-    """An event that the first SIGINT or SIGTERM sets; a second one cancels the task. Only the main thread handles signals."""
+    """Yield an event that the first SIGINT or SIGTERM sets; a second one cancels the task. Works only in the main thread."""
     requested, loop, task = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
     handled = []
 
@@ -70,14 +70,13 @@ async def ingest(
     patience_s: float = 0.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Store every document of the sources that is not stored yet; a bad one goes into quarantine and does not stop the others.
+    """Store every document of the sources that is not stored yet. A bad document goes into quarantine; the others continue.
 
-    `schema`: the collection's; None if a dry run finds none. `encode`: is called in `parallel` threads at once.
-    `defer_indexing_bytes`: a server indexes after a run that reads so many, not meanwhile.
-    After a SIGINT or SIGTERM nothing more is read, and embedded batches are stored.
-    Raises StoreError where the store fails for longer than its patience, ConnectionError where an embedding server does or is
-    another program, BackendError where most texts fail. Stored documents stay, unless a new version of them is stored, or the
-    source lacks them and `preparation.options.delete_missing` is set.
+    `schema`: the collection's; None if a dry run finds no collection. `encode`: `parallel` threads call it at once.
+    `defer_indexing_bytes`: from this size of a run on, a server indexes after it. After a SIGINT or SIGTERM nothing more is
+    read, and embedded batches are stored. Raises StoreError if the store fails for longer than its patience, ConnectionError
+    for a failing or foreign embedding server, BackendError if most texts fail. Stored documents stay, unless a new version is
+    stored, or the source lacks them and `preparation.options.delete_missing` is set.
     """
     ledger, stats = preparation.ledger, preparation.stats
     ledger.count = 0 if schema is None else await ledger.store.count(ledger.name)
@@ -104,7 +103,7 @@ async def ingest(
 
 
 def _count(preparation: Preparation) -> None:
-    """Count what would be stored."""
+    """Count the documents that would be stored."""
     for batch in preparation.batches():
         preparation.stats.documents += sum(piece.is_last for piece in batch.pieces)
         preparation.stats.chunks += len(batch.pieces)
@@ -113,8 +112,8 @@ def _count(preparation: Preparation) -> None:
 
 
 async def _settle_missing(preparation: Preparation, writer: Writer | None, tell: Callable[[str], None]) -> None:
-    """Delete documents that the source lacks, if that is asked for, and count them. Without a `writer` it only says what it
-    would delete."""
+    """Count documents that the source lacks, and delete them if the option is set. Without a `writer` only say what would be
+    deleted."""
     keys, stats = missing_from_source(preparation), preparation.stats
     deletes = preparation.options.delete_missing and bool(keys)
     if deletes and not stats.documents + stats.unchanged:
@@ -135,7 +134,7 @@ async def _settle_missing(preparation: Preparation, writer: Writer | None, tell:
 
 
 async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stopping: asyncio.Event, parallel: int) -> None:
-    """Read and embed batches in threads, and write them in their order; the first failure ends all."""
+    """Read and embed batches in threads, and write them in order. The first failure ends everything."""
     embedded: asyncio.Queue[asyncio.Future[Embedded | None] | None] = asyncio.Queue(parallel + BATCHES_AHEAD)
     loop, stats = asyncio.get_running_loop(), preparation.stats
     bar = tqdm(
@@ -157,7 +156,7 @@ async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stoppi
         batches = preparation.batches()
         while not stopping.is_set() and (batch := await loop.run_in_executor(reading, next, batches, None)) is not None:
             future = loop.run_in_executor(embedding, embed, batch)
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised where it is written
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised when the batch is written
             await embedded.put(future)
         await embedded.put(None)
 
@@ -172,7 +171,7 @@ async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stoppi
             async with _threads("read") as reading, _threads("embed", parallel) as embedding, asyncio.TaskGroup() as group:
                 group.create_task(read(reading, embedding))
                 group.create_task(write())
-        except BaseExceptionGroup as failures:  # the store's error first: it tells what to do
+        except BaseExceptionGroup as failures:  # the store's error first, since it names the remedy
             raise (failures.subgroup(StoreError) or failures).exceptions[0] from None
         show(0 if stopping.is_set() else preparation.total_bytes)
 
@@ -182,7 +181,7 @@ async def _threads(name: str, count: int = 1) -> AsyncIterator[ThreadPoolExecuto
     executor = ThreadPoolExecutor(count, thread_name_prefix=name)
     try:
         yield executor
-    finally:  # the event loop goes on, since what it still does may ask the store
+    finally:  # the event loop must run, since the threads may call the store
         await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
 
 
@@ -201,7 +200,7 @@ def _embedded(encode: Encode, batch: Batch) -> Embedded:
 
 
 def span_texts_of(pieces: Sequence[PendingChunk]) -> list[SpanText]:
-    """The windows of late chunks, each with the chunks that follow each other in it."""
+    """The windows of late chunks, each with its consecutive chunks."""
     parts = []
     for (pending, window), group in groupby(pieces, lambda piece: (piece.pending, piece.chunk.window)):
         assert window is not None
@@ -212,10 +211,10 @@ def span_texts_of(pieces: Sequence[PendingChunk]) -> list[SpanText]:
 
 
 def embed_each(embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]) -> tuple[Embeddings, list[str | None]]:
-    """(rows of the texts, or texts with spans, that could be embedded, for each the error's message or None).
+    """(the rows of the embedded texts, or texts with spans; for each text the error's message or None).
 
-    A batch that fails is halved until the text at fault stands alone. Raises BackendError where none of several texts could be
-    embedded: then the engine is at fault. Other errors than those of a text, such as a server's key or its absence, are raised.
+    A failing batch is halved until the failing text is alone. Raises BackendError if none of several texts could be embedded,
+    since then the engine fails. Errors that no text causes, such as a server's key, are raised.
     """
     parts: list[Embeddings] = []
     errors: list[HybridTeiError | None] = []
@@ -239,8 +238,9 @@ def embed_each(embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]) -
 
 
 def missing_from_source(preparation: Preparation) -> list[str]:
-    """Keys of stored documents that left their file, or whose file left the source, once the whole source was read."""
-    present = {file.label for file in preparation.files}  # and folders that could not be read, which may hold the file still
+    """The keys of stored documents that left their file, or whose file left the source. Call it after reading the whole
+    source."""
+    present = {file.label for file in preparation.files}  # unreadable folders may still have the file
 
     def may_be_there(label: str) -> bool:
         parts = label.split("/")

@@ -1,7 +1,8 @@
-"""Sources as batches of chunks for the encoder: read, compared with what is stored, cut, counted. Runs in a thread of its own.
+"""Turns sources into batches of chunks for the encoder: reads, compares with the stored documents, cuts, counts. Runs in a
+thread.
 
-Batches are a few hundred chunks, because the encoder groups chunks of like lengths, and few enough tokens that a kill loses
-seconds of work. Knows neither store nor encoder.
+A batch has a few hundred chunks, since the encoder groups chunks of similar lengths, and few enough tokens that a kill loses
+only seconds of work. Independent of store and encoder.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
 
 BATCH_CHUNKS = 256
 BATCH_TOKENS = 16_384
-GROUP_DOCUMENTS, GROUP_CHARACTERS = 1000, 500_000  # compared and cut at a time, by several threads
+GROUP_DOCUMENTS, GROUP_CHARACTERS = 1000, 500_000  # documents compared and cut at a time, by several threads
 
 
 @dataclass(slots=True, eq=False)
 class PendingDocument:
     """A document between reader and store. `failed`: it is in quarantine, and its other chunks are dropped. `stored`: the
-    collection holds a version of it."""
+    collection has a version of it."""
 
     document: Document
     digest: str
@@ -47,8 +48,8 @@ class PendingChunk:
 
 @dataclass(slots=True)
 class Batch:
-    """Chunks to embed together. `files`: those that end in this batch, with the ids and digests of their documents.
-    `done_bytes`: of the whole source, once this batch is stored."""
+    """Chunks to embed together. `files`: the files that end in this batch, with their documents' ids and digests. `done_bytes`:
+    of the whole source, once this batch is stored."""
 
     pieces: list[PendingChunk] = field(default_factory=list)
     files: list[tuple[SourceFile, Documents]] = field(default_factory=list)
@@ -62,12 +63,11 @@ class Batch:
 
 @dataclass(slots=True)
 class Preparation:
-    """The files of an ingest, and how they are read. `settings`: a hash that differs wherever chunks do; `first_settings`: the
-    key of digests in collections of 0.1.
+    """The files of an ingest, and the settings for reading them. `settings`: a hash that differs whenever chunks differ.
+    `first_settings`: the key of digests in collections of 0.1.
 
-    `stored`: keys of the source's stored documents, by the label of their file.
-    `unchanged`: labels of the files that are as they are stored, from `find_unchanged`. `missing`: keys of stored
-    documents that their files no longer hold.
+    `stored`: keys of the source's stored documents, by the label of their file. `unchanged`: labels of unchanged files, from
+    `find_unchanged`. `missing`: keys of stored documents that their files no longer have.
     """
 
     files: Sequence[SourceFile]
@@ -86,16 +86,16 @@ class Preparation:
 
     @property
     def total_bytes(self) -> int:
-        """The sizes of all files together."""
+        """The sum of all files' sizes."""
         return sum(file.size for file in self.files)
 
     @property
     def unread_bytes(self) -> int:
-        """The sizes of the files that are to be read."""
+        """The sum of the sizes of files to read."""
         return sum(file.size for file in self.files if file.label not in self.unchanged)
 
     def find_unchanged(self) -> None:
-        """Find the files whose documents, by the cache, are those that are stored."""
+        """Find the files whose documents, by the cache, equal the stored ones."""
         if self.options.reread:
             return
         cached = {
@@ -113,7 +113,7 @@ class Preparation:
                 self.missing.extend(self.stored[label] - keys)
 
     def batches(self) -> Iterator[Batch]:
-        """Full batches, and a last one, in the order of the source."""
+        """Yield full batches, and a last smaller one, in the order of the source."""
         batch, before = Batch(), 0
         for file in self.files:
             if file.label in self.unchanged:
@@ -137,9 +137,9 @@ class Preparation:
             yield batch
 
     def _groups(self, file: SourceFile, documents: list[tuple[str, str]]) -> Iterator[tuple[list[PendingDocument], int]]:
-        """(documents to store, bytes of the file that were read), a group at a time. Fills `documents`, (id, digest) of all."""
+        """Yield (documents to store, bytes of the file read), a group at a time. Fills `documents` with (id, digest) of all."""
         stored = self.stored.get(file.label, frozenset())
-        seen: dict[str, bool] = {}  # names; is it a document's, or that of a rejection
+        seen: dict[str, bool] = {}  # id -> True for a document, False for a rejection
         group: list[Document] = []
         characters = read_bytes = nameless = 0
         for found, read_bytes in documents_of(file, self.options):
@@ -166,7 +166,7 @@ class Preparation:
             self.missing.extend(missing)
 
     def _changed(self, group: Sequence[Document], stored: Set[str], documents: list[tuple[str, str]]) -> list[PendingDocument]:
-        """The documents of a group that are not stored in this version."""
+        """The documents of a group whose current version is not stored."""
         there = self.ledger.lookup([one.key for one in group if one.key in stored])
         changed: list[PendingDocument] = []
         for document in group:
@@ -198,5 +198,5 @@ class Preparation:
 
 
 def _read_together(one: PendingChunk, following: PendingChunk | None) -> bool:
-    """Whether two chunks of a document come from one pass, which two batches would each run."""
+    """True if one pass reads both chunks of a document. In two batches it would run twice."""
     return following is not None and one.chunk.window is not None and one.chunk.window == following.chunk.window

@@ -1,4 +1,4 @@
-"""One ingest from settings to summary: finds the model and the store, lays the parts together, and says what came of it."""
+"""Runs one ingest from settings to summary: finds the model and the store, connects the parts, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -58,14 +58,13 @@ def ingest(
     tell: Tell | None = None,
     **options: Any,
 ) -> Summary:
-    """Embed the documents of a file or folder and store them in a collection: `hybridtei ingest`. Also called again to go on
-    after a stop, and to take up changes.
+    """Embed the documents of a file or folder and store them in a collection: `hybridtei ingest`. Call it again to continue
+    after a stop, or to store changes.
 
-    `embedder`: an `Encoder`, a `Client`, or the `ModelConfig` of a model that is loaded if something is to be embedded; None:
-    the embedded model. `store`: a `StoreConfig`, or Qdrant's address, or the folder of an embedded one; None: `./qdrant`.
-    `tell`: takes lines of progress. `options`: the command's other flags, such as `delete_missing=True` or `shards=3`. Raises
-    TypeError for one that it does not have, HybridTeiError or OSError, with what to do about it; what was stored until then
-    stays.
+    `embedder`: an `Encoder`, a `Client`, or the `ModelConfig` of a model, loaded only if there is text to embed; None: the
+    embedded model. `store`: a `StoreConfig`, Qdrant's address, or an embedded engine's folder; None: `./qdrant`. `tell`: called
+    with lines of progress. `options`: the command's other flags, such as `delete_missing=True` or `shards=3`. Raises TypeError
+    for an unknown option, HybridTeiError or OSError, naming the remedy. Documents stored until then stay.
     """
     plan = {name: options.pop(name) for name in CollectionPlan.__struct_fields__ if name in options}
     options.setdefault("plan", CollectionPlan(**plan))
@@ -84,7 +83,7 @@ def ingest(
 
 
 class _Ingest:
-    """One ingest: its settings are checked at once, and the store is asked when it runs."""
+    """One ingest. The constructor checks the settings; `run` calls the store."""
 
     def __init__(self, options: IngestOptions, embedder: Any, engine: EngineConfig, config: StoreConfig, tell: Tell) -> None:
         check_name(options.collection)
@@ -119,7 +118,7 @@ class _Ingest:
         tell(f"chunks    {_in_words(self.chunks)}")
 
     async def run(self) -> Summary:
-        """The pipeline, and then the store's own finish; all is closed in any case."""
+        """Run the pipeline, and finish the store's work. Closes everything in any case."""
         options, name, store, tell = self.options, self.options.collection, self.store, self.tell
         assert store is not None
         stats = IngestStats()
@@ -138,7 +137,7 @@ class _Ingest:
 
                 if not options.dry_run:
                     if existing is None or options.engine == "ray":
-                        load()  # a model that cannot be loaded leaves no collection; Ray wants the main thread
+                        load()  # before the collection is created, so that a failed load leaves none; Ray needs the main thread
                     lock = state_folder(self.config) / f"{name}.lock"
                     existing = await stack.enter_async_context(claimed(store, name, schema, lock, tell))
                     if record := Source.of(Path(options.source), existing, options.source_name).record:
@@ -152,7 +151,7 @@ class _Ingest:
                     patience_s=0.0 if store.kind == "server" else self.config.qdrant_patience,  # a server's store has its own
                     tell=tell,
                 )
-                if not stats.stopped and not options.dry_run:  # an earlier run may have ended between its last batch and this
+                if not stats.stopped and not options.dry_run:  # an earlier run may have ended before this step
                     await self._index(store)
             except (StoreUnavailable, ConnectionError, BackendError, NoKey) as error:
                 done = f"{stats.documents:,} documents were stored; run the same command again to go on from there"
@@ -162,7 +161,7 @@ class _Ingest:
         return Summary(name, place_of(self.config), stats, rejected, options.dry_run)
 
     async def _planned(self, store: Store, existing: CollectionSchema | None) -> tuple[CollectionPlan, CollectionSchema]:
-        """The collection's plan and schema, a new one's over a cluster. Raises CollectionMismatch where it has others."""
+        """The collection's plan and schema; a new one is spread over the cluster. Raises CollectionMismatch if they differ."""
         name, spec = self.options.collection, self.spec
         chosen = with_budget(self.options.plan, self.model.multivector_tokens, self.model.multivector_dtype)
         plan = settled(chosen, existing, self.heads, name, width=0 if spec.multivector is None else spec.multivector.width)
@@ -175,7 +174,7 @@ class _Ingest:
         return plan, schema
 
     def _preparation(self, stack: AsyncExitStack, source: Source, ledger: Ledger, stats: IngestStats) -> Preparation:
-        """The source's files and how they are read. Raises InvalidInput where there are none."""
+        """The source's files and settings. Raises InvalidInput if there are no files."""
         options = self.options
         quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
         files = list(source_files(Path(options.source), source.label, quarantine, source.known))
@@ -199,7 +198,7 @@ class _Ingest:
         )
 
     def _loader(self, stack: AsyncExitStack) -> Callable[[], Any]:
-        """What gives the embedder: loaded at the first call, since a run that embeds nothing needs none."""
+        """A function that returns the embedder. The first call loads it, since a run without new text needs none."""
 
         @cache
         def load() -> Any:
@@ -225,7 +224,7 @@ class _Ingest:
 
 
 async def _nodes(store: Any, tell: Tell) -> int:
-    """The number of nodes of a server's cluster; 1 where it is none, or does not say."""
+    """The number of nodes of a server's cluster; 1 without a cluster, or if the server does not tell."""
     try:
         nodes: int = await store.peers() if store.kind == "server" else 1
     except StoreError as error:
@@ -235,7 +234,7 @@ async def _nodes(store: Any, tell: Tell) -> int:
 
 
 def _served(client: Client) -> dict[str, Any]:
-    """The facts of a server that embeds. Raises InvalidInput for another."""
+    """The facts of an embedding server. Raises InvalidInput for any other server."""
     facts = client.info()
     if facts["hybridtei"].get("role") != "embedding":
         raise InvalidInput(f"{client.url}: serves no embedding model")
@@ -243,7 +242,7 @@ def _served(client: Client) -> dict[str, Any]:
 
 
 def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> frozenset[Head]:
-    """The outputs to store: those of `names`, or all of the model's. Raises InvalidInput for one that the model lacks."""
+    """The outputs to store: `names`, or all of the model's. Raises InvalidInput for an output that the model lacks."""
     has = available & frozenset(VECTORS)
     if names is None:
         return has
@@ -255,7 +254,7 @@ def vector_heads(available: frozenset[Head], names: Sequence[str] | None) -> fro
 
 
 def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
-    """Of the model that embeds. With a server, its files are wanted too: they say how to cut, and what is to be stored."""
+    """The spec of the embedding model. A server's model files are needed too: they determine chunks and outputs."""
     try:
         spec = find_model(model)
     except LoadError as error:
@@ -277,7 +276,7 @@ def _spec(model: ModelConfig, served: dict[str, Any] | None) -> ModelSpec:
 
 
 def _chunk_settings(options: IngestOptions, model: Model, heads: frozenset[Head]) -> ChunkSettings:
-    """Raises InvalidInput for late chunks of what reads or embeds no parts of texts."""
+    """The settings of chunks. Raises InvalidInput for late chunks if the embedder cannot embed spans."""
     is_late = options.chunking == "late"
     if is_late:
         if options.no_chunking:
@@ -298,7 +297,7 @@ def _embedder(options: IngestOptions, model: ModelConfig, engine: EngineConfig) 
 
 
 def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions) -> str:
-    """16 characters that change with what makes other points of the same files. The model is the collection's."""
+    """Hash of every setting that affects stored points, except the model, which the collection records."""
     made_of = [sorted(heads), asdict(chunks), reading.as_dict()]
     return blake2b(orjson.dumps(made_of), digest_size=8).hexdigest()
 
@@ -306,7 +305,7 @@ def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOp
 def first_settings(
     model: ModelConfig, spec: ModelSpec, heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions
 ) -> bytes:
-    """The key of digests in collections of 0.1, where heads of our kind count by file, but for the first embedded ones."""
+    """The key of digests in collections of 0.1. Our own head files count by content, except the first embedded ones."""
     heads_file = next((head.file for head in (spec.multivector, spec.sparse) if head is not None and head.own), None)
     made_by = None if heads_file is None else sha256_of(heads_file)
     made_of: list[Any] = [

@@ -1,8 +1,8 @@
-"""Files of many documents: Parquet and CSV, a row a document, and JSON Lines, a line a document.
+"""Files of many documents: Parquet and CSV (a row each), and JSON Lines (a line each).
 
-A line is read up to its allowed length. A small Parquet file may unfold to gigabytes, so its sizes are checked first: the
-footer has the sizes of a column's pages and bounds of its lists, and a row group that would be large without being large in the
-file is not opened. Strings stay references into their column's dictionary until their row is measured.
+A line is read up to its allowed length. A small Parquet file can unfold to gigabytes, so its sizes are checked first. The
+footer has the sizes of a column's pages and the bounds of its lists; a row group that would grow too much is not opened.
+Strings stay references into their column's dictionary until their row's size is known.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hybridtei.retrieval.ingest.options import ReadOptions
 from hybridtei.system.machine import require_extra
 
 Found = Document | Rejection
-Progress = tuple[Found, int]  # and how many bytes of the file are behind it
+Progress = tuple[Found, int]  # and the bytes of the file read so far
 ID_FIELDS, TITLE_FIELD = ("_id", "id"), "title"
 
 
 class Unfit(ValueError):
-    """Why a record is no document: the reason in the quarantine. `document_id`: of the record, if it has one."""
+    """A record is no document. The message is the reason in the quarantine. `document_id`: the record's id, if it has one."""
 
     document_id: str | None = None
 
 
 def _found(read: Callable[[], Mapping[str, Any]], written: object, source: str, location: str, options: ReadOptions) -> Found:
-    """The document of the record that `read` gives, or why there is none. `written`: the record as it stands in the source."""
+    """The document of the record from `read`, or a rejection. `written`: the record in the source."""
     try:
         return _document(read(), source, location, options)
     except ValueError as error:
@@ -42,7 +42,7 @@ def _found(read: Callable[[], Mapping[str, Any]], written: object, source: str, 
 
 
 def _document(record: Mapping[str, Any], source: str, location: str, options: ReadOptions) -> Document:
-    """The document of a record, whose id is its location where it has none. Raises Unfit."""
+    """The document of a record. Without an id, its location is the id. Raises Unfit."""
     id_field, document_id = _id(record, options, location.replace(" ", "-"))
     text_field = options.text_field or "text"
     try:
@@ -131,13 +131,14 @@ def _names(record: Mapping[str, Any]) -> str:
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-KEPT_BYTES, SKIP_BYTES = 1000, 1 << 20  # of a line that is too long: kept, and read at a time
+KEPT_BYTES, SKIP_BYTES = 1000, 1 << 20  # bytes of a line that is too long: kept, and read at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`data`: without the line end. `offset`: of its first byte in the file. `length`: of the whole line, in bytes; where the
-    line is too long, `data` is only its beginning."""
+    """A line. `data`: without the line end; only the beginning of a line that is too long. `offset`: of its first byte in the
+    file.
+    `length`: of the whole line in bytes."""
 
     number: int
     offset: int
@@ -146,7 +147,7 @@ class Line:
     is_whole: bool = True
 
     def decoded(self) -> str:
-        """The line's text. Raises ValueError, which names the byte of the file that is not UTF-8."""
+        """The line's text. Raises ValueError, naming the byte of the file that is not UTF-8."""
         try:
             return self.data.decode()
         except UnicodeDecodeError as error:
@@ -154,7 +155,7 @@ class Line:
 
 
 def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
-    """Every line, numbered from 1; a byte order mark at the start is left out."""
+    """Every line, numbered from 1, without a byte order mark at the start."""
     number, offset = 0, len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
     file.seek(offset)
     while head := file.readline(max_bytes + len(b"\r\n")):
@@ -172,7 +173,7 @@ def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
 
 
 def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """An object or a string a line; a line without an id has its number as id. Blank lines are skipped."""
+    """An object or a string a line. Without an id, the line's number is the id. Blank lines are skipped."""
     with path.open("rb") as file:
         for line in bounded_lines(file, options.max_record_bytes):
             if not line.is_whole or line.data.strip():
@@ -196,8 +197,8 @@ def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
 
 
 def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """Rows under a header; commas in .csv, tabs in .tsv. All cells are strings."""
-    csv.field_size_limit(options.max_record_bytes)  # of the process: the module has no other
+    """Rows below a header, separated by commas in .csv and by tabs in .tsv. All cells are strings."""
+    csv.field_size_limit(options.max_record_bytes)  # of the whole process, since the module has no other limit
     with path.open("rb") as file:
         lines = _CsvLines(file, options.max_record_bytes)
         rows = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
@@ -227,7 +228,7 @@ def _cells(header: list[str], row: list[str]) -> Mapping[str, Any]:
 
 
 class _CsvLines:
-    """Lines of text for csv.reader. A broken line is replaced, and `raise_if_broken` raises its error."""
+    """Lines of text for csv.reader. A broken line is replaced; `raise_if_broken` then raises its error."""
 
     def __init__(self, file: Any, max_bytes: int) -> None:
         self._lines = bounded_lines(file, max_bytes)
@@ -243,7 +244,7 @@ class _CsvLines:
         line = next(self._lines)
         self.number, self.offset, self.last = line.number, line.offset + line.length, line.data
         self.row_bytes += line.length
-        if line.is_whole and self.row_bytes > self._max_bytes:  # the reader begins anew after an exception
+        if line.is_whole and self.row_bytes > self._max_bytes:  # the reader starts a new row after an exception
             raise ValueError(f"the row has more than {self._max_bytes} bytes")
         if not line.is_whole:
             self._broken = ValueError(f"the line has {line.length} bytes, allowed are {self._max_bytes}")
@@ -260,14 +261,14 @@ class _CsvLines:
             raise broken
 
 
-ROWS = 64  # read at a time
-MAX_COLUMN_BYTES = 64_000_000  # of a row group's column, if it is more than so many times what it is in the file:
+ROWS = 64  # rows read at a time
+MAX_COLUMN_BYTES = 64_000_000  # bound of a row group's column in memory, if it exceeds this multiple of its size in the file:
 MAX_EXPANSION = 100
 WIDTHS: Mapping[str, int] = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 16}
 
 
 def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
-    """A row a document. Raises LoadError without pyarrow."""
+    """One document a row. Raises LoadError without pyarrow."""
     require_extra("parquet", "pyarrow")
     import pyarrow
     import pyarrow.parquet
@@ -291,7 +292,7 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
 
 
 def _check_group(file: Any, group: int, options: ReadOptions) -> None:
-    """Raises Unfit for a row group that would unfold to far more bytes than it has."""
+    """Raises Unfit for a row group that would unfold to far more bytes than in the file."""
     metadata = file.metadata.row_group(group)
     for place in range(metadata.num_columns):
         column, declared = metadata.column(place), file.schema.column(place)
@@ -307,7 +308,7 @@ def _check_group(file: Any, group: int, options: ReadOptions) -> None:
 
 
 def _fill(record: dict[str, Any], batch: Any, row: int, options: ReadOptions) -> Mapping[str, Any]:
-    """Read a row's cells into `record`, and return those that hold something. Raises Unfit."""
+    """Read a row's cells into `record`, and return the non-empty ones. Raises Unfit."""
     size = 0
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         cell = column.slice(row, 1)
@@ -322,7 +323,7 @@ def _fill(record: dict[str, Any], batch: Any, row: int, options: ReadOptions) ->
 
 
 def _size(cells: Any) -> int:
-    """Bytes of cells if they shared nothing."""
+    """The bytes of cells without shared memory."""
     from pyarrow import compute, types
 
     kind = cells.type
@@ -342,7 +343,7 @@ def _size(cells: Any) -> int:
 
 
 def _dictionary_size(places: Any, texts: Any) -> int:
-    """Bytes of dictionary texts, from their offsets alone: taking the texts would copy them."""
+    """The bytes of dictionary texts, from their offsets alone, since reading the texts would copy them."""
     if not len(places):
         return 0
     kind = numpy.dtype("int64" if "large" in str(texts.type) else "int32")

@@ -1,9 +1,9 @@
-"""Embedded chunks into a collection: every change of an ingest to a store.
+"""Writes embedded chunks into a collection: every change of an ingest to a store.
 
-A document is there whole or not at all, and a stored version is replaced only by a stored one: a document with a chunk
-that cannot be embedded or stored goes into quarantine, and what the collection held of it stays. So chunks of a document that
-is stored already wait for the last of them. Chunks that a longer version had are deleted before the new version is written:
-after a kill in between the document lacks some, and is done again.
+A document is stored completely or not at all, and only a complete new version replaces a stored one. A document with a chunk
+that cannot be embedded or stored goes into quarantine, and its stored version stays. So chunks of an already stored document
+wait for its last chunk. Surplus chunks of a longer old version are deleted before the new one is written: after a kill in
+between, the document is incomplete and is ingested again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.nodes import retry_unavailable
 from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
 
-RECENT_TEXTS = 50  # if more than half of the last so many failed, the engine is at fault and not the texts
-MAX_HELD_BYTES = 64_000_000  # of vectors in memory; more are written to a temporary file
+RECENT_TEXTS = 50  # if more than half of this many last texts failed, the engine is at fault, not the texts
+MAX_HELD_BYTES = 64_000_000  # of vectors in memory; further ones go to a temporary file
 
 
 class _Held:
-    """Points of `pending`, the one document that is stored already and whose new version is not read to its end."""
+    """Points of `pending`, the stored document whose new version is not completely read yet."""
 
     def __init__(self) -> None:
         self._file: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
@@ -41,11 +41,11 @@ class _Held:
         self._parts = 0
 
     def add(self, pending: PendingDocument, points: list[models.PointStruct]) -> None:
-        pickle.dump(points, self._file, protocol=5)  # into a file without a name, which only this process reads
+        pickle.dump(points, self._file, protocol=5)  # a nameless file, which only this process can read
         self.pending, self._parts = pending, self._parts + 1
 
     def parts(self) -> Iterator[list[models.PointStruct]]:
-        """The points, in the order in which they were added."""
+        """Yield the points in the order of adding."""
         self._file.seek(0)
         for _ in range(self._parts):
             yield pickle.load(self._file)
@@ -56,18 +56,18 @@ class _Held:
         self.pending, self._parts = None, 0
 
     def close(self) -> None:
-        """Frees the memory and the file."""
+        """Free the memory and the file."""
         self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """`patience_s`: how long a change is retried where the store does not retry itself."""
+    """`patience_s`: how long to retry a change, if the store does not retry itself."""
 
     schema: CollectionSchema
     preparation: Preparation
     patience_s: float
-    _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # of each text: did it fail
+    _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # True for each text that failed
     _held: _Held = field(default_factory=_Held)
 
     @property
@@ -75,11 +75,10 @@ class Writer:
         return self.preparation.ledger
 
     async def write(self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]) -> None:
-        """Stores and notes a batch, but for documents that wait for chunks of later batches.
+        """Store and record a batch, except documents that wait for chunks of later batches.
 
-        `embeddings`: a row for each piece without a reason against it. Raises StoreError; then nothing of the batch is noted,
-        whatever of it is stored. Raises BackendError, after what is good was stored, where more than half of the last 50 texts
-        failed.
+        `embeddings`: a row for each piece without an error. Raises StoreError; then nothing of the batch is recorded, even if
+        some is stored. Raises BackendError, after storing the good pieces, if more than half of the last 50 texts failed.
         """
         accepted = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
         embeddings = fit_to_schema(embeddings, self.schema)
@@ -97,11 +96,11 @@ class Writer:
         self._stop_if_most_fail(reasons)
 
     def close(self) -> None:
-        """Drops the chunks that wait for the rest of their document."""
+        """Drop the chunks that wait for the rest of their document."""
         self._held.close()
 
     async def delete_documents(self, keys: Sequence[str]) -> None:
-        """Deletes documents, the first chunk of each last, so that after a kill in between the next ingest finds it."""
+        """Delete documents, their first chunks last, so that after a kill in between the next ingest finds the rest."""
         for start in range(0, len(keys), IDS_AT_ONCE):
             found = await self.ledger.documents(keys[start : start + IDS_AT_ONCE])
             await self._delete([point_id(key, n) for key, one in found.items() for n in reversed(range(one.chunks))])
@@ -111,7 +110,7 @@ class Writer:
     async def _store(
         self, pieces: Sequence[PendingChunk], points: Sequence[models.PointStruct], complete: Collection[PendingDocument]
     ) -> None:
-        """Stores points, but for those that wait: of a stored document, the batch's last, with chunks still to come."""
+        """Store points, except those of the batch's last document if it is stored already and more chunks follow."""
         if self._held.pending in complete:
             for part in self._held.parts():
                 await self._send(part)
@@ -126,7 +125,7 @@ class Writer:
             await retry_unavailable(lambda: self.ledger.store.upsert(self.ledger.name, points), self.patience_s)
 
     def _fail(self, piece: PendingChunk, reason: str) -> None:
-        """Puts the document into quarantine, once, and drops its chunks."""
+        """Put the document into quarantine, once, and drop its chunks."""
         if piece.pending.failed:
             return
         piece.pending.failed = True
@@ -137,13 +136,13 @@ class Writer:
         self.preparation.quarantine.add(Rejection(document.source, location, reason, piece.chunk.text, document.document_id))
 
     async def _delete_stale(self, complete: Iterable[PendingDocument]) -> None:
-        """Deletes the chunks by which stored versions are longer."""
+        """Delete the surplus chunks of longer stored versions."""
         following = {point_id(one.document.key, one.chunks): one for one in complete if self.ledger.count}
         for name in await self.ledger.present(list(following)):
             await self._delete(await self.ledger.chunks_from(following[name].document.key, following[name].chunks))
 
     async def _delete_failed(self, batch: Batch) -> None:
-        """Deletes every chunk of documents that failed in this batch or before, and of which there was no version before."""
+        """Delete all chunks of documents that failed in this batch or before, unless an old version is stored."""
         failed = dict.fromkeys(piece.pending for piece in batch.pieces if piece.pending.failed and not piece.pending.stored)
         await self._delete([point_id(one.document.key, number) for one in failed for number in range(one.chunks)])
 
@@ -172,7 +171,7 @@ class Writer:
     def _checked_points(
         self, pieces: Sequence[PendingChunk], embeddings: Embeddings
     ) -> tuple[list[models.PointStruct], list[str | None]]:
-        """The points of the pieces, and for each the message of InvalidPoint, or None."""
+        """The points of the pieces, and for each piece InvalidPoint's message or None."""
         if not pieces:
             return [], []
         ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]

@@ -1,6 +1,6 @@
-"""A collection changes its model, or how it keeps multi-vectors, while it is searched and written.
+"""Changes a collection's model, or its format of multi-vectors, while it is searched and written.
 
-The command's flags are read off `MigrateOptions`, so nothing heavy is imported here.
+The command's flags come from `MigrateOptions`, so this module imports nothing large.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One collection is made equal to another, page by page: interrupted anywhere, it goes on where points differ."""
+"""Makes one collection equal to another, page by page. After an interruption it continues where points differ."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hybridtei.retrieval.store.base import PointId, Store, Stored
 from hybridtei.retrieval.store.plan import without_packed
 
 PAGE_POINTS = 128
-TEXT = "text"  # key of the payload, as `ingest` and `/collections/{name}/points` write it
-# Points of the copy, made of records of the source.
+TEXT = "text"  # the payload's key of the text, written by `ingest` and `/collections/{name}/points`
+# Records of the source -> points of the copy.
 Convert = Callable[[Sequence[Stored]], Awaitable[list[models.PointStruct]]]
 
 
 async def fill(
     store: Store, source: str, copy: str, convert: Convert, *, advance: Callable[[int], object] = lambda count: None
 ) -> int:
-    """One pass over both collections: points that differ are written to `copy`, those gone from `source` are deleted there.
+    """Make one pass over both collections: write differing points to `copy`, and delete points from it that left `source`.
 
-    Returns the number of points that differed. Points are equal if their payloads are. Raises StoreError and what `convert`
-    raises; the next pass goes on.
+    Returns the number of differing points. Points are equal if their payloads are equal. Raises StoreError and the errors of
+    `convert`; the next pass continues.
     """
     changed, offset = 0, None
     while True:
@@ -52,7 +52,7 @@ async def _delete_gone(store: Store, source: str, copy: str) -> int:
 
 
 def with_vectors_of(store: Store, source: str) -> Convert:
-    """Points with the same vectors as in `source`."""
+    """Make points with the vectors of `source`."""
 
     async def convert(records: Sequence[Stored]) -> list[models.PointStruct]:
         whole = await store.retrieve(source, [one.id for one in records], with_vectors=True)

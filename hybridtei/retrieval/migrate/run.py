@@ -1,12 +1,12 @@
-"""One call of `hybridtei migrate`: fills a copy of a collection with another model's vectors, and switches the name to it.
+"""Runs `hybridtei migrate`: fills a copy of a collection with another model's vectors, and switches the name to it.
 
-The name that users search is an alias. A collection whose own name is searched first moves aside: its points are copied, with
-their vectors, to `NAME.0`, which answers while an alias takes the name. The metadata of collections say what is a copy of what:
+The name that users search is an alias. If it is a collection's own name, the collection first moves: its points are copied,
+with their vectors, to `NAME.0`, which answers while an alias takes the name. The collections' metadata describe the copies:
 
-    migration_of     of a copy, and of `NAME.0`: the collection whose texts it holds
+    migration_of     of a copy, and of `NAME.0`: the collection with the same texts
     previous         of a copy that answers: the collection that answered before, for --rollback
-    switching_until  of the old collection: writers wait until this time, or until the name has been switched
-    stand_in         of a collection that moves aside: what answers in its place
+    switching_until  of the old collection: writers wait until this time, or until the name is switched
+    stand_in         of a collection that moves: the collection that answers instead
 
 A killed command may be run again: it copies points that differ, and goes on.
 """
@@ -48,17 +48,17 @@ from hybridtei.retrieval.store.plan import (
 from hybridtei.retrieval.store.points import fit_to_schema, to_points
 
 Tell = Callable[[str], None]
-PREVIOUS = "previous"  # a key of metadata
-DROPPED = "dropped_outputs"  # another: outputs that the collection had before it changed to a model without them
+PREVIOUS = "previous"  # a metadata key
+DROPPED = "dropped_outputs"  # a metadata key: outputs that the collection had before it changed to a model without them
 OWN_KEYS = frozenset({MIGRATION_OF, PREVIOUS, SWITCHING, STAND_IN, DROPPED})
-MARK_S, RENEW_S = 60.0, 15.0  # how long writers wait for a command that was killed, and how often a living one says so
+MARK_S, RENEW_S = 60.0, 15.0  # how long writers wait for a killed command, and how often a running one renews the time
 MAX_PASSES = 50
 
 
 def run_migration(
     options: MigrateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
 ) -> None:
-    """Take a step of a migration. Raises HybridTeiError or OSError; the same command goes on from where it stopped."""
+    """Take a step of a migration. Raises HybridTeiError or OSError; the same command continues where it stopped."""
     check_name(options.collection)
     opened = open_store(with_default(store))
     assert opened is not None
@@ -108,7 +108,7 @@ class MigrationRun:
                 encoder.close()
 
     async def _finish_killed(self, aliases: dict[str, str]) -> str:
-        """The collection behind the name, which the copy gets first if a run was killed between the two writes of a switch."""
+        """The collection behind the name. If a run was killed between a switch's two writes, first finish the switch."""
         source = aliases.get(self._name, self._name)
         if await self._store.describe(source) is None:
             copies = await self._with(MIGRATION_OF, source)
@@ -119,7 +119,7 @@ class MigrationRun:
         return source
 
     async def _with(self, key: str, value: str) -> list[CollectionSchema]:
-        """The schemas of collections whose metadata say this."""
+        """The schemas of collections with these metadata."""
         found = [(name, await self._store.describe(name)) for name in await self._store.collections()]
         return [replace(one, stored_as=name) for name, one in found if one is not None and one.metadata.get(key) == value]
 
@@ -168,7 +168,7 @@ class MigrationRun:
             await fill(self._store, source, moved, with_vectors_of(self._store, source))
         async with self._held(source, moved):
             if moved is not None:
-                await asyncio.sleep(KEPT_S + 1)  # until no search reads the collection by its own name
+                await asyncio.sleep(KEPT_S + 1)  # until no search uses the collection's own name
                 await fill(self._store, source, moved, with_vectors_of(self._store, source))
             await fill(self._store, source, copy, self._embedding(new))
             await self._store.annotate(copy, {PREVIOUS: moved or source})
@@ -178,14 +178,14 @@ class MigrationRun:
         await self._store.annotate(copy, {MIGRATION_OF: None})
 
     async def _catch_up(self, source: str, copy: str, convert: Convert) -> None:
-        """Passes until one finds little to do: writers wait during the last."""
+        """Make passes until one finds few differences. Writers wait during the last one."""
         for _ in range(MAX_PASSES):
             if await fill(self._store, source, copy, convert) <= 10:
                 return
 
     @asynccontextmanager
     async def _held(self, source: str, stand_in: str | None = None) -> AsyncIterator[None]:
-        """Writers wait, and searches read `stand_in`, if any, until the name has been switched."""
+        """A context in which writers wait, and searches read `stand_in`, if given, until the name is switched."""
 
         async def mark() -> None:
             await self._store.annotate(source, {SWITCHING: time.time() + MARK_S, STAND_IN: stand_in})
@@ -232,7 +232,7 @@ class MigrationRun:
         await self._store.annotate(str(current.stored_as), {PREVIOUS: None, MIGRATION_OF: None})
 
     async def _copy_of(self, old: CollectionSchema, wanted: CollectionSchema, first: int) -> CollectionSchema:
-        """The copy that an earlier run made with the same vectors, or a new one, numbered from `first` on."""
+        """The copy that an earlier run made with the same vectors, or a new one. Numbers start at `first`."""
         for there in await self._with(MIGRATION_OF, str(old.stored_as)):
             if _has_vectors_of(there, wanted):
                 check_fits(there, wanted, str(there.stored_as))
@@ -246,7 +246,7 @@ class MigrationRun:
         return made
 
     async def _planned(self, old: CollectionSchema) -> CollectionSchema:
-        """The schema of the copy. Raises InvalidInput where the model lacks outputs that --drop-outputs does not name."""
+        """The schema of the copy. Raises InvalidInput if the model lacks outputs that --drop-outputs does not name."""
         options = self._options
         model_id = options.to or old.metadata.get(MODEL_ID)
         if model_id is None:
@@ -277,7 +277,7 @@ class MigrationRun:
         return replace(planned, metadata={**kept, **planned.metadata, **noted})
 
     def _embedding(self, schema: CollectionSchema) -> Convert:
-        """The same ids and payloads with vectors of the model that `schema` names."""
+        """Make points with the same ids and payloads, and the vectors of the model that `schema` names."""
         heads = sorted(heads_of(schema))
 
         def embed(records: Sequence[Stored]) -> list[models.PointStruct]:
@@ -293,7 +293,7 @@ class MigrationRun:
         return convert
 
     def _encoder(self, model_id: str, schema: CollectionSchema | None) -> Encoder:
-        """The encoder of a model, with the budget of a collection's multi-vectors."""
+        """Load a model's encoder, with the budget of a collection's multi-vectors."""
         plan = None if schema is None else plan_of(schema)
         tokens, dtype = (None, None) if plan is None else (plan.multivector_tokens, plan.multivector_dtype)
         key = (model_id, tokens, dtype)
@@ -307,6 +307,6 @@ class MigrationRun:
 
 
 def _has_vectors_of(one: CollectionSchema, other: CollectionSchema) -> bool:
-    """Whether both collections hold the same outputs of the same model, kept alike."""
+    """True if both collections have the same outputs of the same model, in the same format."""
     same_model = all(one.metadata.get(key) == other.metadata.get(key) for key in (MODEL_ID, FINGERPRINT))
     return same_model and heads_of(one) == heads_of(other) and plan_of(one) == plan_of(other)

@@ -1,16 +1,16 @@
-"""Candidates of a query, in tiers: found by some of its vectors, scored by others, one a group where that is asked for.
+"""Candidates of a query, in tiers: some vectors find them, others score them; optionally one candidate a group.
 
-`zscore` adds up scores that are normalised for each query: dense and sparse score all candidates exactly, and the scores of
-each get mean 0 and deviation 1 over them. So a leg that finds nothing, or the same everywhere, changes no place, and cosines
-and sums of term weights need no common scale. MaxSim joins the sum for the better half; the others count as its worst.
+`zscore` adds scores that are normalised for each query: dense and sparse score all candidates exactly, and each leg's scores
+get mean 0 and deviation 1. So a leg with no or equal scores changes no place, and cosines and sums of term weights need no
+common scale. MaxSim is added for the better half; the other candidates count as the worst of that half.
 
-Mean and deviation are those of the first tier. Of fewer than `FEW` candidates they mean little. Where a filter leaves so few,
-the same search without it gives them, and the scores of the candidates that it finds too; in a collection that has so few, each
-leg's scores are taken as shares of its best.
+Mean and deviation come from the first tier. With fewer than `FEW` candidates they mean little. If a filter leaves fewer, a
+search without the filter gives mean and deviation. If the whole collection has fewer, each leg's scores are shares of its best
+score.
 
-The first tier has `prefetch_limit` points of each leg. Where a page needs more, further tiers follow, each twice as deep, and
-stand below the tiers before them. What a tier holds depends on the query alone and not on the page, so a point stands on one
-page only. A tier of groups leaves out the groups that were found before: a document with thousands of chunks hides no other.
+The first tier has `prefetch_limit` points of each leg. If a page needs more, further tiers follow, each twice as deep, ranked
+below the earlier ones. A tier depends on the query only, not on the page, so a point is on one page only. With groups, a tier
+excludes groups found before, so a document with thousands of chunks hides no other document.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, SPARSE, PayloadBu
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
 
-FEW, ENOUGH = 10, 100  # candidates: fewer give no statistics; the depth of a search that is made for statistics alone
-DIGITS = {"rrf": 9}  # of a sum: further ones are rounding, which differs from engine to engine where scores are float32
+FEW, ENOUGH = 10, 100  # the least candidates for statistics; the depth of a search made only for statistics
+DIGITS = {"rrf": 9}  # digits of a sum; further ones are float32 rounding, which differs between engines
 DIGITS_OF_FLOATS = 5
-MAXSIM_SHARE = 2  # one in so many candidates is scored by MaxSim, the best by the other legs: more changed no figure
-GROUPS = {"document": DOCUMENT_ID}  # words for keys of the payload
-READ_AT_ONCE = 256  # candidates whose packed multi-vectors are here
-MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats, unless one candidate alone has more
+MAXSIM_SHARE = 2  # MaxSim scores the best 1 / HALF of the candidates; a larger share improved no figure
+GROUPS = {"document": DOCUMENT_ID}  # names in keys of the payload
+READ_AT_ONCE = 256  # candidates whose packed multi-vectors are in memory at a time
+MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats; a single candidate may have more
 
 Group = int | str
 Answer = TypeVar("Answer", bound=Sized)
@@ -50,9 +50,9 @@ Answer = TypeVar("Answer", bound=Sized)
 
 @dataclass(slots=True)
 class Candidate:
-    """A point, its score, what each leg gave it, and what of it was read.
+    """A point, its score, its legs' scores, and the parts of it that were read.
 
-    `legs`: score and place by name; `more`: how many further points of its group the tier held.
+    `legs`: score and place by name. `more`: the number of further points of its group in the tier.
     """
 
     id: PointId
@@ -65,11 +65,11 @@ class Candidate:
 
 
 class Candidates:
-    """The candidates of one query, as far as pages need them.
+    """The candidates of one query, found as pages need them.
 
-    `options` with a mode, as `Searcher` settles it. `packed`: how the collection keeps multi-vectors as bytes, if it does.
-    `max_points`: how deep all tiers together may look when points are grouped. `budget`: of the values they are grouped by.
-    Raises InvalidInput for a `group_by` that is no key.
+    `options`: with a mode, as `Searcher` sets it. `packed`: the format of multi-vectors stored as bytes, if any. `max_points`:
+    the bound of all tiers' depths when points are grouped. `budget`: of the group keys' values. Raises InvalidInput for a
+    `group_by` that is no key.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Candidates:
 
     @property
     def stages(self) -> list[Stage]:
-        """What each leg took, and how many points it gave."""
+        """Each leg's time and number of points."""
         return list(self._stages.values())
 
     async def best(self, count: int) -> list[Candidate]:
-        """The first `count` candidates, or all there are. Raises what `Store.query` raises."""
+        """The best `count` candidates, or all of them. Raises the errors of `Store.query`."""
         found: dict[PointId, Candidate] = {}
         depth, spent = self._options.prefetch_limit, 0
         while len(found) < count and self._legs.finders:
@@ -106,7 +106,7 @@ class Candidates:
             tier, is_last = await self._tier(depth, query_filter, found, key=self._key)
             for candidate in tier if self._key is None else _one_a_group(tier):
                 found[candidate.id] = candidate
-            # legs may agree on all points of a tier: go deeper
+            # legs may find the same points: go deeper
             is_last = is_last or (not tier and depth == MAX_LIMIT)
             spent += depth
             depth = min(2 * depth, MAX_LIMIT)
@@ -117,7 +117,7 @@ class Candidates:
     async def _tier(
         self, depth: int, query_filter: Filter | None, before: Mapping[PointId, Candidate], *, key: str | None
     ) -> tuple[list[Candidate], bool]:
-        """(the points of each leg that are not among those `before`, the best first, whether the store has no others)."""
+        """(each leg's points that are not in `before`, the best first; True if the store has no others)."""
         lists = await self._found(depth, query_filter, key)
         found, is_last = _gathered(lists, before, key), all(len(points) < depth for points in lists.values())
         if not found:
@@ -134,7 +134,7 @@ class Candidates:
         return kept, is_last or len(kept) < len(found)
 
     async def _found(self, depth: int, query_filter: Filter | None, key: str | None) -> dict[str, list[Stored]]:
-        """The best points of each leg that finds any."""
+        """The best points of each finding leg."""
 
         def query(leg: str) -> Query:
             return Query(
@@ -152,7 +152,7 @@ class Candidates:
         return dict(zip(legs, await asyncio.gather(*lists), strict=True))
 
     async def _known(self, found: Sequence[Candidate], depth: int, query_filter: Filter | None) -> dict[PointId, Candidate]:
-        """Of few candidates, what the same search without a filter, and of some depth, gives; it also sets the scale."""
+        """For few candidates: search without the filter, deep enough for statistics, and set the scale by it."""
         is_normalised = self._options.mode == "zscore" and not self._options.rescore
         if not is_normalised or self._scale or len(found) >= FEW or (query_filter is None and depth >= ENOUGH):
             return {}
@@ -160,7 +160,7 @@ class Candidates:
         return {one.id: one for one in plain} if self._scale else {}
 
     async def _totals(self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int) -> Column:
-        """Each candidate's score: by MaxSim alone, by one leg, or by places or the sum of all legs."""
+        """Each candidate's score: MaxSim, one leg's score, or the fusion of all legs' places or scores."""
         mode, weights = self._options.mode, self._legs.weights
         if self._options.rescore:
             await self._score(MULTIVECTOR, found)
@@ -179,14 +179,14 @@ class Candidates:
         return weighted_sum({leg: _scores(found, leg) for leg in weights}, shares)
 
     async def _complete(self, found: Sequence[Candidate], lists: Mapping[str, Sequence[Any]], depth: int) -> None:
-        """Score candidates by the legs that did not find them."""
+        """Score candidates also by the legs that did not find them."""
         missing = {leg: [one for one in found if leg not in one.legs] for leg in lists}
         for one in missing.get(SPARSE, ()) if len(lists.get(SPARSE, ())) < depth else ():
-            one.legs[SPARSE] = StageScore(0.0, None)  # all points that share a term were found
+            one.legs[SPARSE] = StageScore(0.0, None)  # all points with a shared term were found
         await asyncio.gather(*(self._score(leg, [one for one in some if leg not in one.legs]) for leg, some in missing.items()))
 
     async def _normalised(self, found: list[Candidate], depth: int) -> Column:
-        """The sum of the normalised scores, MaxSim's for the better half; of few without a scale, that of shares."""
+        """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum of shares of the best."""
         weights = self._legs.weights
         by_share = len(found) < FEW and not self._scale
         total = np.zeros(len(found))
@@ -207,7 +207,7 @@ class Candidates:
         return normalised(column, *self._scale.get(leg, (0.0, 0.0)), self._legs.weights[leg])
 
     async def _score(self, leg: str, some: Sequence[Candidate]) -> None:
-        """Give candidates a leg's exact score; one without such a vector gets none, and 0 of the sparse one."""
+        """Give candidates a leg's exact score. Without its vector a candidate gets none; without a sparse vector, 0."""
         if not some:
             return
         ids, vector = [one.id for one in some], self._legs.vectors[leg]
@@ -232,7 +232,7 @@ class Candidates:
 
 
 def _gathered(lists: Mapping[str, Sequence[Stored]], before: Mapping[PointId, Candidate], key: str | None) -> list[Candidate]:
-    """One record for each point, with its score and place in each list."""
+    """One candidate for each point, with its score and place in each list."""
     found: dict[PointId, Candidate] = {}
     for leg, points in lists.items():
         for place, point in enumerate(points, 1):
@@ -253,7 +253,7 @@ def _places(found: Sequence[Candidate], leg: str) -> Column:
 
 
 def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The best of each group, with the number of the others; a candidate without a group is one by itself."""
+    """The best candidate of each group, with the number of the others. A candidate without a group is its own group."""
     best: dict[Any, Candidate] = {}
     for candidate in candidates:
         key = (candidate.group,) if candidate.group is not None else (None, candidate.id)
@@ -263,14 +263,14 @@ def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _key_of(group_by: str) -> str:
-    """The key of the payload. Raises InvalidInput for one that filters of Qdrant read as something else."""
+    """The key of the payload. Raises InvalidInput for a key that Qdrant's filters read differently."""
     if re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
         raise InvalidInput(f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots between them")
     return GROUPS.get(group_by, group_by)
 
 
 def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
-    """The text or whole number under a key, whose parts stand between dots, or alone in a list; None for anything else."""
+    """The text or whole number under a dotted key, or a list's only one; None for anything else."""
     value: Any = payload
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -280,10 +280,10 @@ def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
 
 
 def _without(key: str, found: Sequence[Candidate], query_filter: Filter | None) -> Filter:
-    """The filter, and none of the groups, or points without a group, that were found."""
+    """The filter, excluding found groups and found points without a group."""
     texts: list[int | str] = [one.group for one in found if isinstance(one.group, str)]
     numbers: list[int | str] = [one.group for one in found if isinstance(one.group, int)]
-    # A match looks into lists of several values too, whose points are of no group.
+    # A match also finds values in lists of several values, but such points have no group.
     is_one = Filter(key=key, values_count=ValuesCount(lt=2))
     refused = [Filter(must=[Filter(key=key, match=Match(any=values)), is_one]) for values in (texts, numbers) if values]
     if alone := [one.id for one in found if one.group is None]:
@@ -291,14 +291,14 @@ def _without(key: str, found: Sequence[Candidate], query_filter: Filter | None) 
     return Filter(must=None if query_filter is None else [query_filter], must_not=refused)
 
 
-# Few, so that many searches at once neither hold much more than MAX_FLOAT_BYTES nor fill asyncio's own pool.
+# Few threads, so that many searches neither use much more than MAX_FLOAT_BYTES nor fill asyncio's own pool.
 _THREADS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="maxsim")
 
 
 async def packed_scores(
     store: Store, collection: str, ids: Sequence[PointId], rows: Floats, packed: PackedFormat
 ) -> dict[PointId, float]:
-    """The sum over the query's rows of their best match in each point, without points that have no multi-vector."""
+    """MaxSim of each point that has a multi-vector."""
     scores: dict[PointId, float] = {}
     for begin in range(0, len(ids), READ_AT_ONCE):
         read = await store.retrieve(collection, ids[begin : begin + READ_AT_ONCE], with_payload=[PACKED])
@@ -307,8 +307,8 @@ async def packed_scores(
 
 
 def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:
-    """MaxSim of each point, by runs of points whose floats take `MAX_FLOAT_BYTES` at most."""
-    bytes_a_character = 24 if packed.dtype == "binary" else 3  # three bytes in four characters; 32 or 4 bytes of floats each
+    """MaxSim of each point, in runs of points with at most `MAX_FLOAT_BYTES` of floats."""
+    bytes_a_character = 24 if packed.dtype == "binary" else 3  # 3 bytes in 4 characters; a byte becomes 32 or 4
     packed_of = {record.id: str(record.payload[PACKED]) for record in records if record.payload}
     texts = list(packed_of.values())
     scores: list[float] = []

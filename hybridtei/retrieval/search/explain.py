@@ -1,7 +1,7 @@
-"""Why a point was found, in words: what each stage of a search scored, and which terms of its text the query shares.
+"""Explains why a point was found: the scores of each stage of a search, and the terms that query and text share.
 
-A term's weight is the product of its two sparse weights, the query's and the document's: what it adds to the sparse score, a
-collection's idf aside. Sparse dimensions are pieces of words (`aero`, `##foil`), so pieces that touch are shown as one.
+A term's weight is the product of its sparse weights in query and document: its part of the sparse score, without a collection's
+idf. Sparse dimensions are pieces of words (`aero`, `##foil`), so adjacent pieces are shown as one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def as_json(result: SearchResult) -> str:
 
 
 def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = False) -> str:
-    """A few lines a hit. `colours`: for a terminal; else matching terms stand between asterisks."""
+    """A few lines a hit. `colours`: for a terminal; otherwise asterisks mark matching terms."""
     lines: list[str] = []
     for place, hit in enumerate(result.hits, options.offset + 1):
         name = hit.payload.get(TITLE) or hit.payload.get(DOCUMENT_ID) or ""
@@ -69,21 +69,21 @@ def _one_line(text: str) -> str:
 
 
 TokensOf = Callable[[str], Iterable[Token]]
-MAX_CHARACTERS = 100_000  # of a text that is looked through
-MAX_HIGHLIGHTS = 500  # of a text: a common word may stand in it fifty thousand times
+MAX_CHARACTERS = 100_000  # characters of a text to examine
+MAX_HIGHLIGHTS = 500  # of a text, since a text may have a common word fifty thousand times
 
 
 def shared_terms(query: tuple[Any, Any], document: tuple[Any, Any]) -> dict[int, float]:
-    """(indices, values) of both -> weight of each index that both have."""
+    """(indices, values) of query and document -> the weight of each shared index."""
     common, of_query, of_document = np.intersect1d(np.asarray(query[0]), np.asarray(document[0]), return_indices=True)
     weights = np.asarray(query[1], np.float64)[of_query] * np.asarray(document[1], np.float64)[of_document]
     return {int(index): float(weight) for index, weight in zip(common, weights, strict=True) if weight > 0}
 
 
 def highlights(text: str, terms: dict[int, float], tokens_of: TokensOf) -> list[Highlight]:
-    """Where the terms stand, in the order of the text. A stretch of several pieces weighs as much as they do together.
+    """The places of the terms, in the order of the text. A stretch of several pieces has the sum of their weights.
 
-    Of more than `MAX_HIGHLIGHTS` stretches the heaviest are given.
+    Only the `MAX_HIGHLIGHTS` heaviest stretches are returned.
     """
     text = text[:MAX_CHARACTERS]
     if not terms or not text:
@@ -111,7 +111,7 @@ def _merged(stretches: Iterable[tuple[int, int, float]]) -> list[tuple[int, int,
 
 
 def _characters(text: str) -> Callable[[int], int]:
-    """From places in UTF-8 to places in the text."""
+    """Convert places in UTF-8 to places in characters."""
     if text.isascii():
         return lambda place: place
     begins = np.cumsum([0, *(len(character.encode()) for character in text)]).tolist()
@@ -119,7 +119,7 @@ def _characters(text: str) -> Callable[[int], int]:
 
 
 def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int]:
-    """(start, end) of the `width` characters that hold most weight, on borders of words."""
+    """(start, end) of the `width` characters with the largest weight, at borders of words."""
     if len(text) <= width:
         return 0, len(text)
     if not marks:
@@ -130,7 +130,7 @@ def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int
         weight = sum(other.weight for other in within)
         if weight > most:
             best, last, most = one.start, max((other.end for other in within), default=one.end), weight
-    lead = max(0, min(width // 8, (width - (last - best)) // 2))  # some words before, if the last term still fits
+    lead = max(0, min(width // 8, (width - (last - best)) // 2))  # include some words before, if the last term still fits
     start = max(0, min(best - lead, len(text) - width))
     if start:
         start = text.find(" ", start, best) + 1 or best
@@ -138,7 +138,7 @@ def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int
 
 
 def _word_end(text: str, end: int, least: int = 0) -> int:
-    """A border of a word a little before `end`, and not before `least`."""
+    """A border of a word a little before `end`, but not before `least`."""
     if end >= len(text):
         return len(text)
     border = text.rfind(" ", max(0, end - 20, least), end)

@@ -1,6 +1,6 @@
-"""The vectors of one query that take part in a search, their weights, and the formulas by which their scores become one.
+"""The vectors of one query in a search, their weights, and the formulas that fuse their scores.
 
-A column is float64[candidates], NaN where a leg did not score or find a candidate.
+A column is float64[candidates], NaN for candidates that a leg did not score or find.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PACKED_ALONE = (
 )
 
 QDRANTS_K = 2  # its 61 is the literature's 60
-FLAT = 1e-6  # scores that differ less are equal, and the difference is rounding
+FLAT = 1e-6  # smaller differences of scores are rounding
 
-Weights = Mapping[str, float] | Sequence[float] | str | None  # as users give them
+Weights = Mapping[str, float] | Sequence[float] | str | None  # weights, as users give them
 Column = NDArray[np.float64]
 Columns = Mapping[str, Column]
 
 
 @dataclass(frozen=True, slots=True)
 class Legs:
-    """The vectors of a query, by name; what those that score candidates weigh; and those that find them."""
+    """The vectors of a query by name, the weights of scoring vectors, and the names of finding vectors."""
 
     vectors: Mapping[str, Any]
     weights: Mapping[str, float]
@@ -45,9 +45,9 @@ class Legs:
 
 
 def legs_of(query: Embeddings, row: int, options: SearchOptions, *, is_packed: bool) -> Legs:
-    """The legs of a search in the options' mode; no finders where the query has no words and nothing else takes part.
+    """The legs of a search in the options' mode. Without words in the query and without other legs there are no finders.
 
-    `is_packed`: the collection keeps multi-vectors as bytes. Raises InvalidInput, naming the field.
+    `is_packed`: the collection stores multi-vectors as bytes. Raises InvalidInput, naming the field.
     """
     mode, vectors = options.mode, vectors_of(query, row)
     assert mode is not None
@@ -66,7 +66,7 @@ def legs_of(query: Embeddings, row: int, options: SearchOptions, *, is_packed: b
     else:
         weights = _weights_of(_chosen(vectors, options), options)
     finders = list(weights)
-    if mode in ("zscore", "weighted"):  # a multi-vector would scan everything
+    if mode in ("zscore", "weighted"):  # a multi-vector would scan all points
         finders = [leg for leg in weights if leg != MULTIVECTOR] or finders
     if is_packed and MULTIVECTOR in finders:
         if mode in NAMES or options.legs is not None:
@@ -87,7 +87,7 @@ def _check(vectors: Mapping[str, Any], name: str) -> None:
 
 
 def vectors_of(query: Embeddings, row: int) -> dict[str, Any]:
-    """The row's vectors as stores take them; a multi-vector with all its rows, those of query expansion included."""
+    """One row's vectors in the stores' form. A multi-vector has all its rows, query expansion included."""
     vectors: dict[str, Any] = {}
     if query.dense is not None:
         vectors[DENSE] = _finite(query.dense[row], DENSE)
@@ -106,7 +106,7 @@ def _finite(array: Any, name: str) -> Any:
 
 
 def _chosen(vectors: Mapping[str, Any], options: SearchOptions) -> list[str]:
-    """The names of the legs: the user's, or those that the mode fuses by default."""
+    """The names of the legs: the user's, or the mode's defaults."""
     if options.legs is None:
         takes_all = options.mode == "zscore" or (options.mode == "weighted" and _weighs_multivector(options.weights))
         return [
@@ -131,7 +131,7 @@ def _weighs_multivector(weights: Weights) -> bool:
 
 
 def _weights_of(legs: Sequence[str], options: SearchOptions) -> dict[str, float]:
-    """What each leg weighs, without legs that weigh 0. Raises InvalidInput."""
+    """The weight of each leg, without legs of weight 0. Raises InvalidInput."""
     weights = options.weights
     if not legs or (weights is None and options.mode != "zscore"):
         return dict.fromkeys(legs, 1.0)
@@ -156,24 +156,24 @@ def _weights_of(legs: Sequence[str], options: SearchOptions) -> dict[str, float]
 
 
 def reciprocal_ranks(places: Columns, weights: Mapping[str, float], k: int | None) -> Column:
-    """The sum of 1 / (place / weight + k - 1), as Qdrant's RRF has it; a leg that did not find a candidate adds nothing."""
-    with np.errstate(over="ignore"):  # a place divided by next to nothing is infinite, and its part 0
+    """The sum of 1 / (place / weight + k - 1), as in Qdrant's RRF. A leg that did not find a candidate adds nothing."""
+    with np.errstate(over="ignore"):  # a place divided by a tiny weight is infinite, and adds 0
         parts = [1.0 / (column / weights[leg] + (k or QDRANTS_K) - 1) for leg, column in places.items()]
     return np.asarray(np.nansum(parts, axis=0))
 
 
 def weighted_sum(scores: Columns, weights: Mapping[str, float]) -> Column:
-    """The sum of weight × score; a leg that did not score a candidate adds nothing."""
+    """The sum of weight × score. A leg that did not score a candidate adds nothing."""
     return np.asarray(np.nansum([weights[leg] * column for leg, column in scores.items()], axis=0), np.float64)
 
 
 def normalised(column: Column, mean: float, deviation: float, weight: float) -> Column:
-    """weight × (score - mean) / deviation, 0 where all scores were alike."""
+    """weight × (score - mean) / deviation; 0 if all scores are equal."""
     return (complete(column) - mean) * (weight / deviation if deviation > FLAT else 0.0)
 
 
 def complete(column: Column) -> Column:
-    """The scores; a candidate that has none counts as the worst that has one."""
+    """The scores. A candidate without one gets the lowest score."""
     known = ~np.isnan(column)
     return np.where(known, column, float(column[known].min()) if known.any() else 0.0)
 

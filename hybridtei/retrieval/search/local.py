@@ -1,4 +1,4 @@
-"""Search in this process, without a server: an `Encoder` as the model or the reranker of a `Searcher`."""
+"""Search in this process without a server: an `Encoder` is the model or the reranker of a `Searcher`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from hybridtei.system.own_loop import OwnLoop
 
 
 def query_model(encoder: Encoder, model_id: str) -> QueryModel:
-    """An encoder as the model of a search; `model_id`: as it was when documents were embedded."""
+    """Use an encoder as the model of a search. `model_id`: the same as when the documents were embedded."""
 
-    @cache  # of no arguments: read when first needed
+    @cache  # a function, since the fingerprint is read when first needed
     def tokenizer() -> Tokenizer:
         return text_model(encoder.spec, EngineConfig()).reader.tokenizer
 
@@ -45,7 +45,7 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
 
 
 def embed_queries_by(embedder: Encoder) -> EmbedQueries:
-    """An embedder, which blocks, for a `Searcher`, which awaits: it runs in a thread, one call at a time."""
+    """Make a blocking embedder usable by a `Searcher`, which awaits: it runs in a thread, one call at a time."""
     lock = asyncio.Lock()
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
@@ -56,7 +56,7 @@ def embed_queries_by(embedder: Encoder) -> EmbedQueries:
 
 
 def rank_by(encoder: Encoder) -> Rank:
-    """A loaded reranker as the last stage of a search. Raises InvalidInput for a model of another kind."""
+    """Use a loaded reranker as the last stage of a search. Raises InvalidInput for another kind of model."""
     if encoder.spec.kind != "reranker":
         raise InvalidInput(f"the model is a {encoder.spec.kind}, not a reranker; `rescore` ranks by multi-vectors")
     lock = asyncio.Lock()
@@ -72,10 +72,10 @@ def rank_by(encoder: Encoder) -> Rank:
 
 
 class LocalSearch:
-    """Searches from synchronous code; it owns the store, and a thread whose event loop runs both.
+    """Searches from synchronous code. It owns the store, and a thread with the event loop of store and search.
 
-    So it also works in a notebook, or inside a coroutine, whose event loop it blocks until the result is there: prefer
-    `await Searcher(store, query_model(encoder, model_id)).search(…)` there.
+    It also works in a notebook or inside a coroutine, but blocks the caller's event loop until the result is there. In a
+    coroutine prefer `await Searcher(store, query_model(encoder, model_id)).search(…)`.
 
     >>> with LocalSearch(Encoder.load(), "minilm-hybrid") as search:   # doctest: +SKIP
     ...     search("papers", "lift of a thin wing").hits[0].payload["text"]
@@ -90,8 +90,8 @@ class LocalSearch:
         reranker: Encoder | None = None,
         loop: OwnLoop | None = None,
     ) -> None:
-        """`store`: an open store, or its settings; by default the folder `./qdrant`. `loop`: where the store's client runs
-        already."""
+        """`store`: an open store, or its settings; default: the folder `./qdrant`. `loop`: the loop that already runs the
+        store's client."""
         if store is None or isinstance(store, StoreConfig):
             opened = open_store(with_default(store or StoreConfig()))
             assert opened is not None
@@ -102,11 +102,11 @@ class LocalSearch:
         self._loop = loop or OwnLoop()
 
     def __call__(self, collection: str, query: str, options: SearchOptions | None = None) -> SearchResult:
-        """Searches as `Searcher.search` does."""
+        """Search like `Searcher.search`."""
         return self._loop.run(self._searcher.search(collection, query, options, rank=self._rank))
 
     def close(self) -> None:
-        """Closes the store, and ends the thread. May be repeated."""
+        """Close the store and end the thread. A second call does nothing."""
         try:
             if self._loop.is_open:
                 self._loop.run(self.store.close())

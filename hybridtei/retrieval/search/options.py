@@ -1,6 +1,6 @@
-"""Options and results of a search: one set of fields for `/search`, the command and the library.
+"""Options and results of a search: the same fields for `/search`, the command and the library.
 
-Imports msgspec, settings and errors only, since the server's request structs and the command's flags are made of these.
+Imports only msgspec, settings and errors, since the server's request structs and the command's flags are made of these.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
 
 
 class SearchFields(Struct, frozen=True, kw_only=True):
-    """The fields that `/search`, the command and the library share; types and bounds are the wire's."""
+    """The fields that `/search`, the command and the library share. Types and bounds are the HTTP API's."""
 
     mode: Annotated[
         Mode | None,
         Meta(description="How points are found and scored [default: zscore of all kinds of vectors; rrf with `k`]."),
     ] = None
     limit: Annotated[Count, Meta(description="Number of hits.")] = 10
-    offset: Annotated[Count, Meta(description="Number of hits to leave out before them.")] = 0
+    offset: Annotated[Count, Meta(description="Number of hits to skip.")] = 0
     prefetch_limit: Annotated[Count, Meta(description="Candidates of each kind of vector.")] = 100
     k: Annotated[int | None, Meta(description="Constant of rrf, as in Qdrant: its 61 is the usual 60 [default: 2].")] = None
     weights: Annotated[
@@ -35,11 +35,11 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         Meta(description="Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."),
     ] = None
     legs: Annotated[
-        list[str] | None, Meta(description="Which kinds of vectors are fused [default: dense and sparse; of zscore, all].")
+        list[str] | None, Meta(description="Kinds of vectors to fuse [default: dense and sparse; zscore: all].")
     ] = None
     rescore: Annotated[
         bool | Literal["multivector"],
-        Meta(description='true: rank the candidates again by MaxSim of their multi-vectors. "multivector" is the older word.'),
+        Meta(description='true: rank the candidates again by MaxSim of their multi-vectors. "multivector" is the older value.'),
     ] = False
     group_by: Annotated[
         Annotated[str, Meta(min_length=1, max_length=200)] | None,
@@ -52,12 +52,12 @@ class SearchFields(Struct, frozen=True, kw_only=True):
             "waits for it."
         ),
     ] = "model"
-    rerank_limit: Annotated[Count, Meta(description="Number of the best hits that are reranked.")] = 50
-    score_threshold: Annotated[float | None, Meta(description="Leave out points that the store scores lower.")] = None
+    rerank_limit: Annotated[Count, Meta(description="Number of the best hits to rerank.")] = 50
+    score_threshold: Annotated[float | None, Meta(description="Skip points with a lower score in the store.")] = None
     exact: Annotated[bool, Meta(description="Search without the approximate index.")] = False
-    with_payload: Annotated[bool | list[str], Meta(description="Give payloads, or only these keys of them.")] = True
-    highlights: Annotated[bool, Meta(description="Give the places of the query's terms in the text.")] = False
-    explain: Annotated[bool, Meta(description="Give the score and the time of each stage.")] = False
+    with_payload: Annotated[bool | list[str], Meta(description="Return payloads, or only these keys.")] = True
+    highlights: Annotated[bool, Meta(description="Return the places of the query's terms in the text.")] = False
+    explain: Annotated[bool, Meta(description="Return the score and the time of each stage.")] = False
 
     def __post_init__(self) -> None:
         if self.rescore == "multivector":
@@ -73,7 +73,7 @@ class SearchFields(Struct, frozen=True, kw_only=True):
                 raise InvalidInput(f"`{field}` is {value}, should be between {least} and {MAX_LIMIT}")
 
     def check_reranked(self) -> None:
-        """Raises InvalidInput for more points than a reranker is given."""
+        """Raises InvalidInput for more points than a reranker may get."""
         if not 1 <= self.rerank_limit <= MAX_RERANKED:
             raise InvalidInput(f"`rerank_limit` is {self.rerank_limit}, should be between 1 and {MAX_RERANKED}")
         last = self.offset + self.limit
@@ -82,17 +82,16 @@ class SearchFields(Struct, frozen=True, kw_only=True):
 
 
 class SearchOptions(SearchFields, frozen=True, kw_only=True):
-    """How to search, for the library.
+    """Options of a search, for the library.
 
-    `mode`: by default zscore where the collection has several kinds of vectors, or rrf where `k` is named; else the one it has.
-    `legs`: the representations that take part in zscore, rrf or weighted, in this order; by default dense and sparse as
-    far as the query has them, and multivector too in zscore, or where `weighted` weighs it. Each brings `prefetch_limit`
-    candidates, or as many as the page needs; in zscore a multivector only scores those of the others. `weights` belong to
-    legs: by name, in order, or a preset's name (`tasks.rerank.PRESETS`); a weight of 0 leaves a leg out. `k`: Qdrant's RRF
-    constant. `oversampling`: where vectors are quantised, so many times the candidates are scored with the full vectors.
-    `score_threshold`: of the score before a reranker; in zscore 0 is the mean of the candidates. `text_field`: the key of the
-    payload that holds the text. `group_by`: a key of the payload, its parts between dots, or "document"; points without a text
-    or a whole number there are groups of their own.
+    `mode`: default: zscore if the collection has several kinds of vectors, rrf if `k` is given, else the only kind. `legs`: the
+    kinds of vectors in zscore, rrf or weighted, in this order. Default: those of dense and sparse that the query has, and also
+    multivector in zscore, or if `weighted` has a weight for it. Each leg finds `prefetch_limit` candidates, or more if the page
+    needs them; in zscore a multivector only scores the others' candidates. `weights`: of the legs, by name, in order, or a
+    preset's name (`tasks.rerank.PRESETS`); 0 removes a leg. `k`: Qdrant's RRF constant. `oversampling`: with quantised vectors,
+    this many times the candidates are scored by the full vectors. `score_threshold`: of the score before a reranker; in zscore
+    0 is the candidates' mean. `text_field`: the payload's key of the text. `group_by`: a dotted key of the payload, or
+    "document"; points without a text or a whole number there are their own groups.
     """
 
     query_filter: Filter | None = None
@@ -100,7 +99,7 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
     text_field: str = "text"
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for a value of another type: `/search` reads its fields by their types, Python does not."""
+        """Raises InvalidInput for a value of the wrong type, which `/search` checks when decoding, but Python does not."""
         super().__post_init__()
         structs.force_setattr(self, "query_filter", filter_from(self.query_filter, "query_filter"))
         for name, hint in TYPED.items():
@@ -108,25 +107,25 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, fields: SearchFields, **others: Any) -> Self:
-        """The fields of a request or a command, and what only the library has."""
+        """Make options from the fields of a request or a command, and fields that only the library has."""
         return cls(**{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others)
 
 
-# The type of each field but `mode` and `weights`, which have checks of their own, and `with_payload`, which is a selector of
-# Qdrant's while a search runs.
+# The type of each field, except `mode` and `weights`, which have their own checks, and `with_payload`, which becomes Qdrant's
+# selector during a search.
 UNTYPED = {"mode", "weights", "with_payload", "query_filter"}
 TYPED = {name: hint for name, hint in get_type_hints(SearchOptions).items() if name not in UNTYPED}
 
 
 class StageScore(Struct, frozen=True):
-    """A stage's score of a point, and its place from 1; `rank` is None where the stage did not find the point."""
+    """A stage's score of a point. `rank`: its place from 1; None if the stage did not find the point."""
 
     score: float
     rank: int | None
 
 
 class Highlight(Struct, frozen=True):
-    """A stretch of the text, in characters, that holds terms of the query, and what they weigh."""
+    """A stretch of the text, in characters, with terms of the query, and their weight."""
 
     start: int
     end: int
@@ -135,8 +134,8 @@ class Highlight(Struct, frozen=True):
 
 
 class SearchHit(Struct, frozen=True, omit_defaults=True):
-    """A point that matches. `score`: of the last stage. `scores`: of each stage, where `explain` is set. `more`: where points
-    are grouped, how many others of the group were among the candidates that this one was found with."""
+    """A matching point. `score`: of the last stage. `scores`: of each stage, if `explain` is set. `more`: with groups, the
+    number of the group's other points among the candidates."""
 
     id: int | str
     score: float
@@ -146,13 +145,13 @@ class SearchHit(Struct, frozen=True, omit_defaults=True):
     more: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The hit as JSON has it; optional fields that are None are left out."""
+        """The hit as JSON types, without optional fields that are None."""
         fields: dict[str, Any] = to_builtins(self)
         return fields
 
 
 class Stage(Struct, frozen=True):
-    """A step of a search, its time, and how many points it returned."""
+    """A step of a search, its time, and its number of points."""
 
     name: str
     milliseconds: float
@@ -160,13 +159,13 @@ class Stage(Struct, frozen=True):
 
 
 class SearchResult(Struct, frozen=True):
-    """The best first. `stages`: what was done, in order; those of an explanation only where `explain` is set."""
+    """The hits, the best first. `stages`: the steps in order; steps of an explanation only if `explain` is set."""
 
     mode: Mode
     hits: list[SearchHit]
     stages: list[Stage]
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON has it; optional fields that are None are left out."""
+        """The result as JSON types, without optional fields that are None."""
         fields: dict[str, Any] = to_builtins(self)
         return fields

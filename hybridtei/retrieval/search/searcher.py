@@ -1,8 +1,8 @@
-"""A query's way through a collection: embed, find, fuse, rescore, rerank, explain.
+"""The steps of a search in a collection: embed, find, fuse, rescore, rerank, explain.
 
-`Searcher` calls a store and two functions, one that embeds and one that ranks, and knows neither server nor encoder: the
-command line, the HTTP routes and the evaluation all search by it. `offset` pages through reranked points, so with a reranker
-all of them are ranked again for each page.
+`Searcher` calls a store and two functions, one that embeds and one that ranks. It does not depend on server or encoder: the
+command, the HTTP routes and the evaluation all use it. `offset` pages through reranked points, so with a reranker each page
+ranks all of them again.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
 LookUpQueries = Callable[[Sequence[str]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
 Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
-Selectors = tuple[Selector, Selector]  # of payloads, of vectors
-FILLED_AT_ONCE = 100  # points whose payloads and vectors are retrieved in one call
-HIGHLIGHTED_AT_ONCE = 8  # hits; between such groups a search can be cancelled
+Selectors = tuple[Selector, Selector]  # which payload keys, which vectors
+FILLED_AT_ONCE = 100  # points retrieved with payloads and vectors in one call
+HIGHLIGHTED_AT_ONCE = 8  # hits in a group; a search can be cancelled between groups
 SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class QueryModel:
-    """The model that embeds queries. `tokens_of`: for highlights; `aside`: runs what would block the event loop; `look_up`:
-    makes sparse vectors of queries without a pass; `fingerprint`: the hash of its files, to compare with a collection's."""
+    """The model that embeds queries. `tokens_of`: for highlights. `aside`: runs work that would block the event loop.
+    `look_up`: makes sparse vectors of queries without a pass. `fingerprint`: the hash of its files, to compare with a
+    collection's."""
 
     model_id: str
     spec: ModelSpec
@@ -59,10 +60,10 @@ class QueryModel:
 
 
 class Searcher:
-    """Searches collections of a store by one model.
+    """Searches a store's collections by one model.
 
-    `unlabelled`: also those without a model's label in their metadata. `budget`: bytes of all payloads together. `max_points`:
-    how deep a search may look for further groups.
+    `unlabelled`: also collections without a model's label in their metadata. `budget`: bytes of all payloads together.
+    `max_points`: the depth to which a search may look for further groups.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Searcher:
         self._budget, self._max_points = budget, max_points
         self._schemas = schemas or CollectionSchemas(store)
         self._unlabelled = unlabelled
-        self._searchable: dict[str, CollectionSchema] = {}  # the schemas that were checked last
+        self._searchable: dict[str, CollectionSchema] = {}  # the schemas checked last
 
     async def schema(self, collection: str) -> CollectionSchema:
         """The collection's schema, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
@@ -114,9 +115,9 @@ class Searcher:
         *,
         schema: CollectionSchema | None = None,
     ) -> Embeddings:
-        """The queries' vectors of every kind that the collection has, one row a query, from one pass; with `query_encoder`
-        "table", those that the mode needs, the sparse ones without a pass. Raises InvalidInput where there are none. `schema`:
-        the collection's, where the caller has it."""
+        """The queries' vectors of every kind that the collection has, one row a query, from one pass. `query_encoder` "table":
+        only the kinds that the mode needs, sparse ones without a pass. Raises InvalidInput if there are none. `schema`: the
+        collection's, if the caller has it."""
         options = options or SearchOptions()
         schema = schema or await self.schema(collection)
         heads = common_heads(schema, self.model.spec)
@@ -133,9 +134,9 @@ class Searcher:
     async def search(
         self, collection: str, query: str, options: SearchOptions | None = None, *, rank: Rank | None = None
     ) -> SearchResult:
-        """Embed a query and find points; `rank`, if not None, orders them at last.
+        """Embed a query and find points. `rank`, if given, orders them at the end.
 
-        Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError; what embedding raises.
+        Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError, and the errors of embedding.
         """
 
         async def found(schema: CollectionSchema) -> SearchResult:
@@ -159,9 +160,9 @@ class Searcher:
         rank: Rank | None = None,
         schema: CollectionSchema | None = None,
     ) -> SearchResult:
-        """Find points for a query that is embedded already, as one row of several.
+        """Find points for a query that is already embedded, in one row of `embeddings`.
 
-        Equal scores stand in the order of ids, as far as `store.base.best_points` can settle them. Raises what `search` raises.
+        Equal scores are in the order of ids, as far as `store.base.best_points` can ensure it. Raises the errors of `search`.
         """
         schema = schema or await self.schema(collection)
         options, collection = self._settled(options or SearchOptions(), schema), schema.stored_as or collection
@@ -190,7 +191,7 @@ class Searcher:
     async def _filled(
         self, collection: str, page: Sequence[Candidate], with_payload: Selector, with_vectors: Selector
     ) -> list[Candidate]:
-        """The page with payloads and vectors, without points that were deleted meanwhile. Raises PayloadsTooLarge."""
+        """Add payloads and vectors to the page; drop points that were deleted meanwhile. Raises PayloadsTooLarge."""
         if not (with_payload or with_vectors):
             return list(page)
         filled: list[Candidate] = []
@@ -208,7 +209,7 @@ class Searcher:
         return filled
 
     def _settled(self, options: SearchOptions, schema: CollectionSchema) -> SearchOptions:
-        """The options with a mode and weights: by default, those of the collection's vectors and of the checkpoint."""
+        """The options with mode and weights. The defaults come from the collection's vectors and the checkpoint."""
         has = common_heads(schema, self.model.spec)
         mode = options.mode
         if mode is None:
@@ -248,18 +249,18 @@ class Searcher:
 
 
 def since(began_ns: int) -> float:
-    """Milliseconds that have passed since `began_ns`."""
+    """The milliseconds since `began_ns`."""
     return round((perf_counter_ns() - began_ns) / NANOSECONDS_PER_MS, 3)
 
 
 def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:
-    """Note the score that decided the order, as the stage's."""
+    """Record the deciding score as this stage's."""
     for place, one in enumerate(candidates, before + 1):
         one.legs[stage] = StageScore(one.score, place)
 
 
 def _selectors(options: SearchOptions, embedded: Embeddings, schema: CollectionSchema, *, ranked: bool) -> Selectors:
-    """(payload, vectors) that the answer, a reranker or highlights need."""
+    """The selectors (payload, vectors) of everything that the answer, a reranker or highlights need."""
     payload: Selector
     if options.with_payload is True:
         payload = payload_of(schema)
@@ -270,7 +271,7 @@ def _selectors(options: SearchOptions, embedded: Embeddings, schema: CollectionS
 
 
 async def _reranked(found: list[Candidate], query: str, rank: Rank, text_field: str) -> list[Candidate]:
-    """In the ranker's order; those without a text stay below, as they were. Equal scores keep the search's order."""
+    """Rank hits by `rank`. Hits without a text follow in their earlier order. Equal scores keep the search's order."""
     texts = [str(one.payload.get(text_field) or "") for one in found]
     places = [place for place, text in enumerate(texts) if text]
     if not places:

@@ -1,6 +1,6 @@
 """Vectors in Qdrant: a server or cluster, or the engine embedded in a process of its own. Needs the extra `qdrant`.
 
-The default store is the folder `./qdrant`, which `ingest`, `search` and `eval` share: in the working folder and visible,
+The default store is the folder `./qdrant`, which `ingest`, `search` and `eval` share. It is visible in the working folder,
 unlike a cache, which other programs may empty.
 """
 
@@ -23,7 +23,7 @@ DEFAULT_PATH = "qdrant"
 
 
 def with_default(config: StoreConfig) -> StoreConfig:
-    """The settings, with the folder `./qdrant` where they name no store."""
+    """The settings, with the folder `./qdrant` if they name no store."""
     if config.qdrant_url is not None or config.qdrant_path is not None:
         return config
     return msgspec.structs.replace(config, qdrant_path=DEFAULT_PATH)
@@ -37,15 +37,15 @@ def place_of(config: StoreConfig) -> str:
 
 
 def state_folder(config: StoreConfig) -> Path:
-    """The folder of what ingests keep beside collections: in the store's own folder, or in the user's cache for servers."""
+    """The folder of ingests' own files: in the store's folder, or for servers in the user's cache."""
     return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest" if config.qdrant_url is None else cache_folder("ingest")
 
 
 def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClient | None = None) -> Store | None:
-    """The store that the settings name; None if they name none. It connects, or starts its process, at the first call.
+    """The store of the settings, or None. It connects, or starts its process, at the first call.
 
-    `client`: of the embedded engine's process, where one was made before. `patient`: calls to a server that is away are retried
-    for `qdrant_patience`; else they fail within two seconds.
+    `client`: an earlier client of the embedded engine's process. `patient`: retry calls to an unavailable server for
+    `qdrant_patience`; otherwise they fail within two seconds.
     Raises StoreError if both or an unusable one is named, LoadError if a package is missing.
     """
     if not isinstance(config, StoreConfig):

@@ -1,11 +1,11 @@
 """The protocol of vector stores; and points in a stable order.
 
-New points and schemas are `qdrant_client.models`: users know them and the server takes them. Queries and filters are our own,
-from `store.query`, and so are the points of answers: to make qdrant-client's models of them took half of a search.
-A store raises only `StoreError` and its kinds, and InvalidInput for a collection's name that no store would take.
+New points and schemas are `qdrant_client.models`: users know them and servers accept them. Queries and filters are our own,
+from `store.query`, and so are the points of answers, since making qdrant-client's models took half of a search's time. A store
+raises only `StoreError` and its subclasses, and InvalidInput for a collection's name that no store accepts.
 
-Points of equal scores stand in the order of their ids. Qdrant returns them in any order, and any of those that straddle the end
-of what is asked for; so a few more points are queried, and more again where that does not settle it.
+Points with equal scores are in the order of their ids. Qdrant returns them in any order, and any of them at the end of a page.
+So a few more points are queried, and still more if these also have equal scores.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Query
 
 PointId = int | str
-# All payload keys or vectors, none, or those of these names; of a payload also all but some.
+# All payload keys or vectors, none, or only these names; for a payload also all except some.
 Selector = bool | Sequence[str] | models.PayloadSelectorExclude
 
-DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the named vectors of our collections
+DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the names of vectors in our collections
 NAMES = (DENSE, SPARSE, MULTIVECTOR)
 
 
 class Stored(Struct):
-    """A point of an answer, with what of it was asked for: `payload`, `vector` by name, and `score` where it was queried."""
+    """A point of an answer with the requested parts: `payload`, `vector` by name, and `score` if it was queried."""
 
     id: PointId  # a UUID as text
     payload: dict[str, Any]
@@ -40,7 +40,7 @@ class Stored(Struct):
 
     @classmethod
     def of(cls, point: models.ScoredPoint | models.Record) -> Self:
-        """qdrant-client's point as this."""
+        """Convert qdrant-client's point."""
         identity = point.id if isinstance(point.id, int) else str(point.id)
         return cls(identity, point.payload or {}, point.vector or {}, getattr(point, "score", 0.0))
 
@@ -49,7 +49,7 @@ class Stored(Struct):
 class CollectionSchema:
     """A collection's named vectors, and the model that made them.
 
-    `metadata`: the model's id and the hash of its tokenizer, which must equal those of the model that embeds a query.
+    `metadata`: the model's id and its tokenizer's hash, which must equal those of the model that embeds a query.
     """
 
     vectors: Mapping[str, models.VectorParams]
@@ -58,51 +58,51 @@ class CollectionSchema:
     shard_number: int | None = None
     replication_factor: int | None = None
     on_disk_payload: bool | None = None
-    stored_as: str | None = None  # the collection's own name, where it was found by an alias
+    stored_as: str | None = None  # the collection's own name, if it was found by an alias
 
 
 class Store(Protocol):
-    """Collections of points. Every call may raise StoreUnavailable (worth another try later) or StoreError."""
+    """Collections of points. Every call may raise StoreUnavailable (retry later) or StoreError."""
 
     kind: str  # "server", "embedded" or "memory"
     place: str  # for errors: the server's URL, or the folder
 
     async def collections(self) -> list[str]:
-        """The names of all collections, sorted."""
+        """Return the names of all collections, sorted."""
         ...
 
     async def describe(self, name: str) -> CollectionSchema | None:
-        """A collection's schema; None if there is none of this name."""
+        """Return a collection's schema, or None."""
         ...
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
-        """Creates an empty collection."""
+        """Create an empty collection."""
         ...
 
     async def drop(self, name: str) -> None:
-        """Deletes a collection and its points; no error if there was none."""
+        """Delete a collection and its points. No error if it does not exist."""
         ...
 
     async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
-        """Replaces these keys of a collection's metadata, all at once; a None removes its key."""
+        """Replace these keys of a collection's metadata, all at once. None removes a key."""
         ...
 
     async def aliases(self) -> dict[str, str]:
-        """Other names of collections: {alias: collection}."""
+        """Return the aliases of collections: {alias: collection}."""
         ...
 
     async def alias(self, name: str, collection: str) -> None:
-        """Makes `name` another name of a collection. A collection of that name is deleted. May be repeated."""
+        """Make `name` an alias of a collection. Deletes a collection called `name`. Repeatable."""
         ...
 
     async def upsert(self, name: str, points: Sequence[models.PointStruct], schema: CollectionSchema | None = None) -> None:
-        """All are stored and searchable when this returns; each replaces the point of its id whole. Points are checked before
-        any is sent (`points.check_points`), so a bad one harms nothing: InvalidPoint names it. `schema`: the collection's, if
-        the caller has it."""
+        """Store points, searchable on return. Each replaces the whole point of its id. Points are checked before any is sent
+        (`points.check_points`): InvalidPoint names a bad one, and nothing is stored. `schema`: the collection's, if the caller
+        has it."""
         ...
 
     async def query(self, name: str, query: Query) -> list[Stored]:
-        """The best points, the best first, of equal scores in any order."""
+        """Return the best points, the best first. Equal scores are in any order."""
         ...
 
     async def retrieve(
@@ -113,7 +113,7 @@ class Store(Protocol):
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> list[Stored]:
-        """The points of these ids that exist, in no particular order."""
+        """Return the existing points with these ids, in any order."""
         ...
 
     async def scroll(
@@ -126,27 +126,27 @@ class Store(Protocol):
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[Stored], PointId | None]:
-        """A page in the order of ids, and where the next begins."""
+        """Return a page in the order of ids, and the start of the next one."""
         ...
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
-        """The exact number of points that match."""
+        """Return the exact number of matching points."""
         ...
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
-        """Deletes points; no error for ids that do not exist."""
+        """Delete points. No error for ids that do not exist."""
         ...
 
     async def optimize(self, name: str) -> None:
-        """Builds indexes, where the store does not by itself."""
+        """Build indexes, if the store does not do so by itself."""
         ...
 
     async def close(self) -> None:
-        """Flushes everything to disk; no call is allowed afterwards."""
+        """Flush everything to disk. No call is allowed afterwards."""
         ...
 
 
-SPARES = (4, 100, 1_000)  # points queried beyond the page, one step after the other while ties need it
+SPARES = (4, 100, 1_000)  # points queried beyond the page, step by step while ties need more
 
 
 class PayloadBudget:
@@ -157,11 +157,11 @@ class PayloadBudget:
 
     @property
     def spent(self) -> int:
-        """Bytes of the payloads so far."""
+        """The bytes of the payloads so far."""
         return self._max_bytes - self._left
 
     def spend(self, points: Iterable[Stored]) -> None:
-        """Raises PayloadsTooLarge where these points take more bytes than are left."""
+        """Count these points. Raises PayloadsTooLarge if their payloads exceed the remaining bytes."""
         self._left -= sum(len(orjson.dumps(point.payload, default=str)) for point in points if point.payload)
         if self._left < 0:
             raise PayloadsTooLarge(
@@ -171,30 +171,30 @@ class PayloadBudget:
 
 
 def selector(names: Selector) -> Any:
-    """The selector as qdrant-client takes it."""
+    """The selector in qdrant-client's form."""
     return names if isinstance(names, bool | models.PayloadSelectorExclude) else list(names)
 
 
 def sort_points(points: Iterable[Stored]) -> list[Stored]:
-    """Points by descending score; of equal scores the lowest id first, numbers before UUIDs."""
+    """Sort points by descending score. Equal scores have the lowest id first, numbers before UUIDs."""
     return sorted(points, key=lambda point: (-point.score, isinstance(point.id, str), point.id))
 
 
 async def best_points(store: Store, collection: str, query: Query, *, budget: PayloadBudget | None = None) -> list[Stored]:
-    """The query's best points, with ties settled by id, at the end too.
+    """The query's best points, with ties in the order of ids, also at the end.
 
-    Not settled are more than `SPARES[-1]` equal scores beyond the last, and queries that reach beyond `MAX_LIMIT`.
-    Raises what `Store.query` raises; PayloadsTooLarge where there is a `budget`.
+    Exceptions: more than `SPARES[-1]` equal scores after the last point, and queries beyond `MAX_LIMIT`. Raises the errors of
+    `Store.query`, and PayloadsTooLarge with a `budget`.
     """
     found: list[Stored] | None = None
-    for spare in SPARES:  # a few more points, so that the last one's equals are among them
+    for spare in SPARES:  # a few more points, to include the last one's equals
         if query.limit + spare > MAX_LIMIT:
             break
         try:
             found = await store.query(collection, replace(query, limit=query.limit + spare))
         except StoreUnavailable:
             raise
-        except StoreError:  # a server may limit `limit`; a mistake in the query itself is raised again
+        except StoreError:  # a server may bound `limit`; an error in the query itself is raised again
             break
         if len(found) < query.limit + spare or found[-1].score < found[query.limit - 1].score:
             break

@@ -1,4 +1,4 @@
-"""Schemas of collections: made for a model, described by a store, compared before a model searches."""
+"""Schemas of collections: making one for a model, and comparing a stored one before a model searches it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
-    """The arguments of qdrant-client's `create_collection`."""
+    """Make the arguments of qdrant-client's `create_collection`."""
     return {
         "vectors_config": dict(schema.vectors),
         "sparse_vectors_config": dict(schema.sparse) or None,
@@ -35,7 +35,7 @@ def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
 
 
 def schema_of(info: models.CollectionInfo) -> CollectionSchema:
-    """The schema of an existing collection; a vector without a name has the empty name."""
+    """The schema of an existing collection. A vector without a name gets the empty name."""
     params = info.config.params
     vectors = params.vectors or {}
     if isinstance(vectors, models.VectorParams):
@@ -55,7 +55,7 @@ FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*') | {chr(code) for code in (*range(0x
 
 
 def check_name(name: str, kind: str = "collection") -> None:
-    """Raises InvalidInput unless every store takes a collection, or a vector, of this name."""
+    """Raises InvalidInput unless every store accepts this name of a collection or a vector."""
     if not name or len(name.encode(errors="replace")) > MAX_NAME_BYTES:
         raise InvalidInput(f"{kind} {name[:40]!r}: its name should have 1 to {MAX_NAME_BYTES} bytes")
     bad = sorted(FORBIDDEN_IN_NAMES & set(name))
@@ -66,7 +66,7 @@ def check_name(name: str, kind: str = "collection") -> None:
 
 
 def check_names(name: str, schema: CollectionSchema) -> None:
-    """Raises InvalidInput unless every store takes the names of the collection and of its vectors."""
+    """Raises InvalidInput unless every store accepts the names of the collection and its vectors."""
     check_name(name)
     for vector in (*schema.vectors, *schema.sparse):
         check_name(vector, "vector")
@@ -75,8 +75,8 @@ def check_names(name: str, schema: CollectionSchema) -> None:
 def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str = "", *, unlabelled: bool = False) -> None:
     """Raises CollectionMismatch, field by field, unless the existing collection can store and search the wanted vectors.
 
-    It may have more vectors, any index, quantisation and shards, and no fingerprint of its model's files. `unlabelled` accepts
-    a collection without a model's label: made by other software, or by a server too old to keep labels.
+    It may have more vectors, any index, quantisation and shards, and may lack the fingerprint of its model's files.
+    `unlabelled`: accept a collection without a model's label, made by other software or by a server too old for labels.
     """
     there, here = dict(_facts(existing)), dict(_facts(wanted))
     if unlabelled and not any(key in existing.metadata for key in wanted.metadata):
@@ -115,7 +115,7 @@ def _word(value: Any) -> str:
 
 
 def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:
-    """The schema as JSON has it, without fields that are None."""
+    """The schema as JSON types, without fields that are None."""
     plain: dict[str, Any] = _adapter().dump_python(
         replace(schema, stored_as=None), mode="json", by_alias=True, exclude_none=True, warnings=False
     )
@@ -132,27 +132,27 @@ def _adapter() -> TypeAdapter[CollectionSchema]:
     return TypeAdapter(CollectionSchema)
 
 
-KEPT_S = 2.0  # until a search notices that a name stands for another collection than before
-SWITCH_WAIT_S = 30.0  # how long a writer waits for a migration that is about to switch the name
+KEPT_S = 2.0  # until a search notices that an alias has moved
+SWITCH_WAIT_S = 30.0  # how long a writer waits for a migration to switch the name
 LOOK_S = 0.05
 MAX_LISTED = 20  # names in an error
 # Keys of a collection's metadata, which `hybridtei migrate` writes and describes.
 MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in"
-# Those of migrations and of a running ingest, which say nothing in another store.
+# Keys of migrations and of a running ingest, which mean nothing in another store.
 OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous", "ingest_lease"})
 
 
 class CollectionSchemas:
-    """The schemas of a store's collections, cached for `KEPT_S` seconds. `stored_as` is the collection behind an alias."""
+    """The schemas of a store's collections, cached for `KEPT_S` seconds. `stored_as`: the collection behind an alias."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._cache: dict[str, tuple[float, CollectionSchema]] = {}
 
     async def of(self, name: str, *, writing: bool = False) -> CollectionSchema:
-        """The schema of the collection behind a name. `writing`: as it is now, after a migration has switched the name.
+        """The schema of the collection behind a name. `writing`: the uncached schema, after waiting for a migration's switch.
 
-        Raises UnknownCollection, InvalidInput for an impossible name, StoreUnavailable where a switch takes longer than
+        Raises UnknownCollection, InvalidInput for an impossible name, StoreUnavailable if a switch takes longer than
         `SWITCH_WAIT_S`, StoreError.
         """
         check_name(name)
@@ -163,7 +163,7 @@ class CollectionSchemas:
         while True:
             found = await self._read(name)
             is_switching = _is_held(found) if found is not None else cached is not None and await self._has_copy(name)
-            if found is None and not is_switching:  # unless the switch has ended between the two calls
+            if found is None and not is_switching:  # unless the switch ended between the two calls
                 found = await self._read(name)
             if found is not None and not (writing and is_switching):
                 self._cache[name] = time.monotonic() + KEPT_S, found
@@ -176,7 +176,7 @@ class CollectionSchemas:
             await asyncio.sleep(LOOK_S)
 
     async def _others(self, name: str) -> str:
-        """The end of an error's sentence: the store, the name nearest to this one, and all names."""
+        """The end of an error's message: the store, the most similar name, and all names."""
         names = sorted({*await self.store.collections(), *await self.store.aliases()})
         nearest = "".join(f"; did you mean `{one}`?" for one in get_close_matches(name, names, 1))
         listed = ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
@@ -190,12 +190,12 @@ class CollectionSchemas:
         return replace(found, stored_as=(found.metadata.get(STAND_IN) if _is_held(found) else None) or target)
 
     async def _has_copy(self, gone: str) -> bool:
-        """Whether a migration has just deleted a collection, and is about to give its name to the copy."""
+        """True if a migration has just deleted a collection, and is about to give its name to the copy."""
         described = [await self.store.describe(one) for one in await self.store.collections()]
         return any(one is not None and one.metadata.get(MIGRATION_OF) == gone for one in described)
 
     async def create(self, name: str, schema: CollectionSchema) -> tuple[CollectionSchema, bool]:
-        """Create a collection, unless another client does at the same moment: its schema, and whether it was created here.
+        """Create a collection, unless another client does so at the same time. Return its schema, and True if created here.
 
         Raises StoreError.
         """
@@ -209,7 +209,7 @@ class CollectionSchemas:
         return replace(schema, stored_as=name), True
 
     async def upsert(self, name: str, schema: CollectionSchema, points: Sequence[models.PointStruct]) -> bool:
-        """Store points; False if a migration switches the name meanwhile: then they are to be made for the schema of now.
+        """Store points. Return False if a migration switches the name meanwhile: make the points again for the new schema.
 
         Raises StoreError, InvalidPoint.
         """
@@ -222,7 +222,7 @@ class CollectionSchemas:
         return await self.is_current(name, schema)
 
     async def reading(self, name: str, work: Callable[[CollectionSchema], Awaitable[T]]) -> T:
-        """Return what `work` makes of a collection; do it again if a migration switched the name meanwhile."""
+        """Return the result of `work` on a collection. Repeat it if a migration switched the name meanwhile."""
         schema = await self.of(name)
         try:
             return await work(schema)
@@ -232,7 +232,7 @@ class CollectionSchemas:
         return await work(await self.of(name))
 
     async def is_current(self, name: str, schema: CollectionSchema) -> bool:
-        """Whether a name still stands for this collection, and no migration is about to switch it."""
+        """True if a name still means this collection, and no migration is about to switch it."""
         found = await self._read(name)
         is_current = found is not None and not _is_held(found) and found.stored_as == schema.stored_as
         if not is_current:
@@ -241,7 +241,7 @@ class CollectionSchemas:
 
 
 def _is_held(schema: CollectionSchema) -> bool:
-    """Whether a migration is about to switch the collection's name to its copy."""
+    """True if a migration is about to switch the collection's name to its copy."""
     return bool(schema.metadata.get(SWITCHING, 0.0) > time.time())
 
 
@@ -252,7 +252,7 @@ def heads_of(schema: CollectionSchema) -> frozenset[Head]:
 
 
 def common_heads(schema: CollectionSchema, spec: ModelSpec) -> frozenset[Head]:
-    """The outputs that both the collection and the model have."""
+    """The outputs of both the collection and the model."""
     return heads_of(schema) & spec.heads
 
 
@@ -265,9 +265,9 @@ def check_searchable(
     fingerprint: str | None = None,
     unlabelled: bool = False,
 ) -> None:
-    """Raises CollectionMismatch unless this model's queries can be compared with the collection's vectors.
+    """Raises CollectionMismatch unless this model's queries fit the collection's vectors.
 
-    `fingerprint`: of the model's files, which are not compared without it, nor where the collection has none.
+    `fingerprint`: of the model's files. It is compared only if both sides have one.
     """
     heads = common_heads(schema, spec)
     if not heads:
@@ -283,7 +283,7 @@ def check_searchable(
 
 
 def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> models.VectorParams:
-    """Accepts a collection compared by dot product, which for unit vectors is the cosine."""
+    """Accept a collection with dot product as distance, which equals the cosine for unit vectors."""
     if there.distance == models.Distance.DOT:
         return wanted.model_copy(update={"distance": models.Distance.DOT})
     return wanted

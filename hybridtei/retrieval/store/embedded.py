@@ -1,10 +1,9 @@
-"""The embedded engine as a store: a folder here, owned by a process that all commands share.
+"""The embedded engine as a store: a local folder, owned by a process that all commands share.
 
-The engine is loaded only in that process, since it holds Python's lock for whole calls, panics, and is ruined by a point that
-it should have refused. The first call starts the process or joins it, and so does the first one after it died. It executes
-one call at a time and the others wait here: a call whose caller was cancelled is never executed, and no more of them wait
-than can be answered in time. A call that waits when the process dies may or may not have been done; it raises
-StoreUnavailable, and since points carry ids that never change, asking again is safe.
+The engine runs only in that process, since it holds the GIL for whole calls, panics, and is ruined by some invalid points. The
+first call starts or joins the process, and again after its death. The process runs one call at a time; others wait here, at
+most as many as can be answered in time. A cancelled waiting call is never executed. If the process dies during a call, the call
+may or may not have had an effect and raises StoreUnavailable. Ids of points never change, so a retry is safe.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from hybridtei.retrieval.store.embedded_client import ProcessClient
 from hybridtei.retrieval.store.points import batches, check_ids, check_points
 from hybridtei.retrieval.store.query import Filter, Query
 
-MAX_READ_INLINE = 5_000  # points: to make more would block the event loop for milliseconds
+MAX_READ_INLINE = 5_000  # points; making more would block the event loop for milliseconds
 
 
 class EmbeddedStore:
-    """One folder, which any number of processes of one user may open."""
+    """One folder, which any number of a user's processes may open."""
 
     kind = "embedded"
 
     def __init__(self, path: str, *, timeout_s: float = 30.0, client: ProcessClient | None = None) -> None:
-        """`client`: of the folder's process, where one was made before."""
+        """`client`: an earlier client of the folder's process."""
         self._owner = client or ProcessClient(path)
         self.place = f"embedded Qdrant in {os.path.abspath(path)}"
         self._timeout_s = timeout_s
@@ -71,7 +70,7 @@ class EmbeddedStore:
         schema = schema or await self.describe(name)
         if schema is None:
             raise StoreError(f"embedded Qdrant: there is no collection {name!r}")
-        arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points would block the event loop
+        arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points block the event loop
         for batch in batches(arrays):
             await self._call("upsert", name, [_message(point) for point in batch])
 
@@ -124,7 +123,7 @@ class EmbeddedStore:
         await self._call("delete", name, list(ids))
 
     async def optimize(self, name: str) -> None:
-        """Merge and index now, however long it takes; other calls wait meanwhile. The process does so by itself when idle."""
+        """Merge and index now. Other calls wait, even for minutes. The process does so by itself when idle."""
         check_name(name)
         await self._owner.ask("optimize", name, timeout_s=None)
 
@@ -145,7 +144,7 @@ def _numbers(vector: Any) -> Any:
 
 
 def _stored(message: Sequence[Any]) -> Stored:
-    """The point of [id, payload, vectors], and its score where it was queried."""
+    """The point of [id, payload, vectors], and its score if it was queried."""
     identity, payload, vectors, *score = message
     return Stored(identity, payload or {}, _vectors(vectors) if vectors else {}, *score)
 

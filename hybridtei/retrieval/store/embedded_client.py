@@ -1,10 +1,10 @@
-"""Where the process of an embedded engine listens, and a connection to it.
+"""Finds the process of an embedded engine, and connects to it.
 
-A folder has one process, whose socket any command of the same user may join. The socket lies in a private folder, named by the
-store folder's device and inode, so that every path of the folder leads to it. `flock` on a file in the folder decides who owns
-it, and that file tells where the owner listens: the system unlocks it when that process ends, however it ends.
+A folder has one process, and any command of the same user may connect to its socket. The socket lies in a private folder and is
+named by the store folder's device and inode, so every path of the folder leads to it. The process that holds a `flock` on a
+file in the folder is the owner, and the file's content is its socket. The system unlocks the file when the process ends.
 
-Imports no qdrant-client, which takes half a second: a command starts the process first, and itself meanwhile.
+This module does not import qdrant-client, which takes half a second, so a command can start the process first.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
 
 LOCK = ".lock"
-LAYOUT = "layout.json"  # in the folder of each collection
+LAYOUT = "layout.json"  # a file in each collection's folder
 MAX_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
 START_S = 60.0
-TAKEN_S, RETRY_S = 5.0, 0.1  # how long a folder's owner may be about to begin or to end, and between attempts
+TAKEN_S, RETRY_S = 5.0, 0.1  # how long a folder's owner may take to start or end; between attempts
 CLOSE_S = 120.0
-MAX_WAITING = 1000  # calls, however fast they are: each holds its arguments
+MAX_WAITING = 1000  # waiting calls, even fast ones, since each holds its arguments
 NEWEST_SHARE = 0.1  # weight of the newest call in a mean duration
 MAX_INLINE_BYTES = 10**6  # larger answers are decoded in a thread
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")
@@ -43,7 +43,7 @@ WITHOUT_COLLECTIONS: Mapping[str, Any] = {"collections": [], "aliases": {}, "des
 
 
 class FolderError(Exception):
-    """An error whose message goes to the caller."""
+    """An error with a message for the caller."""
 
 
 class FolderTaken(FolderError):
@@ -51,7 +51,7 @@ class FolderTaken(FolderError):
 
 
 def socket_path(folder: Path) -> Path:
-    """Return where the process of a store folder is to listen. Raises FolderError if no private folder can be used."""
+    """Return the socket's path for a store folder's process. Raises FolderError if no private folder is usable."""
     own, refused = os.environ.get("XDG_RUNTIME_DIR"), ""
     homes = [Path(path, f"hybridtei-{os.geteuid()}") for path in dict.fromkeys((tempfile.gettempdir(), "/tmp"))]
     for home in (*([Path(own, "hybridtei")] if own else []), *homes):
@@ -64,10 +64,10 @@ def socket_path(folder: Path) -> Path:
 
 
 def listening_at(folder: Path) -> Path | None:
-    """Return the socket that the folder's process has written into the lock file, alive or not; None if there is none.
+    """Return the socket named in the lock file, even of a dead process, or None.
 
-    Processes of one user may have other temporary folders, so the path is not computed again. A stranger's lock file could name
-    any socket: the name must be the folder's own, and `is_own` checks who listens.
+    The path is not computed again, since a user's processes may have different temporary folders. A stranger's lock file could
+    name any socket, so the name must be the folder's own, and `is_own` checks the listener.
     """
     try:
         path = Path((folder / LOCK).read_text(encoding="utf-8"))
@@ -82,14 +82,14 @@ def _name(folder: Path) -> str:
 
 
 def release() -> str:
-    """What both ends of the socket must agree on."""
+    """The releases on which both ends of the socket must agree."""
     from hybridtei import __version__
 
     return f"hybridtei {__version__} with qdrant-edge-py {version('qdrant-edge-py')}"
 
 
 def is_own(connection: Any) -> bool:
-    """Whether the other end of a socket belongs to this user, as far as the system tells."""
+    """True if the socket's other end belongs to this user, as far as the system tells."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     credentials = struct.Struct("3i")
@@ -98,33 +98,33 @@ def is_own(connection: Any) -> bool:
 
 
 class ProcessClient:
-    """A connection to the folder's process, from the first call that needs one. Used from one event loop.
+    """A connection to the folder's process, opened at the first call that needs it. For one event loop.
 
-    While the folder holds no collection, only `create` starts a process, and reading makes neither folder nor file.
+    While the folder has no collection, only `create` starts a process, and reads create no file or folder.
     """
 
     command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.retrieval.store.embedded_process")
 
     def __init__(self, path: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
-        self._folder = Path(os.path.abspath(path))  # the process works elsewhere
+        self._folder = Path(os.path.abspath(path))  # absolute, since the process has another working folder
         self._clock = clock
         self._starting: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()  # held while the process executes a call, whether or not its caller still waits
-        self._waiting: list[str] = []  # the names of calls whose callers wait, the executed one included
-        self._mean_s: dict[str, float] = {}  # duration of calls of this name
-        self.pid: int | None = None  # of the process that was joined last
+        self._turn = asyncio.Lock()  # held while the process executes a call, even if its caller is gone
+        self._waiting: list[str] = []  # the names of waiting calls, the running one included
+        self._mean_s: dict[str, float] = {}  # mean duration of calls by name
+        self.pid: int | None = None  # of the latest process
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._closed = False
 
     @property
     def is_joined(self) -> bool:
-        """Whether there is a connection, whose other end is not known to be gone."""
+        """True if there is a connection, and its other end is not known to be gone."""
         return self._streams is not None and not self._streams[0].at_eof()
 
     async def ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
-        """The process's answer. Raises StoreError with the process's words, StoreUnavailable if it dies or takes too long, and
-        StoreAtCapacity at once if so many calls wait that this one would not be answered within `timeout_s`."""
+        """Call the process. Raises StoreError with the process's message, StoreUnavailable if it dies or takes too long, and
+        StoreAtCapacity at once if the waiting calls leave no time for this one within `timeout_s`."""
         if self._closed:
             raise StoreError(f"{self.path}: the store is closed")
         if not self.is_joined and not self._holds_collections():
@@ -144,7 +144,7 @@ class ProcessClient:
             raise _unusable(self.path, error) from error
 
     def _admit(self, timeout_s: float | None) -> None:
-        """Raises StoreAtCapacity where the calls that wait already will take longer than the bound of this one."""
+        """Raises StoreAtCapacity if the waiting calls will take longer than this one's timeout."""
         waiting = len(self._waiting)
         if timeout_s is None or waiting == 0:
             return
@@ -159,7 +159,7 @@ class ProcessClient:
         message = frame([call, arguments])
         self._waiting.append(call)
         try:
-            await self._joined()  # which has a bound of its own
+            await self._joined()  # it has its own bound
             async with asyncio.timeout(timeout_s):
                 await self._turn.acquire()
                 word, answer = await asyncio.shield(started(self._exchange(call, message)))
@@ -176,7 +176,7 @@ class ProcessClient:
         return answer
 
     async def _exchange(self, call: str, message: bytes) -> Any:
-        """The answer, read to its end even if the caller has gone, since the next one follows it."""
+        """Send a call and read its whole answer, even if the caller is gone, since the next answer follows it."""
         try:
             if self._streams is None:
                 raise EOFError
@@ -195,19 +195,19 @@ class ProcessClient:
             self._turn.release()
 
     async def close(self) -> None:
-        """Wait for the answers of all calls, and until all that was written is flushed."""
+        """Wait for the answers of all calls, and for the flush of all writes."""
         self._closed = True
         if self._starting is not None:
             await asyncio.wait([self._starting])
         if self.is_joined:
             with contextlib.suppress(StoreError):
-                await self._ask("flush", timeout_s=CLOSE_S)  # behind the calls that wait
+                await self._ask("flush", timeout_s=CLOSE_S)  # after the waiting calls
         if (writer := self._leave()) is not None:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
     def _leave(self) -> asyncio.StreamWriter | None:
-        """Closes the connection, if there is one."""
+        """Close the connection, if there is one."""
         writer = None if self._streams is None else self._streams[1]
         self._streams = None
         if writer is not None:
@@ -215,14 +215,14 @@ class ProcessClient:
         return writer
 
     async def _joined(self) -> None:
-        """Connects to the process unless that is done. Callers share one start, which a cancelled caller does not stop."""
+        """Connect to the process, if not connected. Callers share one start, and cancelling a caller does not stop it."""
         if not self.is_joined:
             if self._starting is None or self._starting.done():
                 self._starting = started(self._join())
             await asyncio.shield(self._starting)
 
     async def _join(self) -> None:
-        """Connects to the folder's process; starts it where there is none. Raises StoreError with the reason."""
+        """Connect to the folder's process, or start it. Raises StoreError with the reason."""
         begun_s = self._clock()
         self._leave()
         try:
@@ -230,7 +230,7 @@ class ProcessClient:
         except OSError as error:
             raise _unusable(self.path, error) from error
         while True:
-            with contextlib.suppress(OSError, EOFError):  # it has ended, or is about to
+            with contextlib.suppress(OSError, EOFError):  # it has ended or is ending
                 return await self._connect()
             word, message = await asyncio.to_thread(self._start)
             waited_s = self._clock() - begun_s
@@ -242,7 +242,7 @@ class ProcessClient:
                 await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> None:
-        """Raises OSError or EOFError if no process listens, StoreError if it is another release's."""
+        """Connect. Raises OSError or EOFError if no process listens, StoreError for another release's process."""
         place = listening_at(self._folder)
         if place is None:
             raise FileNotFoundError(self._folder)
@@ -266,7 +266,7 @@ class ProcessClient:
         self._streams = reader, writer
 
     def _start(self) -> tuple[str, str]:
-        """Start a process, and return what it tells: `ready`, `taken`, `refused` or `dead`, and the reason. Blocks."""
+        """Start a process and wait for its word: `ready`, `taken`, `refused` or `dead`, and the reason."""
         try:
             started = subprocess.Popen(
                 machine.python_command(*self.command, str(self._folder)),
@@ -287,7 +287,7 @@ class ProcessClient:
 
 
 def _silent(path: str, seconds: float | None, hint: str = "") -> StoreUnavailable:
-    """The engine executes one call at a time, and greets no client meanwhile."""
+    """The error of a process that does not answer: during a call the engine also greets no client."""
     return StoreUnavailable(
         f"{path}: the embedded Qdrant engine has not answered for {seconds:g} s: it may be building an index; try later{hint}"
     )
@@ -298,7 +298,7 @@ def _unusable(path: str, error: OSError) -> StoreError:
 
 
 def _environment() -> dict[str, str]:
-    """The variables that the process needs. It outlives its starter and serves other commands: it gets no keys."""
+    """The process's environment variables, without keys, since it outlives its starter and serves other commands."""
     everything = machine.child_environment()
     return {name: value for name, value in everything.items() if name in KEPT_VARIABLES or name.startswith("PYTHON")}
 
@@ -313,7 +313,7 @@ T = TypeVar("T")
 
 
 def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that goes on without its caller, and then fails in silence."""
+    """Start a task that continues without its caller, and then fails silently."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task

@@ -1,8 +1,8 @@
-"""Collections, points, queries and answers as the embedded engine's types, from and to plain lists and maps.
+"""Converts collections, points, queries and answers between the embedded engine's types and plain lists and maps.
 
-Runs in the engine's process, which never loads qdrant-client: schemas arrive as that client writes them in JSON. A field that
-the engine lacks raises ValueError. The engine panics, and a collection is lost, on a sparse vector whose indices and values
-differ in number, so none is built here without counting them.
+It runs in the engine's process, which never imports qdrant-client; schemas arrive as that client's JSON. A field that the
+engine lacks raises ValueError. A sparse vector with unequal numbers of indices and values makes the engine panic and destroys
+the collection, so this module counts them first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import qdrant_edge as edge
 
 Plain = Mapping[str, Any]
-HNSW_DEFAULTS = {"m": 16, "ef_construct": 100, "full_scan_threshold": 10_000, "max_indexing_threads": 0}  # a server's
-ENUMERATIONS = {  # by the fields that hold their members
+HNSW_DEFAULTS = {"m": 16, "ef_construct": 100, "full_scan_threshold": 10_000, "max_indexing_threads": 0}  # a server's default
+ENUMERATIONS = {  # by the fields with their members
     "distance": edge.Distance,
     "comparator": edge.MultiVectorComparator,
     "datatype": edge.VectorStorageDatatype,
@@ -37,7 +37,7 @@ QUANTIZATIONS = {
 
 
 def config_of(schema: Plain) -> edge.EdgeConfig:
-    """The engine's configuration of a collection; shards and replicas are ignored."""
+    """The engine's configuration of a collection. Ignores shards and replicas."""
     return edge.EdgeConfig(
         vectors={name: _vector_params(params) for name, params in schema["vectors"].items()},
         sparse_vectors={name: _sparse_params(params) for name, params in schema["sparse"].items()},
@@ -65,13 +65,13 @@ def _sparse_params(params: Plain) -> Any:
 
 
 def _made(kind: Any, fields: Plain) -> Any:
-    """The engine's `kind` of JSON's fields."""
+    """Make the engine's `kind` from JSON's fields."""
     given = {name: value for name, value in fields.items() if value is not None}
     return kind(**{name: _member(ENUMERATIONS[name], one) if name in ENUMERATIONS else one for name, one in given.items()})
 
 
 def _member(kind: Any, word: str) -> Any:
-    """The member of an engine's enumeration that JSON spells so: `max_sim` is `MaxSim`."""
+    """The member of an engine's enumeration by JSON's spelling: `max_sim` is `MaxSim`."""
     letters = word.replace("_", "").lower()
     for name in dir(kind):
         if name.replace("_", "").lower() == letters and not name.startswith("_"):
@@ -80,7 +80,7 @@ def _member(kind: Any, word: str) -> Any:
 
 
 def vector_of(vector: Any) -> Any:
-    """A list as it is, an array as its numbers; a pair of `indices` and `values` as a sparse vector."""
+    """A list unchanged, an array as numbers, a pair of `indices` and `values` as a sparse vector."""
     if isinstance(vector, Mapping):
         indices, values = vector["indices"], vector["values"]
         if len(indices) != len(values):
@@ -92,15 +92,15 @@ def vector_of(vector: Any) -> Any:
 
 
 def _numbers(vector: Any) -> Any:
-    """The engine reads a memoryview in a third of the time of an array, whose numbers become objects first."""
+    """A memoryview of an array: the engine reads it three times as fast as the array, whose numbers become objects."""
     if not isinstance(vector, np.ndarray):
         return vector
-    aligned: Any = np.require(vector, requirements="A")  # an array out of a frame may lie at any byte, which memoryviews refuse
+    aligned: Any = np.require(vector, requirements="A")  # an array from a frame may be misaligned, which memoryviews refuse
     return memoryview(aligned) if vector.ndim == 1 else [memoryview(row) for row in aligned]
 
 
 def point_of(point: Sequence[Any]) -> edge.Point:
-    """The engine's point of [id, vectors, payload]."""
+    """Make the engine's point from [id, vectors, payload]."""
     identity, vectors, payload = point
     return edge.Point(id=identity, vector={name: vector_of(vector) for name, vector in vectors.items()}, payload=payload)
 
@@ -117,7 +117,7 @@ def _plain_vector(vector: Any) -> Any:
 
 
 def plain_point(point: Any) -> list[Any]:
-    """[id, payload, vectors] of a point, and its score where it was queried; sparse vectors as `indices` and `values`."""
+    """[id, payload, vectors] of a point, and its score if it was queried. Sparse vectors are `indices` and `values`."""
     vectors = point.vector and {name: _plain_vector(vector) for name, vector in point.vector.items()}
     score = [point.score] if isinstance(point, edge.ScoredPoint) else []
     return [plain_id(point.id), point.payload, vectors, *score]
@@ -143,8 +143,8 @@ def _conditions(plain: Any) -> list[Any] | None:
 
 
 def _condition_of(plain: Plain) -> Any:
-    """One condition, or a filter inside a filter."""
-    if "key" in plain:  # first, since a field's condition may also say `is_empty`
+    """Convert one condition, or a filter inside a filter."""
+    if "key" in plain:  # first, since a field's condition may also have `is_empty`
         return edge.FieldCondition(**{name: _FIELDS[name](body) if name in _FIELDS else body for name, body in plain.items()})
     for key, make in _CONDITIONS.items():
         if key in plain:
@@ -163,7 +163,7 @@ _CONDITIONS: dict[str, Callable[[Any], Any]] = {
 
 def _match(match: Plain) -> Any:
     ((key, value),) = match.items()
-    if isinstance(value, bool):  # the engine reads Python's bool as the integer 1 or 0, numpy's as what it is
+    if isinstance(value, bool):  # the engine reads Python's bool as the integer 1 or 0, numpy's bool correctly
         value = np.bool_(value)
     return getattr(edge, f"Match{key.title().replace('_', '')}")(value)
 
@@ -188,7 +188,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
 
 
 def request_of(query: Plain) -> edge.QueryRequest:
-    """A whole query."""
+    """Convert a whole query."""
     oversampling = query.get("oversampling")
     quantization = oversampling and edge.QuantizationSearchParams(ignore=False, rescore=True, oversampling=oversampling)
     return edge.QueryRequest(

@@ -1,9 +1,9 @@
-"""The folder of the embedded engine, which one process alone has open. A collection is a folder in it: `layout.json` and
-`shard/`; an alias is one whose layout names another collection. Layouts are replaced whole: a crash leaves the old one or the
-new one. The engine optimizes nothing by itself, so the process that has it calls `tidy` when it is idle.
+"""The folder of the embedded engine, opened by a single process. A collection is a folder inside, with `layout.json` and
+`shard/`. An alias is a folder whose layout names another collection. Layouts are replaced whole: a crash leaves the old or the
+new one. The engine does not optimize by itself, so its process calls `tidy` when idle.
 
-A panic inside the engine raises a `BaseException` that is no `Exception`; after one at a write, the write-ahead log holds an
-entry that may panic again at every write and load. So the collection is read-only from then on.
+A panic of the engine raises a `BaseException` that is no `Exception`. After a panic at a write, the write-ahead log has an
+entry that may panic again at every write and load, so the collection becomes read-only.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from hybridtei.system.frames import encoded
 
 T = TypeVar("T")
 SHARD = "shard"
-ALIAS_OF = "alias_of"  # key of a layout that is an alias
-OPTIMIZE_AFTER = 1000  # points written since the last optimization
+ALIAS_OF = "alias_of"  # key of an alias's layout
+OPTIMIZE_AFTER = 1000  # points written before an optimization is worth it
 MAX_ANSWER_BYTES = 2**28
-MIN_FREE_BYTES = 2**25  # on the disk, for a write: a segment of the write-ahead log
+MIN_FREE_BYTES = 2**25  # free bytes on the disk for a write: a segment of the write-ahead log
 PAUSE_S = 60.0  # before failed housekeeping is tried again
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Collection:
-    """An open collection. `written`: points since the last optimization; `dirty`: not flushed yet. `broken`: why it is read-
-    only. `resume_s`: when failed housekeeping is tried again."""
+    """An open collection. `written`: points since the last optimization. `dirty`: not flushed yet. `broken`: why it is
+    read-only. `resume_s`: the time of the next try of failed housekeeping."""
 
     shard: Any
     written: int = OPTIMIZE_AFTER
@@ -59,7 +59,7 @@ class _Collection:
 
 
 class Folder:
-    """All collections below a path, which exists and belongs to this process."""
+    """All collections below an existing path, which only this process opens."""
 
     CALLS: ClassVar = frozenset(
         {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
@@ -73,7 +73,7 @@ class Folder:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def collections(self) -> list[str]:
-        """The names of all collections but aliases, sorted."""
+        """The names of all collections, without aliases, sorted."""
         return sorted(name for name, layout in self._layouts() if ALIAS_OF not in layout)
 
     def aliases(self) -> dict[str, str]:
@@ -81,11 +81,11 @@ class Folder:
         return {name: layout[ALIAS_OF] for name, layout in self._layouts() if ALIAS_OF in layout}
 
     def describe(self, name: str) -> Any:
-        """The layout that `create` wrote; None if there is no such collection."""
+        """The layout that `create` wrote, or None."""
         return self._layout(self._stored_as(name))
 
     def annotate(self, name: str, metadata: Plain) -> None:
-        """Replaces keys of a collection's metadata; a None removes its key."""
+        """Replace keys of a collection's metadata. None removes a key."""
         layout = self.describe(name)
         if layout is None:
             raise FolderError(f"there is no collection {name!r} in {self.path}")
@@ -94,7 +94,7 @@ class Folder:
         self._write_layout(self._stored_as(name), layout)
 
     def alias(self, name: str, collection: str) -> None:
-        """Makes `name` another name of a collection, and deletes the points of a collection of that name."""
+        """Make `name` an alias of a collection. Deletes the points of a collection called `name`."""
         if name in self._open:
             _close(self._open.pop(name))
         self._write_layout(name, {ALIAS_OF: collection})
@@ -124,7 +124,7 @@ class Folder:
         return stored_as
 
     def create(self, name: str, layout: Plain) -> None:
-        """Creates the collection aside and renames it: a crash leaves all of it or nothing."""
+        """Create the collection under a temporary name and rename it: a crash leaves all of it or nothing."""
         home = self.path / name
         if home.exists():
             raise FolderError(f"there is a collection {name!r} already")
@@ -141,7 +141,7 @@ class Folder:
             raise
 
     def drop(self, name: str) -> None:
-        """Renames the collection and deletes it; no error if there was none."""
+        """Rename the collection, then delete it. No error if it does not exist."""
         if name in self._open:
             _close(self._open.pop(name))
         home = self.path / name
@@ -151,12 +151,12 @@ class Folder:
             shutil.rmtree(aside, ignore_errors=True)
 
     def upsert(self, name: str, points: list[Any]) -> None:
-        """The points are in the write-ahead log and searchable when this returns."""
+        """Store points: on return they are searchable and in the write-ahead log."""
         upserted = [point_of(point) for point in points]
         self._write(name, len(upserted), lambda shard: shard.update(edge.UpdateOperation.upsert_points(upserted)))
 
     def delete(self, name: str, ids: list[Any]) -> None:
-        """Deletes points; no error for ids that do not exist."""
+        """Delete points. No error for ids that do not exist."""
         self._write(name, len(ids), lambda shard: shard.update(edge.UpdateOperation.delete_points(ids)))
 
     def query(self, name: str, request: Plain) -> list[Any]:
@@ -170,7 +170,7 @@ class Folder:
         return _bounded(records)
 
     def scroll(self, name: str, page: Plain) -> list[Any]:
-        """[records, id where the next page begins]."""
+        """[records, the first id of the next page]."""
         request = edge.ScrollRequest(
             offset=page["offset"],
             limit=page["limit"],
@@ -182,7 +182,7 @@ class Folder:
         return [_bounded(records), None if following is None else plain_id(following)]
 
     def count(self, name: str, count_filter: Any) -> int:
-        """The exact number of points that match a filter."""
+        """The exact number of matching points."""
         request = edge.CountRequest(exact=True, filter=filter_of(count_filter))
         return int(self._read(name, lambda shard: shard.count(request)))
 
@@ -193,15 +193,15 @@ class Folder:
         collection.written, collection.dirty = 0, False
 
     def flush(self) -> None:
-        """Write what is only in the write-ahead log and in memory to the collections' files."""
+        """Write the write-ahead log and memory to the collections' files."""
         for name, collection in self._open.items():
             if collection.dirty and collection.broken is None:
                 self._flush(name, collection)
 
     def tidy(self, *, optimizing: bool) -> None:
-        """One piece of housekeeping: a flush, which is short, or else an optimization, which may take half a minute.
+        """Do one piece of housekeeping: a short flush, or else an optimization, which may take half a minute.
 
-        A failure (a full disk) is logged once, and it is tried again a minute later.
+        A failure (a full disk) is logged once, and tried again a minute later.
         """
         due = {name: one for name, one in self._open.items() if one.broken is None and one.resume_s <= self._clock()}
         dirty = [name for name, one in due.items() if one.dirty]
@@ -251,14 +251,14 @@ class Folder:
         collection.written += count
 
     def _check_room(self) -> None:
-        """Raises FolderError if the disk is full: the engine would wait for room, or panic."""
+        """Raises FolderError if the disk is full, where the engine would wait or panic."""
         disk = os.statvfs(self.path)
         free = disk.f_bavail * disk.f_frsize
         if free < MIN_FREE_BYTES:
             raise FolderError(f"{self.path}: the disk is full: {free} bytes are free, wanted are {MIN_FREE_BYTES}")
 
     def _change(self, name: str, collection: _Collection, call: Callable[[Any], object]) -> None:
-        """Changes the collection; a panic makes it read-only."""
+        """A context that changes the collection. A panic makes it read-only."""
         try:
             with _panics(""):
                 call(collection.shard)
@@ -271,7 +271,7 @@ class Folder:
 
 
 def _bounded(points: Sequence[Any]) -> list[Any]:
-    """The points, each encoded by itself. Raises FolderError as soon as they take more than MAX_ANSWER_BYTES."""
+    """Encode each point separately. Raises FolderError as soon as they exceed MAX_ANSWER_BYTES."""
     answer: list[Any] = []
     size = 0
     for place, point in enumerate(points, 1):
@@ -294,7 +294,7 @@ def _close(collection: _Collection) -> None:
 
 @contextlib.contextmanager
 def _panics(message: str) -> Iterator[None]:
-    """Turns the engine's panic, which is no `Exception`, into a FolderError; other errors are raised as they are."""
+    """A context that turns the engine's panic, which is no `Exception`, into a FolderError. Other errors pass."""
     try:
         yield
     except Exception:

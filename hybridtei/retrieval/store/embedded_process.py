@@ -1,10 +1,10 @@
-"""The process that alone owns the folder of an embedded engine: `python -m hybridtei.retrieval.store.embedded_process FOLDER`.
+"""The process that owns the folder of an embedded engine: `python -m hybridtei.retrieval.store.embedded_process FOLDER`.
 
-The first command that needs the folder starts it, and every command of the same user joins it through a socket. It is in a
-session of its own, so a Ctrl-C does not reach it, and it ends some seconds after the last client has gone. It executes one call
-at a time, one of each client in turn, since the engine holds Python's lock for a whole call.
+The first command that needs the folder starts it, and every command of the same user joins it through a socket. It has its own
+session, so Ctrl-C does not reach it, and it ends some seconds after its last client. It executes one call at a time, one of
+each client in turn, since the engine holds the GIL for a whole call.
 
-It tells its starter by a line on stdout, JSON of [word, message]: `ready`, `refused`, or `taken` by another process.
+It writes one line for its starter on stdout, the JSON [word, message]: `ready`, `refused`, or `taken` by another process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hybridtei.retrieval.store.embedded_client import LOCK, FolderError, FolderT
 from hybridtei.retrieval.store.embedded_folder import Folder
 from hybridtei.system.frames import HEADER, MAX_FRAME, frame, unframe
 
-LINGER_S = 5.0  # from the last client to the end
-FIRST_CLIENT_S = 60.0  # from the start, for the client that started it
-DEADLINE_S = 120.0  # the longest call; `optimize` has none
-TICK_S, IDLE_TICKS = 1.0, 5  # ticks without a call, before an optimization, during which every call waits
-STALLED_TICKS = 60  # a client that sends half a frame, or does not read its answer, is disconnected; a long call is one tick
+LINGER_S = 5.0  # between the last client and the end
+FIRST_CLIENT_S = 60.0  # after the start, for the client that started it
+DEADLINE_S = 120.0  # bound of a call; `optimize` has none
+TICK_S, IDLE_TICKS = 1.0, 5  # ticks without a call before an optimization, which makes all calls wait
+STALLED_TICKS = 60  # then a client with half a frame or an unread answer is disconnected; a long call is one tick
 MAX_CLIENTS = 256
 BUFFER = 2**20  # bytes of a request that are read ahead
 MOUNTS = Path("/proc/self/mountinfo")
@@ -37,19 +37,19 @@ NETWORK_TYPES = frozenset({"afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lu
 
 
 class Service:
-    """The clients that have joined, and the folder whose calls they make."""
+    """The connected clients, and the folder that they call."""
 
     def __init__(self, folder: Folder, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._linger_s = LINGER_S
         self._clients: set[asyncio.StreamWriter] = set()
-        self._moving: dict[asyncio.StreamWriter, int] = {}  # the ticks that are left to send a request, or to read an answer
-        self._ends_s = clock() + FIRST_CLIENT_S  # unless a client comes
+        self._moving: dict[asyncio.StreamWriter, int] = {}  # the remaining ticks for sending a request or reading an answer
+        self._ends_s = clock() + FIRST_CLIENT_S  # unless a new client comes
         self._idle_ticks = 0
         self._greeting = frame([release(), os.getpid()])
 
     async def run(self, listener: socket.socket) -> None:
-        """Serve until no client has been there for a while."""
+        """Serve until there has been no client for a while."""
         server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
         while self._clients or self._clock() < self._ends_s:
             await asyncio.sleep(TICK_S)
@@ -63,22 +63,22 @@ class Service:
         server.close()
 
     def hurry(self, *_: object) -> None:
-        """End once no client is there."""
+        """End as soon as there is no client."""
         self._linger_s, self._ends_s = 0.0, self._clock()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer a client's requests until it leaves, stalls, or sends what is no request."""
+        """Answer a client's requests until it leaves, stalls, or sends an invalid request."""
         if len(self._clients) >= MAX_CLIENTS or not is_own(writer.get_extra_info("socket")):
             return writer.close()
         self._clients.add(writer)
-        writer.transport.set_write_buffer_limits(0)  # so `drain` waits until all is sent
+        writer.transport.set_write_buffer_limits(0)  # so `drain` waits until everything is sent
         try:
             await self._send(writer, self._greeting)
             while True:
                 body = await self._request(reader, writer)
                 self._idle_ticks = 0
                 await self._send(writer, self._answer(*unframe(body)))
-                await asyncio.sleep(0)  # the others' turn
+                await asyncio.sleep(0)  # give the other clients a turn
         except (EOFError, OSError, ValueError, TypeError):
             pass
         finally:
@@ -109,7 +109,7 @@ class Service:
         if method is None:
             return frame(["error", f"no such call: {call}"])
         try:
-            if call != "optimize":  # the engine holds Python's lock: only the system's own alarm ends this process
+            if call != "optimize":  # the engine holds the GIL, so only the system's alarm can end this process
                 signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
             return frame(["done", method(*arguments)])
         except Exception as error:
@@ -119,8 +119,8 @@ class Service:
 
 
 def main(path: str) -> int:
-    """Serve the folder; the exit status."""
-    if os.fork():  # the starter waits for this process alone; init reaps the child
+    """Serve the folder. Return the exit status."""
+    if os.fork():  # the starter waits only for this process; init reaps the child
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -140,14 +140,14 @@ def main(path: str) -> int:
     try:
         asyncio.run(service.run(listener))
     finally:
-        place.unlink(missing_ok=True)  # before the folder is unlocked: the next owner has a socket of this name
+        place.unlink(missing_ok=True)  # before unlocking the folder, since the next owner's socket has the same name
         folder.close()
         lock.close()
     return 0
 
 
 def take(folder: Path) -> Any:
-    """Return an open file whose lock no other process can take. Raises FolderTaken, or FolderError naming the reason."""
+    """Lock the folder and return the open lock file. Raises FolderTaken, or FolderError with the reason."""
     kind = _network_type(folder)
     if kind is not None:
         raise FolderError(
@@ -170,7 +170,7 @@ def take(folder: Path) -> Any:
 
 
 def _network_type(folder: Path) -> str | None:
-    """The type of a network file system that holds the folder; None on others, and where the system does not tell."""
+    """The type of the folder's network file system; None on other file systems, or if the system does not tell."""
     device = folder.stat().st_dev
     key = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -182,7 +182,7 @@ def _network_type(folder: Path) -> str | None:
 
 
 def _listen(place: Path) -> socket.socket:
-    """A listening socket for this user alone, in the place of one that a killed process left."""
+    """A listening socket for only this user. It replaces the socket of a killed process."""
     place.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     umask = os.umask(0o177)

@@ -1,10 +1,9 @@
-"""A Qdrant server, or the nodes of a cluster: their addresses, their failures in our own errors, and which of them is asked.
+"""A Qdrant server or the nodes of a cluster: their addresses, their failures as our errors, and the choice of a node.
 
-A call goes to the first node that is there, and on to the next where it fails to answer. A node that refuses a connection, or
-says that it or what is behind it is unavailable (502 to 504), is left at once; one that hangs after `check_after_s` and
-`check_s` together. Before a node is left, a cheap call has to fail too: else only a collection's nodes are away. A node that
-was left is checked each `RETURN_S`, and asked again once it answers; while none is there, calls fail at once. Any other error
-is an answer, and another node would give the same.
+A call goes to the first available node, and to the next one if there is no answer. A node that refuses the connection, or
+answers 502 to 504, is marked as away at once; a hanging node after `check_after_s` + `check_s`. Before that, a cheap call must
+fail too: otherwise only a collection's nodes are away. A node that is away is checked every `RETURN_S`. While all nodes are
+away, calls fail at once. Any other error is an answer that every node would give.
 """
 
 from __future__ import annotations
@@ -53,16 +52,16 @@ async def retry_unavailable(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     jitter: Callable[[], float] = random.random,
 ) -> T:
-    """The attempt's result, retried after StoreUnavailable until `patience_s` have passed since the first try.
+    """Call `attempt`, and retry it after StoreUnavailable until `patience_s` after the first try.
 
-    Pauses are those of `Retries`. Raises the last StoreUnavailable with the number of tries; other errors as they come.
+    `Retries` gives the pauses. Raises the last StoreUnavailable, with the number of tries, and other errors at once.
     """
     retries = Retries(patience_s, clock=clock, jitter=jitter)
     while True:
         try:
             return await attempt()
         except StoreUnavailable as error:
-            if error.is_counted:  # by the store itself, whose patience is the user's
+            if error.is_counted:  # the store itself has retried it, with the user's patience
                 raise
             pause_s = retries.pause_s(error.retry_after_s)
             if pause_s is None:
@@ -107,7 +106,7 @@ DOWN = "it does not answer: is it running, and is the address right?"
 
 
 def store_error(error: BaseException, url: str) -> HybridTeiError:
-    """The HybridTeiError for an error of the client; a HybridTeiError is returned as it is."""
+    """The HybridTeiError for a client's error. A HybridTeiError is returned unchanged."""
     if isinstance(error, HybridTeiError):
         return error
     where = f"Qdrant at {url}"
@@ -126,13 +125,13 @@ def store_error(error: BaseException, url: str) -> HybridTeiError:
 
 
 def _of_transport(error: BaseException, where: str) -> StoreError:
-    """The error for no answer, or an unreadable one; qdrant-client keeps the cause in `source`."""
+    """The error for a missing or unreadable answer. qdrant-client keeps the cause in `source`."""
     source = error.source if isinstance(error, ResponseHandlingException) else error
     if isinstance(source, httpx.TimeoutException | TimeoutError) and not isinstance(source, httpx.ConnectTimeout):
         return StoreUnavailable(f"{where}: {ADVICE[408]}")
     if isinstance(source, httpx.TransportError | OSError):
         return StoreAway(f"{where}: {DOWN} ({type(source).__name__}: {source})")
-    if isinstance(error, QdrantException):  # a Retry-After that is no number
+    if isinstance(error, QdrantException):  # Retry-After is no number
         return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}")
     if isinstance(error, ResponseHandlingException):
         return StoreError(f"{where}: its answer is not Qdrant's; another service, or a version too far apart? ({source})")
@@ -142,7 +141,7 @@ def _of_transport(error: BaseException, where: str) -> StoreError:
 def _of_status(where: str, status: int, words: str, headers: Any = None, *, advice: str | None = None) -> StoreError:
     message = f"{where}: {advice or ADVICE.get(status, 'it refused')} ({words})"
     asked_s = retry_after_s(headers)
-    if status in AWAY and asked_s is None:  # a node that asks to wait speaks for the cluster
+    if status in AWAY and asked_s is None:  # a node that asks to wait answers for the whole cluster
         return StoreAway(message)
     if status in TRANSIENT:
         return StoreUnavailable(message, asked_s)
@@ -151,7 +150,7 @@ def _of_status(where: str, status: int, words: str, headers: Any = None, *, advi
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server's address: `port` for REST, None where it is not known; `grpc_port` is None where only REST is used."""
+    """A server's address. `port`: for REST; None if unknown. `grpc_port`: None if only REST is used."""
 
     host: str
     port: int | None
@@ -161,7 +160,7 @@ class Address:
 
 
 def address_of(url: str, rest_port: int | None = None) -> Address:
-    """Read a server's address. Raises StoreError. No port is asked that the user did not give, but for Qdrant's two.
+    """Read a server's address. Raises StoreError. Only the user's port and Qdrant's two default ports are used.
 
     `http(s)://host` with port 6333, 6334 or none: gRPC on 6334. Any other port, or a path: REST there, since proxies speak it.
     `grpc(s)://host:port`: gRPC there, REST at `rest_port`, or at 6333 beside 6334.
@@ -185,7 +184,7 @@ def address_of(url: str, rest_port: int | None = None) -> Address:
 
 
 def urls_of(urls: str) -> list[str]:
-    """The addresses of a cluster's nodes, the preferred first. Raises StoreError where one is empty."""
+    """The addresses of a cluster's nodes, the preferred first. Raises StoreError if one is empty."""
     found = [url.strip().rstrip("/") for url in urls.split(",")]
     if not all(found):
         raise StoreError(f"`qdrant_url` {urls!r}: should be addresses with commas between them")
@@ -221,7 +220,7 @@ Attempt = Callable[[AsyncQdrantClient], Awaitable[T]]
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A node. `away`: why it is not asked, or None."""
+    """A node. `away`: the error that marked it as away, or None."""
 
     url: str
     client: AsyncQdrantClient
@@ -231,9 +230,9 @@ class Node:
 
 
 class Nodes:
-    """The client of each node by its address, the preferred first; used from one event loop. `check`: a cheap call to one.
+    """The clients of all nodes by address, the preferred first. For one event loop. `check`: a cheap call to a node.
 
-    `check_after_s`: how long a call waits before its node is checked, which takes `check_s` at most; None: no node is left.
+    `check_after_s`: how long a call waits before its node is checked; the check takes at most `check_s`. None: no checks.
     """
 
     def __init__(
@@ -247,8 +246,8 @@ class Nodes:
         self._check, self._check_after_s, self._check_s = check, check_after_s, check_s
 
     async def call(self, attempt: Attempt[T], among: Collection[str] | None = None) -> T:
-        """The attempt's result, tried once at each node while they are away; `among`: only at these. Raises StoreError, of the
-        last node that was asked."""
+        """Try the call at one node after the other until one answers. `among`: only these nodes. Raises the last node's
+        StoreError."""
         failure: StoreAway | None = None
         for node in self._nodes:
             if among is not None and node.url not in among:
@@ -264,7 +263,7 @@ class Nodes:
         raise failure
 
     async def close(self) -> None:
-        """Closes every client."""
+        """Close all clients."""
         for node in self._nodes:
             for task in (node.checking, node.returning):
                 if task is not None:
@@ -287,13 +286,13 @@ class Nodes:
             running.cancel()
 
     async def _checked(self, node: Node) -> None:
-        """Shares one check of a node among all calls. Raises StoreAway where it does not answer."""
+        """Check a node. Concurrent calls share one check. Raises StoreAway if it does not answer."""
         if node.checking is None or node.checking.done():
             node.checking = started(self._answers(node))
         await asyncio.shield(node.checking)
 
     async def _answers(self, node: Node) -> None:
-        """Raises StoreAway, and leaves the node, unless it answers, be it with an error."""
+        """Raises StoreAway, and marks the node as away, unless it answers, even with an error."""
         failure: HybridTeiError | None = None
         try:
             async with asyncio.timeout(self._check_s):
@@ -310,7 +309,7 @@ class Nodes:
             raise node.away
 
     async def _return(self, node: Node) -> None:
-        """Checks a node that was left until it answers."""
+        """Check a node that is away until it answers."""
         while node.away is not None:
             await asyncio.sleep(RETURN_S)
             with contextlib.suppress(StoreAway):

@@ -1,8 +1,8 @@
-"""How a collection keeps a model's outputs: widths, budgets, indexes, quantisation, where each lies.
+"""The plan of a collection for a model's outputs: widths, budgets, indexes, quantisation, memory or disk.
 
-A plan is chosen when a collection is made, and read off the collection afterwards: whoever adds documents keeps to it.
-Qdrant has no vectors of bits or signed bytes: multi-vectors of these lie in the payload, as base64. They rank candidates that
-other vectors found, and find none.
+The plan is chosen when the collection is created, and later read from the collection, so all documents follow it. Qdrant has no
+vectors of bits or signed bytes, so such multi-vectors are base64 in the payload. They rank candidates found by other vectors,
+but find none.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
 FINGERPRINT = "model_fingerprint"  # `model` of `checkpoint.fingerprint`; collections of older versions have none
 TOKENS, DTYPE, WIDTH = "multivector_tokens", "multivector_dtype", "multivector_dim"  # keys of a collection's metadata
 PACKED = "multivector_base64"  # key of the payload
-MODEL_KEYS = frozenset({MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH})  # of metadata that a model and a plan decide
+MODEL_KEYS = frozenset({MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH})  # keys of metadata from the model and the plan
 
 
 def budget_of_plan(plan: CollectionPlan) -> MultivectorBudget:
-    """How small documents' multi-vectors are made."""
+    """The budget of documents' multi-vectors."""
     return MultivectorBudget(max_tokens=plan.multivector_tokens or None, dtype=plan.multivector_dtype or "float")
 
 
 def with_budget(plan: CollectionPlan, tokens: int | None, dtype: MultivectorDtype | None) -> CollectionPlan:
-    """The plan with a budget of multi-vectors where it chose none."""
+    """The plan, with a default budget of multi-vectors."""
     return structs.replace(
         plan,
         multivector_tokens=tokens if plan.multivector_tokens is None else plan.multivector_tokens,
@@ -48,7 +48,7 @@ def with_budget(plan: CollectionPlan, tokens: int | None, dtype: MultivectorDtyp
     )
 
 
-# Chosen by conformance/quality/budgets.py: 64 vectors of bits keep 99 % of what all tokens in float32 reach, in 2 kB.
+# Chosen by conformance/quality/budgets.py: 64 binary vectors keep 99 % of the quality of all tokens in float32, in 2 kB.
 SMALL_TOKENS = 64
 SMALL_DTYPE: MultivectorDtype = "binary"
 
@@ -56,13 +56,13 @@ SMALL_DTYPE: MultivectorDtype = "binary"
 def settled(
     chosen: CollectionPlan, existing: CollectionSchema | None, heads: frozenset[Head], name: str, *, width: int = 0
 ) -> CollectionPlan:
-    """The plan of a new collection of these outputs, with defaults for what was not chosen, or that of an existing one.
+    """The plan of a new collection, with defaults for missing fields, or the plan of an existing one.
 
-    `width`: of the model's multi-vectors; one, whole or cut, that does not fill bytes with bits is kept as int8.
-    Raises CollectionMismatch, field by field, where something else was chosen than the existing collection has.
+    `width`: of the model's multi-vectors. A width that is no multiple of 8, whole or cut, is stored as int8. Raises
+    CollectionMismatch, field by field, if the chosen plan differs from the existing collection's.
     """
     if existing is None:
-        is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {Head.MULTIVECTOR}  # nothing else would find points
+        is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {Head.MULTIVECTOR}  # nothing else finds points
         tokens = SMALL_TOKENS if chosen.multivector_tokens is None else chosen.multivector_tokens
         small: MultivectorDtype = "int8" if (chosen.multivector_dim or width) % 8 else SMALL_DTYPE
         dtype = chosen.multivector_dtype or ("float" if is_alone else small)
@@ -84,11 +84,11 @@ def settled(
     return there
 
 
-MIN_REPLICAS = 2  # what a cluster needs to lose a node
+MIN_REPLICAS = 2  # needed to survive the loss of a node
 
 
 def spread(plan: CollectionPlan, nodes: int) -> CollectionPlan:
-    """The plan of a new collection on so many nodes: a shard for each, and two copies, where nothing else was chosen."""
+    """The plan of a new collection on `nodes` nodes. Defaults: one shard for each node, and two copies."""
     if nodes < 2:
         return plan
     shards, replicas = plan.shards or nodes, plan.replicas or MIN_REPLICAS
@@ -96,7 +96,7 @@ def spread(plan: CollectionPlan, nodes: int) -> CollectionPlan:
 
 
 def plan_of(schema: CollectionSchema) -> CollectionPlan:
-    """The plan that a collection was made by, as far as its schema tells."""
+    """The plan of an existing collection, as far as its schema tells."""
     dense, multivector = schema.vectors.get(DENSE), schema.vectors.get(MULTIVECTOR)
     sparse = schema.sparse.get(SPARSE)
     any_dense = dense or multivector
@@ -128,17 +128,16 @@ def schema_for(
     is_there: bool = False,
     **options: Any,
 ) -> CollectionSchema:
-    """The schema of a model's outputs: `dense`, `sparse` and `multivector`, as far as the model and `heads` have them.
+    """The schema of a model's outputs: those of `dense`, `sparse` and `multivector` that the model and `heads` have.
 
-    Both dense kinds are compared by cosine: for unit vectors it is the dot product, and a vector that was cut and not
-    normalised again still ranks right; the price is that stores keep, and return, unit vectors. A multi-vector has no graph
-    and lies on disk, since it rescores candidates, unless it is the only vector. `sparse_idf`: by default as the sparse head
-    declares; a SPLADE head never profits. `options`: in place of a plan, its fields. `dense_dim`, `multivector_dim`: widths to
-    which vectors are cut. `multivector_tokens`, `multivector_dtype`: the budget of documents' multi-vectors, which the metadata
-    keep; other numbers than floats lie in the payload. `datatype`: of the vectors that Qdrant keeps.
-    `quantization`, `on_disk`, `on_disk_payload`, `shards`, `replicas`: Qdrant's. `is_there`: a width above the model's is left
-    to `check_fits`, which names both. Raises InvalidInput if the model has none of the outputs, MissingArtifact without its
-    tokenizer.
+    Dense and multi-vectors are compared by cosine: for unit vectors it is the dot product, and a vector that was cut without
+    normalising still ranks correctly. In exchange, stores keep and return unit vectors. A multi-vector has no graph and is on
+    disk, since it only rescores candidates, unless it is the only vector. `sparse_idf`: default: the sparse head's declaration;
+    a SPLADE head never improves by it. `options`: the fields of a plan, instead of one. `dense_dim`, `multivector_dim`: widths
+    to cut vectors to. `multivector_tokens`, `multivector_dtype`: the budget of documents' multi-vectors, stored in the
+    metadata; numbers other than floats are in the payload. `datatype`: of the vectors in Qdrant. `quantization`, `on_disk`,
+    `on_disk_payload`, `shards`, `replicas`: Qdrant's. `is_there`: leave a width above the model's to `check_fits`, which names
+    both. Raises InvalidInput if the model has none of the outputs, MissingArtifact without its tokenizer.
     """
     plan = plan or CollectionPlan(**options)
     outputs = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
@@ -183,7 +182,7 @@ def schema_for(
 
 
 def signed(schema: CollectionSchema, spec: ModelSpec) -> CollectionSchema:
-    """The schema with the model's fingerprint among its metadata. Reads the weights. Raises OSError."""
+    """Add the model's fingerprint to the schema's metadata. Reads the weights. Raises OSError."""
     return replace(schema, metadata={**schema.metadata, FINGERPRINT: fingerprint(spec)["model"]})
 
 
@@ -197,18 +196,18 @@ def _width(width: int | None, full: int, field: str, *, is_there: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """How a collection keeps multi-vectors: "int8" or "binary" numbers, `width` of them a vector."""
+    """The format of packed multi-vectors: `width` numbers a vector, "int8" or "binary"."""
 
     dtype: MultivectorDtype
     width: int
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a vector."""
+        """The bytes of a vector."""
         return self.width // 8 if self.dtype == "binary" else self.width
 
     def vectors(self, texts: Sequence[str]) -> Ragged:
-        """The unit vectors of n points' bytes in base64: n × float32[k_i, width]."""
+        """Decode n points' base64 to unit vectors: n × float32[k_i, width]."""
         contents = [base64.b64decode(text) for text in texts]
         rows = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, self.row_bytes)
         offsets = offsets_of([len(content) // self.row_bytes for content in contents])
@@ -217,12 +216,12 @@ class PackedFormat:
         return Ragged(unit(rows.view(np.int8).astype(np.float32)), offsets)
 
     def cut(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Rows of a wider model, as bytes, cut to this width."""
+        """Cut a wider model's rows, as bytes, to this width."""
         return rows[:, : self.row_bytes]
 
 
 def packed_format(schema: CollectionSchema) -> PackedFormat | None:
-    """The format of a collection that keeps multi-vectors in payloads; None for others."""
+    """The format of a collection with multi-vectors in payloads; None for other collections."""
     dtype, width = schema.metadata.get(DTYPE), schema.metadata.get(WIDTH)
     return PackedFormat(dtype, width) if dtype in ("int8", "binary") and isinstance(width, int) else None
 
@@ -233,17 +232,17 @@ def packed_text(rows: NDArray[Any]) -> str:
 
 
 def without_packed(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload as it was given to the store."""
+    """The payload without a packed multi-vector, as the user gave it."""
     return {key: value for key, value in payload.items() if key != PACKED}
 
 
 def payload_of(schema: CollectionSchema) -> Selector:
-    """All of the payload but a multi-vector that lies in it."""
+    """A selector of the payload without a packed multi-vector."""
     return True if packed_format(schema) is None else models.PayloadSelectorExclude(exclude=[PACKED])
 
 
 NO_GRAPH = models.HnswConfigDiff(m=0, payload_m=0)  # m=0 alone would still link points whose payload is indexed
-# Compressed copies of vectors, kept in memory.
+# Qdrant's settings of compressed copies of vectors in memory.
 QUANTIZATIONS: Mapping[Quantization, models.QuantizationConfig] = {
     "scalar": models.ScalarQuantization(
         scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)

@@ -1,9 +1,9 @@
-"""Encoder outputs as points, and the rules of a point, checked before a store is called.
+"""Makes points from encoder outputs, and checks the rules of a point before a store is called.
 
-Stores check different rules: a server takes NaN by gRPC, the embedded engine stores duplicate indices and loses a collection
-to a sparse vector of unequal lengths, and only a server refuses a multi-vector of a million floats. So all rules are checked
-here. Points hold numpy arrays where `PointStruct` declares lists, since turning a multi-vector into Python floats costs more
-than storing it; stores take both, and `as_lists` makes a point that pydantic can write as JSON.
+Stores check different rules: a server accepts NaN by gRPC, the embedded engine stores duplicate indices and loses a collection
+to a sparse vector of unequal lengths, and only a server refuses a multi-vector of a million floats. So this module checks all
+rules. Points have numpy arrays where `PointStruct` declares lists, since making Python floats of a multi-vector costs more than
+storing it. Stores accept both; `as_lists` makes a point that pydantic can write as JSON.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from hybridtei.retrieval.store.plan import PACKED, PackedFormat, packed_format, 
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1
-MAX_MULTIVECTOR_FLOATS = 1_048_576  # a server refuses as many; embedded stores do not, until the data moves to one
-MAX_PAYLOAD_DEPTH = 100  # JSON parsers on the other side stop at 128
+MAX_MULTIVECTOR_FLOATS = 1_048_576  # a server refuses this many; embedded stores accept them, but the data may move to a server
+MAX_PAYLOAD_DEPTH = 100  # the server's JSON parser stops at 128
 MAX_BATCH_BYTES = 8_000_000
 MAX_BATCH_POINTS = 256
-POINT_OVERHEAD = 64  # bytes of id and framing
+POINT_OVERHEAD = 64  # bytes of a point's id and framing
 _NAMESPACE = uuid.UUID("6f1d2c64-0a55-5d0e-9a4e-3c1f5b7e2d90")
 _INTEGERS = (-(2**63), 2**63 - 1)
 
 
 def point_id(source: str, chunk: int) -> str:
-    """The id of a source's chunk, a UUID of both: a second upsert replaces the first."""
+    """The id of a chunk: a UUID from source and chunk, so that a second upsert replaces the first."""
     return str(uuid.uuid5(_NAMESPACE, f"{source}#{chunk}"))
 
 
 def to_points(
     embeddings: Embeddings, ids: Sequence[PointId], payloads: Sequence[Mapping[str, Any]] | None = None
 ) -> list[models.PointStruct]:
-    """One point a row, with a named vector for each column that is not None; empty sparse vectors are left out.
+    """Make one point a row, with a named vector for each column that is not None. Empty sparse vectors are left out.
 
-    Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values; multi-vectors of other numbers go
-    into the payload, and InvalidPoint is raised where their key is there already. Raises ValueError if counts differ.
+    Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values. Multi-vectors of other numbers go
+    into the payload; InvalidPoint is raised if their key is taken. Raises ValueError if counts differ.
     """
     check_ids(ids)
     payloads = payloads if payloads is not None else [{}] * len(ids)
@@ -69,7 +69,7 @@ def to_points(
 
 
 def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embeddings:
-    """Dense and multi-vectors cut to the collection's widths; floats of length 1 again."""
+    """Cut dense and multi-vectors to the collection's widths, and scale floats to length 1."""
     dense, multivector, packed = embeddings.dense, embeddings.multivector, packed_format(schema)
     if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:
         dense = unit(cut(dense, schema.vectors[DENSE].size))
@@ -83,7 +83,7 @@ def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embedding
 
 
 def check_key_is_free(payload: Mapping[str, Any]) -> None:
-    """Raises InvalidPoint where a payload has the key of the multi-vector that would be put into it."""
+    """Raises InvalidPoint if a payload already has the key of the packed multi-vector."""
     if PACKED in payload:
         raise InvalidPoint(f"`payload.{PACKED}` is where the collection keeps multi-vectors: rename this key")
 
@@ -102,7 +102,7 @@ def _vectors(embeddings: Embeddings, i: int) -> dict[str, Any]:
 
 
 def as_lists(point: models.PointStruct) -> models.PointStruct:
-    """The point with lists of Python numbers as vectors."""
+    """Replace the point's arrays by lists of Python numbers."""
     vectors = point.vector
     if isinstance(vectors, Mapping):
         vectors = {name: _listed(vector) for name, vector in vectors.items()}
@@ -117,9 +117,9 @@ def _listed(vector: Any) -> Any:
 
 
 def check_points(points: Sequence[models.PointStruct], schema: CollectionSchema) -> list[models.PointStruct]:
-    """The points with array vectors and canonical ids, if every store takes all of them.
+    """Check points. Return them with arrays as vectors and canonical ids, without empty sparse vectors.
 
-    Empty sparse vectors are left out. Raises InvalidPoint, naming the first bad point, its field and the limit.
+    Raises InvalidPoint, naming the first bad point, its field and the limit.
     """
     return [_checked(point, schema) for point in points]
 
@@ -152,7 +152,7 @@ def _names(schema: CollectionSchema) -> str:
 
 
 def check_ids(ids: Sequence[Any]) -> None:
-    """Raises InvalidPoint for an id that is no integer, text or UUID."""
+    """Raises InvalidPoint unless every id is an integer, a text or a UUID."""
     for value in ids:
         if isinstance(value, bool) or not isinstance(value, int | str | uuid.UUID):
             raise InvalidPoint(f"point {value!r}: `id` is {type(value).__name__}, should be an integer or a UUID")
@@ -191,7 +191,7 @@ def _dense(vector: Any, params: models.VectorParams, where: str) -> NDArray[np.f
 
 
 def _check_packed(text: Any, packed: PackedFormat, where: str) -> None:
-    """The bound of `_dense`, before anything is decoded."""
+    """Check the bound of `_dense` before decoding."""
     if not isinstance(text, str):
         raise InvalidPoint(f"{where} is {type(text).__name__}, should be a multi-vector's bytes in base64: rename other values")
     count = len(text) * 3 // 4 // packed.row_bytes
@@ -207,7 +207,7 @@ def _check_packed(text: Any, packed: PackedFormat, where: str) -> None:
 
 
 def _floats(values: Any, where: str) -> NDArray[np.float32]:
-    """The values as float32, all finite: a float64 beyond float32's range counts as infinite."""
+    """The values as finite float32. A float64 outside float32's range counts as infinite."""
     try:
         with np.errstate(over="ignore"):
             array = np.asarray(values, dtype=np.float32)
@@ -245,7 +245,7 @@ def _payload(payload: Any, where: str) -> dict[str, Any]:
 
 
 def _plain(value: Any, path: str, depth: int) -> Any:
-    """The value in JSON's own types. Raises InvalidPoint if JSON or Qdrant's integers cannot hold it; messages close `path`'s
+    """The value in JSON's types. Raises InvalidPoint if JSON or Qdrant's integers cannot represent it; messages close `path`'s
     quotation."""
     if depth > MAX_PAYLOAD_DEPTH:
         raise InvalidPoint(f"{path[:200]}…` is nested deeper than {MAX_PAYLOAD_DEPTH} levels")
@@ -280,7 +280,7 @@ def _text(text: str, path: str) -> str:
 
 
 def size_of(point: models.PointStruct, *, bytes_per_number: int = 4) -> int:
-    """Approximate bytes of the point on the wire: 4 a number by gRPC, about 20 as JSON."""
+    """The approximate bytes of a point in a request: 4 a number by gRPC, about 20 as JSON."""
     vectors = point.vector.values() if isinstance(point.vector, Mapping) else (point.vector,)
     numbers = sum(_numbers(vector) for vector in vectors)
     return POINT_OVERHEAD + bytes_per_number * numbers + (len(msgspec.json.encode(point.payload)) if point.payload else 2)
@@ -299,7 +299,7 @@ def batches(
     *,
     bytes_per_number: int = 4,
 ) -> Iterator[list[models.PointStruct]]:
-    """The points in their order, in batches of at most `max_bytes` and `max_points`; a larger point is a batch alone."""
+    """Split points, in order, into batches of at most `max_bytes` and `max_points`. A larger point is a batch of its own."""
     batch: list[models.PointStruct] = []
     total = 0
     for point in points:

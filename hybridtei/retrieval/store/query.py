@@ -1,7 +1,7 @@
-"""What a store is asked: the best points by one vector, among those that a filter takes; and to make or fill a collection.
+"""Requests to a store: queries for the best points by one vector, filters, and options of creating or filling a collection.
 
-A filter's JSON is Qdrant's own, so a server gets it as it is; `embedded_conversions` makes the embedded engine's types of it.
-Each refuses some of what the other takes, so the rules of both are checked here first. Imports no qdrant-client.
+A filter's JSON is Qdrant's own: a server gets it unchanged, and `embedded_conversions` converts it for the embedded engine.
+Each refuses some filters that the other accepts, so this module checks the rules of both. It does not import qdrant-client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hybridtei.errors import InvalidInput
 
 MAX_LIMIT = 100_000  # points that one query may ask for
 MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
-MAX_CONDITIONS, MAX_VALUES = 100, 1_000  # the store compares each with each point: 1,600 took it 5 s for 5,420 points
+MAX_CONDITIONS, MAX_VALUES = 100, 1_000  # the store compares each value with each point: 1,600 values took 5 s for 5,420 points
 GROUPS = ("must", "should", "must_not", "min_should")
 CLAUSES, WORDS = frozenset({*GROUPS[:3], "conditions"}), frozenset({"text", "text_any", "phrase"})
 OF_A_KEY = ("match", "range", "geo_bounding_box", "geo_radius", "geo_polygon", "values_count", "is_empty", "is_null")
@@ -43,11 +43,11 @@ Values = list[Integer | str] | None
 
 
 class _Part(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A part of a filter's JSON."""
+    """Base of the parts of a filter's JSON."""
 
 
 class Match(_Part, frozen=True):
-    """One of these: a value, words of a text, a value of a list, none of a list."""
+    """Exactly one of: a value, words of a text, any value of a list, no value of a list."""
 
     value: bool | Integer | str | None = None
     text: str | None = None
@@ -67,7 +67,7 @@ class Match(_Part, frozen=True):
 
 
 class Range(_Part, frozen=True):
-    """Numbers, or times as texts."""
+    """A range of numbers, or of times as texts."""
 
     gt: Bound = None
     gte: Bound = None
@@ -83,7 +83,7 @@ class Range(_Part, frozen=True):
 
 
 class ValuesCount(_Part, frozen=True):
-    """How many values a key has."""
+    """A range of the number of a key's values."""
 
     gt: Count = None
     gte: Count = None
@@ -106,7 +106,7 @@ class GeoBox(_Part, frozen=True):
 
 
 class GeoCircle(_Part, frozen=True):
-    """A circle, its radius in metres."""
+    """A circle with its radius in metres."""
 
     center: GeoPoint
     radius: Annotated[float, Meta(ge=0)]
@@ -123,20 +123,20 @@ class GeoLine(_Part, frozen=True):
 
 
 class GeoPolygon(_Part, frozen=True):
-    """A ring without the rings inside."""
+    """A ring without inner rings."""
 
     exterior: GeoLine
     interiors: list[GeoLine] = []
 
 
 class PayloadKey(_Part, frozen=True):
-    """The key of a condition that names nothing else."""
+    """The key of a condition without other fields."""
 
     key: Key
 
 
 class MinShould(_Part, frozen=True):
-    """At least so many of the conditions."""
+    """At least `min_count` of the conditions."""
 
     conditions: list[Filter]
     min_count: Annotated[int, Meta(ge=1)]
@@ -150,7 +150,7 @@ class Nested(_Part, frozen=True):
 
 
 class Filter(_Part, frozen=True):
-    """A group of conditions, or one condition: of a key, or of the point. A condition may stand in place of a list of one."""
+    """A group of conditions, or one condition on a key or on the point. A single condition may replace a list of one."""
 
     must: Filter | list[Filter] | None = None
     should: Filter | list[Filter] | None = None
@@ -182,15 +182,15 @@ class Filter(_Part, frozen=True):
 
     @property
     def is_group(self) -> bool:
-        """Whether it has no condition of its own."""
+        """True if it has no condition of its own."""
         return all(getattr(self, name) is None for name in self.__struct_fields__ if name not in GROUPS)
 
 
 class Query(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The `limit` best points by one of their vectors.
+    """A query for the `limit` best points by one of their vectors.
 
-    `vector`: float32[d], float32[n, d], or a map of `indices` and `values`. `oversampling`: where vectors are quantised, this
-    many times the points are scored with the full vectors. `with_payload`: keys.
+    `vector`: float32[d], float32[n, d], or a map of `indices` and `values`. `oversampling`: with quantised vectors, this many
+    times the points are scored by the full vectors. `with_payload`: keys.
     """
 
     using: str
@@ -203,12 +203,12 @@ class Query(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def of_ids(ids: Sequence[int | str]) -> Filter:
-    """The filter that takes these points."""
+    """The filter for these points."""
     return Filter(must=[Filter(has_id=list(ids))])
 
 
 def filter_from(value: Any, field: str = "filter") -> Filter | None:
-    """An object, its JSON, or qdrant-client's filter -> a filter; None stays None. Raises InvalidInput, naming the place."""
+    """Read a filter from an object, JSON, or qdrant-client's filter. None stays None. Raises InvalidInput, naming the place."""
     if value is None or isinstance(value, Filter):
         return value
     if isinstance(value, str | bytes):
@@ -231,15 +231,15 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
 
 
 def _check_size(given: Mapping[str, Any], field: str) -> None:
-    """Raises InvalidInput for too many levels or bytes, conditions, or values in all lists and words in all texts together.
+    """Raises InvalidInput for too many levels, bytes or conditions, or too many list values and words in total.
 
-    A condition counts wherever it stands: in a group, which is one itself, in `nested` and in `min_should`.
+    All conditions count: groups and those inside them, in `nested` and in `min_should`.
     """
     conditions, values = 0, 0
-    level: list[tuple[Any, int]] = [(given, 1)]  # without recursion: it may be deeper than that goes
+    level: list[tuple[Any, int]] = [(given, 1)]  # without recursion, since it may be deeper than Python allows
     while level:
         one, depth = level.pop()
-        if depth > 2 * MAX_DEPTH + 1:  # an object and its list are one level
+        if depth > 2 * MAX_DEPTH + 1:  # an object and its list count as one level
             raise InvalidInput(f"`{field}` is nested deeper than {MAX_DEPTH} levels")
         for name, item in one.items() if isinstance(one, Mapping) else [("", item) for item in one]:
             if name in CLAUSES and item is not None:
@@ -252,7 +252,7 @@ def _check_size(given: Mapping[str, Any], field: str) -> None:
                 level.append((item, depth + 1))
     try:
         size = len(orjson.dumps(given))
-    except TypeError as error:  # a number beyond 64 bits
+    except TypeError as error:  # a number above 64 bits
         raise InvalidInput(f"`{field}` cannot be read: {error}") from None
     if size > MAX_FILTER_BYTES:
         raise InvalidInput(f"`{field}` has more than {MAX_FILTER_BYTES} bytes")
@@ -266,7 +266,7 @@ _NAMES = tuple({name for part in _Part.__subclasses__() for name in part.__struc
 
 
 def _message(said: str, field: str) -> str:
-    """msgspec's words with the place in front, and the name that an unknown one was probably meant to be."""
+    """msgspec's message after the place, with a suggestion for an unknown name."""
     said, _, place = said.partition(" - at `$")
     place = field + place.rstrip("`")
     if unknown := re.search(r"unknown field `(.*)`$", said, re.DOTALL):
@@ -306,7 +306,7 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
 
 
 class Imported(Struct, frozen=True):
-    """What an import did. `points`: of the stream; `written`: those whose ids were not there."""
+    """The result of an import. `points`: in the stream. `written`: those with new ids."""
 
     collection: str
     created: bool

@@ -1,9 +1,8 @@
-"""A Qdrant server or cluster, by gRPC where its address allows.
+"""A Qdrant server or cluster, by gRPC if its address allows.
 
-Every call has a time limit and raises an error that says what to do; while the server is unavailable the call is retried,
-unless the store is not `patient`. Writes wait until they are applied: the server may refuse a write after it only acknowledged
-it. qdrant-client turns each number of a vector into a Python object on the way to gRPC; here a vector's bytes are copied into
-the message.
+Every call has a time limit and raises an error that names the remedy. While the server is unavailable, a `patient` store
+retries the call. Writes wait until they are applied, since a server may refuse a write after acknowledging it. qdrant-client
+converts each number of a vector to a Python object for gRPC; this module copies a vector's bytes into the message.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ from hybridtei.system.frames import nested
 T = TypeVar("T")
 JSON_BYTES_PER_NUMBER = 20
 TEXTS = ("text", "title")  # keys of payloads
-# With it `match: text` finds words, as the embedded engine does; without, parts of words.
+# With this index `match: text` finds words, as in the embedded engine; without it, parts of words.
 OF_WORDS = models.TextIndexParams(
     type=models.TextIndexType.TEXT, tokenizer=models.TokenizerType.WORD, lowercase=True, phrase_matching=True, on_disk=True
 )
-PEERS_S = 5.0  # another port, which a firewall may drop
-# After how long a call its node is checked, and how long that may take. A store that is not patient then fails within two
-# seconds; where there is another node to ask, within one.
+PEERS_S = 5.0  # another port, which a firewall may block
+# The time of a call after which its node is checked, and the check's own bound. So a store that is not patient fails within two
+# seconds, or within one if there is another node.
 CHECKS_S, CHECKS_OF_A_CLUSTER_S = (1.0, 0.8), (0.5, 0.4)
 
 
 class ServerStore:
-    """A client of each node for a process, used from one event loop; it connects at the first call.
+    """A process's clients of all nodes, for one event loop. It connects at the first call.
 
-    `patient`: calls are retried for `qdrant_patience`; else they fail at once while the server is away.
+    `patient`: retry calls for `qdrant_patience`; otherwise they fail at once while the server is away.
     """
 
     kind = "server"
@@ -106,7 +105,7 @@ class ServerStore:
         try:
             await self._call(attempt)
         except HybridTeiError:
-            # a try whose answer was lost may have created it
+            # an earlier try, whose answer was lost, may have created it
             existing = None if tries == 1 else await self.describe(name)
             if existing is None:
                 raise
@@ -157,7 +156,7 @@ class ServerStore:
             else:
                 is_applied = (await client.upsert(name, message, wait=True)).status == models.UpdateStatus.COMPLETED
             if not is_applied:
-                raise TimeoutError  # acknowledged, and not applied in time
+                raise TimeoutError  # acknowledged, but not applied in time
 
         await self._call(applied)
 
@@ -204,20 +203,20 @@ class ServerStore:
         await self._call(lambda client: client.delete(name, selector, wait=True))
 
     async def optimize(self, name: str) -> None:
-        """Nothing: a server optimizes by itself."""
+        """Do nothing, since a server optimizes by itself."""
 
     async def info(self, name: str) -> models.CollectionInfo:
-        """What the server says of a collection: its status, its configuration."""
+        """The server's facts about a collection: status and configuration."""
         return await self._call(lambda client: client.get_collection(name))
 
     async def set_indexing_threshold(self, name: str, threshold_kb: int) -> None:
-        """Vectors of segments above this size are indexed; 0: none."""
+        """Index the vectors of segments above this size; 0: no index."""
         diff = models.OptimizersConfigDiff(indexing_threshold=threshold_kb)
         timeout_s = self._whole_timeout
         await self._call(lambda client: client.update_collection(name, optimizers_config=diff, timeout=timeout_s))
 
     async def peers(self) -> int:
-        """The number of nodes of the cluster, which only REST says; 1 of a server alone. Raises StoreError."""
+        """The number of the cluster's nodes, which only REST tells; 1 for a single server. Raises StoreError."""
         if not self._with_rest:
             raise StoreError(f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as `qdrant_rest_port`")
 
@@ -233,7 +232,7 @@ class ServerStore:
 
 
 def query_arguments(query: Query) -> dict[str, Any]:
-    """The arguments of qdrant-client's `query_points`."""
+    """Make the arguments of qdrant-client's `query_points`."""
     vector, quantization = query.vector, None
     if isinstance(vector, Mapping):
         vector = models.SparseVector(**{name: np.asarray(part).tolist() for name, part in vector.items()})
@@ -251,12 +250,12 @@ def query_arguments(query: Query) -> dict[str, Any]:
 
 
 def served_filter(given: Filter | None) -> models.Filter | None:
-    """The filter as qdrant-client has it."""
+    """Convert the filter to qdrant-client's."""
     return None if given is None else models.Filter.model_validate(msgspec.to_builtins(given))
 
 
 def grpc_point(point: models.PointStruct) -> grpc.PointStruct:
-    """The message of a checked point, whose vectors are arrays."""
+    """Make the message of a checked point with arrays as vectors."""
     assert isinstance(point.vector, Mapping)
     vectors = {name: _vector(vector) for name, vector in point.vector.items()}
     return grpc.PointStruct(

@@ -1,13 +1,13 @@
-"""A collection as one stream of JSON lines, for another machine or store: header, a line for each point, their number.
+"""Moves a collection as a stream of JSON lines to another machine or store: a header, one line a point, the number of points.
 
     {"hybridtei":"0.2.0","collection":"docs","schema":{"vectors":{…},"sparse":{…},"metadata":{…}}}
     {"id":7,"payload":{…},"vectors":{"dense":[0.25,…],"multivector":[[…],…],"sparse":{"indices":[3,…],"values":[1.5,…]}}}
     {"points":1}
 
-Numbers are the shortest decimals that are read as the same float32, so vectors stay what they are, bit for bit. (Of float16
-too, from some thirty dimensions on: Qdrant makes unit vectors again of what it is given, which round to the same.) Points stand
-in the order of their ids, so that an export goes on behind the last one; a stream without the last line was cut off. Memory is
-bounded by pages and by the length of a line.
+Numbers are the shortest decimals that are read as the same float32, so vectors keep all bits. (Also for float16 from some
+thirty dimensions on: Qdrant normalises vectors again, and they round to the same numbers.) Points are in the order of their
+ids, so that an export can continue after the last one. A stream without the last line was cut off. Pages and the length of a
+line bound the memory.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from hybridtei.retrieval.store.collection import OF_ONE_STORE, CollectionSchemas
 from hybridtei.retrieval.store.points import check_points
 from hybridtei.retrieval.store.query import Imported
 
-PAGE_POINTS = 64  # of one scroll: of the largest multi-vectors they take 256 MiB, which is what the embedded engine answers
+PAGE_POINTS = 64  # points of one scroll; the largest multi-vectors take 256 MiB, the embedded engine's bound of an answer
 MAX_LINE_BYTES = 33_554_432  # Qdrant's bound of a request
-END = b'{"points":'  # the last line begins so
+END = b'{"points":'  # the start of the last line
 T = TypeVar("T")
 Advance = Callable[[int], object]
 
@@ -56,7 +56,7 @@ class Line(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def exported(schemas: CollectionSchemas, name: str) -> AsyncIterator[bytes]:
-    """The whole stream, some lines at a time. Raises UnknownCollection, StoreError."""
+    """Yield the whole stream, some lines at a time. Raises UnknownCollection, StoreError."""
     schema, count = await schemas.of(name), 0
     yield _header(name, schema)
     async for lines in _pages(schemas, schema, None):
@@ -66,9 +66,9 @@ async def exported(schemas: CollectionSchemas, name: str) -> AsyncIterator[bytes
 
 
 async def export_to(schemas: CollectionSchemas, name: str, path: Path, advance: Advance) -> int:
-    """Write the stream to a file, or what a file that was cut off lacks; return the number of points in it.
+    """Write the stream to a file, or complete a file that was cut off. Return the number of its points.
 
-    Raises UnknownCollection, StoreError, OSError; InvalidInput for a file of something else, or one that is whole.
+    Raises UnknownCollection, StoreError, OSError; InvalidInput for another kind of file, or for a complete one.
     """
     schema = await schemas.of(name)
     with path.open("a+b") as file:
@@ -93,7 +93,7 @@ def _line(content: Mapping[str, Any]) -> bytes:
 
 
 def _resumed(file: BinaryIO, path: Path, header: bytes) -> tuple[int, PointId | None]:
-    """Cut a file behind its last whole line, or begin it: how many points it has, and the id of the last."""
+    """Cut a file after its last whole line, or begin it. Return the number of its points, and the last id."""
     file.seek(0)
     first = file.readline(len(header) + 1)
     if first != header and header.startswith(first):
@@ -113,7 +113,7 @@ def _resumed(file: BinaryIO, path: Path, header: bytes) -> tuple[int, PointId | 
 
 
 async def _pages(schemas: CollectionSchemas, schema: CollectionSchema, after: PointId | None) -> AsyncIterator[list[bytes]]:
-    """The lines of the points behind `after`."""
+    """Yield the lines of the points after the id `after`."""
     name, offset = str(schema.stored_as), after
     while True:
         records, offset = await schemas.store.scroll(name, limit=PAGE_POINTS, offset=offset, with_vectors=True)
@@ -143,9 +143,9 @@ async def import_from(
     max_line_bytes: int = MAX_LINE_BYTES,
     advance: Advance = lambda count: None,
 ) -> Imported:
-    """Store the points of a stream in the collection of its header or in `name`, which is made if it is missing.
+    """Store the points of a stream in the header's collection or in `name`, created if missing.
 
-    Points whose ids are there stay as they are, so an import that was stopped is run again.
+    Existing points are not changed, so an import that was stopped can be repeated.
     Raises InvalidInput, naming line and field, CollectionMismatch, StoreError; points before a bad line may be stored.
     """
     schema: CollectionSchema | None = None
@@ -169,7 +169,7 @@ async def import_from(
 
 
 async def _whole_lines(chunks: AsyncIterator[bytes], most: int) -> AsyncIterator[list[bytes]]:
-    """The lines that end in each chunk, in one list at least. Raises InvalidInput beyond `most` bytes of a line."""
+    """Yield the lines that end in each chunk, at least one list. Raises InvalidInput for a line above `most` bytes."""
     rest, number = bytearray(), 1
     async for chunk in chunks:
         ended, line_end, begun = chunk.rpartition(b"\n")
@@ -186,7 +186,7 @@ async def _whole_lines(chunks: AsyncIterator[bytes], most: int) -> AsyncIterator
 
 
 async def _collection(schemas: CollectionSchemas, name: str, header: Header) -> tuple[CollectionSchema, bool]:
-    """The schema, and whether the collection was made. Raises CollectionMismatch for one of other vectors or another model."""
+    """The schema, and True if the collection was created. Raises CollectionMismatch for other vectors or another model."""
     try:
         wanted = schema_from_dict(header.schema)
     except ValidationError as error:
@@ -201,7 +201,7 @@ async def _collection(schemas: CollectionSchemas, name: str, header: Header) -> 
 
 
 async def _store(schemas: CollectionSchemas, name: str, schema: CollectionSchema, lines: Sequence[bytes], first: int) -> int:
-    """The number of points that were not there, and are now. `first`: the number of the first line."""
+    """Store new points and return their number. `first`: the number of the first line."""
     points = await asyncio.to_thread(lambda: [_point(line, schema, f"line {n}") for n, line in enumerate(lines, first)])
     ids: list[Any] = [point.id for point in points]
     found = await schemas.store.retrieve(str(schema.stored_as), ids, with_payload=False) if ids else []
@@ -213,7 +213,7 @@ async def _store(schemas: CollectionSchemas, name: str, schema: CollectionSchema
 
 
 def _point(text: bytes, schema: CollectionSchema, where: str) -> models.PointStruct:
-    """The point of a line, checked. Raises InvalidInput."""
+    """Read and check the point of a line. Raises InvalidInput."""
     line = _read(text, Line, where)
     vectors = {name: _vector(vector) for name, vector in line.vectors.items()}
     try:

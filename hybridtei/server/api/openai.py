@@ -212,7 +212,7 @@ def foreign_ids(context: Context, inputs: Inputs) -> InvalidInput | None:
 
 
 def unknown_task(context: Context, task: str | None) -> InvalidInput | None:
-    """The error if a model with adapters has none for this task. Without adapters a task only selects query or document."""
+    """The error if a model with adapters lacks this task's. Without adapters a task only selects query or document."""
     adapters = context.service.model.spec.adapters
     if task is None or adapters is None or task in adapters.names:
         return None

@@ -214,7 +214,7 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
 
 
 async def rerank_either(context: Context, request: RerankRequest | DocumentsRequest) -> Reply:
-    """`/rerank`."""
+    """Answer `/rerank` in the dialect of the body."""
     if isinstance(request, RerankRequest):
         return await rerank(context, request)
     by_default = context.server.rerank_documents_as == "string"

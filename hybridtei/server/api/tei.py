@@ -71,7 +71,7 @@ class SimilarityInput(Struct, frozen=True):
 
 
 class SimilarityParameters(Struct, frozen=True):
-    """How to read the sentences."""
+    """Options of reading the sentences."""
 
     truncate: bool | None = None
     truncation_direction: TruncationDirection = "Right"

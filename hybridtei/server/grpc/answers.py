@@ -1,7 +1,7 @@
 """The methods of `tei.v1`: a message -> the request of the HTTP route; its answer -> a message's bytes.
 
 Differences from HTTP: a message has one text; `truncate`, `add_special_tokens` and `skip_special_tokens` default to false,
-whatever the server's settings; `normalize` defaults to true.
+even if the server's settings differ; `normalize` defaults to true.
 """
 
 from __future__ import annotations

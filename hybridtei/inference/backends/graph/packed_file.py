@@ -226,7 +226,7 @@ def _least_bytes(graph: Graph) -> int:
 
 
 def _is_aligned(onnx: bytes) -> bool:
-    """Whether all tensors that lie in the graph's file, and their packed forms, are aligned there."""
+    """True if all tensors in the graph's file, and their packed forms, are aligned there."""
     for tensor in _initializers(onnx):
         facts = {next(parts(entry, 1)): next(parts(entry, 2)) for entry in parts(tensor, 13)}  # .external_data
         packed = [int(number) for key, text in facts.items() if key.startswith(b"prepacked") for number in PLACES.findall(text)]
