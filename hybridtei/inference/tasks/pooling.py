@@ -1,5 +1,5 @@
 """Smaller vectors of documents: multi-vectors are merged and quantised; sparse vectors keep each token's strongest occurrence
-and the heaviest entries.
+and the heaviest entries. The modes that pool a text into one vector are in `backends.heads`.
 
 Vectors are merged by Ward's clustering on cosine distances, as in sentence-transformers' HierarchicalTokenPooling (Clavié et
 al. 2024, "Reducing the footprint of multi-vector retrieval with minimal performance impact via token pooling"). Queries are

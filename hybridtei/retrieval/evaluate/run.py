@@ -27,7 +27,7 @@ from hybridtei.retrieval.store.collection import check_name
 from hybridtei.system.machine import require_extra
 
 CHART_KINDS = (".png", ".svg", ".pdf")
-COLOURS = ("#1b6ca8", "#7fb3d5", "#d98f2b")
+COLOURS = ("#1b6ca8", "#7fb3d5", "#d98f2b")  # one for each of MEASURES
 
 
 def check_chart(path: Path) -> None:

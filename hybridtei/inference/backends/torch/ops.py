@@ -22,7 +22,7 @@ from hybridtei.models.families.ops import Heads, Rotation, Rows
 
 # (name, shape) -> the checkpoint's tensor on the model's device, in its dtype.
 TensorOf = Callable[[str, tuple[int, ...]], Tensor]
-# One function for each name in `checkpoint.layers.ACTIVATIONS`, which include the families'.
+# The functions of `checkpoint.layers.ACTIVATIONS` and of the families', whose gelu_tanh is gelu_pytorch_tanh here.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "identity": nn.Identity(),
     "tanh": torch.tanh,
