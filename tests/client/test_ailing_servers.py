@@ -70,7 +70,10 @@ def test_another_program_is_not_taken_for_the_server(ask: Ask, answer: Answer, w
     with scripted(answer) as (url, asked), pytest.raises(NoAnswer, match=why):
         ask(url, "encode", "one")
     assert len(asked) == 1
-    with answering(lambda *_: (200, {}, b'{"model_id": "of TEI"}')) as url, pytest.raises(InvalidInput, match="no hybridtei"):
+    with (
+        answering(lambda *_: (200, {}, b'{"model_id": "of TEI"}')) as url,
+        pytest.raises(InvalidInput, match="is not hybridtei"),
+    ):
         ask(url, "info")
 
 

@@ -22,7 +22,7 @@ def check_serve(words: Sequence[str], environment: Mapping[str, str]) -> ServerC
     """The server's settings, as `text-embeddings-router` with these flags and variables would have them."""
     assert set(environment) <= OURS | OTHERS | DEVICE, set(environment) - OURS - OTHERS - DEVICE
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    serve.fill(parser)
+    serve.add_serve_flags(parser)
     given = vars(parser.parse_args(list(words)))
     model_ids = given["model_id"] or []
     given["model_id"] = model_ids[0] if model_ids else None
