@@ -65,8 +65,9 @@ STATES = 1 << 18  # numbers in a pass of one core: 1 MiB in float32
 FEWEST, MOST = 128, 512
 
 
-def busy_tokens(width: int, cores: int = 1) -> int:
-    """The number of tokens that keeps the cores of a pass busy: a power of two for each core. `width`: of the model's states.
+def busy_tokens(width: int, cores: int = 1, most: int = MOST) -> int:
+    """The number of tokens that keeps the cores of a pass busy: a power of two for each core, at most `most`. `width`: of the
+    model's states.
 
     Share of the best rate by tokens in a pass of one core, three BERT layers, texts of 64 tokens, as `hybridtei tune` measures
     it (AMD EPYC with AVX-512, VNNI and bfloat16). Batches of mixed lengths are not full and reach less at the same size:
@@ -87,7 +88,7 @@ def busy_tokens(width: int, cores: int = 1) -> int:
                int8              .87    .92    .98   1.00    .99
     """
     fitting = STATES // max(width, 1)
-    return cores * min(max(1 << fitting.bit_length() >> 1, FEWEST), MOST)
+    return cores * min(max(1 << fitting.bit_length() >> 1, FEWEST), most)
 
 
 def made_up(spec: ModelSpec, lengths: Sequence[int], heads: frozenset[Head] = frozenset()) -> PackedBatch:

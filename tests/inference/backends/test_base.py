@@ -37,6 +37,7 @@ def batch(tokens: int) -> PackedBatch:
 def test_a_core_is_given_the_tokens_that_the_table_asks_for(width: int, tokens: int) -> None:
     assert busy_tokens(width) == tokens
     assert busy_tokens(width, cores=4) == 4 * tokens
+    assert busy_tokens(width, most=256) == min(tokens, 256)
 
 
 @given(st.integers(0, 200_000))
