@@ -48,7 +48,7 @@ def test_equal_inputs_are_computed_once(encoder: Encoder) -> None:
 
 
 def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtei.inference.backends.graph.onnx_backend.busy_tokens", lambda *_: vocabulary.LONGEST)
+    monkeypatch.setattr("hybridtei.inference.backends.graph.onnx_backend.busy_tokens", lambda *_, **__: vocabulary.LONGEST)
     encoder = Encoder.load(str(hybrid))
     before = encoder.forwards
     encoder.encode([f"{word} " + "baka " * 61 for word in vocabulary.WORDS[:6]])  # 64 tokens each, two a pass
