@@ -11,8 +11,6 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from mmap import PAGESIZE
-from pathlib import Path
 
 from hybridtei.system.machine import available_cores
 
@@ -24,7 +22,6 @@ M_TRIM_THRESHOLD = -1
 MAPPED_BYTES = 4_000_000  # glibc raises its bound to 32 MB; then an answer that grows past that leaves a hole of its size
 TRIMMED_BYTES = 131_072  # glibc's variable for the free bytes at its end that a heap gives back
 REUSED_BYTES = 64_000_000  # larger than any matrix
-HELD = Path("/proc/self/statm")
 
 COLLECTION = gc.get_threshold()  # Python's default
 START_OBJECTS = 50_000  # new objects between two collections while a program starts
@@ -82,8 +79,3 @@ def _set_thresholds(mapped: int, trimmed: int) -> None:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, mapped)
             ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, trimmed)
-
-
-def resident() -> int:
-    """The bytes of physical memory of this process. Raises OSError on systems other than Linux."""
-    return int(HELD.read_text(encoding="ascii").split()[1]) * PAGESIZE

@@ -1,4 +1,4 @@
-"""An event loop in a thread, for callers without one."""
+"""Coroutines that run without their caller: in an event loop of a thread, or as tasks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def read_error(done: Any) -> object:
+    """A callback that reads a future's error, if any: asyncio logs an error that nothing has read."""
+    return done.cancelled() or done.exception()
+
+
+def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a task that continues without its caller, and then fails silently."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(read_error)
+    return task
 
 
 class OwnLoop:
@@ -38,7 +50,7 @@ class OwnLoop:
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Start a coroutine without waiting. Its result or error is dropped."""
-        asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(lambda done: done.cancelled() or done.exception())
+        asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(read_error)
 
     def close(self) -> None:
         """Cancels what still runs, and ends the thread."""

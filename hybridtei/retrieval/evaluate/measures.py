@@ -27,7 +27,7 @@ from hybridtei.retrieval.search.options import SearchResult
 from hybridtei.system.machine import require_extra
 
 T = TypeVar("T")
-CORPUS, QUERIES, FLAT, FOLDER = "corpus.jsonl", "queries.jsonl", "qrels.tsv", "qrels"
+QUERIES, FLAT, FOLDER = "queries.jsonl", "qrels.tsv", "qrels"
 
 
 @dataclass(frozen=True, slots=True)

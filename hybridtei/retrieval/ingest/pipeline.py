@@ -28,6 +28,7 @@ from hybridtei.retrieval.ingest.options import MEGABYTE
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, Preparation
 from hybridtei.retrieval.ingest.write import Writer
 from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.system.own_loop import read_error
 
 T = TypeVar("T")
 Encode = Callable[..., Embeddings]  # embeds texts, perhaps with `spans`
@@ -156,7 +157,7 @@ async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stoppi
         batches = preparation.batches()
         while not stopping.is_set() and (batch := await loop.run_in_executor(reading, next, batches, None)) is not None:
             future = loop.run_in_executor(embedding, embed, batch)
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # raised when the batch is written
+            future.add_done_callback(read_error)  # raised when the batch is written
             await embedded.put(future)
         await embedded.put(None)
 

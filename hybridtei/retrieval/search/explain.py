@@ -19,7 +19,7 @@ from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID, TEXT, TITLE
 from hybridtei.retrieval.search.options import Highlight, SearchOptions, SearchResult
 
 EXCERPT_CHARACTERS = 300
-MARK, BOLD, FAINT, PLAIN = "*", "\x1b[1m", "\x1b[2m", "\x1b[0m"
+MARK, BOLD, PLAIN = "*", "\x1b[1m", "\x1b[0m"
 
 
 def as_json(result: SearchResult) -> str:

@@ -19,15 +19,16 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
+from hybridtei.system.own_loop import started
 
 LOCK = ".lock"
 LAYOUT = "layout.json"  # a file in each collection's folder
@@ -307,13 +308,3 @@ async def _receive(reader: asyncio.StreamReader) -> Any:
     (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
     body = await reader.readexactly(length)
     return unframe(body) if length <= MAX_INLINE_BYTES else await asyncio.to_thread(unframe, body)
-
-
-T = TypeVar("T")
-
-
-def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task that continues without its caller, and then fails silently."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return task

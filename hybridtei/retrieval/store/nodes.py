@@ -28,7 +28,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import HybridTeiError, StoreAway, StoreError, StoreUnavailable
-from hybridtei.retrieval.store.embedded_client import started
+from hybridtei.system.own_loop import started
 from hybridtei.system.retries import Retries, retry_after_s
 
 T = TypeVar("T")

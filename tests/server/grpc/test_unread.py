@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from hybridtei.server.grpc import messages
-from hybridtei.system.memory import resident
 from tests.inference.engine import small
+from tests.resident import resident
 from tests.server.grpc.live import Rpc, method_of, rpc_serving, start
 from tests.server.http.test_unsent import unsent
 from tests.server.live import HANG, until

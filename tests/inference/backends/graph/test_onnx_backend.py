@@ -28,6 +28,7 @@ from hybridtei.system import memory
 from hybridtei.system.machine import LaneKind
 from tests import tiny
 from tests.inference.backends.outputs import columns_of, random_encodings, run, same, sixty_four
+from tests.resident import resident
 from tests.sampled import paired
 
 ACTIVATIONS = ["linear.Identity", "activation.Tanh", "activation.ReLU", "activation.GELU", "activation.SiLU"]
@@ -156,10 +157,10 @@ def test_what_a_large_pass_took_is_freed(tmp_path: Path) -> None:
     backend = OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
     backend.free_unused()
     memory.trim()
-    before = memory.resident()
+    before = resident()
     texts = [Encoding(np.full(100, 5 + place)) for place in range(60)]
     backend.forward(pack(texts, frozenset({Head.DENSE}), spec.positions))
-    assert memory.resident() - before > 20_000_000
+    assert resident() - before > 20_000_000
     backend.free_unused()
     memory.trim()
-    assert memory.resident() - before < 10_000_000
+    assert resident() - before < 10_000_000

@@ -1,0 +1,11 @@
+"""How much physical memory the process of the tests holds."""
+
+from __future__ import annotations
+
+from mmap import PAGESIZE
+from pathlib import Path
+
+
+def resident() -> int:
+    """Bytes. Raises OSError on systems other than Linux."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGESIZE
