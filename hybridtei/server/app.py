@@ -16,7 +16,7 @@ from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.errors import LoadError, Overloaded, StoreError
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.service import EngineService
-from hybridtei.server import api, invocations
+from hybridtei.server import api
 from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.endpoint import ROUTES, all_models, served_model, vector_store
 from hybridtei.server.http.body import Keyless, first_fields
@@ -30,8 +30,8 @@ from hybridtei.system.machine import install_command
 from hybridtei.system.metrics import Registry
 from hybridtei.system.tracing import Recorder
 
-for _module in (*(f"{api.__name__}.{one.name}" for one in iter_modules(api.__path__)), invocations.__name__):
-    import_module(_module)  # which adds its routes to `ROUTES`
+for _module in iter_modules(api.__path__):
+    import_module(f"{api.__name__}.{_module.name}")  # which adds its routes to `ROUTES`
 
 if TYPE_CHECKING:
     from litestar.plugins import PluginProtocol
