@@ -26,8 +26,8 @@ from hybridtei.inference.tasks.pooling import (
 )
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.text.reader import Input
-from hybridtei.models.text.sides import locate_side, read_side
+from hybridtei.models.text.reader import Input, TextReader
+from hybridtei.models.text.sides import of_side
 from hybridtei.models.text.tokenizer import Direction, Prompts
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 
@@ -98,40 +98,32 @@ class Embed(Task[Embeddings]):
         """Tokenise without further checks. Raises RequestError."""
         if model.query is not None and self.route(model.spec) == "query":
             return [replace(one, route=1) for one in self.read(model.query, allow_empty=allow_empty)]
-        side, reader = self.side(model.spec), model.reader
-        if side is not None and self.prompt_name is None:
-            return read_side(
-                reader, self.inputs, side, truncate=self.truncate, direction=self.direction, allow_empty=allow_empty
-            )
-        name = self.prompt(reader.prompts)
+        reader, name = self._reader(model)
         if not model.spec.pools_prompts and Head.DENSE in self.heads and reader.prompts.named(name):
             raise InvalidInput(f"a prompt goes before the inputs, and {WITHOUT_PROMPT}: send an empty one, or none")
         return reader.read(
-            self.inputs,
-            truncate=self.truncate,
-            direction=self.direction,
-            prompt_name=name,
-            allow_empty=allow_empty,
+            self.inputs, truncate=self.truncate, direction=self.direction, prompt_name=name, allow_empty=allow_empty
         )
 
     def locate(self, model: Model, *, times: int = 1, allow_empty: bool = False) -> list[LocatedEncoding]:
         """Tokenise texts like `read`, with each token's place. Late-interaction models need inputs that are not expanded.
         `times`: as for `TextReader.locate`. Raises RequestError."""
-        texts, side, reader = [str(item) for item in self.inputs], self.side(model.spec), model.reader
-        if side is not None and self.prompt_name is None:
-            return locate_side(
-                reader, texts, side, truncate=self.truncate, direction=self.direction, times=times, allow_empty=allow_empty
-            )
-        name = self.prompt(reader.prompts)
+        reader, name = self._reader(model)
         return reader.locate(
-            texts,
+            [str(item) for item in self.inputs],
             truncate=self.truncate,
             direction=self.direction,
-            prompt=reader.prompts.named(name) or "",
-            adapter=reader.prompts.adapter(name),
-            times=times,
+            prompt_name=name,
             allow_empty=allow_empty,
+            times=times,
         )
+
+    def _reader(self, model: Model) -> tuple[TextReader, str | None]:
+        """Return the reader of the inputs, and the name of their prompt."""
+        side = self.side(model.spec)
+        if side is not None and self.prompt_name is None:
+            return of_side(model.reader, side), None
+        return model.reader, self.prompt(model.reader.prompts)
 
     def prompt(self, prompts: Prompts) -> str | None:
         """Return the name of the inputs' prompt: the request's, else their type's, else the checkpoint's default, unless that

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from hybridtei.errors import InvalidInput, NotANumber, UnsupportedHead
 from hybridtei.inference.backends.numpy_functions import sigmoid
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.text.tokenizer import Direction, Text
+from hybridtei.models.text.tokenizer import Direction, Prompts, Text
 from hybridtei.outputs import Floats, HeadOutputs
 
 
@@ -138,7 +138,8 @@ class Tag(Task[list[Tagged]]):
             raise UnsupportedHead("Model is not a token classification model")
 
     def prepare(self, model: Model) -> list[Encoding]:
-        return [*model.reader.locate(self.inputs, truncate=self.truncate, direction=self.direction)]
+        reader = replace(model.reader, prompts=Prompts())  # no prompt goes before a text
+        return [*reader.locate(self.inputs, truncate=self.truncate, direction=self.direction)]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> list[Tagged]:
         assert outputs.tags is not None

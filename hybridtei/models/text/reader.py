@@ -65,10 +65,10 @@ class TextReader:
         if refused is None and len(ready) == 1:  # most requests have one
             (one,) = ready
             (raw,) = self.tokenizer.encode([one.text], add_special_tokens=one.special_tokens and special_tokens)
-            return [self._fitted(raw, truncate, side, one.adapter)]
+            return [self._fitted(raw, one, truncate, side)]
         if not special_tokens:
             ready = [replace(item, special_tokens=False) for item in ready]
-        encodings = self._encode(ready, truncate, side)
+        encodings = [self._fitted(raw, item, truncate, side) for item, raw in self._tokenised(ready)]
         if refused is not None:
             raise refused
         return encodings
@@ -77,7 +77,7 @@ class TextReader:
         """Return one encoding a text or pair of texts, in order. Raises RequestError for the first that breaks a rule."""
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(inputs, lambda item: self._prepare_text(item, truncate, side))
-        encodings = self._encode(ready, truncate, side)
+        encodings = [self._fitted(raw, item, truncate, side) for item, raw in self._tokenised(ready)]
         if refused is not None:
             raise refused
         return encodings
@@ -121,7 +121,7 @@ class TextReader:
         total, room = len(prefix) + len(body) + len(suffix), self.max_input_length - len(prefix) - len(suffix)
         if room < 1 or (total > self.max_input_length and not truncate):
             raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}")
-        return self._ended(self._checked(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64))))
+        return self._finished(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)))
 
     def locate(
         self,
@@ -129,29 +129,24 @@ class TextReader:
         *,
         truncate: bool,
         direction: Direction | None = None,
-        prompt: str = "",
-        adapter: int = 0,
-        times: int = 1,
+        prompt_name: str | None = None,
         allow_empty: bool = False,
+        times: int = 1,
     ) -> list[LocatedEncoding]:
-        """Return one encoding a text, with each token's place in the text; places in `prompt` are below 0. Raises the errors of
-        `read`.
+        """Like `read`, with each token's place in its text. Places in the prompt are below 0.
 
         `times`: cut texts to this multiple of the model's length, for windows. The bound of characters stays.
         """
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(
-            texts, lambda text: _Ready(self._bounded(text if allow_empty else _some(text), truncate, side))
+            texts, lambda text: self._prepare(text, truncate, side, prompt_name, allow_empty=allow_empty)
         )
-        bodies = [prompt + str(item.text) for item in ready]
-        raws = (raw for some in _portions(bodies) for raw in self.tokenizer.encode(some, offsets=True))
-        encodings = []
-        for text, body, raw in zip(texts, bodies, raws, strict=False):
+        prompt, encodings = self.prompts.named(prompt_name) or "", list[LocatedEncoding]()
+        for text, (item, raw) in zip(texts, self._tokenised(ready, offsets=True), strict=False):
             self._check_length(raw, truncate)
-            shift = len(text) - len(body) if side == "left" else -len(prompt)
+            shift = len(text) - len(item.text) if side == "left" else -len(prompt)
             located = self.tokenizer.cut_located(raw, text, times * self.max_input_length, side, shift=shift)
-            located = self._ended(self._checked(located))
-            encodings.append(replace(located, adapter=adapter) if adapter else located)
+            encodings.append(self._finished(located, item.adapter))
         if refused is not None:
             raise refused
         return encodings
@@ -213,8 +208,8 @@ class TextReader:
             raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {len(item)}")
         return _cut(item, limit, direction)
 
-    def _encode(self, ready: Sequence[_Ready], truncate: bool, direction: Direction) -> list[Encoding]:
-        encodings: list[Encoding] = []
+    def _tokenised(self, ready: Sequence[_Ready], *, offsets: bool = False) -> Iterator[tuple[_Ready, RawEncoding]]:
+        """Yield each text with its tokens, before truncation. At most a portion's tokens are in memory."""
         rest = iter(ready)
         for texts in _portions([item.text for item in ready]):
             raws: dict[int, RawEncoding] = {}
@@ -223,17 +218,20 @@ class TextReader:
                 places = [i for i, item in enumerate(some) if item.special_tokens is special_tokens]
                 if places:
                     chosen = [texts[i] for i in places]
-                    raws.update(zip(places, self.tokenizer.encode(chosen, add_special_tokens=special_tokens), strict=True))
-            encodings += [self._fitted(raws[i], truncate, direction, item.adapter) for i, item in enumerate(some)]
-        return encodings
+                    found = self.tokenizer.encode(chosen, add_special_tokens=special_tokens, offsets=offsets)
+                    raws.update(zip(places, found, strict=True))
+            yield from ((item, raws[i]) for i, item in enumerate(some))
 
     def _check_length(self, raw: RawEncoding, truncate: bool) -> None:
         if len(raw) > self.max_input_length and not truncate:
             raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {len(raw)}")
 
-    def _fitted(self, raw: RawEncoding, truncate: bool, direction: Direction, adapter: int) -> Encoding:
+    def _fitted(self, raw: RawEncoding, item: _Ready, truncate: bool, direction: Direction) -> Encoding:
         self._check_length(raw, truncate)
-        encoding = self._ended(self._checked(self.tokenizer.cut(raw, self.max_input_length, direction)))
+        return self._finished(self.tokenizer.cut(raw, self.max_input_length, direction), item.adapter)
+
+    def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
+        encoding = self._ended(self._checked(encoding))
         return replace(encoding, adapter=adapter) if adapter else encoding
 
     def _ended(self, encoding: Laid) -> Laid:
@@ -271,12 +269,6 @@ def _beginning(text: str, raw: RawEncoding, tokens: int) -> str:
 def _filled(slot: str, instruction: str, pair: Text) -> str:
     values = {"instruction": instruction, "query": pair[0], "document": pair[1]}
     return SLOT.sub(lambda match: values[match[1]], slot)
-
-
-def _some(text: str) -> str:
-    if not text:
-        raise EmptyInput("`inputs` cannot be empty")
-    return text
 
 
 def _cut(item: T, limit: int, direction: Direction) -> T:

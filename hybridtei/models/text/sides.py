@@ -2,66 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hybridtei.batch import Encoding, LocatedEncoding
+from hybridtei.batch import LocatedEncoding
 from hybridtei.models.checkpoint.late import Side
-from hybridtei.models.text.reader import Input, Laid, TextReader
-from hybridtei.models.text.tokenizer import Direction
+from hybridtei.models.text.reader import Laid, TextReader
 
 
-def read_side(
-    reader: TextReader,
-    inputs: Sequence[Input],
-    side: Side,
-    *,
-    truncate: bool,
-    direction: Direction | None,
-    allow_empty: bool = False,
-) -> list[Encoding]:
-    """Return one encoding an input, in order, with the side's marker and expansion. Raises the errors of `TextReader.read`."""
-    limited, longest = _limited(reader, side)
-    encodings = limited.read(inputs, truncate=truncate, direction=direction, allow_empty=allow_empty)
-    leading = reader.tokenizer.leading_specials
-    return [_widened(_marked(encoding, side, leading), side, longest) for encoding in encodings]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideReader(TextReader):
+    """A reader that leaves room for the side's marker. `longest`: the side's longest input."""
+
+    side: Side
+    longest: int
+
+    def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
+        encoding = TextReader._finished(self, encoding, adapter)
+        return _widened(_marked(encoding, self.side, self.tokenizer.leading_specials), self.side, self.longest)
 
 
-def locate_side(
-    reader: TextReader,
-    texts: Sequence[str],
-    side: Side,
-    *,
-    truncate: bool,
-    direction: Direction | None,
-    times: int = 1,
-    allow_empty: bool = False,
-) -> list[LocatedEncoding]:
-    """Like `read_side`, with each token's place in the text, for a side without expansion. `times`: as for `locate`."""
-    limited, _ = _limited(reader, side)
-    encodings = limited.locate(
-        texts,
-        truncate=truncate,
-        direction=direction,
-        prompt=side.text,
-        adapter=limited.prompts.adapter(None),
-        times=times,
-        allow_empty=allow_empty,
-    )
-    return [_marked(encoding, side, reader.tokenizer.leading_specials) for encoding in encodings]
-
-
-def _limited(reader: TextReader, side: Side) -> tuple[TextReader, int]:
-    """Return a reader that leaves room for the side's marker, and the side's longest input."""
+def of_side(reader: TextReader, side: Side) -> SideReader:
+    """Return a reader of the side's inputs. It locates tokens only on a side without expansion."""
     longest = min(reader.max_input_length, side.length or reader.max_input_length)
     if side.expansion is not None:
         floor = min(side.expansion.length, reader.max_input_length)
         longest = floor if side.expansion.fixed else max(longest, floor)
-    room = longest - (side.marker is not None)
-    prompts = replace(reader.prompts, default=side.text or None)
-    return replace(reader, max_input_length=room, prompts=prompts), longest
+    return SideReader(
+        tokenizer=reader.tokenizer,
+        prompts=replace(reader.prompts, default=side.text or None),
+        max_input_length=longest - (side.marker is not None),
+        vocab_size=reader.vocab_size,
+        skipped=reader.skipped,
+        side=side,
+        longest=longest,
+    )
 
 
 def _marked(encoding: Laid, side: Side, place: int) -> Laid:
@@ -80,7 +56,7 @@ def _marked(encoding: Laid, side: Side, place: int) -> Laid:
     )
 
 
-def _widened(encoding: Encoding, side: Side, longest: int) -> Encoding:
+def _widened(encoding: Laid, side: Side, longest: int) -> Laid:
     expansion = side.expansion
     missing = 0 if expansion is None else min(expansion.length, longest) - len(encoding)
     if expansion is None or missing <= 0:
