@@ -40,7 +40,7 @@ from torch.nn.functional import linear
 
 from conformance.load.gpu_models import SHAPES, Mix, Shape, batches_of, drawn, make, packed
 from hybridtei.batch import Head, PackedBatch
-from hybridtei.inference.backends.torch import attention
+from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.backend import DTYPES
 from hybridtei.inference.backends.torch.compiling import NEAR, compile_trunk, deviation
 from hybridtei.inference.backends.torch.fp8 import product, to_eight_bits
@@ -49,7 +49,7 @@ Row = dict[str, Any]
 
 COLUMNS = {"model": 18, "way": 21, "dtype": 8, "kernel": 21, "tokens": 6, "tokens/s": 10, "texts/s": 9, "small": 9}
 COLUMNS |= {"lone ms": 8, "share": 8, "peak MB": 8, "deviation": 10, "cosine": 8}
-VARLEN, GROUPS, EACH = attention.VARLEN, attention.PADDED, attention.PER_SEQUENCE
+VARLEN, GROUPS, EACH = kernels.VARLEN, kernels.PADDED, kernels.PER_SEQUENCE
 # What matters most first: a call may end before the last.
 CELLS: dict[str, tuple[str, ...]] = {
     "BERT": ("nearness",),
@@ -162,10 +162,10 @@ def beside_transformers(shape: Shape, length: int, options: argparse.Namespace) 
 
 def with_kernel(backend: Any, name: str) -> None:
     """Have another kernel compute attention. Raises ValueError if it cannot run here."""
-    fault = attention.fault_of(name, backend.trunk.forms, backend.trunk.dtype, backend.device)
+    fault = kernels.fault_of(name, backend.trunk.forms, backend.trunk.dtype, backend.device)
     if fault is not None:
         raise ValueError(f"{name}: {fault}")
-    backend.trunk.kernel = attention.OPENERS[name]()
+    backend.trunk.kernel = kernels.OPENERS[name]()
 
 
 def flop_per_token(backend: Any, batches: Sequence[PackedBatch]) -> float:

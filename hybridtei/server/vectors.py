@@ -15,7 +15,7 @@ from hybridtei.batch import Head, Ragged
 from hybridtei.config import EMBEDDED_MODEL
 from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed, check_spelled
-from hybridtei.inference.tasks.quantize import RANGED, Precision, quantized, read_ranges
+from hybridtei.inference.tasks.pooling import RANGED, Precision, quantized, read_ranges
 from hybridtei.inference.tasks.spans import EmbedSpans, SpanText
 from hybridtei.models import heads
 from hybridtei.outputs import Embeddings, Floats, Load, Usage

@@ -9,7 +9,7 @@ import pytest
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError
-from hybridtei.inference.tasks.quantize import BUCKETS, quantized
+from hybridtei.inference.tasks.pooling import BUCKETS, quantized
 from hybridtei.server.vectors import EMBEDDED_RANGES, ranges_in
 from tests.inference.engine import small
 from tests.server.live import serving

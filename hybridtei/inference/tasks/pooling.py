@@ -1,5 +1,5 @@
-"""Smaller vectors of documents: multi-vectors are merged and quantised; sparse vectors keep each token's strongest occurrence
-and the heaviest entries. The modes that pool a text into one vector are in `backends.heads`.
+"""Smaller vectors: documents' multi-vectors are merged and quantised; sparse vectors keep each token's strongest occurrence and
+the heaviest entries; `output_dtype` quantises any vectors. The modes that pool a text into one vector are in `backends.heads`.
 
 Vectors are merged by Ward's clustering on cosine distances, as in sentence-transformers' HierarchicalTokenPooling (Clavié et
 al. 2024, "Reducing the footprint of multi-vector retrieval with minimal performance impact via token pooling"). Queries are
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Ids, Offsets, Ragged, offsets_of
 from hybridtei.config import ModelConfig, MultivectorDtype
-from hybridtei.errors import InvalidInput, NotANumber
+from hybridtei.errors import InvalidInput, LoadError, NotANumber
 from hybridtei.models.checkpoint.late import TokenPooling
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors, unit
@@ -144,7 +145,7 @@ def _sums(rows: Floats, labels: NDArray[np.int64]) -> Floats:
 
 def _quantized(rows: Floats, dtype: MultivectorDtype) -> NDArray[Any]:
     if dtype == "binary":
-        return np.packbits(rows > 0, axis=-1)  # most significant first
+        return quantized(rows, "ubinary")
     if dtype == "int8":
         most = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
         scaled: NDArray[Any] = np.rint(rows * (INT8_MOST / np.where(most == 0, 1, most))).astype(np.int8)
@@ -216,3 +217,41 @@ def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
     if spec.sparse.active:
         vectors = heaviest(vectors, spec.sparse.active)
     return vectors if spec.sparse.queries is None else without(vectors, spec.removed_ids)
+
+
+Precision = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
+RANGED: frozenset[str] = frozenset({"int8", "uint8"})
+BUCKETS = 255
+
+
+def quantized(rows: Floats, precision: Precision, ranges: Floats | None = None) -> NDArray[np.generic]:
+    """float32[n, d] -> [n, d], or [n, ceil(d / 8)] of bits, most significant first. `ranges`: float32[2, d], min and max."""
+    if precision == "float":
+        return rows
+    if precision == "float16":
+        return rows.astype(np.float16)
+    if precision in ("binary", "ubinary"):
+        bits = np.packbits(rows > 0, axis=-1)
+        return bits if precision == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
+    assert ranges is not None
+    least = ranges[0]
+    steps = (ranges[1] - least) / np.float32(BUCKETS)
+    places = np.clip(np.floor((rows - least) / np.where(steps == 0, 1, steps)), 0, BUCKETS)
+    return np.asarray(places.astype(np.uint8) if precision == "uint8" else (places - 128).astype(np.int8))
+
+
+def read_ranges(path: str | Path) -> dict[str, Floats]:
+    """Read a `.npz` file with `dense`, `multivector`, and for cut vectors `dense_256` and the like; or a `.npy` file with
+    `dense`.
+
+    Raises LoadError.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {"dense": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path}: not a file of ranges: {error}") from error
+    for name, array in arrays.items():
+        if array.ndim != 2 or len(array) != 2 or array.dtype.kind != "f" or not (array[0] <= array[1]).all():
+            raise LoadError(f"{path}: `{name}` should hold the least and the most of each dimension, as floats [2, d]")
+    return {name: array.astype(np.float32) for name, array in arrays.items()}

@@ -1,8 +1,12 @@
 """Spans: dense, sparse and multi-vectors of parts of a text, from one pass over the whole text.
 
 Offsets are code points, the end exclusive. A token belongs to the spans that contain its first character, not counting white
-space before a word. Special tokens and a prompt's tokens belong to no span. A text longer than the model is read in overlapping
-windows if it may be cut (`tasks.windows`). Source: Günther et al. 2024, "Late Chunking".
+space before a word. Special tokens and a prompt's tokens belong to no span. Source: Günther et al. 2024, "Late Chunking".
+
+A text longer than the model is read in windows if it may be cut. They have the model's length in tokens and start half a length
+apart; the last one starts early enough to be full. Each span is read in the window that contains it whole and has the most
+context on the span's shorter side; of equals, in the first. So the result depends only on the text, its spans and the model's
+length.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ from hybridtei.inference.backends.numpy_functions import NUMPY
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed, have_vectors
 from hybridtei.inference.tasks.pooling import strongest
-from hybridtei.inference.tasks.windows import window_of_each, windows_over
 from hybridtei.models.checkpoint.classifiers import Layer
 from hybridtei.models.checkpoint.layers import step_layer
 from hybridtei.models.checkpoint.modules import StepModule
@@ -290,3 +293,37 @@ def _sparse(spec: ModelSpec, input_ids: Ids, spans: Ragged, outputs: HeadOutputs
 def _steps(modules: tuple[StepModule, ...]) -> tuple[Layer, ...]:
     """Return the layers after the pooling, read once."""
     return tuple(map(step_layer, modules))
+
+
+CANDIDATES = 4  # windows that can contain a token: three that start half a length apart, and the last, which may start earlier
+
+
+def windows_over(starts: Ids, ends: Ids, room: int) -> Ids:
+    """Return windows int64[w, 2] of at most `room` tokens, each from one of `starts` to one of `ends`. Both are sorted.
+
+    Every part of at most `room // 2` tokens, from one of `starts` to one of `ends`, is inside a window.
+    """
+    found: list[tuple[int, int]] = []
+    place = 0
+    while True:
+        begin = int(starts[place])
+        end = int(ends[max(0, int(np.searchsorted(ends, begin + room, "right")) - 1)])
+        if end >= ends[-1]:
+            begin = min(begin, int(starts[int(np.searchsorted(starts, end - room))]))
+        found.append((begin, end))
+        following = max(place + 1, int(np.searchsorted(starts, begin + room // 2)))
+        if end >= ends[-1] or following >= len(starts):
+            return np.array(found, dtype=np.int64)
+        place = following
+
+
+def window_of_each(windows: Ids, spans: Ids) -> Ids:
+    """Return the window int64[n] in which each of the spans int64[n, 2] is read; -1 for a span that fits no window."""
+    latest = np.searchsorted(windows[:, 0], spans[:, 0], "right") - 1
+    places = np.maximum(latest[:, None] - np.arange(CANDIDATES)[::-1], 0)
+    begins, ends = windows[places, 0], windows[places, 1]
+    left, right = spans[:, :1] - begins, ends - spans[:, 1:]
+    poorer = np.maximum(np.minimum(left, right), -1)
+    best = poorer.argmax(axis=1)[:, None]
+    chosen = np.take_along_axis(places, best, 1)[:, 0]
+    return np.where(np.take_along_axis(poorer, best, 1)[:, 0] < 0, -1, chosen)

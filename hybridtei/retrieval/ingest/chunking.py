@@ -37,7 +37,7 @@ from hybridtei.batch import Head, offsets_of
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.inference.tasks.windows import window_of_each, windows_over
+from hybridtei.inference.tasks.spans import window_of_each, windows_over
 from hybridtei.system.machine import available_cores
 
 TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START = "text", "document_id", "source", "chunk", "chunks", "start"

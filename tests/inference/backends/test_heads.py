@@ -20,8 +20,8 @@ from hybridtei.inference.backends.graph.host import HostHeads
 from hybridtei.inference.backends.heads import Segments
 from hybridtei.inference.backends.numpy_functions import NUMPY
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.inference.backends.torch.functions import TORCH
 from hybridtei.inference.backends.torch.load import placed
+from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint import layers, modules
 from hybridtei.models.checkpoint.classifiers import CodeLayers, LinearLayer, NormLayer
 from hybridtei.models.checkpoint.spec import read_spec

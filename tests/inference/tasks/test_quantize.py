@@ -8,7 +8,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 
 from conformance.quality.ranges import ranges_of
 from hybridtei.errors import LoadError
-from hybridtei.inference.tasks.quantize import quantized, read_ranges
+from hybridtei.inference.tasks.pooling import quantized, read_ranges
 
 DRAW = np.random.default_rng(0)
 

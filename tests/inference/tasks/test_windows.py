@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.inference.tasks.windows import window_of_each, windows_over
+from hybridtei.inference.tasks.spans import window_of_each, windows_over
 
 
 def over_tokens(length: int, room: int) -> np.ndarray:

@@ -30,9 +30,9 @@ from hybridtei.inference.backends.heads import (
     wants_words,
 )
 from hybridtei.inference.backends.torch import memory
-from hybridtei.inference.backends.torch.functions import TORCH, entries_of
 from hybridtei.inference.backends.torch.layout import PackedLayout
 from hybridtei.inference.backends.torch.memory import TooLarge, is_out_of_memory, split_on_oom, start_copy, to_device
+from hybridtei.inference.backends.torch.ops import TORCH, entries_of
 from hybridtei.inference.backends.torch.trunk import Ids, Trunk
 from hybridtei.outputs import HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind, available_cores, both_lanes

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from hybridtei.batch import PackedBatch, each, pad, seen_mask
-from hybridtei.inference.backends.torch.attention import PER_SEQUENCE, kernel_for
-from hybridtei.inference.backends.torch.kernels import Kernel, per_sequence
+from hybridtei.inference.backends.torch.kernels import PER_SEQUENCE, AttentionForm, Kernel, kernel_for, per_sequence
 from hybridtei.inference.backends.torch.layout import PackedLayout
 from hybridtei.inference.backends.torch.memory import to_device
-from hybridtei.inference.backends.torch.ops import AttentionForm
 
 if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec

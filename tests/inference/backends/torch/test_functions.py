@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import offsets_of
 from hybridtei.inference.backends.heads import POOLINGS, Segments
-from hybridtei.inference.backends.torch.functions import TORCH, reduce_at_once, reduced_at_once, segment_max, segment_sum
+from hybridtei.inference.backends.torch.ops import TORCH, reduce_at_once, reduced_at_once, segment_max, segment_sum
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 

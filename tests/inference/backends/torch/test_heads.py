@@ -15,8 +15,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from hybridtei.batch import kept_tokens, offsets_of
 from hybridtei.inference.backends.heads import POOLINGS, Segments, dense, lexical, pooled, through
-from hybridtei.inference.backends.torch.functions import TORCH
 from hybridtei.inference.backends.torch.load import placed
+from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.classifiers import LinearLayer
 from hybridtei.models.checkpoint.layers import dense_layer
 from hybridtei.models.checkpoint.modules import DenseModule

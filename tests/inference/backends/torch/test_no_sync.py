@@ -31,8 +31,8 @@ from hybridtei.inference.backends.torch import backend as backend_module
 from hybridtei.inference.backends.torch import kernels, memory
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.fp8 import to_eight_bits
-from hybridtei.inference.backends.torch.functions import TORCH, entries_of
 from hybridtei.inference.backends.torch.kernels import Kernel, padded_groups, torch_varlen
+from hybridtei.inference.backends.torch.ops import TORCH, entries_of
 from hybridtei.models.checkpoint.classifiers import CodeLayers
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
 from tests import jina, published, tiny

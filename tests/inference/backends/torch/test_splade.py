@@ -19,7 +19,7 @@ from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.inference.backends import heads
 from hybridtei.inference.backends.heads import Segments, strongest
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.inference.backends.torch.functions import TORCH
+from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
 

@@ -10,10 +10,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hybridtei.inference.backends.torch import attention
-from hybridtei.inference.backends.torch.attention import PER_SEQUENCE, VARLEN, fault_of, kernel_for, trial
-from hybridtei.inference.backends.torch.kernels import Kernel, Sequences, padded_groups, per_sequence
-from hybridtei.inference.backends.torch.ops import AttentionForm
+from hybridtei.inference.backends.torch import kernels
+from hybridtei.inference.backends.torch.kernels import (
+    PER_SEQUENCE,
+    VARLEN,
+    AttentionForm,
+    Kernel,
+    Sequences,
+    fault_of,
+    kernel_for,
+    padded_groups,
+    per_sequence,
+    trial,
+)
 from hybridtei.models.families.ops import Heads
 
 CPU = torch.device("cpu")
@@ -82,10 +91,10 @@ def test_what_cannot_run_on_a_card_is_passed_over_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernel: Kernel, taken: Kernel, told: str
 ) -> None:
     """A card whose tensors lie on the CPU."""
-    openers: dict[str, Callable[[], Kernel]] = {**attention.OPENERS, VARLEN: lambda: kernel}
-    monkeypatch.setattr(attention, "OPENERS", openers)
-    monkeypatch.setattr(attention, "trial", lambda one, forms, dtype, _: trial(one, forms, dtype, CPU))
-    with caplog.at_level(logging.INFO, "hybridtei.inference.backends.torch.attention"):
+    openers: dict[str, Callable[[], Kernel]] = {**kernels.OPENERS, VARLEN: lambda: kernel}
+    monkeypatch.setattr(kernels, "OPENERS", openers)
+    monkeypatch.setattr(kernels, "trial", lambda one, forms, dtype, _: trial(one, forms, dtype, CPU))
+    with caplog.at_level(logging.INFO, "hybridtei.inference.backends.torch.kernels"):
         assert kernel_for(ALL, torch.float16, SimpleNamespace(type="cuda"))[1] is taken
     assert told in caplog.text
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.inference.backends.torch import attention
+from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.kernels import (
     MASK_ENTRIES,
     PADDING_ALLOWED,
@@ -95,7 +95,7 @@ DOCUMENTED = {
     "varlen_attn of 2.11": varlen(libraries.varlen_attn_of_2_11),
 }
 EACH = pytest.mark.parametrize("kernel", DOCUMENTED.values(), ids=DOCUMENTED)
-ON_GPU = attention.OPENERS
+ON_GPU = kernels.OPENERS
 
 
 @EACH
@@ -137,4 +137,4 @@ def test_every_kernel_of_this_card_agrees(
     found = kernel(q, k, v, lengths, scale=0.1, window=window, causal=causal).float().cpu()
     q, k, v = (x.float().cpu() for x in (q, k, v))
     expected = per_sequence(q, k, v, textbook.sequences(textbook.LENGTHS), scale=0.1, window=window, causal=causal)
-    torch.testing.assert_close(found, expected, atol=attention.TOLERANCE[getattr(torch, dtype)], rtol=0)
+    torch.testing.assert_close(found, expected, atol=kernels.TOLERANCE[getattr(torch, dtype)], rtol=0)
