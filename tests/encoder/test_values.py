@@ -138,9 +138,10 @@ def test_m3_outputs_equal_the_definition(m3: Path) -> None:
     assert raw.tokens is not None
     assert raw.sparse is not None
     assert raw.multivector is not None
-    from hybridtei.models.checkpoint.weights import read_linear
+    from hybridtei.models.checkpoint.weights import Weights
 
-    sparse, colbert = (read_linear(m3 / f"{name}_linear.pt") for name in ("sparse", "colbert"))
+    opened = (Weights.of_file(m3 / f"{name}_linear.pt") for name in ("sparse", "colbert"))
+    sparse, colbert = ({name: one.float32(name) for name in ("weight", "bias")} for one in opened)
     ids = AutoTokenizer.from_pretrained(m3)(TEXTS)["input_ids"]
     assert raw.sparse.width == encoder.spec.vocab_size
     for i, (row, hidden) in enumerate(zip(ids, raw.tokens, strict=True)):

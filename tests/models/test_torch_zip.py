@@ -16,7 +16,7 @@ import torch
 
 from hybridtei.errors import LoadError
 from hybridtei.models import torch_zip
-from hybridtei.models.checkpoint.weights import Weights, read_arrays
+from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny
 
 BASE = torch.arange(60, dtype=torch.float32).reshape(5, 12) / 7
@@ -48,7 +48,7 @@ def test_every_tensor_is_torchs(tmp_path: Path, kind: type, protocol: int) -> No
         expected = tensor.detach().float().numpy()
         assert weights.shape(name) == expected.shape
         np.testing.assert_array_equal(weights.float32(name), expected)
-        np.testing.assert_array_equal(read_arrays(path)[name], expected)
+        np.testing.assert_array_equal(Weights.of_file(path).float32(name), expected)
 
 
 def test_a_models_state_dict_with_its_versions_and_integers(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Finds a checkpoint's tensors for a graph without weights, under the graph's names, independent of the runtime.
+"""Finds a checkpoint's tensors for a graph without weights, under the graph's names, independent of the runtime; and the parts
+of SPLADE's masked-language-model head in each family.
 
 All names of a checkpoint may have one prefix more, or one less, than the graph's. Any other difference means another model, and
 is refused.
@@ -6,15 +7,30 @@ is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.inference.backends.graph.writer import Graph
+from hybridtei.inference.backends.heads import MlmLayers
+from hybridtei.models.checkpoint.classifiers import LinearLayer, NormLayer
+from hybridtei.models.checkpoint.layers import EXACT, TANH, activation_name
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.checkpoint.weights import Weights, check_shape, left_over
+from hybridtei.models.checkpoint.weights import Weights, check_shape, old_name
 from hybridtei.outputs import Floats
 
 Shapes = Mapping[str, tuple[int, ...]]
+# Name patterns of the trunk's weights: layers and tables. Poolers, heads and buffers may stay unused.
+OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
+UNUSED = re.compile(
+    r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|^decoder\.|^encoder\.embed_tokens\."
+)
+
+
+def left_over(unused: Iterable[str]) -> list[str]:
+    """Return the trunk's unused tensors. If there are any, config.json describes another model."""
+    return sorted(name for name in unused if OF_TRUNK.search(name) and not UNUSED.search(name))
 
 
 def graph_tensors(graph: Graph, weights: Weights) -> Mapping[str, Floats]:
@@ -38,19 +54,9 @@ class _Tensors(Mapping[str, Floats]):
 
 def graph_keys(graph: Graph, weights: Weights) -> dict[str, str]:
     """The checkpoint's spelling of each name in the graph, with shapes checked. Raises WeightMismatch."""
-    keys = {name: checked_key(weights, name, shape) for name, shape in graph.weights.items()}
-    check_names({**keys, **{name: find_tensor(weights, name) for name in graph.held}}, weights)
+    keys = {name: weights.checked(name, shape) for name, shape in graph.weights.items()}
+    check_names({**keys, **{name: weights.find(name) for name in graph.held}}, weights)
     return keys
-
-
-def find_tensor(weights: Weights, name: str) -> str | None:
-    """The checkpoint's spelling of a tensor's name. Old BERTs have gamma and beta."""
-    return weights.find(name) or weights.find(old_name(name))
-
-
-def old_name(name: str) -> str:
-    """A norm's parameter name in checkpoints converted from TensorFlow."""
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
 def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
@@ -88,10 +94,84 @@ def _shift(name: str, key: str) -> str:
     return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
 
 
-def checked_key(weights: Weights, name: str, shape: tuple[int, ...]) -> str:
-    """The checkpoint's spelling of a tensor's name. Raises WeightMismatch if it is missing or has another shape."""
-    key = find_tensor(weights, name)
-    if key is None:
-        raise WeightMismatch(f"{weights.folder}: the weights lack `{name}`, which the model needs")
-    check_shape(weights.shape(key), shape, weights.folder, key)
-    return key
+Setting = tuple[str, Any]  # key of config.json and transformers' default; without a key the value is fixed
+
+
+class _Family(NamedTuple):
+    """The names of a family's head parts."""
+
+    dense: str
+    norm: str
+    decoder: str
+    bias: str
+    activation: Setting
+    epsilon: Setting = ("layer_norm_eps", 1e-12)
+    decoder_bias: Setting = ("", True)
+
+
+def _bert(norm: str, activation: str = "gelu", epsilon: float = 1e-12) -> _Family:
+    names = ("transform.dense", f"transform.{norm}", "decoder", "bias")
+    dense, norm, decoder, bias = (f"cls.predictions.{name}" for name in names)
+    return _Family(dense, norm, decoder, bias, ("hidden_act", activation), ("layer_norm_eps", epsilon))
+
+
+def _roberta(norm: str = "layer_norm") -> _Family:
+    return _Family("lm_head.dense", f"lm_head.{norm}", "lm_head.decoder", "lm_head.bias", ("", "gelu"))
+
+
+FAMILIES: Mapping[str, _Family] = {
+    "bert": _bert("LayerNorm"),
+    "nomic_bert": _bert("layer_norm", "silu"),
+    "deberta-v2": _bert("LayerNorm", epsilon=1e-7),
+    "gte": _roberta("norm"),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3"), _roberta()),
+    "distilbert": _Family(
+        "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias", ("activation", "gelu"), ("", 1e-12)
+    ),
+    "modernbert": _Family(
+        *("head.dense", "head.norm", "decoder", "decoder.bias"),
+        ("classifier_activation", "gelu"),
+        ("norm_eps", 1e-5),
+        ("decoder_bias", True),
+    ),
+}
+
+
+def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
+    """Read the head of a checkpoint. `words`: the table of word embeddings float32[v, h], which most heads share.
+
+    Raises LoadError and its subclasses.
+    """
+    family = FAMILIES.get(spec.model_type)
+    if family is None:
+        raise UnsupportedArchitecture(
+            f"{spec.folder / 'config.json'}: the masked-language-model head of {spec.model_type} is not served for SPLADE; "
+            f"served: {', '.join(sorted(FAMILIES))}"
+        )
+
+    def optional(name: str) -> Floats | None:
+        return weights.array(name, width) if weights.has(name) or weights.has(old_name(name)) else None
+
+    width = (spec.hidden_size,)
+    activation = activation_name(str(_setting(spec, family.activation)), spec.folder / "config.json")
+    activation = TANH if spec.tanh_gelu and activation == EXACT else activation
+    dense = LinearLayer(weights.array(f"{family.dense}.weight", width * 2), optional(f"{family.dense}.bias"), activation)
+    epsilon = float(str(_setting(spec, family.epsilon)))
+    norm = NormLayer(weights.array(f"{family.norm}.weight", width), optional(f"{family.norm}.bias"), epsilon)
+    return MlmLayers((dense, norm), *_decoder(spec, weights, family, words))
+
+
+def _setting(spec: ModelSpec, wanted: Setting) -> Any:
+    value = spec.config.get(wanted[0])
+    return wanted[1] if value is None else value
+
+
+def _decoder(spec: ModelSpec, weights: Weights, family: _Family, words: Floats) -> tuple[Floats, Floats | None]:
+    """(matrix, bias). If a checkpoint has a tensor twice, the decoder's own one counts, as in transformers."""
+    tied, shape = spec.config.get("tie_word_embeddings") is not False, (spec.vocab_size, spec.hidden_size)
+    name, own = f"{family.decoder}.weight", f"{family.decoder}.bias"
+    matrix = words if tied and not weights.has(name) else weights.array(name, shape)
+    check_shape(matrix.shape, shape, weights.folder, "word embeddings")
+    if not _setting(spec, family.decoder_bias):
+        return matrix, None
+    return matrix, weights.array(own if weights.has(own) or not tied else family.bias, shape[:1])

@@ -200,7 +200,7 @@ def read_classifier(folder: Path, home: Path, modules: Modules, config: Config, 
     if named is None or module_path(modules, "Pooling") is None or not has_weights(home):
         return named
     last = named.steps[-1]
-    lacks = isinstance(last, LinearStep) and f"{last.name}.weight" not in Weights.open(home).names()
+    lacks = isinstance(last, LinearStep) and not Weights.open(home).has(f"{last.name}.weight")
     return None if lacks else named
 
 

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 from hybridtei.models.checkpoint.files import positive, read_object, require
 from hybridtei.models.checkpoint.modules import OF_TOKENS, DenseModule, Modules, read_steps, splade_activation
-from hybridtei.models.checkpoint.weights import Weights, has_shape, read_linear
+from hybridtei.models.checkpoint.weights import Weights, has_shape
 
 HEADS_FILE = "hybridtei_heads.safetensors"
 METADATA_KEY = "hybridtei_heads"
@@ -139,7 +139,7 @@ def token_projection(folder: Path, home: Path, modules: Modules, hidden_size: in
     if dense:
         return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=tuple(dense[:-1]), module=dense[-1])
     weights, name = Weights.open(home), "linear.weight"
-    if name not in weights.names():
+    if not weights.has(name):
         raise MissingArtifact(f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors")
     return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
 
@@ -204,7 +204,10 @@ def _linear_file(folder: Path, stem: str, rows: int | None, hidden_size: int) ->
         raise LoadError(f"{names}: should be one file, {stem}{f' or {stem}'.join(LINEAR_SUFFIXES)}")
     if not files:
         return None
-    shape = read_linear(files[0])["weight"].shape
+    weights = Weights.of_file(files[0])
+    if weights.names() != {"weight", "bias"}:
+        raise LoadError(f"{files[0]}: holds {sorted(weights.names())}, should hold ['bias', 'weight']")
+    shape = weights.shape("weight")
     if not has_shape(shape, (rows, hidden_size)) or 0 in shape:
         needed = "any" if rows is None else rows
         raise WeightMismatch(f"{files[0]}: weight of shape {list(shape)}, the model needs [{needed}, {hidden_size}]")

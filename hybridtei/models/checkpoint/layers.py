@@ -22,9 +22,9 @@ from hybridtei.models.checkpoint.classifiers import (
 from hybridtei.models.checkpoint.files import inside, read_object
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.models.checkpoint.modules import DenseModule, StepModule
-from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.models.checkpoint.spec import STATIC_TABLES, ModelSpec
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_vocabulary
-from hybridtei.models.checkpoint.weights import Arrays, Weights, check_shape, read_arrays, read_linear
+from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 
 OTHER_NAMES = {
@@ -39,11 +39,9 @@ TORCH_EPSILON = 1e-5  # of torch's LayerNorm, and of a SparseAutoEncoder's divis
 
 def dense_layer(module: DenseModule) -> LinearLayer:
     """Read a sentence-transformers Dense layer. Raises LoadError."""
-    file = _weights_file(module.folder)
     weights = Weights.open(module.folder)
-    arrays: Arrays = {name: weights.float32(name) for name in ("linear.weight", "linear.bias") if name in weights.names()}
-    weight = _array(arrays, "linear.weight", (module.out_features, module.in_features), file)
-    bias = _array(arrays, "linear.bias", (module.out_features,), file) if module.bias else None
+    weight = weights.array("linear.weight", (module.out_features, module.in_features))
+    bias = weights.array("linear.bias", (module.out_features,)) if module.bias else None
     return LinearLayer(weight, bias, activation_name(module.activation, module.folder / "config.json"))
 
 
@@ -51,65 +49,48 @@ def step_layer(module: StepModule) -> Layer:
     """Read a Dense or a LayerNorm module. Raises LoadError."""
     if isinstance(module, DenseModule):
         return dense_layer(module)
-    arrays, file = _arrays_of(module.folder), _weights_file(module.folder)
-    weight, bias = (_array(arrays, f"norm.{name}", (module.out_features,), file) for name in ("weight", "bias"))
-    return NormLayer(weight, bias, TORCH_EPSILON)
+    weights, shape = Weights.open(module.folder), (module.out_features,)
+    return NormLayer(weights.array("norm.weight", shape), weights.array("norm.bias", shape), TORCH_EPSILON)
 
 
 def code_layers(head: SparseHead, pooled_width: int) -> CodeLayers:
     """Read a SparseAutoEncoder. Its centre moves into the bias: W (x - c) + b = W x + (b - W c). Raises LoadError."""
     assert head.file is not None
-    arrays, file = _arrays_of(head.file), _weights_file(head.file)
-    name = "encoder.weight" if "encoder.weight" in arrays else "decoder.linear.weight"  # one tensor, saved under either name
-    latents = _array(arrays, name, (head.width, pooled_width), file)
-    centre = _array(arrays, "pre_bias", (pooled_width,), file).astype(np.float64)
-    bias = _array(arrays, "latent_bias", (head.width,), file) - latents.astype(np.float64) @ centre
+    weights = Weights.open(head.file)
+    name = "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"  # one tensor under either name
+    latents = weights.array(name, (head.width, pooled_width))
+    centre = weights.array("pre_bias", (pooled_width,)).astype(np.float64)
+    bias = weights.array("latent_bias", (head.width,)) - latents.astype(np.float64) @ centre
     return CodeLayers(latents, bias.astype(np.float32), head.active, TORCH_EPSILON if head.normalized else None)
-
-
-STATIC_TABLES = ("embedding.weight", "embeddings")
 
 
 def static_table(spec: ModelSpec) -> Floats:
     """Read the token vectors float32[v, d] of a StaticEmbedding, in sentence-transformers' or Model2Vec's format. Model2Vec may
     share rows between tokens (`mapping`) and weight them (`weights`). Raises LoadError."""
     weights = Weights.open(spec.folder)
-    name = next((name for name in STATIC_TABLES if name in weights.names()), None)
-    if name is None:
-        raise LoadError(f"{spec.folder}: holds none of the tables {', '.join(STATIC_TABLES)} of a StaticEmbedding")
+    name = next(filter(weights.has, STATIC_TABLES))
     table = weights.float32(name)
     if name == "embedding.weight":
         return table
-    if "mapping" in weights.names():
+    if weights.has("mapping"):
         rows = weights.stored("mapping").astype(np.int64)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
             raise WeightMismatch(f"{spec.folder}: `mapping` names rows beyond the {len(table)} of `{name}`")
         table = table[rows]
-    return table * weights.float32("weights")[:, None] if "weights" in weights.names() else table
-
-
-def _arrays_of(folder: Path) -> Arrays:
-    weights = Weights.open(folder)
-    return {name: weights.float32(name) for name in weights.names() if not name.startswith("stats_")}
-
-
-def _weights_file(folder: Path) -> Path:
-    """Return the file that exists, else the first name, so that the reader reports it as missing."""
-    files = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
-    return next((file for file in files if file.exists()), files[0])
+    return table * weights.float32("weights")[:, None] if weights.has("weights") else table
 
 
 def lexical_layers(head: SparseHead, hidden_size: int) -> tuple[LinearLayer, ...]:
     """Read BGE-M3's single layer, or the two layers of our perceptron. The head applies the last relu. Raises LoadError."""
     assert head.file is not None
-    arrays, prefix = _named(head.file, "sparse.out" if head.own else None)
+    weights, prefix = Weights.of_file(head.file), "sparse.out." if head.own else ""
     inputs = hidden_size * len(head.inputs)
     if head.kind == "linear":
-        return (_linear(arrays, prefix, (1, inputs), head.file),)
-    width = _array(arrays, "sparse.hidden.bias", (None,), head.file).shape[0]
-    hidden = _linear(arrays, "sparse.hidden.", (width, inputs), head.file)
+        return (_linear(weights, prefix, (1, inputs)),)
+    width = weights.shape(weights.checked("sparse.hidden.bias", (None,)))[0]
+    hidden = _linear(weights, "sparse.hidden.", (width, inputs))
     activation = activation_name(head.activation, head.file)
-    return LinearLayer(hidden.weight, hidden.bias, activation), _linear(arrays, prefix, (1, width), head.file)
+    return replace(hidden, activation=activation), _linear(weights, prefix, (1, width))
 
 
 def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
@@ -120,15 +101,10 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
             raise UnsupportedArchitecture(f"{head.file}: a last layer with {layer.activation!r} is not served on tokens")
         return layer
     if head.tensor is not None:
-        weights = Weights.open(head.file)
-        if head.tensor not in weights.names():
-            raise LoadError(f"{head.file}: the weights lack `{head.tensor}`")
-        check_shape(weights.shape(head.tensor), (head.width, hidden_size), head.file, head.tensor)
-        return LinearLayer(weights.float32(head.tensor))
-    arrays, prefix = _named(head.file, "multivector" if head.own else None)
-    weight = _array(arrays, f"{prefix}weight", (head.width, hidden_size), head.file)
-    bias = _array(arrays, f"{prefix}bias", (head.width,), head.file) if f"{prefix}bias" in arrays else None
-    return LinearLayer(weight, bias)
+        return LinearLayer(Weights.open(head.file).array(head.tensor, (head.width, hidden_size)))
+    weights, prefix = Weights.of_file(head.file), "multivector." if head.own else ""
+    weight = weights.array(f"{prefix}weight", (head.width, hidden_size))
+    return LinearLayer(weight, weights.array(f"{prefix}bias", (head.width,)) if weights.has(f"{prefix}bias") else None)
 
 
 def activation_name(name: str, where: Path | str) -> str:
@@ -140,20 +116,8 @@ def activation_name(name: str, where: Path | str) -> str:
     return plain
 
 
-def _named(file: Path, name: str | None) -> tuple[Arrays, str]:
-    """Return (arrays, prefix of their names). In our file each layer has a `name`; BGE-M3's file has one layer."""
-    return (read_linear(file), "") if name is None else (read_arrays(file), f"{name}.")
-
-
-def _linear(arrays: Arrays, prefix: str, shape: tuple[int, int], file: Path) -> LinearLayer:
-    return LinearLayer(_array(arrays, f"{prefix}weight", shape, file), _array(arrays, f"{prefix}bias", shape[:1], file))
-
-
-def _array(arrays: Arrays, name: str, shape: tuple[int | None, ...], file: Path) -> NDArray[np.float32]:
-    if name not in arrays:
-        raise LoadError(f"{file}: lacks the tensor `{name}`, holds {sorted(arrays)}")
-    check_shape(arrays[name].shape, shape, file, name)
-    return arrays[name]
+def _linear(weights: Weights, prefix: str, shape: tuple[int, int]) -> LinearLayer:
+    return LinearLayer(weights.array(f"{prefix}weight", shape), weights.array(f"{prefix}bias", shape[:1]))
 
 
 EXACT, TANH = "gelu", "gelu_pytorch_tanh"
@@ -199,13 +163,12 @@ def query_table(spec: ModelSpec) -> Floats | None:
     path = read_object(source / "config.json", optional=True).get("path")
     if isinstance(path, str):
         return _idf(inside(source.parent, path), spec)
-    file = _weights_file(source)
-    arrays = read_arrays(file)
-    if set(arrays) != {"weight"} or arrays["weight"].ndim != 1:
-        raise LoadError(f"{file}: should hold one row called `weight`, and holds {sorted(arrays)}")
-    weights = arrays["weight"]
+    table = Weights.open(source)
+    if table.names() != {"weight"} or len(table.shape("weight")) != 1:
+        raise LoadError(f"{source}: should hold one row called `weight`, and holds {sorted(table.names())}")
+    weights = table.float32("weight")
     if len(weights) > spec.vocab_size:
-        raise WeightMismatch(f"{file}: weighs {len(weights)} ids, the model has {spec.vocab_size}")
+        raise WeightMismatch(f"{source}: weighs {len(weights)} ids, the model has {spec.vocab_size}")
     return np.concatenate([weights, np.zeros(spec.vocab_size - len(weights), dtype=np.float32)])
 
 
@@ -273,17 +236,13 @@ class _Reader:
     def _tensor(
         self, name: str, shape: tuple[int | None, ...], rows: tuple[int, int | None] | None = None
     ) -> NDArray[np.float32]:
-        if name not in self.tensors.names():  # the trunk may have been saved without its prefix
-            bare = name.removeprefix(self._trunk)
-            if bare not in self.tensors.names():
-                raise WeightMismatch(f"{self._folder}: the weights lack `{name}`")
-            name = bare
-        self.used.add(name)
-        found = self.tensors.shape(name)
-        check_shape(found, shape, self._folder, name)
+        bare = name.removeprefix(self._trunk)  # the trunk may have been saved without its prefix
+        key = self.tensors.checked(name, shape, name if self.tensors.has(name) else bare)
+        self.used.add(key)
         if rows is None:
-            return self.tensors.float32(name)
-        if max(row or 0 for row in rows) >= found[0]:
-            raise WeightMismatch(f"{self._folder}: `{name}` has {found[0]} rows, the model needs {list(rows)}")
-        picked = self.tensors.rows(name, [row for row in rows if row is not None])
+            return self.tensors.float32(key)
+        count = self.tensors.shape(key)[0]
+        if max(row or 0 for row in rows) >= count:
+            raise WeightMismatch(f"{self._folder}: `{key}` has {count} rows, the model needs {list(rows)}")
+        picked = self.tensors.rows(key, [row for row in rows if row is not None])
         return picked[:1] - picked[1:] if len(picked) > 1 else picked

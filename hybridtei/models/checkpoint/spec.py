@@ -72,6 +72,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_tokenizer, r
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
 STATIC_TYPE = "static"  # the model type of a table of token vectors, which has no trunk
+STATIC_TABLES = ("embedding.weight", "embeddings")  # the table's name in sentence-transformers' and in Model2Vec's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,12 +295,12 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, A
     """
     read_tokenizer(home)
     weights = Weights.open(home)
-    names = {"embedding.weight", "embeddings"} & weights.names()
-    shapes = [weights.shape(name) for name in sorted(names)]
-    if not shapes or len(shapes[0]) != 2:
+    name = next(filter(weights.has, STATIC_TABLES), None)
+    if name is None or len(weights.shape(name)) != 2:
         raise LoadError(f"{home}: the weights lack a table `embedding.weight` or `embeddings` of two dimensions")
-    rows, width = shapes[0]
-    rows = weights.shape("mapping")[0] if "embeddings" in names and "mapping" in weights.names() else rows
+    rows, width = weights.shape(name)
+    if name == "embeddings" and weights.has("mapping"):
+        rows = weights.shape("mapping")[0]
     prompts = read_prompts(sentence, folder, None)
     return ModelSpec(
         folder=home,
@@ -339,7 +340,7 @@ def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_w
     """Return Qwen3's own projection of pooled vectors, to `num_labels` numbers, as TEI has it; few checkpoints have one."""
     if model_type != "qwen3" or config.get("num_labels") is None or not has_weights(home):
         return ()
-    if "linear.weight" not in Weights.open(home).names():
+    if not Weights.open(home).has("linear.weight"):
         return ()
     width = positive(config, "num_labels", home / "config.json")
     return (DenseModule(home, pooled_width, width, False, "torch.nn.modules.linear.Identity"),)

@@ -15,7 +15,7 @@ import json
 import mmap
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,6 @@ from safetensors import safe_open
 
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.models.checkpoint.files import inside, read_object, require
-
-# Name patterns of the trunk's weights: layers and tables. Poolers, heads and buffers may stay unused.
-OF_TRUNK = re.compile(r"(^|\.)(layers?\.\d+|embeddings|embed_tokens|distance_embedding)\.")
-UNUSED = re.compile(
-    r"pooler|(^|\.)cls\.|lm_head|classifier|vocab_|predictions|position_ids$|inv_freq$|^decoder\.|^encoder\.embed_tokens\."
-)
-
-
-def left_over(unused: Iterable[str]) -> list[str]:
-    """Return the trunk's unused tensors. If there are any, config.json describes another model."""
-    return sorted(name for name in unused if OF_TRUNK.search(name) and not UNUSED.search(name))
-
 
 SHARD, MAX_SHARDS = re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000  # the largest public models have some 200
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
@@ -81,8 +69,13 @@ class Tensor:
         return np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(self.shape)
 
 
+def old_name(name: str) -> str:
+    """A norm's parameter name in checkpoints converted from TensorFlow."""
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
 class Weights:
-    """Tensors of one checkpoint folder, read at first use."""
+    """Tensors of one checkpoint folder, or of one file, read at first use."""
 
     def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         self.folder = folder
@@ -101,18 +94,44 @@ class Weights:
             tensors |= _opened(path)
         return cls(folder, stacked(tensors))
 
+    @classmethod
+    def of_file(cls, file: Path) -> Weights:
+        """Open a safetensors file or a torch file of any name. Raises MissingArtifact or LoadError, naming it."""
+        return cls(file, _opened(require(file)))
+
     def names(self) -> frozenset[str]:
         """Return the names of all tensors in the checkpoint's spelling."""
         return frozenset(self._tensors)
 
     def find(self, name: str) -> str | None:
-        """Return the checkpoint's spelling of a tensor's name, or None."""
-        if name in self._tensors:
-            return name
-        longer = [key for key in self._tensors if key.endswith("." + name)]
-        shorter = [key for key in self._tensors if name.endswith("." + key)]
-        found = sorted(longer, key=len) or sorted(shorter, key=len, reverse=True)
-        return found[0] if found else None
+        """Return the checkpoint's spelling of a tensor's name, with any prefix, or None. Old BERTs have gamma and beta."""
+        for spelled in dict.fromkeys((name, old_name(name))):
+            if spelled in self._tensors:
+                return spelled
+            longer = [key for key in self._tensors if key.endswith("." + spelled)]
+            shorter = [key for key in self._tensors if spelled.endswith("." + key)]
+            found = sorted(longer, key=len) or sorted(shorter, key=len, reverse=True)
+            if found:
+                return found[0]
+        return None
+
+    def has(self, name: str) -> bool:
+        """True if there is a tensor of exactly this name."""
+        return name in self._tensors
+
+    def checked(self, name: str, shape: Sequence[int | None], key: str | None = None) -> str:
+        """Return `key`, else the checkpoint's spelling of `name`. Raises WeightMismatch if there is no such tensor, or if its
+        shape is not `shape`, where None means any size."""
+        key = self.find(name) if key is None else key
+        if key is None or key not in self._tensors:
+            held = f"they hold {sorted(self._tensors)[:5]}, {len(self._tensors)} in all"
+            raise WeightMismatch(f"{self.folder}: the weights lack `{name}`, which the model needs; {held}")
+        check_shape(self.shape(key), shape, self.folder, key)
+        return key
+
+    def array(self, name: str, shape: Sequence[int | None]) -> NDArray[np.float32]:
+        """Return the tensor of exactly this name, or of its old name. Raises the errors of `checked` and `float32`."""
+        return self.float32(self.checked(name, shape, name if self.has(name) else old_name(name)))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor. `name`: the checkpoint's spelling."""
@@ -264,26 +283,6 @@ def check_shape(found: Sequence[int], shape: Sequence[int | None], where: Path, 
     """Raises WeightMismatch, naming the tensor, unless its shape is `shape`, where None means any size."""
     if not has_shape(found, shape):
         raise WeightMismatch(f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
-
-
-Arrays = Mapping[str, NDArray[np.float32]]
-
-
-def read_linear(file: Path) -> Arrays:
-    """Read `weight` and `bias` of a one-layer head. Raises LoadError if the file holds other tensors."""
-    arrays = read_arrays(file)
-    if set(arrays) != {"weight", "bias"}:
-        raise LoadError(f"{file}: holds {sorted(arrays)}, should hold ['bias', 'weight']")
-    return arrays
-
-
-def read_arrays(file: Path) -> Arrays:
-    """Read all weights of a safetensors file or a torch file. Raises LoadError."""
-    tensors = _opened(require(file))
-    arrays = {name: np.array(tensor.array()) for name, tensor in tensors.items() if tensor.dtype in DTYPES}
-    for name, array in arrays.items():
-        check_finite(array, file, name)
-    return arrays
 
 
 def check_finite(values: NDArray[Any], file: Path, name: str) -> None:

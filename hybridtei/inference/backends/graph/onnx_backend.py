@@ -21,8 +21,7 @@ from threadpoolctl import threadpool_limits
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.errors import BackendError, UnsupportedArchitecture
 from hybridtei.inference.backends.base import busy_tokens, made_up
-from hybridtei.inference.backends.graph.host import Feed, HostHeads, end_to_end, ids_of, in_rectangle, padding_of
-from hybridtei.inference.backends.graph.mlm_head import MlmHead
+from hybridtei.inference.backends.graph.host import Feed, HostHeads, MlmHead, end_to_end, ids_of, in_rectangle, padding_of
 from hybridtei.inference.backends.graph.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.inference.backends.graph.onnx_session import Opening, Session, open_file, open_sessions, there
 from hybridtei.inference.backends.graph.ops import POOLED, family_graph

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
+from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.files import inside, require
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.checkpoint.weights import read_arrays
+from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 from hybridtei.system.frames import message_fields
 
@@ -68,10 +68,7 @@ def words_beside(path: Path, spec: ModelSpec) -> Floats | None:
     file = path.parent / WORDS
     if not file.is_file():
         raise UnsupportedArchitecture(f"{path}: the sparse head reads the word embeddings, which need safetensors")
-    table = read_arrays(file).get("words")
-    if table is None or table.shape != (spec.vocab_size, spec.hidden_size):
-        raise WeightMismatch(f"{file}: should hold `words` of shape {[spec.vocab_size, spec.hidden_size]}")
-    return table
+    return Weights.of_file(file).array("words", (spec.vocab_size, spec.hidden_size))
 
 
 def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) -> str:

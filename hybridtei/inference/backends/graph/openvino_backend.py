@@ -30,8 +30,7 @@ from threadpoolctl import threadpool_limits
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import BackendError, LoadError
 from hybridtei.inference.backends.base import busy_tokens
-from hybridtei.inference.backends.graph.host import Feed, HostHeads, Sizes, end_to_end
-from hybridtei.inference.backends.graph.mlm_head import MlmHead
+from hybridtei.inference.backends.graph.host import Feed, HostHeads, MlmHead, Sizes, end_to_end
 from hybridtei.inference.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors, model_of, tensors_of
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.weights import word_table

@@ -23,15 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
-from hybridtei.inference.backends.graph.mlm_head import mlm_layers
 from hybridtei.inference.backends.heads import HeadLayers, MlmLayers
 from hybridtei.inference.backends.torch.ops import ModuleOptions, family_module, path_of
 from hybridtei.inference.backends.torch.trunk import PackedTrunk, PaddedTrunk, Trunk
-from hybridtei.inference.backends.weights import check_names, checked_key, word_table
+from hybridtei.inference.backends.weights import check_names, left_over, mlm_layers, word_table
 from hybridtei.models.checkpoint.hub_layouts import check_code, needs_code, own_code
 from hybridtei.models.checkpoint.layers import in_config
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.checkpoint.weights import Weights, has_weights, left_over, not_finite
+from hybridtei.models.checkpoint.weights import Weights, has_weights, not_finite
 from hybridtei.models.families import FAMILIES, run_family
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ def load_family(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tu
     weights, keys, shapes = Weights.open(spec.folder), dict[str, str](), dict[str, tuple[int, ...]]()
 
     def tensor_of(name: str, shape: tuple[int, ...]) -> Tensor:
-        keys[name], shapes[name] = checked_key(weights, name, shape), shape
+        keys[name], shapes[name] = weights.checked(name, shape), shape
         return checked_numbers(as_tensor(weights.stored(keys[name])).to(device, dtype), keys[name], spec.folder)
 
     family = partial(

@@ -12,8 +12,7 @@ import torch
 
 from hybridtei.batch import Head, pack
 from hybridtei.errors import UnsupportedArchitecture, WeightMismatch
-from hybridtei.inference.backends import heads
-from hybridtei.inference.backends.graph import mlm_head
+from hybridtei.inference.backends import heads, weights
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
@@ -112,6 +111,6 @@ def test_an_untied_decoder_that_is_missing_is_refused(splade: Path, copied: Copi
 
 
 def test_a_family_whose_head_is_not_known_is_refused(splade: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlm_head, "FAMILIES", {})
+    monkeypatch.setattr(weights, "FAMILIES", {})
     with pytest.raises(UnsupportedArchitecture, match=f"{splade}.*: the masked-language-model head of bert"):
         onnx(splade)
