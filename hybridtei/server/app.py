@@ -1,11 +1,13 @@
-"""The Litestar application: its controllers, their shared state, and the start and stop of models, store and gRPC server."""
+"""The Litestar application: its routes, their shared state, and the start and stop of models, store and gRPC server."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from litestar import Controller, Litestar
+from litestar import Litestar
 from litestar.di import Provide
 from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import Receive, Scope, Send
@@ -14,24 +16,9 @@ from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.errors import LoadError, Overloaded, StoreError
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.service import EngineService
-from hybridtei.server import invocations
-from hybridtei.server.api import (
-    cohere,
-    embed,
-    ollama,
-    openai,
-    ops,
-    pages,
-    points,
-    predict,
-    qdrant_inference,
-    rerank,
-    scoring,
-    search,
-    tokens,
-)
+from hybridtei.server import api
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.endpoint import all_models, served_model, vector_store
+from hybridtei.server.endpoint import ROUTES, all_models, served_model, vector_store
 from hybridtei.server.http.body import Keyless, first_fields
 from hybridtei.server.http.connection import REFUSED, ConnectionLimits
 from hybridtei.server.http.security import Keyring, Origins, certificate_of
@@ -43,36 +30,14 @@ from hybridtei.system.machine import install_command
 from hybridtei.system.metrics import Registry
 from hybridtei.system.tracing import Recorder
 
+for _module in iter_modules(api.__path__):
+    import_module(f"{api.__name__}.{_module.name}")  # which adds its routes to `ROUTES`
+
 if TYPE_CHECKING:
     from litestar.plugins import PluginProtocol
 
     from hybridtei.retrieval.store.collection import CollectionSchemas
     from hybridtei.server.grpc.server import RpcServer
-
-OF_TEI: tuple[type[Controller], ...] = (  # served also with --only-tei-routes
-    ops.OperationController,
-    embed.EmbedController,
-    openai.OpenAIController,
-    predict.PredictController,
-    tokens.TokenController,
-    invocations.InvocationController,
-    pages.DocsController,
-)
-ALL: tuple[type[Controller], ...] = (  # served without that flag
-    *OF_TEI,
-    ops.ModelController,
-    pages.PageController,
-    embed.HybridController,
-    openai.VoyageController,
-    cohere.CohereController,
-    ollama.OllamaController,
-    predict.ClassifyController,
-    rerank.RerankController,
-    scoring.ScoreController,
-    search.SearchController,
-    points.PointsController,
-    qdrant_inference.InferenceController,
-)
 
 
 def context_for(service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry) -> Context:
@@ -143,12 +108,16 @@ class _Framework(Litestar):
 def framework(*, only_tei_routes: bool = False) -> Litestar:
     """Make the Litestar application with its routes, before it has models."""
     return _Framework(
-        [*OF_TEI, rerank.TeiRerankController] if only_tei_routes else [*ALL],
+        [one for one in ROUTES if _is_served(one.opt[ENDPOINT], only_tei_routes)],
         dependencies={"model": Provide(served_model), "models": Provide(all_models), "store": Provide(vector_store)},
         exception_handlers=dict(HANDLERS),
         openapi_config=openapi_config(),
         logging_config=None,
     )
+
+
+def _is_served(endpoint: Endpoint, only_tei_routes: bool) -> bool:
+    return endpoint.is_tei and endpoint.by_field is None if only_tei_routes else not endpoint.only_tei
 
 
 def endpoints_of(app: Litestar) -> dict[str, Endpoint]:

@@ -1,10 +1,13 @@
-"""How to write a route. The arguments of `post` are the fields of `routing.Endpoint`; `model` is a `Context`.
+"""How to write a route: a coroutine function that returns a `Reply`, under `post` or `get`.
 
-    class EmbedController(Dialect):
-        @post("/embed", capability=EMBED, is_tei=True)
-        async def embed(self, data: JSONBody[EmbedRequest], model: Model) -> Answer[list[Vector]]:
-            \"\"\"Dense vectors\"\"\"
-            return Answer(embed(model, data))
+    @post("/embed", list[Vector], capability=EMBED, is_tei=True)
+    @handler("embed")
+    async def embed(context: Context, request: EmbedRequest) -> Reply:
+        \"\"\"Dense vectors, one an input.\"\"\"
+
+The type of a parameter says what it gets: `Context` the model that answers, `Models` all models, `StoreContext` the vector
+store, `ApiRequest` the HTTP request, `FromPath[str]` a part of the path, `RawBody` the body, any other type the decoded body.
+Parameters with a default get nothing.
 
 Litestar routes, injects and documents. This module replaces the parts that are too slow for short requests: one middleware,
 `admitted`, replaces guards, `ApiRequest` reads and decodes bodies, and `Answer` writes answers. CONTRIBUTING.md has the
@@ -15,15 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, Generic, TypeVar
+from inspect import Parameter, Signature, signature
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import litestar
-from litestar import Controller, Request, Response
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import SkipValidation
+from litestar.params import FromPath, JSONBody, RawBody, SkipValidation
 from litestar.types import ASGIApp, Empty, Receive, Scope, Send
 from msgspec import Struct
 
@@ -39,29 +43,8 @@ from hybridtei.server.models import Models, StoreContext, check_capacity
 from hybridtei.server.routing import ALIAS, ENDPOINT, Endpoint, endpoint_of
 from hybridtei.system.tracing import arrived
 
-Model = NamedDependency[SkipValidation[Context]]  # `model` of a handler: `served_model`
-AllModels = NamedDependency[SkipValidation[Models]]  # `models`: `all_models`
-Store = NamedDependency[SkipValidation[StoreContext]]  # `store`: `vector_store`
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-TAG = "Text Embeddings Inference"  # of all routes in the OpenAPI document
-
-Decorator = Callable[[Callable[..., Any]], HTTPRouteHandler]
-
-
-def post(path: str | list[str], *, in_schema: bool = True, **needs: Any) -> Decorator:
-    """Decorate a method of a `Dialect`. `needs`: fields of `Endpoint`."""
-    return litestar.post(path, status_code=200, include_in_schema=in_schema, opt={ENDPOINT: Endpoint(**needs)})
-
-
-def get(path: str | list[str], *, in_schema: bool = True, **needs: Any) -> Decorator:
-    """Decorate a method of a `Dialect` that answers GET and HEAD. `needs`: fields of `Endpoint`."""
-    needs = {"role": "any", **needs, "takes_permits": False}
-    return litestar.route(
-        path, http_method=["GET", "HEAD"], status_code=200, include_in_schema=in_schema, opt={ENDPOINT: Endpoint(**needs)}
-    )
-
 
 MODEL = "hybridtei.model"  # in a scope: the context that answers
 KEYLESS = "hybridtei.keyless"  # in a scope: the key may come in the body
@@ -198,14 +181,6 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
     check_capacity(endpoint, scope.get(ALIAS), state.models, state.store_bounds)
 
 
-class Dialect(Controller):
-    """Base of the controllers: the middleware, the request and the decoder that all routes share."""
-
-    tags = (TAG,)
-    middleware = (admitted,)
-    request_class = ApiRequest
-
-
 SLICE_BYTES = 262_144
 JSON, JSON_LINES = (b"content-type", b"application/json"), (b"content-type", b"application/jsonl")
 
@@ -315,3 +290,69 @@ async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
         raise ClientDisconnected from None
     finally:
         disconnect.on_disconnect = None
+
+
+TAG = "Text Embeddings Inference"  # of all routes in the OpenAPI document
+ROUTES: list[HTTPRouteHandler] = []  # of the imported dialects
+# The type of a parameter -> its name and type for Litestar.
+INJECTED: Mapping[Any, tuple[str, Any]] = {
+    Context: ("model", NamedDependency[SkipValidation[Context]]),  # `served_model`
+    Models: ("models", NamedDependency[SkipValidation[Models]]),  # `all_models`
+    StoreContext: ("store", NamedDependency[SkipValidation[StoreContext]]),  # `vector_store`
+    ApiRequest: ("request", ApiRequest),
+    RawBody: ("body", RawBody),
+}
+Work = TypeVar("Work", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+
+def post(path: str | list[str], answer: Any, *, in_schema: bool = True, **needs: Any) -> Callable[[Work], Work]:
+    """Decorate a coroutine function that returns a `Reply`. `answer`: the type of its JSON. `needs`: fields of `Endpoint`."""
+    return _registering(path, ["POST"], answer, in_schema, Endpoint(**needs))
+
+
+def get(path: str | list[str], answer: Any = None, *, in_schema: bool = True, **needs: Any) -> Callable[[Work], Work]:
+    """Decorate a coroutine function that answers GET and HEAD. Without `answer` it returns a `Response`."""
+    return _registering(path, ["GET", "HEAD"], answer, in_schema, Endpoint(**{"role": "any", **needs, "takes_permits": False}))
+
+
+def _registering(
+    path: str | list[str], methods: Any, answer: Any, in_schema: bool, endpoint: Endpoint
+) -> Callable[[Work], Work]:
+    serve = litestar.route(
+        path,
+        http_method=methods,
+        status_code=200,
+        include_in_schema=in_schema,
+        middleware=[admitted],
+        opt={ENDPOINT: endpoint},
+        request_class=ApiRequest,
+        tags=[TAG],
+    )
+
+    def register(work: Work) -> Work:
+        ROUTES.append(serve(_for_litestar(work, answer)))
+        return work
+
+    return register
+
+
+def _for_litestar(work: Callable[..., Coroutine[Any, Any, Any]], answer: Any) -> Any:
+    """A function with Litestar's names and types of the parameters of `work`, and of its answer."""
+    hints = get_type_hints(work, include_extras=True)
+    given = [_injected(one.name, hints[one.name]) for one in signature(work).parameters.values() if one.default is one.empty]
+    names = [name for name, _ in given]
+
+    async def respond(**values: Any) -> Any:
+        running = work(*[values[name] for name in names])
+        return await running if answer is None else Answer(running)
+
+    respond.__name__, respond.__doc__ = work.__name__, work.__doc__
+    respond.__annotations__ = {**dict(given), "return": hints["return"] if answer is None else Answer[answer]}
+    respond.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])  # type: ignore[attr-defined]
+    return respond
+
+
+def _injected(name: str, kind: Any) -> tuple[str, Any]:
+    if kind == FromPath[str]:
+        return name, kind
+    return INJECTED.get(kind) or ("data", JSONBody[SkipValidation[kind]])  # type: ignore[misc]

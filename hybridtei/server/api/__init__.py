@@ -1,1 +1,1 @@
-"""The routes of each API dialect. Their functions use no HTTP, so `/vertex` and `/` can call them too."""
+"""The routes of each API dialect, a file a dialect. Most functions know no HTTP, so `/`, `/vertex` and gRPC call them too."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any, Literal
 
-from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
@@ -14,7 +13,7 @@ from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.api.tei import NOT_EMPTY, Dimensions, FullText, FullTexts, Inputs, ServedModel
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, post
+from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import as_base64
 from hybridtei.server.models import EMBED
@@ -76,9 +75,13 @@ class CohereEmbedResponse(Struct, frozen=True):
 SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "document"}
 
 
+@post(
+    ["/v1/embed", "/v2/embed"], CohereEmbedResponse, capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False
+)
 @handler("cohere_embed")
-async def embed(context: Context, request: CohereEmbedRequest, version: str) -> Reply:
-    """Answer `/v1/embed` and `/v2/embed`: unit vectors, only in the requested forms, since some clients fail on null."""
+async def embed(context: Context, request: CohereEmbedRequest, http: ApiRequest) -> Reply:
+    """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on null."""
+    version = http.scope["path"][len("/v")]
     texts, bare = request.read, version == "1" and not request.embedding_types
     if not texts:
         raise NoInputs("`texts` cannot be empty")
@@ -115,12 +118,3 @@ async def embed(context: Context, request: CohereEmbedRequest, version: str) -> 
 
 def _texts(rows: Floats) -> list[str]:
     return [as_base64(row) for row in rows]
-
-
-class CohereController(Dialect):
-    """Cohere's embeddings."""
-
-    @post(["/v1/embed", "/v2/embed"], capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
-    async def embed(self, request: ApiRequest, data: JSONBody[CohereEmbedRequest], model: Model) -> Answer[CohereEmbedResponse]:
-        """Cohere embeddings"""
-        return Answer(embed(model, data, request.scope["path"][len("/v")]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head, Ragged
@@ -29,7 +28,7 @@ from hybridtei.server.api.tei import (
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, Write
-from hybridtei.server.endpoint import Answer, Dialect, Model, post
+from hybridtei.server.endpoint import post
 from hybridtei.server.http import writers
 from hybridtei.server.models import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
 from hybridtei.server.vectors import (
@@ -103,9 +102,10 @@ BY_TABLE = ((b"x-query-encoder", b"table"),)
 NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 
 
+@post("/embed", list[Vector], capability=EMBED, is_tei=True)
 @handler("embed")
 async def embed(context: Context, request: EmbedRequest) -> Reply:
-    """Answer `/embed`: a list of vectors. A SPLADE model answers dense vectors over the vocabulary."""
+    """Dense vectors. Those of a SPLADE model are over the vocabulary."""
     inputs = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.DENSE, normalize=request.normalize, dimensions=request.dimensions)
     if context.is_splade:
@@ -123,9 +123,10 @@ async def _embed_splade(context: Context, task: Embed, inputs: Inputs) -> Reply:
     )
 
 
+@post("/embed_all", list[list[Vector]], capability=EMBED, is_tei=True)
 @handler("embed_all")
 async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
-    """Answer `/embed_all`: a raw vector for each token."""
+    """A raw vector for each token."""
     inputs = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.TOKENS)
     refusal = UnsupportedHead("`embed_all` is not available for SPLADE models") if context.is_splade else None
@@ -138,9 +139,10 @@ def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
     return [writers.sparse_tei(vectors, i) for i in range(len(vectors))]
 
 
+@post("/embed_sparse", list[list[SparseValue]], capability=EMBED_SPARSE, is_tei=True)
 @handler("embed_sparse")
 async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse) -> Reply:
-    """Answer `/embed_sparse`: by SPLADE pooling or by lexical weights, depending on the model."""
+    """Sparse vectors by SPLADE pooling or by lexical weights, depending on the model."""
     inputs = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.SPARSE, query_encoder=request.query_encoder)
     refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
@@ -148,9 +150,10 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Wri
     return reply if request.query_encoder == "model" else replace(reply, headers=BY_TABLE)
 
 
+@post("/embed_multivector", list[list[list[float | Vector] | PackedVectors] | PackedVectors], capability=EMBED_MULTIVECTOR)
 @handler("embed_multivector")
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
-    """Answer `/embed_multivector`: a list of unit vectors for each input."""
+    """A unit vector for each token of an input, or fewer; with spans, a list of such lists."""
     inputs = parse_inputs(request.inputs)
     task = _own_task(context, request, inputs, Head.MULTIVECTOR)
     smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small)
@@ -158,9 +161,10 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
     return await embed_spanned(context, task, inputs, lambda answer, _: _ragged(smaller(answer).multivector, bits))
 
 
+@post("/embed_hybrid", list[HybridEmbedding | list[HybridEmbedding]], capability=EMBED_HYBRID)
 @handler("embed_hybrid")
 async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
-    """Answer `/embed_hybrid`: every requested output, from one pass."""
+    """Every requested output, from one pass."""
     inputs = parse_inputs(request.inputs)
     heads = heads_of(context, request.outputs)
     task = _own_task(context, request, inputs, *heads, normalize=request.normalize)
@@ -173,9 +177,10 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     return await embed_spanned(context, task, inputs, write, unspelled(context, heads, request.sparse_format))
 
 
+@post("/similarity", Vector, capability=EMBED, is_tei=True)
 @handler("similarity")
 async def similarity(context: Context, request: SimilarityRequest) -> Reply:
-    """Answer `/similarity`: the cosine of the source sentence to each other one, from raw pooled vectors."""
+    """The cosine of the source sentence to each other one, from raw pooled vectors."""
     sentences = request.inputs.sentences
     if not sentences:
         raise NoInputs("`inputs.sentences` cannot be empty")
@@ -226,45 +231,3 @@ def _ragged(rows: Ragged | None, bits: int | None = None) -> list[Any]:
 def _dense(answer: Embeddings) -> Floats:
     assert answer.dense is not None
     return answer.dense
-
-
-class EmbedController(Dialect):
-    """TEI's embeddings."""
-
-    @post("/embed", capability=EMBED, is_tei=True)
-    async def embed(self, data: JSONBody[EmbedRequest], model: Model) -> Answer[list[Vector]]:
-        """Dense vectors"""
-        return Answer(embed(model, data))
-
-    @post("/embed_all", capability=EMBED, is_tei=True)
-    async def embed_all(self, data: JSONBody[EmbedAllRequest], model: Model) -> Answer[list[list[Vector]]]:
-        """A raw vector for each token"""
-        return Answer(embed_all(model, data))
-
-    @post("/embed_sparse", capability=EMBED_SPARSE, is_tei=True)
-    async def embed_sparse(self, data: JSONBody[EmbedSparseRequest], model: Model) -> Answer[list[list[SparseValue]]]:
-        """Sparse vectors"""
-        return Answer(embed_sparse(model, data))
-
-    @post("/similarity", capability=EMBED, is_tei=True)
-    async def similarity(self, data: JSONBody[SimilarityRequest], model: Model) -> Answer[Vector]:
-        """Cosine of one sentence to many"""
-        return Answer(similarity(model, data))
-
-
-class HybridController(Dialect):
-    """Multi-vectors, and several outputs of one forward pass."""
-
-    @post("/embed_multivector", capability=EMBED_MULTIVECTOR)
-    async def embed_multivector(
-        self, data: JSONBody[EmbedMultivectorRequest], model: Model
-    ) -> Answer[list[list[list[float | Vector] | PackedVectors] | PackedVectors]]:  # with spans, a list of such lists
-        """A unit vector for each token, or fewer"""
-        return Answer(embed_multivector(model, data))
-
-    @post("/embed_hybrid", capability=EMBED_HYBRID)
-    async def embed_hybrid(
-        self, data: JSONBody[EmbedHybridRequest], model: Model
-    ) -> Answer[list[HybridEmbedding | list[HybridEmbedding]]]:
-        """Several outputs of one forward pass"""
-        return Answer(embed_hybrid(model, data))

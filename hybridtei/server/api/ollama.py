@@ -7,7 +7,6 @@ from hashlib import sha256
 from time import perf_counter_ns
 from typing import Annotated, Any, Literal
 
-from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei import __version__
@@ -17,8 +16,8 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.tei import Dimensions, Inputs, OneOrMore, ServedModel
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post
-from hybridtei.server.models import ANY, EMBED
+from hybridtei.server.endpoint import ApiRequest, get, post
+from hybridtei.server.models import EMBED, Models
 from hybridtei.server.vectors import SPLADE_NORMALIZE
 from hybridtei.system.tracing import handler
 
@@ -42,9 +41,10 @@ class OllamaEmbedResponse(Struct, frozen=True):
     prompt_eval_count: int
 
 
+@post("/api/embed", OllamaEmbedResponse, capability=EMBED, needs_content_type=False)
 @handler("ollama_embed")
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
-    """Answer `/api/embed`: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
+    """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
     texts = [request.input] if isinstance(request.input, str) else request.input
     if not texts:
         raise NoInputs("`input` cannot be empty")
@@ -75,9 +75,10 @@ class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
     model: ServedModel = None
 
 
+@post("/api/embeddings", dict[Literal["embedding"], list[float]], capability=EMBED, needs_content_type=False)
 @handler("ollama_embeddings")
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
-    """Answer `/api/embeddings`: the vector of one text, not scaled to length 1. A long text is cut."""
+    """Ollama embeddings of one text: its vector is not scaled to length 1. A long text is cut."""
     if not request.prompt:
         return Reply({"embedding": []})
     inputs = Inputs([request.prompt], is_batch=False)
@@ -129,14 +130,28 @@ class OllamaShowResponse(Struct, frozen=True):
 STARTED_AT = datetime.now(UTC).isoformat()
 
 
+@post("/api/show", OllamaShowResponse, role="any", needs_content_type=False, takes_permits=False)
 @handler("show")
 async def show(context: Context, request: OllamaShowRequest) -> Reply:
-    """Answer `/api/show`: Open WebUI reads `capabilities`, other clients read the context length."""
+    """Facts of a model: Open WebUI reads `capabilities`, other clients read the context length."""
     spec, length = context.service.model.spec, context.service.reader.max_input_length
     family = spec.model_type
     sizes = {f"{family}.context_length": length, f"{family}.embedding_length": spec.dense_width}
     capabilities = ["embedding"] if spec.heads & EMBEDDINGS else []
     return Reply(OllamaShowResponse(_details(context), {"general.architecture": family, **sizes}, capabilities))
+
+
+@get("/api/tags", dict[Literal["models"], list[OllamaModel]])
+async def list_models(models: Models, http: ApiRequest) -> Reply:
+    """The models, in Ollama's format."""
+    contexts = models.ready if http.alias is None else [models.named(http.alias)]
+    return Reply({"models": [_listed(context) for context in contexts]})
+
+
+@get("/api/version", dict[Literal["version"], str])
+async def version() -> Reply:
+    """The version in whole numbers: Open WebUI reads it to check that the server is up."""
+    return Reply({"version": __version__.partition(".dev")[0]})
 
 
 def _listed(context: Context) -> OllamaModel:
@@ -150,35 +165,3 @@ def _listed(context: Context) -> OllamaModel:
 def _details(context: Context) -> OllamaDetails:
     family = context.service.model.spec.model_type
     return OllamaDetails("", "safetensors", family, [family], "", context.service.backend.dtype)
-
-
-class OllamaController(Dialect):
-    """Ollama's embeddings and facts of models."""
-
-    @post("/api/embed", capability=EMBED, needs_content_type=False)
-    async def embed(self, data: JSONBody[OllamaEmbedRequest], model: Model) -> Answer[OllamaEmbedResponse]:
-        """Ollama embeddings"""
-        return Answer(ollama_embed(model, data))
-
-    @post("/api/embeddings", capability=EMBED, needs_content_type=False)
-    async def embeddings(
-        self, data: JSONBody[OllamaPromptRequest], model: Model
-    ) -> Answer[dict[Literal["embedding"], list[float]]]:
-        """Ollama embeddings of one text"""
-        return Answer(ollama_embeddings(model, data))
-
-    @post("/api/show", capability=ANY, role="any", needs_content_type=False, takes_permits=False)
-    async def show(self, data: JSONBody[OllamaShowRequest], model: Model) -> Answer[OllamaShowResponse]:
-        """Facts of a model, in Ollama's format"""
-        return Answer(show(model, data))
-
-    @get("/api/tags")
-    async def list_models(self, request: ApiRequest, models: AllModels) -> Answer[dict[Literal["models"], list[OllamaModel]]]:
-        """The models, in Ollama's format"""
-        contexts = models.ready if request.alias is None else [models.named(request.alias)]
-        return Answer(Reply({"models": [_listed(context) for context in contexts]}))
-
-    @get("/api/version")
-    async def version(self) -> Answer[dict[Literal["version"], str]]:
-        """The version in whole numbers: Open WebUI reads it to check that the server is up"""
-        return Answer(Reply({"version": __version__.partition(".dev")[0]}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
@@ -30,7 +29,7 @@ from hybridtei.server.api.tei import (
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, usage_of
-from hybridtei.server.endpoint import Answer, Dialect, Model, post
+from hybridtei.server.endpoint import post
 from hybridtei.server.http import writers
 from hybridtei.server.http.writers import Pieces
 from hybridtei.server.models import EMBED
@@ -147,9 +146,14 @@ class OpenAICompatResponse(Struct, frozen=True):
     usage: OpenAICompatUsage
 
 
+NEEDS: dict[str, Any] = {"capability": EMBED, "error": OpenAICompatErrorResponse}
+
+
+@post("/v1/embeddings", OpenAICompatResponse, **NEEDS, is_tei=True, needs_content_type=False)
+@post("/embeddings", OpenAICompatResponse, **NEEDS, is_tei=True, in_schema=False)
 @handler("openai_embed")
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
-    """Answer `/v1/embeddings`: unit vectors, unless Jina's `normalized` is false."""
+    """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""
     inputs = parse_inputs(request.items)
     refusal: HybridTeiError | None = foreign_ids(context, inputs) or unknown_task(context, request.task)
     if context.is_splade and request.outputs is None:
@@ -264,9 +268,10 @@ class ContextualizedResponse(Struct, frozen=True):
     usage: dict[str, int]
 
 
+@post("/v1/contextualizedembeddings", ContextualizedResponse, **NEEDS, needs_content_type=False)
 @handler("contextualized_embed")
 async def contextualized_embed(context: Context, request: ContextualizedRequest) -> Reply:
-    """Answer `/v1/contextualizedembeddings`: a list of unit vectors for each document."""
+    """Embeddings of documents' chunks: a list of unit vectors for each document."""
     with context.counting_failures():
         if request.enable_auto_chunking:
             raise InvalidInput("`enable_auto_chunking` is true: this server takes each document as a list of chunks")
@@ -290,25 +295,3 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
 
 def _listed(vectors: Sequence[Any]) -> list[dict[str, Any]]:
     return [{"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)]
-
-
-class OpenAIController(Dialect):
-    """OpenAI's embeddings, which TEI serves too."""
-
-    @post("/v1/embeddings", capability=EMBED, error=OpenAICompatErrorResponse, is_tei=True, needs_content_type=False)
-    async def v1_embeddings(self, data: JSONBody[OpenAICompatRequest], model: Model) -> Answer[OpenAICompatResponse]:
-        """OpenAI embeddings"""
-        return Answer(openai_embed(model, data))
-
-    embeddings = post("/embeddings", in_schema=False, capability=EMBED, error=OpenAICompatErrorResponse, is_tei=True)(
-        v1_embeddings.fn
-    )
-
-
-class VoyageController(Dialect):
-    """Voyage's embeddings of chunks."""
-
-    @post("/v1/contextualizedembeddings", capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False)
-    async def contextualized(self, data: JSONBody[ContextualizedRequest], model: Model) -> Answer[ContextualizedResponse]:
-        """Embeddings of documents' chunks"""
-        return Answer(contextualized_embed(model, data))

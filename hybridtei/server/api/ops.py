@@ -7,7 +7,6 @@ import time
 from typing import Annotated, Any, Literal
 
 from litestar import Response
-from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei import __version__
@@ -18,7 +17,7 @@ from hybridtei.inference.load import named_model
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, Model, get, post
+from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.models import Models
 from hybridtei.server.routing import StatusOnly
 
@@ -47,14 +46,36 @@ FINGERPRINT_WAIT_S = 0.5  # seconds that the first requests wait; half a gigabyt
 POOLING_NAMES = {"lasttoken": "last_token"}
 
 
-async def with_fingerprint(context: Context, *, has_store: bool) -> dict[str, Any]:
-    """Answer `/info`: TEI's keys in TEI's order, then ours. `fingerprint` is null until the weights have been read."""
+@get("/health", role=None, is_tei=True)
+@get("/ping", in_schema=False, role=None, is_tei=True)
+async def health(context: Context) -> Response[bytes]:
+    """Health check."""
+    await context.service.check_health()
+    return StatusOnly(200)
+
+
+@get("/metrics", role=None, is_tei=True)
+async def metrics(models: Models, http: ApiRequest) -> Response[bytes]:
+    """Prometheus metrics."""
+    text = models.metrics() if http.alias is None else models.named(http.alias).registry.text()
+    return Response(text.encode(), media_type="text/plain")
+
+
+@get("/info", Info, is_tei=True)
+async def info(context: Context, http: ApiRequest) -> Reply:
+    """The model and the limits. `fingerprint` is null until the weights have been read."""
     answer = facts(context)
     reading = asyncio.wrap_future(context.fingerprint)
     await asyncio.wait([reading], timeout=FINGERPRINT_WAIT_S)
     answer["hybridtei"]["fingerprint"] = reading.result() if reading.done() else None
-    answer["hybridtei"]["store"] = has_store
-    return answer
+    answer["hybridtei"]["store"] = http.app.state.schemas is not None
+    return Reply(answer)
+
+
+@get(["/v1/models", "/models"], ModelList)
+async def list_models(models: Models) -> Reply:
+    """The models."""
+    return Reply(ModelList("list", [*map(_listed, models.ready)]))
 
 
 def _listed(context: Context) -> ModelItem:
@@ -70,7 +91,7 @@ def capabilities(heads: frozenset[Head]) -> list[str]:
 
 
 def facts(context: Context) -> dict[str, Any]:
-    """The fields of `/info`."""
+    """The fields of `/info`: TEI's keys in TEI's order, then ours."""
     service, spec = context.service, context.service.model.spec
     return {
         "model_id": context.model.model_id,
@@ -135,6 +156,7 @@ class ModelState(Struct, frozen=True, omit_defaults=True):
 
 
 MANAGED: dict[str, Any] = {
+    "in_schema": False,
     "role": "manage",
     "takes_permits": False,
     "needs_content_type": False,
@@ -147,8 +169,9 @@ Table = dict[str, Any]  # keys of `config.NamedModel`
 OF_PROCESS = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"})
 
 
+@post("/models/load", ModelState, **MANAGED)
 async def load(models: Models, request: Table) -> Reply:
-    """Answer `/models/load`. Raises InvalidInput."""
+    """Load a model, and answer when it is ready or has failed."""
     try:
         entry = await models.load(_configuration(request, models.flags))
     except LoadError as error:
@@ -156,8 +179,9 @@ async def load(models: Models, request: Table) -> Reply:
     return Reply(ModelState(entry.alias, entry.state, entry.seconds, entry.error))
 
 
+@post("/models/unload", ModelState, **MANAGED)
 async def unload(models: Models, request: UnloadRequest) -> Reply:
-    """Answer `/models/unload`. Raises UnknownModel, InvalidInput."""
+    """Unload a model, and answer once its memory is free."""
     await models.unload(request.model)
     return Reply(ModelState(request.model, "unloaded"))
 
@@ -179,45 +203,3 @@ def _configuration(table: Table, flags: ModelConfig) -> NamedModel:
         return named_model(table, base, "model")
     except LoadError as error:
         raise InvalidInput(str(error)) from None
-
-
-class OperationController(Dialect):
-    """TEI's health, facts and metrics."""
-
-    @get("/health", role=None, is_tei=True)
-    async def health(self, model: Model) -> Response[bytes]:
-        """Health check"""
-        await model.service.check_health()
-        return StatusOnly(200)
-
-    ping = get("/ping", in_schema=False, role=None, is_tei=True)(health.fn)
-
-    @get("/info", is_tei=True)
-    async def info(self, request: ApiRequest, model: Model) -> Answer[Info]:
-        """The model and the limits"""
-        return Answer(Reply(await with_fingerprint(model, has_store=request.app.state.schemas is not None)))
-
-    @get("/metrics", role=None, is_tei=True)
-    async def metrics(self, request: ApiRequest, models: AllModels) -> Response[bytes]:
-        """Prometheus metrics"""
-        text = models.metrics() if request.alias is None else models.named(request.alias).registry.text()
-        return Response(text.encode(), media_type="text/plain")
-
-
-class ModelController(Dialect):
-    """Lists models, and loads and unloads them at run time."""
-
-    @get(["/v1/models", "/models"])
-    async def listed(self, models: AllModels) -> Answer[ModelList]:
-        """The models"""
-        return Answer(Reply(ModelList("list", [*map(_listed, models.ready)])))
-
-    @post("/models/load", in_schema=False, **MANAGED)
-    async def load(self, data: JSONBody[Table], models: AllModels) -> Answer[ModelState]:
-        """Load a model, and answer when it is ready or has failed"""
-        return Answer(load(models, data))
-
-    @post("/models/unload", in_schema=False, **MANAGED)
-    async def unload(self, data: JSONBody[UnloadRequest], models: AllModels) -> Answer[ModelState]:
-        """Unload a model, and answer once its memory is free"""
-        return Answer(unload(models, data))

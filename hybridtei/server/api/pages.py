@@ -11,7 +11,7 @@ from litestar import Response
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
-from hybridtei.server.endpoint import ApiRequest, Dialect, get
+from hybridtei.server.endpoint import ApiRequest, get
 from hybridtei.server.routing import PAGE
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png"}
@@ -35,31 +35,26 @@ def _served(folder: Traversable) -> list[str]:
 FILES, DOCS_FILES = _served(FOLDER), _served(FOLDER.joinpath("docs"))
 
 
-class PageController(Dialect):
-    """The page."""
-
-    @get([PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)], in_schema=False, role=None)
-    async def page(self, request: ApiRequest) -> Response[bytes]:
-        """The page itself, or a file that it loads."""
-        return file_of_page(request.scope["path"].removeprefix(PAGE).strip("/") or INDEX)
+@get([PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)], in_schema=False, role=None)
+async def page(http: ApiRequest) -> Response[bytes]:
+    """The page itself, or a file that it loads."""
+    return file_of_page(http.scope["path"].removeprefix(PAGE).strip("/") or INDEX)
 
 
-class DocsController(Dialect):
-    """Swagger UI, from files of this package, so that it works without a network."""
+@get("/docs", in_schema=False, role=None, is_tei=True)
+async def docs(http: ApiRequest) -> Response[bytes]:
+    """Swagger UI, from files of this package, so that it works without a network. Its relative links work below `/docs/`."""
+    if http.scope["raw_path"].endswith(b"/"):
+        return file_of_page(f"docs/{INDEX}", DOCS_POLICY)
+    return Response(b"", status_code=303, media_type="text/plain", headers={"location": "/docs/"})
 
-    @get("/docs", in_schema=False, role=None, is_tei=True)
-    async def docs(self, request: ApiRequest) -> Response[bytes]:
-        """Redirect to `/docs/`, where relative links work."""
-        if request.scope["raw_path"].endswith(b"/"):
-            return file_of_page(f"docs/{INDEX}", DOCS_POLICY)
-        return Response(b"", status_code=303, media_type="text/plain", headers={"location": "/docs/"})
 
-    @get("/docs/{name:str}", in_schema=False, role=None, is_tei=True)
-    async def docs_file(self, name: FromPath[str]) -> Response[bytes]:
-        """A file that Swagger UI loads."""
-        if name not in DOCS_FILES:
-            raise NotFoundException
-        return file_of_page(f"docs/{name}", DOCS_POLICY)
+@get("/docs/{name:str}", in_schema=False, role=None, is_tei=True)
+async def docs_file(name: FromPath[str]) -> Response[bytes]:
+    """A file that Swagger UI loads."""
+    if name not in DOCS_FILES:
+        raise NotFoundException
+    return file_of_page(f"docs/{name}", DOCS_POLICY)
 
 
 def file_of_page(name: str, policy: str = PAGE_POLICY) -> Response[bytes]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath
 from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidPoint, RequestError, StoreUnavailable, UnknownCollection
@@ -25,7 +25,7 @@ from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.retrieval.store.query import Imported
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Lines, Store, get, post
+from hybridtei.server.endpoint import ApiRequest, Lines, get, post
 from hybridtei.server.models import StoreContext
 from hybridtei.system.tracing import handler
 
@@ -94,9 +94,17 @@ class _NewPoint:
     payload: dict[str, Any]
 
 
+@get("/collections", CollectionList, role="search", needs_store=True)
+async def collections(stores: StoreContext) -> Reply:
+    """The collections of the vector store, and their aliases."""
+    return Reply(CollectionList(sorted({*await stores.schemas.store.collections(), *await stores.schemas.store.aliases()})))
+
+
+# It finishes after a disconnect, since the client will send the same ids again.
+@post("/collections/{name:str}/points", PointsResponse, role="write", needs_store=True, outlives_client=True)
 @handler("upsert")
-async def upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
-    """Answer `/collections/{name}/points`: embed every output that the collection holds, and store the points."""
+async def upsert(stores: StoreContext, name: FromPath[str], request: PointsRequest) -> Reply:
+    """Embed every output that the collection holds, and store the points."""
     return await stores.run(len(request.points), lambda: _upsert(stores, name, request))
 
 
@@ -242,8 +250,14 @@ async def _embedded(
     return [one for one, _, _ in good], Embeddings.concat([embedded for _, embedded, _ in good]), good[-1][2]
 
 
+@get("/collections/{name:str}/export", role="manage", needs_store=True)
+async def export(stores: StoreContext, name: FromPath[str]) -> Lines:
+    """Write a collection as JSON lines, with its vectors."""
+    return Lines(_exported(stores, name))
+
+
 async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
-    """Answer `/collections/{name}/export`. Raises UnknownCollection, StoreError, Overloaded."""
+    """Raises UnknownCollection, StoreError, Overloaded."""
     from hybridtei.retrieval.store.transfer import PAGE_POINTS, exported
 
     with stores.holding(PAGE_POINTS):
@@ -251,37 +265,12 @@ async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
             yield lines
 
 
+# It finishes after a disconnect: the client will repeat the import, and points stored by then are skipped.
+@post("/collections/{name:str}/import", Imported, role="manage", needs_store=True, takes_lines=True, outlives_client=True)
 @handler("import")
-async def _imported(stores: StoreContext, name: str, parts: AsyncIterator[bytes]) -> Reply:
-    """Answer `/collections/{name}/import`. Raises Overloaded and the errors of `import_from`."""
+async def import_lines(stores: StoreContext, name: FromPath[str], http: ApiRequest) -> Reply:
+    """Store the points of an export that the collection lacks."""
     from hybridtei.retrieval.store.transfer import PAGE_POINTS, import_from
 
     with stores.holding(PAGE_POINTS):
-        return Reply(await import_from(stores.schemas, parts, name))
-
-
-class PointsController(Dialect):
-    """Lists collections, and writes points."""
-
-    @get("/collections", role="search", needs_store=True)
-    async def collections(self, store: Store) -> Answer[CollectionList]:
-        """The collections of the vector store"""
-        names = {*await store.schemas.store.collections(), *await store.schemas.store.aliases()}
-        return Answer(Reply(CollectionList(sorted(names))))
-
-    # It finishes after a disconnect, since the client will send the same ids again.
-    @post("/collections/{name:str}/points", role="write", needs_store=True, outlives_client=True)
-    async def upsert(self, name: FromPath[str], data: JSONBody[PointsRequest], store: Store) -> Answer[PointsResponse]:
-        """Embed texts and store them"""
-        return Answer(upsert(store, name, data))
-
-    @get("/collections/{name:str}/export", role="manage", needs_store=True)
-    async def export(self, name: FromPath[str], store: Store) -> Lines:
-        """Write a collection as JSON lines, with its vectors"""
-        return Lines(_exported(store, name))
-
-    # It finishes after a disconnect: the client will repeat the import, and points stored by then are skipped.
-    @post("/collections/{name:str}/import", role="manage", needs_store=True, takes_lines=True, outlives_client=True)
-    async def import_lines(self, name: FromPath[str], request: ApiRequest, store: Store) -> Answer[Imported]:
-        """Store the points of an export that the collection lacks"""
-        return Answer(_imported(store, name, request.parts()))
+        return Reply(await import_from(stores.schemas, http.parts(), name))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidInput, NoInputs
@@ -29,7 +28,7 @@ from hybridtei.server.api.tei import (
     parse_predict,
 )
 from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
-from hybridtei.server.endpoint import Answer, Dialect, Model, post
+from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.http.writers import label_scores
 from hybridtei.server.models import CLASSIFY, TAG
@@ -77,9 +76,10 @@ class VllmClassifyResponse(Enveloped, frozen=True):
 NUMBERS_A_LABEL = 20  # the cost of building and writing one label, in numbers
 
 
+@post("/predict", list[Prediction] | list[list[Prediction]], capability=CLASSIFY, is_tei=True)
 @handler("predict")
 async def predict(context: Context, request: PredictRequest) -> Reply:
-    """Answer `/predict`: labels by score, the best first. A batch, or a client of Hugging Face, gets a list of such lists."""
+    """Labels by score, the best first. A batch, or a client of Hugging Face, gets a list of such lists."""
     texts = parse_predict(request.inputs)
     parameters = request.parameters if isinstance(request.parameters, dict) else None
     top_k, function = _parameters(parameters or {})
@@ -109,9 +109,15 @@ def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
     return top_k, function
 
 
+@post("/classify", ClassifyResponse | VllmClassifyResponse, capability=CLASSIFY, error=ListedErrorResponse)
+async def classify(context: Context, request: ClassifyRequest) -> Reply:
+    """Classification in infinity's or vLLM's format, depending on the server's setting."""
+    return await (vllm_classify if context.server.classify_as == "vllm" else infinity_classify)(context, request)
+
+
 @handler("classify")
 async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply:
-    """Answer `/classify`: each text's labels, the best first."""
+    """Each text's labels, the best first."""
     texts, task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
@@ -121,9 +127,10 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
     return await _classify(context, task, texts, write)
 
 
+@post("/v1/classify", VllmClassifyResponse, capability=CLASSIFY, error=ListedErrorResponse, needs_content_type=False)
 @handler("classify")
 async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
-    """Answer `/v1/classify` in vLLM's format."""
+    """Classification for vLLM's clients."""
     texts, task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
@@ -191,9 +198,10 @@ NUMBERS_A_TOKEN = 40  # the cost of building and writing one token, in numbers
 Items = list[dict[str, Any]]
 
 
+@post("/predict_tokens", list[list[TokenPrediction]], capability=TAG)
 @handler("predict_tokens")
 async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
-    """Answer `/predict_tokens`: the tokens or entities of each item of `inputs`. The results of an inner list are joined."""
+    """Labels of tokens, or entities, for each item of `inputs`. The results of an inner list are joined."""
     inputs: list[str | list[str]] = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     groups = [[item] if isinstance(item, str) else item for item in inputs]
     texts = [text for group in groups for text in group]
@@ -262,32 +270,3 @@ async def _tag(context: Context, task: label.Tag, write: Write[list[label.Tagged
     load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
     answer, usage = await context.run(task, load, scope="predict", checks_model=True)
     return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)
-
-
-class PredictController(Dialect):
-    """TEI's classification."""
-
-    @post("/predict", capability=CLASSIFY, is_tei=True)
-    async def predict(self, data: JSONBody[PredictRequest], model: Model) -> Answer[list[Prediction] | list[list[Prediction]]]:
-        """Classification"""
-        return Answer(predict(model, data))
-
-
-class ClassifyController(Dialect):
-    """Classification in the APIs of infinity and vLLM, and labels of tokens."""
-
-    @post("/classify", capability=CLASSIFY, error=ListedErrorResponse)
-    async def classify(self, data: JSONBody[ClassifyRequest], model: Model) -> Answer[ClassifyResponse | VllmClassifyResponse]:
-        """Classification in infinity's or vLLM's format, depending on the server's setting"""
-        answered = vllm_classify if model.server.classify_as == "vllm" else infinity_classify
-        return Answer(answered(model, data))
-
-    @post("/v1/classify", capability=CLASSIFY, error=ListedErrorResponse, needs_content_type=False)
-    async def v1_classify(self, data: JSONBody[ClassifyRequest], model: Model) -> Answer[VllmClassifyResponse]:
-        """Classification for vLLM's clients"""
-        return Answer(vllm_classify(model, data))
-
-    @post("/predict_tokens", capability=TAG)
-    async def predict_tokens(self, data: JSONBody[PredictTokensRequest], model: Model) -> Answer[list[list[TokenPrediction]]]:
-        """Labels of tokens, or entities"""
-        return Answer(predict_tokens(model, data))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
@@ -22,7 +21,7 @@ from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.outputs import Embeddings, Load, cut, unit
 from hybridtei.server.api.tei import FullText, Size
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import AllModels, Answer, ApiRequest, Dialect, post
+from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.writers import sparse_qdrant
 from hybridtei.server.models import EMBED_HYBRID, NO_NAMES, Models
@@ -111,14 +110,12 @@ class _Target:
     dimensions: int | None
 
 
+@post("/qdrant/inference", InferenceResponse, error=InferenceError, needs_content_type=False, key_in_body=True)
 @handler("qdrant_inference")
-async def inference(models: Models, alias: str | None, request: InferenceRequest) -> Reply:
-    """Answer `/qdrant/inference`. `alias`: the model in the path; inputs then name only vectors.
-
-    One pass gives all requested vectors of a text. Raises InvalidInput, UnsupportedHead, UnknownModel, naming the input, and
-    the errors of embedding.
-    """
-    targets = _targets(models, alias, request)
+async def inference(models: Models, request: InferenceRequest, http: ApiRequest) -> Reply:
+    """Embeddings for a Qdrant server. One pass gives all requested vectors of a text. Below the path of one model, inputs name
+    only vectors. Errors name the input."""
+    targets = _targets(models, http.alias, request)
     heads: dict[tuple[Reading, str], frozenset[Head]] = {}
     for target, one in zip(targets, request.inputs, strict=True):
         read = (target.reading, one.data)
@@ -222,14 +219,3 @@ def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any
 
 def _size(vector: Any) -> int:
     return int(np.size(vector["indices"]) * 2 if isinstance(vector, dict) else np.size(vector))
-
-
-class InferenceController(Dialect):
-    """Embeddings for a Qdrant server."""
-
-    @post("/qdrant/inference", error=InferenceError, needs_content_type=False, key_in_body=True)
-    async def inference(
-        self, request: ApiRequest, data: JSONBody[InferenceRequest], models: AllModels
-    ) -> Answer[InferenceResponse]:
-        """Embeddings for a Qdrant server"""
-        return Answer(inference(models, request.alias, data))

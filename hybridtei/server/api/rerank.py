@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from litestar.params import JSONBody, SkipValidation
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from hybridtei.batch import Head
@@ -36,7 +35,7 @@ from hybridtei.server.context import (
     load_of_pairs,
     usage_of,
 )
-from hybridtei.server.endpoint import Answer, Dialect, Model, post
+from hybridtei.server.endpoint import post
 from hybridtei.server.http.decoding import decode
 from hybridtei.server.models import RANK
 from hybridtei.server.routing import ListedErrorResponse
@@ -144,9 +143,10 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
 DOCUMENTS_PER_UNIT = 100  # Cohere bills by this
 
 
+@post("/rerank", list[Rank], capability=RANK, is_tei=True, only_tei=True)
 @handler("rerank")
 async def rerank(context: Context, request: RerankRequest) -> Reply:
-    """Answer `/rerank` with `texts`: the best first, ties in reverse order."""
+    """Reranking of `texts`: the best first, ties in reverse order."""
     with context.counting_failures():
         if not request.texts:
             raise NoInputs("`texts` cannot be empty")
@@ -167,9 +167,10 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     return await context.reply(write, scored.scores, usage, numbers)
 
 
+@post(["/v1/rerank", "/v2/rerank"], DocumentsResponse, capability=RANK, error=ListedErrorResponse, needs_content_type=False)
 @handler("rerank")
 async def rerank_documents(context: Context, request: DocumentsRequest, *, plain: bool = False) -> Reply:
-    """Answer `/rerank`, `/v1/rerank` and `/v2/rerank` with `documents`. `plain`: return them as strings, not objects."""
+    """Reranking of `documents`."""
     raw = request.documents
     with context.counting_failures():
         if not raw:
@@ -213,11 +214,12 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
     return await rerank_either(context, decode(body, RerankRequest if context.server.only_tei_routes else BY_FIELD))
 
 
+@post("/rerank", list[Rank] | DocumentsResponse, capability=RANK, is_tei=True, by_field=BY_FIELD)
 async def rerank_either(context: Context, request: RerankRequest | DocumentsRequest) -> Reply:
-    """Answer `/rerank` in the dialect of the body."""
+    """Reranking of `texts` or `documents`."""
     if isinstance(request, RerankRequest):
         return await rerank(context, request)
-    by_default = context.server.rerank_documents_as == "string"
+    by_default = context.server.rerank_documents_as == "string"  # the answer repeats documents as strings, not objects
     # infinity's client always sends `raw_scores` and needs a string; vLLM's never sends it and needs an object.
     return await rerank_documents(context, request, plain=by_default or request.raw_scores is not UNSET)
 
@@ -286,28 +288,3 @@ def _task(
         max_document_tokens=max_document_tokens,
         spans=spans,
     )
-
-
-class RerankController(Dialect):
-    """Reranking in all dialects."""
-
-    @post("/rerank", capability=RANK, is_tei=True, by_field=BY_FIELD)
-    async def rerank(
-        self, data: JSONBody[SkipValidation[RerankRequest | DocumentsRequest]], model: Model
-    ) -> Answer[list[Rank] | DocumentsResponse]:
-        """Reranking of documents; `texts` or `documents`"""
-        return Answer(rerank_either(model, data))
-
-    @post(["/v1/rerank", "/v2/rerank"], capability=RANK, error=ListedErrorResponse, needs_content_type=False)
-    async def rerank_documents(self, data: JSONBody[DocumentsRequest], model: Model) -> Answer[DocumentsResponse]:
-        """Reranking of documents"""
-        return Answer(rerank_documents(model, data))
-
-
-class TeiRerankController(Dialect):
-    """Reranking if only TEI's routes are served."""
-
-    @post("/rerank", capability=RANK, is_tei=True)
-    async def rerank(self, data: JSONBody[RerankRequest], model: Model) -> Answer[list[Rank]]:
-        """Reranking of documents"""
-        return Answer(rerank(model, data))

@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from litestar.params import JSONBody
 from msgspec import Meta, Struct
 
 from hybridtei.inference.tasks.embed import Embed
@@ -15,7 +14,7 @@ from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVector
 from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
 from hybridtei.server.api.tei import Enveloped, Inputs, Instruction, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
-from hybridtei.server.endpoint import Answer, Dialect, Model, post
+from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import RANK
 from hybridtei.server.routing import ListedErrorResponse
@@ -67,8 +66,10 @@ class ScoreResponse(Enveloped, frozen=True):
 Pairs = Sequence[tuple[str, str]]
 
 
+@post(["/score", "/v1/score"], ScoreResponse, capability=RANK, error=ListedErrorResponse, needs_content_type=False)
 @handler("score")
 async def score(context: Context, request: ScoreRequest) -> Reply:
+    """Scores of pairs, in their order."""
     pairs = request.pairs
     with context.counting_failures():
         check_instruction(request.instruction, len(pairs))
@@ -108,12 +109,3 @@ async def _cosines(context: Context, pairs: Pairs) -> Reply:
 def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
     return {**envelope(context, "list", "score"), "data": data, "usage": usage_of(usage)}
-
-
-class ScoreController(Dialect):
-    """Scores of pairs of texts."""
-
-    @post(["/score", "/v1/score"], capability=RANK, error=ListedErrorResponse, needs_content_type=False)
-    async def score(self, data: JSONBody[ScoreRequest], model: Model) -> Answer[ScoreResponse]:
-        """Scores of pairs"""
-        return Answer(score(model, data))

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from litestar.params import JSONBody
 from msgspec import Meta, Struct, structs
 
 from hybridtei.batch import Head
@@ -24,7 +23,7 @@ from hybridtei.models.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.retrieval.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
-from hybridtei.server.endpoint import Answer, Dialect, Store, post
+from hybridtei.server.endpoint import post
 from hybridtei.server.models import Models, StoreContext
 from hybridtei.system.tracing import handler
 
@@ -109,9 +108,10 @@ MAX_SPANNED = 100  # hits of a request to embed for `relevant_spans`
 MAX_SPANNED_CHARACTERS = 2_000_000  # total characters of these texts
 
 
+@post("/search", SearchResponse | SearchesResponse, role="search", needs_store=True)
 @handler("search")
 async def search(stores: StoreContext, request: SearchRequest) -> Reply:
-    """Answer `/search`: embed, find, fuse, rescore, rerank."""
+    """Search a collection of the vector store: embed, find, fuse, rescore, rerank."""
     if request.query is None:
         stores.models.default.check_batch(len(request.texts))
     options = options_of(request, stores.server)
@@ -280,12 +280,3 @@ def _add_spans(hits: list[dict[str, Any]], of_hits: Spans, with_payload: bool | 
             hit["payload"] = {name: value for name, value in hit["payload"].items() if with_payload and name in with_payload}
         if spans:
             hit["relevant_spans"] = spans
-
-
-class SearchController(Dialect):
-    """Search of the vector store."""
-
-    @post("/search", role="search", needs_store=True)
-    async def search(self, data: JSONBody[SearchRequest], store: Store) -> Answer[SearchResponse | SearchesResponse]:
-        """Search a collection of the vector store"""
-        return Answer(search(store, data))

@@ -7,14 +7,12 @@ from functools import partial
 from io import BytesIO
 from typing import Any, TypeVar
 
-from litestar.params import JSONBody
-
 from hybridtei.errors import EmptyInput, NoInputs
 from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER, too_many_numbers
 from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import Answer, Dialect, Model, post
+from hybridtei.server.endpoint import post
 from hybridtei.server.http.writers import Written, write_json
 from hybridtei.system.tracing import handler
 
@@ -23,9 +21,10 @@ ANSWER_BYTES = 200_000_000
 T = TypeVar("T")
 
 
+@post("/tokenize", list[list[SimpleToken]], takes_permits=False, is_tei=True)
 @handler("tokenize")
 async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
-    """Answer `/tokenize`: every token with its place in the text. Takes no permit."""
+    """Tokens with their places in the text."""
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     with context.counting_failures():
         if not texts:
@@ -35,9 +34,10 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
         return await _aside(context, texts, partial(tokens, add_special_tokens=special, prompt_name=prompt))
 
 
+@post("/decode", list[str], takes_permits=False, is_tei=True)
 @handler("decode")
 async def decode_ids(context: Context, request: DecodeRequest) -> Reply:
-    """Answer `/decode`: ids back to text. Takes no permit."""
+    """Ids back to text."""
     with context.counting_failures():
         sequences = parse_ids(request.ids)
         context.check_batch(len(sequences))
@@ -66,17 +66,3 @@ async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any])
             raise too_many_numbers(MAX_ANSWER_NUMBERS)
     written.write(b"]")
     return Reply(Written(written.getvalue()), numbers=written.tell() // BYTES_PER_NUMBER)
-
-
-class TokenController(Dialect):
-    """TEI's tokens."""
-
-    @post("/tokenize", takes_permits=False, is_tei=True)
-    async def tokenize(self, data: JSONBody[TokenizeRequest], model: Model) -> Answer[list[list[SimpleToken]]]:
-        """Tokens with their places"""
-        return Answer(tokenize(model, data))
-
-    @post("/decode", takes_permits=False, is_tei=True)
-    async def decode(self, data: JSONBody[DecodeRequest], model: Model) -> Answer[list[str]]:
-        """Ids back to text"""
-        return Answer(decode_ids(model, data))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from litestar import Response
-from litestar.params import JSONBody
+from litestar.params import RawBody
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from hybridtei.batch import Head
@@ -18,7 +18,7 @@ from hybridtei.server.api.pages import INDEX, file_of_page, wants_page
 from hybridtei.server.api.predict import EntitiesRequest, entities, predict
 from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import Answer, ApiRequest, Dialect, Model, get, post
+from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.http.body import SchemaError, SyntaxRefused
 from hybridtei.server.http.decoding import decode, keys_of
 from hybridtei.server.routing import StatusOnly
@@ -34,8 +34,19 @@ class _Fields(Struct, frozen=True):
     query: Raw | UnsetType = UNSET
 
 
-async def by_model(context: Context, data: bytes) -> Reply:
-    """Answer `/`: reranking, similarity, or the route of the model's kind. The body's fields replace TEI's TASK variable."""
+@get("/", in_schema=False, role=None, is_tei=True)
+async def root(context: Context, http: ApiRequest) -> Response[bytes]:
+    """The page for browsers; a health check for other clients."""
+    has_page = http.method == "GET" and not context.server.only_tei_routes
+    if has_page and wants_page(http.scope["headers"]):
+        return file_of_page(INDEX)
+    await context.service.check_health()
+    return StatusOnly(200)
+
+
+@post(["/", "/invocations"], Any, in_schema=False, is_tei=True)
+async def by_model(context: Context, data: RawBody) -> Reply:
+    """Reranking, similarity, or the route of the model's kind. The body's fields replace TEI's TASK variable."""
     fields = keys_of(data, _Fields)
     inputs = b"" if fields.inputs is UNSET else bytes(fields.inputs)
     if inputs.startswith(b"{"):
@@ -62,6 +73,7 @@ async def of_kind(context: Context, data: bytes) -> Reply:
     return await embed(context, decode(data, tei.EmbedRequest))
 
 
+@post("/vertex", Any, in_schema=False, is_tei=True)
 @handler("vertex_compatibility")
 async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
     """Run all instances concurrently. Raises the error of the first failing instance; RequestRefused above the batch limit."""
@@ -84,26 +96,3 @@ async def _instance(context: Context, data: bytes) -> Reply:
         return await of_kind(context, data)
     except (SchemaError, SyntaxRefused) as error:
         raise RequestRefused(error.detail) from None
-
-
-class InvocationController(Dialect):
-    """The routes of SageMaker and Vertex AI, and TEI's `/`."""
-
-    @get("/", in_schema=False, role=None, is_tei=True)
-    async def root(self, request: ApiRequest, model: Model) -> Response[bytes]:
-        """The page for browsers; a health check for other clients"""
-        has_page = request.method == "GET" and not model.server.only_tei_routes
-        if has_page and wants_page(request.scope["headers"]):
-            return file_of_page(INDEX)
-        await model.service.check_health()
-        return StatusOnly(200)
-
-    @post(["/", "/invocations"], in_schema=False, is_tei=True)
-    async def invocations(self, request: ApiRequest, model: Model) -> Answer[Any]:
-        """The route that fits the body's keys, or the model"""
-        return Answer(by_model(model, await request.body()))
-
-    @post("/vertex", in_schema=False, is_tei=True)
-    async def vertex(self, data: JSONBody[tei.VertexRequest], model: Model) -> Answer[Any]:
-        """A list of instances"""
-        return Answer(vertex(model, data))
