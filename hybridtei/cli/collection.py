@@ -7,11 +7,7 @@ import argparse
 import sys
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 from msgspec.structs import asdict, replace
 
@@ -100,13 +96,11 @@ def run_search(arguments: argparse.Namespace) -> int:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     require_extra("qdrant", "qdrant_client")
-    # The engine's process opens the collection and a thread runs the slowest import, while this thread loads the model.
+    # The engine's process opens the collection while this one loads the model.
     loop = OwnLoop()
     client = None if store.qdrant_url is not None or store.qdrant_path is None else ProcessClient(store.qdrant_path)
     if client is not None and Path(arguments.collection).name == arguments.collection:
         loop.start(client.ask("count", arguments.collection, None, timeout_s=store.qdrant_timeout))
-    importing = Thread(target=import_models)
-    importing.start()
     try:
         from hybridtei.encoder import Encoder
 
@@ -115,7 +109,6 @@ def run_search(arguments: argparse.Namespace) -> int:
         if arguments.rerank is not None:
             ranking = replace(model, model_id=arguments.rerank, revision=None)
             reranker = Encoder.load(config=ranking, engine=engine, measures=False)
-        importing.join()
         from hybridtei.retrieval.search.explain import as_json, in_words
         from hybridtei.retrieval.search.local import LocalSearch
 
@@ -130,33 +123,6 @@ def run_search(arguments: argparse.Namespace) -> int:
         result = search(arguments.collection, arguments.query, options)
     print(as_json(result) if arguments.json else in_words(result, options, colours=sys.stdout.isatty()), flush=True)
     return 0
-
-
-def import_models() -> None:
-    """Import `qdrant_client.models`. Its packages also import HTTP, gRPC and the client in half a second. The embedded engine
-    never needs these, so they are imported at first use."""
-    for name in ("qdrant_client", "qdrant_client.http"):
-        if name not in sys.modules:
-            _defer(name)
-    import_module("qdrant_client.models")
-
-
-def _defer(name: str) -> None:
-    """Put a package into `sys.modules` that runs its `__init__` at the first access to an attribute other than a submodule."""
-    spec = find_spec(name)
-    assert spec is not None
-    assert spec.loader is not None
-    package, loader = module_from_spec(spec), spec.loader
-
-    def execute(attribute: str) -> Any:
-        if attribute.startswith("__") or find_spec(f"{name}.{attribute}") is not None:
-            raise AttributeError(attribute)
-        package.__dict__.pop("__getattr__", None)
-        loader.exec_module(package)
-        return getattr(package, attribute)
-
-    package.__dict__["__getattr__"] = execute
-    sys.modules[name] = package
 
 
 def options_of(arguments: argparse.Namespace) -> SearchOptions:

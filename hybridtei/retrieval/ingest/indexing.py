@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from qdrant_client import models
-
 from hybridtei.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -84,7 +82,7 @@ async def wait_indexed(
             info = await server.info(name)
             indexed = info.indexed_vectors_count or 0
             bar.update(max(0, indexed - bar.n))
-            if info.status in (models.CollectionStatus.GREEN, models.CollectionStatus.RED):
+            if info.status in ("green", "red"):
                 tell(f"indexed   {indexed:,} vectors, the collection is {info.status.value}")
                 return
             if indexed != last:

@@ -17,14 +17,13 @@ from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
-from qdrant_client import models
 
 from hybridtei.errors import BackendError, InvalidPoint
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.chunking import Rejection, payload_of
 from hybridtei.retrieval.ingest.ledger import IDS_AT_ONCE, Ledger
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, PendingDocument, Preparation
-from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.store.base import CollectionSchema, Stored
 from hybridtei.retrieval.store.nodes import retry_unavailable
 from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
 
@@ -40,11 +39,11 @@ class _Held:
         self.pending: PendingDocument | None = None
         self._parts = 0
 
-    def add(self, pending: PendingDocument, points: list[models.PointStruct]) -> None:
+    def add(self, pending: PendingDocument, points: list[Stored]) -> None:
         pickle.dump(points, self._file, protocol=5)  # a nameless file, which only this process can read
         self.pending, self._parts = pending, self._parts + 1
 
-    def parts(self) -> Iterator[list[models.PointStruct]]:
+    def parts(self) -> Iterator[list[Stored]]:
         """Yield the points in the order of adding."""
         self._file.seek(0)
         for _ in range(self._parts):
@@ -108,7 +107,7 @@ class Writer:
                 await self._delete((await self.ledger.chunks_from(key, 0))[::-1])
 
     async def _store(
-        self, pieces: Sequence[PendingChunk], points: Sequence[models.PointStruct], complete: Collection[PendingDocument]
+        self, pieces: Sequence[PendingChunk], points: Sequence[Stored], complete: Collection[PendingDocument]
     ) -> None:
         """Store points, except those of the batch's last document if it is stored already and more chunks follow."""
         if self._held.pending in complete:
@@ -120,7 +119,7 @@ class Writer:
             await asyncio.to_thread(self._held.add, going[-1][0], waiting)
         await self._send([point for pending, point in going if not pending.stored or pending in complete])
 
-    async def _send(self, points: Sequence[models.PointStruct]) -> None:
+    async def _send(self, points: Sequence[Stored]) -> None:
         if points:
             await retry_unavailable(lambda: self.ledger.store.upsert(self.ledger.name, points), self.patience_s)
 
@@ -170,7 +169,7 @@ class Writer:
 
     def _checked_points(
         self, pieces: Sequence[PendingChunk], embeddings: Embeddings
-    ) -> tuple[list[models.PointStruct], list[str | None]]:
+    ) -> tuple[list[Stored], list[str | None]]:
         """The points of the pieces, and for each piece InvalidPoint's message or None."""
         if not pieces:
             return [], []
@@ -183,7 +182,7 @@ class Writer:
         return points, [_objection(point, self.schema) for point in points]
 
 
-def _objection(point: models.PointStruct, schema: CollectionSchema) -> str | None:
+def _objection(point: Stored, schema: CollectionSchema) -> str | None:
     try:
         check_points([point], schema)
     except InvalidPoint as error:

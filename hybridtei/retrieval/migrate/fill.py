@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from qdrant_client import models
 
 from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store.base import PointId, Store, Stored
@@ -13,7 +12,7 @@ from hybridtei.retrieval.store.plan import without_packed
 PAGE_POINTS = 128
 TEXT = "text"  # the payload's key of the text, written by `ingest` and `/collections/{name}/points`
 # Records of the source -> points of the copy.
-Convert = Callable[[Sequence[Stored]], Awaitable[list[models.PointStruct]]]
+Convert = Callable[[Sequence[Stored]], Awaitable[list[Stored]]]
 
 
 async def fill(
@@ -54,10 +53,8 @@ async def _delete_gone(store: Store, source: str, copy: str) -> int:
 def with_vectors_of(store: Store, source: str) -> Convert:
     """Make points with the vectors of `source`."""
 
-    async def convert(records: Sequence[Stored]) -> list[models.PointStruct]:
-        whole = await store.retrieve(source, [one.id for one in records], with_vectors=True)
-        made = models.PointStruct.model_construct
-        return [made(id=one.id, payload=one.payload, vector=one.vector) for one in whole]
+    async def convert(records: Sequence[Stored]) -> list[Stored]:
+        return await store.retrieve(source, [one.id for one in records], with_vectors=True)
 
     return convert
 

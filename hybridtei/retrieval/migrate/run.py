@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from qdrant_client import models
 from tqdm.auto import tqdm
 
 from hybridtei.batch import Head
@@ -280,14 +279,14 @@ class MigrationRun:
         """Make points with the same ids and payloads, and the vectors of the model that `schema` names."""
         heads = sorted(heads_of(schema))
 
-        def embed(records: Sequence[Stored]) -> list[models.PointStruct]:
+        def embed(records: Sequence[Stored]) -> list[Stored]:
             encoder = self._encoder(str(schema.metadata.get(MODEL_ID)), schema)
             embedded = encoder.encode([text_of(record) for record in records], heads, input_type="document")
             payloads = [without_packed(record.payload) for record in records]
             ids: list[Any] = [record.id for record in records]
             return to_points(fit_to_schema(embedded, schema), ids, payloads)
 
-        async def convert(records: Sequence[Stored]) -> list[models.PointStruct]:
+        async def convert(records: Sequence[Stored]) -> list[Stored]:
             return await asyncio.to_thread(embed, records)
 
         return convert

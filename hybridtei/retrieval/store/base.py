@@ -1,8 +1,8 @@
 """The protocol of vector stores; and points in a stable order.
 
-New points and schemas are `qdrant_client.models`: users know them and servers accept them. Queries and filters are our own,
-from `store.query`, and so are the points of answers, since making qdrant-client's models took half of a search's time. A store
-raises only `StoreError` and its subclasses, and InvalidInput for a collection's name that no store accepts.
+Points and schemas have the fields of Qdrant's JSON, and no module but those of a Qdrant server imports qdrant-client: importing
+its models takes half a second, and making them took half of a search's time. A store raises only `StoreError` and its
+subclasses, and InvalidInput for a collection's name that no store accepts.
 
 Points with equal scores are in the order of their ids. Qdrant returns them in any order, and any of them at the end of a page.
 So a few more points are queried, and still more if these also have equal scores.
@@ -12,37 +12,65 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
-from qdrant_client import models
 
 from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Query
 
 PointId = int | str
-# All payload keys or vectors, none, or only these names; for a payload also all except some.
-Selector = bool | Sequence[str] | models.PayloadSelectorExclude
 
 DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the names of vectors in our collections
 NAMES = (DENSE, SPARSE, MULTIVECTOR)
 
 
+class Excluding(Struct, frozen=True):
+    """Selects all keys of a payload except these."""
+
+    exclude: list[str]
+
+
+# All payload keys or vectors, none, or only these names; for a payload also all except some.
+Selector = bool | Sequence[str] | Excluding
+
+
+class SparseVector(Struct):
+    """Lists or arrays of one length."""
+
+    indices: Any
+    values: Any
+
+
 class Stored(Struct):
-    """A point of an answer with the requested parts: `payload`, `vector` by name, and `score` if it was queried."""
+    """A point to store, or the requested parts of one: `payload`, `vector` by name, and `score` if it was queried."""
 
     id: PointId  # a UUID as text
     payload: dict[str, Any]
     vector: Any
     score: float = 0.0
 
-    @classmethod
-    def of(cls, point: models.ScoredPoint | models.Record) -> Self:
-        """Convert qdrant-client's point."""
-        identity = point.id if isinstance(point.id, int) else str(point.id)
-        return cls(identity, point.payload or {}, point.vector or {}, getattr(point, "score", 0.0))
+
+class VectorParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Qdrant's settings of a dense vector, or of a multi-vector if it has a `multivector_config`."""
+
+    size: int
+    distance: Literal["Cosine", "Dot", "Euclid", "Manhattan"]
+    multivector_config: dict[str, Any] | None = None
+    hnsw_config: dict[str, Any] | None = None
+    quantization_config: dict[str, Any] | None = None
+    on_disk: bool | None = None
+    memory: str | None = None
+    datatype: str | None = None
+
+
+class SparseVectorParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Qdrant's settings of a sparse vector."""
+
+    modifier: Literal["none", "idf"] | None = None
+    index: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +80,8 @@ class CollectionSchema:
     `metadata`: the model's id and its tokenizer's hash, which must equal those of the model that embeds a query.
     """
 
-    vectors: Mapping[str, models.VectorParams]
-    sparse: Mapping[str, models.SparseVectorParams]
+    vectors: Mapping[str, VectorParams]
+    sparse: Mapping[str, SparseVectorParams]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     shard_number: int | None = None
     replication_factor: int | None = None
@@ -95,7 +123,7 @@ class Store(Protocol):
         """Make `name` an alias of a collection. Deletes a collection called `name`. Repeatable."""
         ...
 
-    async def upsert(self, name: str, points: Sequence[models.PointStruct], schema: CollectionSchema | None = None) -> None:
+    async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
         """Store points, searchable on return. Each replaces the whole point of its id. Points are checked before any is sent
         (`points.check_points`): InvalidPoint names a bad one, and nothing is stored. `schema`: the collection's, if the caller
         has it."""
@@ -168,11 +196,6 @@ class PayloadBudget:
                 f"the payloads of the points take more than {self._max_bytes} bytes (max-search-bytes): ask for fewer points "
                 "(`limit`, `rerank_limit`), or for some keys of each (`with_payload`)"
             )
-
-
-def selector(names: Selector) -> Any:
-    """The selector in qdrant-client's form."""
-    return names if isinstance(names, bool | models.PayloadSelectorExclude) else list(names)
 
 
 def sort_points(points: Iterable[Stored]) -> list[Stored]:

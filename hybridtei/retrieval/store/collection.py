@@ -7,26 +7,31 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import TypeAdapter
-from qdrant_client import models
+import msgspec
 
 from hybridtei.batch import Head
 from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, StoreUnavailable, UnknownCollection
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, CollectionSchema, Store
+from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, CollectionSchema, SparseVectorParams, Store, Stored, VectorParams
 from hybridtei.retrieval.store.plan import FINGERPRINT, packed_format, plan_of, schema_for
+
+if TYPE_CHECKING:
+    from qdrant_client import models
 
 T = TypeVar("T")
 
 
 def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
     """Make the arguments of qdrant-client's `create_collection`."""
+    from qdrant_client import models
+
+    vectors = {name: models.VectorParams.model_validate(msgspec.to_builtins(one)) for name, one in schema.vectors.items()}
+    sparse = {name: models.SparseVectorParams.model_validate(msgspec.to_builtins(one)) for name, one in schema.sparse.items()}
     return {
-        "vectors_config": dict(schema.vectors),
-        "sparse_vectors_config": dict(schema.sparse) or None,
+        "vectors_config": vectors,
+        "sparse_vectors_config": sparse or None,
         "shard_number": schema.shard_number,
         "replication_factor": schema.replication_factor,
         "on_disk_payload": schema.on_disk_payload,
@@ -38,16 +43,20 @@ def schema_of(info: models.CollectionInfo) -> CollectionSchema:
     """The schema of an existing collection. A vector without a name gets the empty name."""
     params = info.config.params
     vectors = params.vectors or {}
-    if isinstance(vectors, models.VectorParams):
+    if not isinstance(vectors, Mapping):
         vectors = {"": vectors}
     return CollectionSchema(
-        vectors=vectors,
-        sparse=params.sparse_vectors or {},
+        vectors={name: _converted(one, VectorParams) for name, one in vectors.items()},
+        sparse={name: _converted(one, SparseVectorParams) for name, one in (params.sparse_vectors or {}).items()},
         metadata=info.config.metadata or {},
         shard_number=params.shard_number,
         replication_factor=params.replication_factor,
         on_disk_payload=params.on_disk_payload,
     )
+
+
+def _converted(params: models.VectorParams | models.SparseVectorParams, kind: type[T]) -> T:
+    return msgspec.convert(params.model_dump(mode="json", exclude_none=True), kind)
 
 
 MAX_NAME_BYTES = 200
@@ -101,35 +110,24 @@ def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str =
 def _facts(schema: CollectionSchema) -> Iterator[tuple[str, Any]]:
     for name, params in schema.vectors.items():
         yield f"vector {name}, size", params.size
-        yield f"vector {name}, distance", _word(params.distance)
-        comparator = params.multivector_config.comparator if params.multivector_config else "none: one vector a point"
-        yield f"vector {name}, comparator", _word(comparator)
+        yield f"vector {name}, distance", params.distance
+        config = params.multivector_config or {"comparator": "none: one vector a point"}
+        yield f"vector {name}, comparator", config["comparator"]
     for name, sparse in schema.sparse.items():
-        yield f"sparse vector {name}, modifier", _word(sparse.modifier or models.Modifier.NONE)
+        yield f"sparse vector {name}, modifier", sparse.modifier or "none"
     for key, value in schema.metadata.items():
         yield f"metadata {key}", value
 
 
-def _word(value: Any) -> str:
-    return str(getattr(value, "value", value))
-
-
 def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:
     """The schema as JSON types, without fields that are None."""
-    plain: dict[str, Any] = _adapter().dump_python(
-        replace(schema, stored_as=None), mode="json", by_alias=True, exclude_none=True, warnings=False
-    )
-    return plain
+    plain = msgspec.to_builtins(replace(schema, stored_as=None))
+    return {name: value for name, value in plain.items() if value is not None}
 
 
 def schema_from_dict(plain: Mapping[str, Any]) -> CollectionSchema:
     """The schema that `schema_to_dict` wrote."""
-    return _adapter().validate_python(plain)
-
-
-@cache
-def _adapter() -> TypeAdapter[CollectionSchema]:
-    return TypeAdapter(CollectionSchema)
+    return msgspec.convert(plain, CollectionSchema)
 
 
 KEPT_S = 2.0  # until a search notices that an alias has moved
@@ -208,7 +206,7 @@ class CollectionSchemas:
             raise
         return replace(schema, stored_as=name), True
 
-    async def upsert(self, name: str, schema: CollectionSchema, points: Sequence[models.PointStruct]) -> bool:
+    async def upsert(self, name: str, schema: CollectionSchema, points: Sequence[Stored]) -> bool:
         """Store points. Return False if a migration switches the name meanwhile: make the points again for the new schema.
 
         Raises StoreError, InvalidPoint.
@@ -282,8 +280,6 @@ def check_searchable(
     check_fits(schema, replace(wanted, vectors=vectors, sparse=sparse, metadata=metadata), name, unlabelled=unlabelled)
 
 
-def _with_distance(wanted: models.VectorParams, there: models.VectorParams) -> models.VectorParams:
+def _with_distance(wanted: VectorParams, there: VectorParams) -> VectorParams:
     """Accept a collection with dot product as distance, which equals the cosine for unit vectors."""
-    if there.distance == models.Distance.DOT:
-        return wanted.model_copy(update={"distance": models.Distance.DOT})
-    return wanted
+    return msgspec.structs.replace(wanted, distance="Dot") if there.distance == "Dot" else wanted

@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from qdrant_client import models
 
 from hybridtei.errors import StoreError
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, Stored, selector
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, SparseVector, Stored
 from hybridtei.retrieval.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
 from hybridtei.retrieval.store.embedded_client import ProcessClient
-from hybridtei.retrieval.store.points import batches, check_ids, check_points
+from hybridtei.retrieval.store.points import batches, check_ids, check_points, is_sparse
 from hybridtei.retrieval.store.query import Filter, Query
 
 MAX_READ_INLINE = 5_000  # points; making more would block the event loop for milliseconds
@@ -66,7 +65,7 @@ class EmbeddedStore:
     async def alias(self, name: str, collection: str) -> None:
         await self._call("alias", name, collection)
 
-    async def upsert(self, name: str, points: Sequence[models.PointStruct], schema: CollectionSchema | None = None) -> None:
+    async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
         schema = schema or await self.describe(name)
         if schema is None:
             raise StoreError(f"embedded Qdrant: there is no collection {name!r}")
@@ -89,9 +88,7 @@ class EmbeddedStore:
         with_vectors: Selector = False,
     ) -> list[Stored]:
         check_ids(ids)
-        keys = selector(with_payload)
-        keys = keys.model_dump() if isinstance(keys, models.PayloadSelectorExclude) else keys
-        records = await self._call("retrieve", name, list(ids), keys, selector(with_vectors))
+        records = await self._call("retrieve", name, list(ids), with_payload, with_vectors)
         return [_stored(record) for record in records]
 
     async def scroll(
@@ -108,8 +105,8 @@ class EmbeddedStore:
             "limit": limit,
             "offset": offset,
             "filter": scroll_filter,
-            "with_payload": selector(with_payload),
-            "with_vectors": selector(with_vectors),
+            "with_payload": with_payload,
+            "with_vectors": with_vectors,
         }
         records, following = await self._call("scroll", name, page)
         return [_stored(record) for record in records], following
@@ -131,14 +128,13 @@ class EmbeddedStore:
         await self._owner.close()
 
 
-def _message(point: models.PointStruct) -> list[Any]:
+def _message(point: Stored) -> list[Any]:
     """[id, vectors, payload] of a checked point."""
-    assert isinstance(point.vector, Mapping)
     return [point.id, {name: _numbers(vector) for name, vector in point.vector.items()}, point.payload]
 
 
 def _numbers(vector: Any) -> Any:
-    if isinstance(vector, models.SparseVector):
+    if is_sparse(vector):
         return {"indices": vector.indices, "values": vector.values}
     return np.ascontiguousarray(vector)
 
@@ -151,6 +147,6 @@ def _stored(message: Sequence[Any]) -> Stored:
 
 def _vectors(vectors: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: models.SparseVector.model_construct(**vector) if isinstance(vector, Mapping) else vector
+        name: SparseVector(**vector) if isinstance(vector, Mapping) else vector
         for name, vector in vectors.items()
     }

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
-from qdrant_client import models
 
 from hybridtei.batch import Head, Ragged, offsets_of
 from hybridtei.config import MultivectorDtype
@@ -24,7 +23,16 @@ from hybridtei.inference.tasks.pooling import MultivectorBudget, unpacked
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import fingerprint, tokenizer_sha256
 from hybridtei.outputs import unit
-from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, Selector
+from hybridtei.retrieval.store.base import (
+    DENSE,
+    MULTIVECTOR,
+    SPARSE,
+    CollectionSchema,
+    Excluding,
+    Selector,
+    SparseVectorParams,
+    VectorParams,
+)
 from hybridtei.retrieval.store.query import CollectionPlan, Quantization
 
 MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
@@ -105,9 +113,9 @@ def plan_of(schema: CollectionSchema) -> CollectionPlan:
         multivector_dim=schema.metadata.get(WIDTH) if multivector is None else multivector.size,
         multivector_tokens=schema.metadata.get(TOKENS),
         multivector_dtype=schema.metadata.get(DTYPE, "float"),
-        datatype="float16" if any_dense is not None and any_dense.datatype == models.Datatype.FLOAT16 else "float32",
+        datatype="float16" if any_dense is not None and any_dense.datatype == "float16" else "float32",
         quantization=None if dense is None else _kind_of(dense.quantization_config),
-        on_disk=bool(dense is not None and dense.on_disk) or bool(sparse is not None and sparse.index and sparse.index.on_disk),
+        on_disk=bool(dense is not None and dense.on_disk) or bool(sparse is not None and sparse.index and sparse.index.get("on_disk")),
         on_disk_payload=bool(schema.on_disk_payload),
         shards=schema.shard_number,
         replicas=schema.replication_factor,
@@ -143,14 +151,14 @@ def schema_for(
     outputs = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
     if not outputs:
         raise InvalidInput(f"{model_id}: makes none of the vectors that a collection holds: dense, sparse, multivector")
-    vectors: dict[str, models.VectorParams] = {}
-    sparse: dict[str, models.SparseVectorParams] = {}
+    vectors: dict[str, VectorParams] = {}
+    sparse: dict[str, SparseVectorParams] = {}
     metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}
-    stored, on_disk = models.Datatype.FLOAT16 if plan.datatype == "float16" else None, plan.on_disk or None
+    stored, on_disk = "float16" if plan.datatype == "float16" else None, plan.on_disk or None
     if Head.DENSE in outputs:
-        vectors[DENSE] = models.VectorParams(
+        vectors[DENSE] = VectorParams(
             size=_width(plan.dense_dim, spec.dense_width, "dense_dim", is_there=is_there),
-            distance=models.Distance.COSINE,
+            distance="Cosine",
             on_disk=on_disk,
             quantization_config=_quantization(plan.quantization),
             datatype=stored,
@@ -160,10 +168,10 @@ def schema_for(
         if plan.multivector_tokens:
             metadata[TOKENS] = plan.multivector_tokens
         if plan.multivector_dtype in (None, "float"):
-            vectors[MULTIVECTOR] = models.VectorParams(
+            vectors[MULTIVECTOR] = VectorParams(
                 size=width,
-                distance=models.Distance.COSINE,
-                multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
+                distance="Cosine",
+                multivector_config={"comparator": "max_sim"},
                 hnsw_config=None if outputs == {Head.MULTIVECTOR} else NO_GRAPH,
                 on_disk=True,
                 datatype=stored,
@@ -174,9 +182,10 @@ def schema_for(
             metadata |= {DTYPE: plan.multivector_dtype, WIDTH: width}
     if Head.SPARSE in outputs and spec.sparse is not None:
         idf = spec.sparse.idf and not spec.is_splade if sparse_idf is None else sparse_idf
-        sparse[SPARSE] = models.SparseVectorParams(
-            modifier=models.Modifier.IDF if idf else None,
-            index=None if on_disk is None and stored is None else models.SparseIndexParams(on_disk=on_disk, datatype=stored),
+        index = {"on_disk": on_disk, "datatype": stored}
+        sparse[SPARSE] = SparseVectorParams(
+            modifier="idf" if idf else None,
+            index={name: value for name, value in index.items() if value is not None} or None,
         )
     return CollectionSchema(vectors, sparse, metadata, plan.shards, plan.replicas, plan.on_disk_payload or None)
 
@@ -238,27 +247,21 @@ def without_packed(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def payload_of(schema: CollectionSchema) -> Selector:
     """A selector of the payload without a packed multi-vector."""
-    return True if packed_format(schema) is None else models.PayloadSelectorExclude(exclude=[PACKED])
+    return True if packed_format(schema) is None else Excluding([PACKED])
 
 
-NO_GRAPH = models.HnswConfigDiff(m=0, payload_m=0)  # m=0 alone would still link points whose payload is indexed
+NO_GRAPH = {"m": 0, "payload_m": 0}  # m=0 alone would still link points whose payload is indexed
 # Qdrant's settings of compressed copies of vectors in memory.
-QUANTIZATIONS: Mapping[Quantization, models.QuantizationConfig] = {
-    "scalar": models.ScalarQuantization(
-        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, quantile=0.99, always_ram=True)
-    ),
-    "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
-    "binary-2bit": models.BinaryQuantization(
-        binary=models.BinaryQuantizationConfig(always_ram=True, encoding=models.BinaryQuantizationEncoding.TWO_BITS)
-    ),
-    "product": models.ProductQuantization(
-        product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X16, always_ram=True)
-    ),
-    "turbo": models.TurboQuantization(turbo=models.TurboQuantQuantizationConfig(always_ram=True)),
+QUANTIZATIONS: Mapping[Quantization, dict[str, Any]] = {
+    "scalar": {"scalar": {"type": "int8", "quantile": 0.99, "always_ram": True}},
+    "binary": {"binary": {"always_ram": True}},
+    "binary-2bit": {"binary": {"always_ram": True, "encoding": "two_bits"}},
+    "product": {"product": {"compression": "x16", "always_ram": True}},
+    "turbo": {"turbo": {"always_ram": True}},
 }
 
 
-def _quantization(kind: Quantization | None) -> models.QuantizationConfig | None:
+def _quantization(kind: Quantization | None) -> dict[str, Any] | None:
     if kind is not None and kind not in QUANTIZATIONS:
         raise InvalidInput(f"`quantization` is {kind!r}, should be scalar, binary, binary-2bit, product or turbo")
     return None if kind is None else QUANTIZATIONS[kind]

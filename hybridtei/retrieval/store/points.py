@@ -3,7 +3,7 @@
 Stores check different rules: a server accepts NaN by gRPC, the embedded engine stores duplicate indices and loses a collection
 to a sparse vector of unequal lengths, and only a server refuses a multi-vector of a million floats. So this module checks all
 rules. Points have numpy arrays where `PointStruct` declares lists, since making Python floats of a multi-vector costs more than
-storing it. Stores accept both; `as_lists` makes a point that pydantic can write as JSON.
+storing it. Stores accept both; `as_lists` makes a point of qdrant-client's, which pydantic can write as JSON.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from qdrant_client import models
 
 from hybridtei.batch import Ragged
 from hybridtei.errors import InvalidPoint
 from hybridtei.outputs import Embeddings, cut, unit
-from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId
+from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId, SparseVector, Stored, VectorParams
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat, packed_format, packed_text
+
+if TYPE_CHECKING:
+    from qdrant_client import models
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1
@@ -44,7 +46,7 @@ def point_id(source: str, chunk: int) -> str:
 
 def to_points(
     embeddings: Embeddings, ids: Sequence[PointId], payloads: Sequence[Mapping[str, Any]] | None = None
-) -> list[models.PointStruct]:
+) -> list[Stored]:
     """Make one point a row, with a named vector for each column that is not None. Empty sparse vectors are left out.
 
     Vectors are arrays: float32[d], float32[t, d'], and uint32 indices with float32 values. Multi-vectors of other numbers go
@@ -63,7 +65,7 @@ def to_points(
             f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be as many of each"
         )
     return [
-        models.PointStruct.model_construct(id=identity, vector=_vectors(embeddings, i), payload=dict(payload))
+        Stored(identity, dict(payload), _vectors(embeddings, i))
         for i, (identity, payload) in enumerate(zip(ids, payloads, strict=True))
     ]
 
@@ -95,28 +97,32 @@ def _vectors(embeddings: Embeddings, i: int) -> dict[str, Any]:
     if embeddings.sparse is not None:
         indices, values = embeddings.sparse.row(i)
         if len(indices):
-            vectors[SPARSE] = models.SparseVector.model_construct(indices=indices, values=values)
+            vectors[SPARSE] = SparseVector(indices, values)
     if embeddings.multivector is not None:
         vectors[MULTIVECTOR] = embeddings.multivector.row(i)
     return vectors
 
 
-def as_lists(point: models.PointStruct) -> models.PointStruct:
-    """Replace the point's arrays by lists of Python numbers."""
-    vectors = point.vector
-    if isinstance(vectors, Mapping):
-        vectors = {name: _listed(vector) for name, vector in vectors.items()}
+def as_lists(point: Stored) -> models.PointStruct:
+    """Make qdrant-client's point, with lists of Python numbers instead of arrays."""
+    from qdrant_client import models
+
+    def listed(vector: Any) -> Any:
+        if is_sparse(vector):
+            indices, values = np.asarray(vector.indices).tolist(), np.asarray(vector.values).tolist()
+            return models.SparseVector.model_construct(indices=indices, values=values)
+        return vector.tolist() if isinstance(vector, np.ndarray) else vector
+
+    vectors = {name: listed(vector) for name, vector in point.vector.items()}
     return models.PointStruct.model_construct(id=point.id, vector=vectors, payload=point.payload)
 
 
-def _listed(vector: Any) -> Any:
-    if isinstance(vector, models.SparseVector):
-        indices, values = np.asarray(vector.indices).tolist(), np.asarray(vector.values).tolist()
-        return models.SparseVector.model_construct(indices=indices, values=values)
-    return vector.tolist() if isinstance(vector, np.ndarray) else vector
+def is_sparse(vector: Any) -> bool:
+    """True for a `SparseVector`, also for qdrant-client's."""
+    return hasattr(vector, "indices")
 
 
-def check_points(points: Sequence[models.PointStruct], schema: CollectionSchema) -> list[models.PointStruct]:
+def check_points(points: Sequence[Stored], schema: CollectionSchema) -> list[Stored]:
     """Check points. Return them with arrays as vectors and canonical ids, without empty sparse vectors.
 
     Raises InvalidPoint, naming the first bad point, its field and the limit.
@@ -124,7 +130,7 @@ def check_points(points: Sequence[models.PointStruct], schema: CollectionSchema)
     return [_checked(point, schema) for point in points]
 
 
-def _checked(point: models.PointStruct, schema: CollectionSchema) -> models.PointStruct:
+def _checked(point: Stored, schema: CollectionSchema) -> Stored:
     identity = _identity(point.id)
     where = f"point {identity}"
     if not isinstance(point.vector, Mapping):
@@ -144,7 +150,7 @@ def _checked(point: models.PointStruct, schema: CollectionSchema) -> models.Poin
     packed = packed_format(schema)
     if packed is not None and point.payload and PACKED in point.payload:
         _check_packed(point.payload[PACKED], packed, f"{where}: `payload.{PACKED}`")
-    return models.PointStruct.model_construct(id=identity, vector=vectors, payload=_payload(point.payload, where))
+    return Stored(identity, _payload(point.payload, where), vectors)
 
 
 def _names(schema: CollectionSchema) -> str:
@@ -171,7 +177,7 @@ def _identity(value: Any) -> PointId:
         raise InvalidPoint(message) from error
 
 
-def _dense(vector: Any, params: models.VectorParams, where: str) -> NDArray[np.float32]:
+def _dense(vector: Any, params: VectorParams, where: str) -> NDArray[np.float32]:
     dimensions = 1 if params.multivector_config is None else 2
     array = _floats(vector, where)
     if array.ndim != dimensions:
@@ -220,21 +226,21 @@ def _floats(values: Any, where: str) -> NDArray[np.float32]:
     return array
 
 
-def _sparse(vector: Any, where: str) -> models.SparseVector:
-    if not isinstance(vector, models.SparseVector):
+def _sparse(vector: Any, where: str) -> SparseVector:
+    if not is_sparse(vector):
         raise InvalidPoint(f"{where}: should be a SparseVector of `indices` and `values`, not {type(vector).__name__}")
     values = _floats(vector.values, f"{where}, `values`")
     indices = np.asarray(vector.indices)
     if values.ndim != 1 or indices.ndim != 1 or len(indices) != len(values):
         raise InvalidPoint(f"{where}: {indices.size} indices and {values.size} values: should be as many, in one row each")
     if not len(indices):
-        return models.SparseVector.model_construct(indices=indices.astype(np.uint32), values=values)
+        return SparseVector(indices.astype(np.uint32), values)
     if indices.dtype.kind not in "iu" or int(indices.min()) < 0 or int(indices.max()) > MAX_INDEX:
         raise InvalidPoint(f"{where}: `indices` should be integers between 0 and {MAX_INDEX}")
     unique, counts = np.unique(indices, return_counts=True)
     if len(unique) != len(indices):
         raise InvalidPoint(f"{where}: index {unique[counts > 1][0]} is there {counts.max()} times, should be once")
-    return models.SparseVector.model_construct(indices=indices.astype(np.uint32), values=values)
+    return SparseVector(indices.astype(np.uint32), values)
 
 
 def _payload(payload: Any, where: str) -> dict[str, Any]:
@@ -279,7 +285,7 @@ def _text(text: str, path: str) -> str:
     return str(text)
 
 
-def size_of(point: models.PointStruct, *, bytes_per_number: int = 4) -> int:
+def size_of(point: Stored, *, bytes_per_number: int = 4) -> int:
     """The approximate bytes of a point in a request: 4 a number by gRPC, about 20 as JSON."""
     vectors = point.vector.values() if isinstance(point.vector, Mapping) else (point.vector,)
     numbers = sum(_numbers(vector) for vector in vectors)
@@ -287,20 +293,20 @@ def size_of(point: models.PointStruct, *, bytes_per_number: int = 4) -> int:
 
 
 def _numbers(vector: Any) -> int:
-    if isinstance(vector, models.SparseVector):
+    if is_sparse(vector):
         return 2 * len(vector.values)
     return int(np.size(vector))
 
 
 def batches(
-    points: Sequence[models.PointStruct],
+    points: Sequence[Stored],
     max_bytes: int = MAX_BATCH_BYTES,
     max_points: int = MAX_BATCH_POINTS,
     *,
     bytes_per_number: int = 4,
-) -> Iterator[list[models.PointStruct]]:
+) -> Iterator[list[Stored]]:
     """Split points, in order, into batches of at most `max_bytes` and `max_points`. A larger point is a batch of its own."""
-    batch: list[models.PointStruct] = []
+    batch: list[Stored] = []
     total = 0
     for point in points:
         size = size_of(point, bytes_per_number=bytes_per_number)

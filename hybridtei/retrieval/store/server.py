@@ -21,7 +21,7 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import HybridTeiError, StoreError
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, Stored, selector
+from hybridtei.retrieval.store.base import CollectionSchema, Excluding, PointId, Selector, Stored
 from hybridtei.retrieval.store.collection import check_fits, check_names, create_arguments, schema_of
 from hybridtei.retrieval.store.nodes import (
     CLIENT_ERRORS,
@@ -33,7 +33,7 @@ from hybridtei.retrieval.store.nodes import (
     store_error,
     urls_of,
 )
-from hybridtei.retrieval.store.points import as_lists, batches, check_ids, check_points
+from hybridtei.retrieval.store.points import as_lists, batches, check_ids, check_points, is_sparse
 from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system.frames import nested
 
@@ -133,7 +133,7 @@ class ServerStore:
         ]
         await self._call(lambda client: client.update_collection_aliases(operations, timeout=self._whole_timeout))
 
-    async def upsert(self, name: str, points: Sequence[models.PointStruct], schema: CollectionSchema | None = None) -> None:
+    async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
         schema = schema or await self.describe(name)
         if schema is None:
             raise StoreError(f"Qdrant at {self._url}: there is no collection {name!r}")
@@ -141,7 +141,7 @@ class ServerStore:
         for batch in batches(arrays, bytes_per_number=4 if self._grpc else JSON_BYTES_PER_NUMBER):
             await self._upsert_batch(name, batch)
 
-    async def _upsert_batch(self, name: str, batch: Sequence[models.PointStruct]) -> None:
+    async def _upsert_batch(self, name: str, batch: Sequence[Stored]) -> None:
         def made() -> Any:
             if not self._grpc:
                 return [as_lists(point) for point in batch]
@@ -162,7 +162,7 @@ class ServerStore:
 
     async def query(self, name: str, query: Query) -> list[Stored]:
         response = await self._call(lambda client: client.query_points(name, **query_arguments(query)))
-        return [Stored.of(point) for point in response.points]
+        return [stored_of(point) for point in response.points]
 
     async def retrieve(
         self,
@@ -175,7 +175,7 @@ class ServerStore:
         check_ids(ids)
         payload, vectors = selector(with_payload), selector(with_vectors)
         found = await self._call(lambda client: client.retrieve(name, list(ids), with_payload=payload, with_vectors=vectors))
-        return [Stored.of(point) for point in found]
+        return [stored_of(point) for point in found]
 
     async def scroll(
         self,
@@ -191,7 +191,7 @@ class ServerStore:
         page |= {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
         answer: Any = await self._call(lambda client: client.scroll(name, **page))
         records, following = answer
-        return [Stored.of(record) for record in records], following
+        return [stored_of(record) for record in records], following
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
         response = await self._call(lambda client: client.count(name, count_filter=served_filter(count_filter), exact=True))
@@ -231,6 +231,19 @@ class ServerStore:
         await self._nodes.close()
 
 
+def stored_of(point: models.ScoredPoint | models.Record) -> Stored:
+    """Convert qdrant-client's point."""
+    identity = point.id if isinstance(point.id, int) else str(point.id)
+    return Stored(identity, point.payload or {}, point.vector or {}, getattr(point, "score", 0.0))
+
+
+def selector(names: Selector) -> Any:
+    """The selector in qdrant-client's form."""
+    if isinstance(names, Excluding):
+        return models.PayloadSelectorExclude(exclude=names.exclude)
+    return names if isinstance(names, bool) else list(names)
+
+
 def query_arguments(query: Query) -> dict[str, Any]:
     """Make the arguments of qdrant-client's `query_points`."""
     vector, quantization = query.vector, None
@@ -254,9 +267,8 @@ def served_filter(given: Filter | None) -> models.Filter | None:
     return None if given is None else models.Filter.model_validate(msgspec.to_builtins(given))
 
 
-def grpc_point(point: models.PointStruct) -> grpc.PointStruct:
+def grpc_point(point: Stored) -> grpc.PointStruct:
     """Make the message of a checked point with arrays as vectors."""
-    assert isinstance(point.vector, Mapping)
     vectors = {name: _vector(vector) for name, vector in point.vector.items()}
     return grpc.PointStruct(
         id=RestToGrpc.convert_extended_point_id(point.id),
@@ -266,7 +278,7 @@ def grpc_point(point: models.PointStruct) -> grpc.PointStruct:
 
 
 def _vector(vector: Any) -> grpc.Vector:
-    if isinstance(vector, models.SparseVector):
+    if is_sparse(vector):
         sparse = grpc.SparseVector.FromString(_packed(np.asarray(vector.values)))
         sparse.indices.extend(np.asarray(vector.indices).tolist())
         return grpc.Vector(sparse=sparse)

@@ -22,14 +22,12 @@ import msgspec
 import numpy as np
 import orjson
 from msgspec import Struct
-from pydantic import ValidationError
-from qdrant_client import models
 
 from hybridtei import __version__
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreUnavailable, UnknownCollection
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
-from hybridtei.retrieval.store.collection import OF_ONE_STORE, CollectionSchemas, check_fits, schema_from_dict, schema_to_dict
-from hybridtei.retrieval.store.points import check_points
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, SparseVector, Stored
+from hybridtei.retrieval.store.collection import OF_ONE_STORE, CollectionSchemas, check_fits, schema_to_dict
+from hybridtei.retrieval.store.points import check_points, is_sparse
 from hybridtei.retrieval.store.query import Imported
 
 PAGE_POINTS = 64  # points of one scroll; the largest multi-vectors take 256 MiB, the embedded engine's bound of an answer
@@ -44,7 +42,7 @@ class Header(Struct, frozen=True):
 
     hybridtei: str
     collection: str
-    schema: dict[str, Any]
+    schema: CollectionSchema
 
 
 class Line(Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,7 +128,7 @@ def _written(record: Stored) -> bytes:
 
 
 def _plain(vector: Any) -> Any:
-    if isinstance(vector, models.SparseVector):
+    if is_sparse(vector):
         return {"indices": vector.indices, "values": np.asarray(vector.values, np.float32)}
     return np.asarray(vector, np.float32)
 
@@ -188,15 +186,10 @@ async def _whole_lines(chunks: AsyncIterator[bytes], most: int) -> AsyncIterator
 async def _collection(schemas: CollectionSchemas, name: str, header: Header) -> tuple[CollectionSchema, bool]:
     """The schema, and True if the collection was created. Raises CollectionMismatch for other vectors or another model."""
     try:
-        wanted = schema_from_dict(header.schema)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidInput(f"line 1: schema.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    try:
         schema = await schemas.of(name, writing=True)
     except UnknownCollection:
-        return await schemas.create(name, wanted)
-    check_fits(schema, wanted, name)
+        return await schemas.create(name, header.schema)
+    check_fits(schema, header.schema, name)
     return schema, False
 
 
@@ -212,12 +205,12 @@ async def _store(schemas: CollectionSchemas, name: str, schema: CollectionSchema
     return len(new)
 
 
-def _point(text: bytes, schema: CollectionSchema, where: str) -> models.PointStruct:
+def _point(text: bytes, schema: CollectionSchema, where: str) -> Stored:
     """Read and check the point of a line. Raises InvalidInput."""
     line = _read(text, Line, where)
     vectors = {name: _vector(vector) for name, vector in line.vectors.items()}
     try:
-        return check_points([models.PointStruct.model_construct(id=line.id, vector=vectors, payload=line.payload)], schema)[0]
+        return check_points([Stored(line.id, line.payload, vectors)], schema)[0]
     except InvalidPoint as error:
         raise InvalidInput(f"{where}: {error}") from error
 
@@ -225,7 +218,7 @@ def _point(text: bytes, schema: CollectionSchema, where: str) -> models.PointStr
 def _vector(plain: Any) -> Any:
     if not isinstance(plain, dict):
         return plain
-    return models.SparseVector.model_construct(indices=plain.get("indices", ()), values=plain.get("values", ()))
+    return SparseVector(plain.get("indices", ()), plain.get("values", ()))
 
 
 def _read(content: bytes, kind: type[T], where: str) -> T:

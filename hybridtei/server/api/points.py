@@ -30,9 +30,7 @@ from hybridtei.server.models import StoreContext
 from hybridtei.system.tracing import handler
 
 if TYPE_CHECKING:
-    from qdrant_client import models
-
-    from hybridtei.retrieval.store.base import CollectionSchema, PointId
+    from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
 
 
 PORTION_POINTS = 32  # points embedded and stored at once; a multi-vector takes some hundred kilobytes
@@ -131,7 +129,7 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
         portion = new[begin : begin + PORTION_POINTS]
         task = Embed([], heads, context.truncate(request.truncate), input_type="document", multivector=budget)
         good, embedded, usage = await _embedded(context, portion, task, failed)
-        ready: list[models.PointStruct] = []
+        ready: list[Stored] = []
         if embedded is not None and usage is not None:
             usages.append(usage)
             ready = await asyncio.to_thread(_points, good, fit_to_schema(embedded, schema), schema, failed)
@@ -145,11 +143,11 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
 
 def _points(
     good: Sequence[_NewPoint], embedded: Embeddings, schema: CollectionSchema, failed: list[FailedPoint]
-) -> list[models.PointStruct]:
+) -> list[Stored]:
     """The valid points; invalid ones go into `failed`. Reads whole payloads, so do not call it on the event loop."""
     from hybridtei.retrieval.store.points import check_points, to_points
 
-    ready: list[models.PointStruct] = []
+    ready: list[Stored] = []
     points = to_points(embedded, [one.identity for one in good], [one.payload for one in good])
     for one, point in zip(good, points, strict=True):
         try:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qdrant_client.models import Distance, VectorParams
 
 from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.retrieval.ingest import ledger
 from hybridtei.retrieval.ingest.ledger import LEASE, leased, locked
-from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.store.base import CollectionSchema, VectorParams
 from tests.retrieval.ingest.small_ingest import Ingest, write
 from tests.retrieval.store.memory_store import MemoryStore
 
@@ -30,7 +29,7 @@ def test_one_ingest_at_a_time_into_a_folders_collection(tmp_path: Path) -> None:
 
 
 async def collection(store: MemoryStore) -> MemoryStore:
-    await store.create("c", CollectionSchema({"dense": VectorParams(size=2, distance=Distance.COSINE)}, {}))
+    await store.create("c", CollectionSchema({"dense": VectorParams(size=2, distance="Cosine")}, {}))
     return store
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qdrant_client import models
 
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
@@ -25,7 +24,7 @@ from hybridtei.retrieval.migrate import run as running
 from hybridtei.retrieval.migrate.run import MigrationRun
 from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.searcher import Searcher
-from hybridtei.retrieval.store.base import Store
+from hybridtei.retrieval.store.base import Store, Stored
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import schema_for
@@ -57,7 +56,7 @@ async def filled(store: Store, folder: Path, rows: Sequence[str]) -> Encoder:
     return encoder
 
 
-def points(encoder: Encoder, ids: Sequence[int], rows: Sequence[str]) -> list[models.PointStruct]:
+def points(encoder: Encoder, ids: Sequence[int], rows: Sequence[str]) -> list[Stored]:
     return to_points(encoder.encode(list(rows), ("dense",)), list(ids), [{"text": row} for row in rows])
 
 

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from qdrant_client import QdrantClient, models
 
 from hybridtei.errors import StoreError
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, Stored, selector
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, Stored
 from hybridtei.retrieval.store.collection import check_names, create_arguments, schema_of
 from hybridtei.retrieval.store.points import as_lists, check_ids, check_points
 from hybridtei.retrieval.store.query import Filter, Query
-from hybridtei.retrieval.store.server import query_arguments, served_filter
+from hybridtei.retrieval.store.server import query_arguments, selector, served_filter, stored_of
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class MemoryStore:
         create = models.CreateAliasOperation(create_alias=models.CreateAlias(alias_name=name, collection_name=collection))
         await self._run(self._client.update_collection_aliases, [create])
 
-    async def upsert(self, name: str, points: Sequence[models.PointStruct], schema: CollectionSchema | None = None) -> None:
+    async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
         def call() -> None:
             plan = schema or self._describe(name)
             if plan is None:
@@ -86,7 +86,7 @@ class MemoryStore:
     async def query(self, name: str, query: Query) -> list[Stored]:
         # all search is exact here; the client would warn that parameters change nothing
         arguments = query_arguments(query) | {"search_params": None}
-        return [Stored.of(point) for point in (await self._run(self._client.query_points, name, **arguments)).points]
+        return [stored_of(point) for point in (await self._run(self._client.query_points, name, **arguments)).points]
 
     async def retrieve(
         self,
@@ -98,7 +98,7 @@ class MemoryStore:
     ) -> list[Stored]:
         check_ids(ids)
         given = {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
-        return [Stored.of(point) for point in await self._run(self._client.retrieve, name, list(ids), **given)]
+        return [stored_of(point) for point in await self._run(self._client.retrieve, name, list(ids), **given)]
 
     async def scroll(
         self,
@@ -112,7 +112,7 @@ class MemoryStore:
     ) -> tuple[list[Stored], PointId | None]:
         given = {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
         page = await self._run(self._client.scroll, name, served_filter(scroll_filter), limit, offset=offset, **given)
-        return [Stored.of(point) for point in page[0]], page[1]
+        return [stored_of(point) for point in page[0]], page[1]
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
         return (await self._run(self._client.count, name, count_filter=served_filter(count_filter), exact=True)).count

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
-from qdrant_client import models
 
 from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.retrieval.search.fusion import vectors_of
-from hybridtei.retrieval.store.base import CollectionSchema, Store
+from hybridtei.retrieval.store.base import CollectionSchema, SparseVectorParams, Store, VectorParams
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.query import Query
 from tests.retrieval.store.memory_store import MemoryStore
@@ -97,16 +96,16 @@ def opened(kind: str, folder: Path) -> Store:
 def plan(*, idf: bool = False, **metadata: Any) -> CollectionSchema:
     return CollectionSchema(
         vectors={
-            "dense": models.VectorParams(size=WIDTH, distance=models.Distance.COSINE),
-            "multivector": models.VectorParams(
+            "dense": VectorParams(size=WIDTH, distance="Cosine"),
+            "multivector": VectorParams(
                 size=ROW_WIDTH,
-                distance=models.Distance.COSINE,
-                multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
-                hnsw_config=models.HnswConfigDiff(m=0, payload_m=0),
+                distance="Cosine",
+                multivector_config={"comparator": "max_sim"},
+                hnsw_config={"m": 0, "payload_m": 0},
                 on_disk=True,
             ),
         },
-        sparse={"sparse": models.SparseVectorParams(modifier=models.Modifier.IDF if idf else None)},
+        sparse={"sparse": SparseVectorParams(modifier="idf" if idf else None)},
         metadata=metadata,
     )
 

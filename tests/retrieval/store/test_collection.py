@@ -13,7 +13,14 @@ from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import fingerprint
-from hybridtei.retrieval.store.collection import check_fits, check_name, check_searchable, schema_from_dict, schema_to_dict
+from hybridtei.retrieval.store.collection import (
+    check_fits,
+    check_name,
+    check_searchable,
+    create_arguments,
+    schema_from_dict,
+    schema_to_dict,
+)
 from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for, signed
 from tests.retrieval.store.stores import asked, plan
 
@@ -40,24 +47,24 @@ def spec(tmp_path: Path) -> ModelSpec:
 def test_every_output_has_its_vector(spec: ModelSpec) -> None:
     plan = schema_for(spec, "org/model")
     assert {name: (params.size, params.distance) for name, params in plan.vectors.items()} == {
-        "dense": (32, models.Distance.COSINE),
-        "multivector": (24, models.Distance.COSINE),
+        "dense": (32, "Cosine"),
+        "multivector": (24, "Cosine"),
     }
     multivector = plan.vectors["multivector"]
-    assert multivector.multivector_config.comparator == models.MultiVectorComparator.MAX_SIM
-    assert (multivector.hnsw_config.m, multivector.hnsw_config.payload_m, multivector.on_disk) == (0, 0, True)
+    assert multivector.multivector_config == {"comparator": "max_sim"}
+    assert (multivector.hnsw_config, multivector.on_disk) == ({"m": 0, "payload_m": 0}, True)
     assert plan.vectors["dense"].hnsw_config is None
     assert plan.metadata == {"model_id": "org/model", "tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest()}
 
 
 def test_idf_is_for_heads_that_profit(spec: ModelSpec) -> None:
-    def modifier(sparse: SparseHead, **settings: Any) -> models.Modifier | None:
+    def modifier(sparse: SparseHead, **settings: Any) -> str | None:
         return schema_for(dataclasses.replace(spec, sparse=sparse), "m", **settings).sparse["sparse"].modifier
 
-    assert modifier(SparseHead("linear", idf=True)) == models.Modifier.IDF
+    assert modifier(SparseHead("linear", idf=True)) == "idf"
     assert modifier(SparseHead("mlp", idf=False)) is None
     assert modifier(SparseHead("splade")) is None
-    assert modifier(SparseHead("mlp", idf=False), sparse_idf=True) == models.Modifier.IDF
+    assert modifier(SparseHead("mlp", idf=False), sparse_idf=True) == "idf"
     assert modifier(SparseHead("linear", idf=True), sparse_idf=False) is None
 
 
@@ -89,7 +96,7 @@ def test_a_lone_multivector_is_indexed(spec: ModelSpec) -> None:
 )
 def test_quantisation_is_of_the_dense_vector(spec: ModelSpec, kind: Any, config: type) -> None:
     plan = schema_for(spec, "m", quantization=kind)
-    assert isinstance(plan.vectors["dense"].quantization_config, config)
+    assert isinstance(create_arguments(plan)["vectors_config"]["dense"].quantization_config, config)
     assert plan.vectors["multivector"].quantization_config is None
 
 

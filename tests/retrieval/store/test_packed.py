@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from qdrant_client import models
 
 from hybridtei.batch import Ragged
 from hybridtei.errors import InvalidPoint
 from hybridtei.inference.tasks.pooling import MultivectorBudget, budgeted
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.store.base import CollectionSchema, Stored
 from hybridtei.retrieval.store.collection import heads_of
 from hybridtei.retrieval.store.plan import DTYPE, PACKED, WIDTH, packed_format, without_packed
 from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
@@ -44,7 +43,7 @@ def packed(dtype: str) -> Embeddings:
     ],
 )
 def test_bytes_of_a_point_have_a_bound(value: Any, message: str | None) -> None:
-    point = models.PointStruct(id=1, vector={}, payload={PACKED: value})
+    point = Stored(1, {PACKED: value}, {})
     if message is None:
         assert check_points([point], schema("binary"))
     else:

@@ -11,7 +11,6 @@ from uuid import UUID
 import numpy as np
 import orjson
 import pytest
-from qdrant_client import models
 
 from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
@@ -35,7 +34,7 @@ def ids_of(count: int) -> list[int | str]:
     return [mixed[place] for place in np.random.default_rng(0).permutation(count)]
 
 
-def copied() -> list[models.PointStruct]:
+def copied() -> list[Stored]:
     """Every text many times over: as many equal scores as copies."""
     several = Embeddings.concat([embeddings(TEXTS)] * COPIES)
     ids = ids_of(TEXTS * COPIES)

@@ -15,7 +15,7 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.store.base import Stored
+from hybridtei.retrieval.store.base import SparseVector, Stored, VectorParams
 from hybridtei.retrieval.store.collection import check_fits
 from hybridtei.retrieval.store.plan import _quantization
 from hybridtei.retrieval.store.points import point_id, to_points
@@ -126,7 +126,7 @@ def test_vectors_and_payload_come_back_as_they_went(stored: Asked) -> None:
     vectors: Any = records[0].vector
     np.testing.assert_allclose(vectors["dense"], POINTS.dense[4], atol=1e-6)
     np.testing.assert_allclose(vectors["multivector"], POINTS.multivector.row(4), atol=1e-6)
-    assert isinstance(vectors["sparse"], models.SparseVector)
+    assert isinstance(vectors["sparse"], SparseVector)
     indices, values = POINTS.sparse.row(4)
     assert dict(zip(vectors["sparse"].indices, vectors["sparse"].values, strict=True)) == pytest.approx(
         dict(zip(indices.tolist(), values.tolist(), strict=True))
@@ -228,7 +228,7 @@ def test_a_collection_made_anew_takes_other_vectors(empty: Asked) -> None:
     empty.run(store.create(name, plan()))
     empty.run(store.upsert(name, to_points(POINTS, IDS)))
     empty.run(store.drop(name))
-    narrow = type(plan())({"dense": models.VectorParams(size=4, distance=models.Distance.COSINE)}, {})
+    narrow = type(plan())({"dense": VectorParams(size=4, distance="Cosine")}, {})
     empty.run(store.create(name, narrow))
     empty.run(store.upsert(name, to_points(Embeddings(dense=np.eye(4, dtype=np.float32)), [0, 1, 2, 3])))
     assert empty.run(store.count(name)) == 4
@@ -247,7 +247,7 @@ def test_what_is_not_there_is_named(empty: Asked) -> None:
             empty.run(call())
     with pytest.raises(InvalidInput, match="collection 'a/b': its name may not hold '/'"):
         empty.run(store.create("a/b", plan()))
-    bad = type(plan())({"../x": models.VectorParams(size=4, distance=models.Distance.DOT)}, {})
+    bad = type(plan())({"../x": VectorParams(size=4, distance="Dot")}, {})
     with pytest.raises(InvalidInput, match=r"vector '\.\./x': its name may not hold '/'"):
         empty.run(store.create(name, bad))
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qdrant_client import models
 
 from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
 from hybridtei.retrieval.store import transfer
 from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.collection import MIGRATION_OF, CollectionSchemas
-from hybridtei.retrieval.store.points import point_id, to_points
+from hybridtei.retrieval.store.points import is_sparse, point_id, to_points
 from tests.retrieval.store.stores import Asked, asked, embeddings, emptied, plan
 
 COUNT = 150  # three pages
@@ -83,7 +82,7 @@ def records(given: Asked) -> dict[Any, Any]:
 
 def bits(vectors: Any) -> dict[str, Any]:
     def of(vector: Any) -> Any:
-        if isinstance(vector, models.SparseVector):
+        if is_sparse(vector):
             order = np.argsort(np.asarray(vector.indices))
             return (
                 np.asarray(vector.indices, np.uint32)[order].tobytes(),
@@ -228,8 +227,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     ("line", "message"),
     [
         ({}, "line 1: Object missing required field `hybridtei`"),
-        ({**HEADER, "schema": {}}, "line 1: schema.vectors: Field required"),
-        ({**HEADER, "schema": {"vectors": {"dense": {"size": "?"}}, "sparse": {}}}, "line 1: schema.vectors.dense.size: "),
+        ({**HEADER, "schema": {}}, "line 1: schema: Object missing required field `vectors`"),
+        ({**HEADER, "schema": {"vectors": {"dense": {"size": "?"}}, "sparse": {}}}, "line 1: schema.vectors[...].size: "),
         ({**HEADER, "schema": {"vectors": [], "sparse": {}}}, "line 1: schema.vectors: "),
         (None, "line 1: should be JSON"),
     ],

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from qdrant_client import models
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.retrieval.store import embedded_client
+from hybridtei.retrieval.store.base import Stored, VectorParams
 from hybridtei.retrieval.store.collection import schema_to_dict
 from hybridtei.retrieval.store.embedded import EmbeddedStore, _message
 from hybridtei.retrieval.store.embedded_client import ProcessClient
@@ -30,7 +30,7 @@ CHANGED = (
 )
 
 
-def points(begin: int, end: int) -> list[models.PointStruct]:
+def points(begin: int, end: int) -> list[Stored]:
     return to_points(embeddings(end - begin, seed=begin), list(range(begin, end)))
 
 
@@ -280,7 +280,7 @@ async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Pat
 
 async def test_a_half_made_collection_leaves_nothing(tmp_path: Path) -> None:
     store = EmbeddedStore(str(tmp_path))
-    bad = type(plan())({"dense": models.VectorParams.model_construct(size=0, distance="Cosine")}, {})
+    bad = type(plan())({"dense": VectorParams(size=0, distance="Cosine")}, {})
     with pytest.raises(StoreError, match=r"dimension cannot be 0"):
         await store.create("c", bad)
     assert await store.collections() == []
