@@ -24,14 +24,14 @@ COMMANDS = {
     "search": "collection.add_search",
     "eval": "collection.add_eval",
     "collections": "collections.add",
-    "migrate": "migrate.add",
+    "migrate": "collection.add_migrate",
     "mcp": "mcp.add",
     "train": "model.add_train",
     "export": "model.add_export",
     "tune": "model.add_tune",
     "pack": "model.add_pack",
     "compare": "model.add_compare",
-    "explain": "explain.add",
+    "explain": "model.add_explain",
 }
 
 
@@ -57,7 +57,7 @@ def router(argv: Sequence[str] | None = None) -> int:
     argv = _begin(argv)
     from hybridtei.cli import serve
 
-    parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.ABOUT, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.run.__doc__, allow_abbrev=False)
     _add_version(parser)
     serve.add_serve_flags(parser, as_tei=True)
     return _run(parser, argv)

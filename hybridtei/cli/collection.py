@@ -1,5 +1,6 @@
 """Commands on a Qdrant collection: `ingest` fills it with documents from files, and continues a stopped run; `search` finds the
-hits of a query, with the scores of every stage; `eval` measures every way of searching a judged collection."""
+hits of a query, with the scores of every stage; `eval` measures every way of searching a judged collection; `migrate` changes
+a collection's model, or its format of multi-vectors, while it is searched and written."""
 
 from __future__ import annotations
 
@@ -15,14 +16,13 @@ from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, op
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, UsageError
 from hybridtei.retrieval.ingest.options import IngestOptions
+from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.search.options import SearchFields, SearchOptions
 from hybridtei.retrieval.store import open_store, place_of, with_default
 from hybridtei.retrieval.store.embedded_client import ProcessClient
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.system.machine import require_extra
 from hybridtei.system.own_loop import OwnLoop
-
-ABOUT_INGEST = "Embed documents from files and store them in Qdrant; run it again to go on after a stop, or after changes."
 
 NO_INGEST_FLAGS = (
     *("source", "outputs", "plan"),
@@ -32,9 +32,7 @@ OF_THE_MODEL = ("multivector_tokens", "multivector_dtype")  # a plan's flags
 
 
 def add_ingest(commands: Commands) -> None:
-    """Add the command `ingest` and its flags."""
-    parser = new_parser(commands, "ingest", ABOUT_INGEST)
-    parser.usage = "%(prog)s SOURCE --collection NAME [flags]"
+    parser = new_parser(commands, "ingest", run_ingest, "SOURCE --collection NAME [flags]")
     parser.add_argument(
         "source",
         metavar="SOURCE",
@@ -45,11 +43,10 @@ def add_ingest(commands: Commands) -> None:
     parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all of the model]")
     parser.add_argument("--json", action="store_true", help="print the summary as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
-    parser.set_defaults(run=run_ingest)
 
 
 def run_ingest(arguments: argparse.Namespace) -> int:
-    """Ingest, and print the summary; return the exit status."""
+    """Embed documents from files and store them in Qdrant; run it again to go on after a stop, or after changes."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
@@ -66,13 +63,8 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     return summary.status
 
 
-ABOUT_SEARCH = "Search a collection by all its vectors; one hit a document. A reranker can rank the best again."
-
-
 def add_search(commands: Commands) -> None:
-    """Add the command `search` and its flags."""
-    parser = new_parser(commands, "search", ABOUT_SEARCH)
-    parser.usage = '%(prog)s COLLECTION "QUERY" [flags]'
+    parser = new_parser(commands, "search", run_search, 'COLLECTION "QUERY" [flags]')
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument("query", metavar="QUERY")
     add_options(parser, SearchFields, without=("weights", "legs", "rescore", "group_by", "with_payload", "highlights"))
@@ -88,11 +80,10 @@ def add_search(commands: Commands) -> None:
     parser.add_argument("--no-highlights", action="store_true", help="do not mark matching terms")
     parser.add_argument("--json", action="store_true", help="print the answer as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
-    parser.set_defaults(run=run_search)
 
 
 def run_search(arguments: argparse.Namespace) -> int:
-    """Search, print the hits, and return the exit status."""
+    """Search a collection by all its vectors; one hit a document. A reranker can rank the best again."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     require_extra("qdrant", "qdrant_client")
@@ -155,13 +146,8 @@ def weights_of(text: str | None) -> dict[str, float] | list[float] | str | None:
     return text
 
 
-ABOUT_EVAL = "Measure every way of searching a judged collection: nDCG@10, MRR@10, recall@100 and latency."
-
-
 def add_eval(commands: Commands) -> None:
-    """Add the command `eval` and its flags."""
-    parser = new_parser(commands, "eval", ABOUT_EVAL)
-    parser.usage = "%(prog)s BEIR_FOLDER [flags]"
+    parser = new_parser(commands, "eval", run_eval, "BEIR_FOLDER [flags]")
     parser.add_argument("folder", metavar="BEIR_FOLDER", help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv")
     parser.add_argument("--collection", metavar="NAME", help="ingested first if it does not exist [default: the folder's name]")
     parser.add_argument("--split", default="test", metavar="NAME", help="judgements to use: qrels/NAME.tsv [default: test]")
@@ -173,11 +159,10 @@ def add_eval(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
-    parser.set_defaults(run=run_eval)
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
-    """Ingest if the collection is missing, measure, and print the report; return the exit status."""
+    """Measure every way of searching a judged collection: nDCG@10, MRR@10, recall@100 and latency."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     require_extra("qdrant", "qdrant_client")
@@ -211,3 +196,37 @@ def run_eval(arguments: argparse.Namespace) -> int:
     if arguments.chart is not None:
         write_chart(evaluation, Path(arguments.chart))
     return 0
+
+
+STEPS = {
+    "rollback": "let the collection that answered before answer again, with what was written since",
+    "status": "print which collection answers, and which are its copies",
+    "delete_old": "delete the collection that answered before",
+}
+
+
+def add_migrate(commands: Commands) -> None:
+    usage = "COLLECTION (--to MODEL | --multivector-tokens N | --rollback | --status | --delete-old) [flags]"
+    parser = new_parser(commands, "migrate", run_migrate, usage)
+    parser.add_argument("collection", metavar="COLLECTION")
+    parser.add_argument("--to", metavar="MODEL", help="folder or hub id of the new model [default: the collection's]")
+    steps = parser.add_mutually_exclusive_group()
+    for step, text in STEPS.items():
+        steps.add_argument(
+            f"--{step.replace('_', '-')}", dest="step", action="store_const", const=step, default="migrate", help=text
+        )
+    without = ("collection", "step", "to", "multivector_tokens", "multivector_dtype")
+    add_options(parser, MigrateOptions, without=without)
+    add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
+
+
+def run_migrate(arguments: argparse.Namespace) -> None:
+    """Embed a collection's stored texts with another model, then switch its name to that copy; run it again after a stop."""
+    require_extra("qdrant", "qdrant_client")
+    from hybridtei.retrieval.migrate.run import run_migration
+
+    model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
+    budget = {"multivector_tokens": model.multivector_tokens, "multivector_dtype": model.multivector_dtype}
+    names = {name: value for name, value in vars(arguments).items() if name not in budget and name != "run"}
+    options = options_from(MigrateOptions, argparse.Namespace(**names), **budget)
+    run_migration(options, model, engine, read_settings(arguments, StoreConfig), tell=lambda line: print(line, flush=True))

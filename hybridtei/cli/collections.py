@@ -21,42 +21,40 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.store.collection import CollectionSchemas
 
 Act = Callable[["CollectionSchemas", argparse.Namespace], Awaitable[None]]
-ABOUT = "List, describe and delete collections, and move them between stores; without an action, list them."
 CHUNK_BYTES = 1_000_000  # bytes of a file read at once
 
 
 def add(commands: Commands) -> None:
-    """Add the command `collections`, its actions and their flags."""
-    parser = new_parser(commands, "collections", ABOUT)
+    parser = new_parser(commands, "collections", run)
     add_flags(parser, (StoreConfig,))
-    parser.set_defaults(run=run, act=_list)
+    parser.set_defaults(act=_list)
     actions = parser.add_subparsers(metavar="ACTION", help="[default: list]")
-    _add(actions, "list", _list, "List collections, with points and model, and other names of them.")
-    describe = _add(actions, "describe", _describe, "Print a collection's schema, metadata and number of points as JSON.")
-    delete = _add(actions, "delete", _delete, "Delete a collection, its points and its other names.")
+    _add(actions, "list", _list)
+    describe = _add(actions, "describe", _describe)
+    delete = _add(actions, "delete", _delete)
     delete.add_argument("--yes", action="store_true", help="do not ask")
-    export = _add(actions, "export", _export, "Write a collection as JSON lines, with its vectors; run it again after a stop.")
+    export = _add(actions, "export", _export)
     export.add_argument("--output", "-o", metavar="FILE", help="write there [default: standard output]")
     for one in (describe, delete, export):
         one.add_argument("name", metavar="NAME", help="of the collection, or another name of it")
-    imported = _add(actions, "import", _import, "Store the points of an export that are not there; run it again after a stop.")
+    imported = _add(actions, "import", _import)
     imported.add_argument("file", metavar="FILE", help="of `export`; - reads standard input")
     imported.add_argument("name", metavar="NAME", nargs="?", help="of the collection, made if missing [default: the export's]")
     for one in (export, imported):
         one.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def _add(actions: Commands, name: str, act: Act, about: str) -> argparse.ArgumentParser:
-    parser = new_parser(actions, name, about)
+def _add(actions: Commands, name: str, act: Act) -> argparse.ArgumentParser:
+    parser = new_parser(actions, name, act)
     add_flags(parser, (StoreConfig,))
     for flag in parser._actions:  # flags before the action's name count too
         flag.default = argparse.SUPPRESS
-    parser.set_defaults(act=act)
+    parser.set_defaults(run=run, act=act)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Take the action. Raises HybridTeiError, OSError."""
+    """List, describe and delete collections, and move them between stores; without an action, list them."""
     require_extra("qdrant", "qdrant_client")
     from hybridtei.retrieval.store.collection import CollectionSchemas
 
@@ -73,6 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    """List collections, with points and model, and other names of them."""
     from hybridtei.retrieval.store.plan import MODEL_ID
 
     names, aliases = await schemas.store.collections(), await schemas.store.aliases()
@@ -87,6 +86,7 @@ async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> No
 
 
 async def _describe(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    """Print a collection's schema, metadata and number of points as JSON."""
     from hybridtei.retrieval.store.collection import schema_to_dict
 
     schema = await schemas.of(arguments.name)
@@ -100,6 +100,7 @@ async def _aliases(schemas: CollectionSchemas, name: str) -> list[str]:
 
 
 async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    """Delete a collection, its points and its other names."""
     store, name = schemas.store, str((await schemas.of(arguments.name)).stored_as)
     aliases = await _aliases(schemas, name)
     known = f", also known as {', '.join(aliases)}," if aliases else ""
@@ -116,6 +117,7 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
 
 
 async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    """Write a collection as JSON lines, with its vectors; run it again after a stop."""
     from tqdm.auto import tqdm
 
     from hybridtei.retrieval.store.transfer import export_to, exported
@@ -133,6 +135,7 @@ async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
 
 
 async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
+    """Store the points of an export that are not there; run it again after a stop."""
     from tqdm.auto import tqdm
 
     from hybridtei.retrieval.store.transfer import import_from

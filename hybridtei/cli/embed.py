@@ -24,19 +24,16 @@ from hybridtei.system.machine import require_extra, whole
 
 
 def add(commands: Commands) -> None:
-    """Add the command `embed` and its flags."""
-    parser = new_parser(commands, "embed", "embed a file of texts")
-    parser.usage = "%(prog)s FILE --output FILE [flags]"
+    parser = new_parser(commands, "embed", run, "FILE --output FILE [flags]")
     parser.add_argument("file", metavar="FILE", help="texts: .txt with one a line, or .jsonl with one object or string a line")
     parser.add_argument("--output", "-o", required=True, metavar="FILE", help="file to write: .jsonl, .npz or .parquet")
     parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all of the model]")
     parser.add_argument("--field", default="text", help="key of the text in .jsonl objects [default: text]")
     add_flags(parser, (ModelConfig, EngineConfig))
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run the command. The number of texts goes to standard error."""
+    """Embed a file of texts."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     writer_for(arguments.output)  # before a model is loaded
     encoder = Encoder.load(config=model, engine=engine)
@@ -120,7 +117,6 @@ def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, An
 
 
 def write_jsonl(file: BinaryIO, chunks: Chunks) -> None:
-    """Write JSON lines, one object a text."""
     for texts, embeddings in chunks:
         for row in _rows(texts, embeddings):
             file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -195,9 +195,13 @@ def _shown_default(field: msgspec.structs.FieldInfo) -> str:
     return f" [default: {str(default).lower() if isinstance(default, bool) else default}]"
 
 
-def new_parser(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
-    """Add a command's parser, without abbreviated flags."""
+def new_parser(commands: Commands, name: str, run: Callable[..., Any], usage: str | None = None) -> argparse.ArgumentParser:
+    """Add a command's parser, without abbreviated flags. The docstring of `run` is its help. `usage`: without the command."""
+    about = " ".join((run.__doc__ or "").split())
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    if usage is not None:
+        parser.usage = f"%(prog)s {usage}"
+    parser.set_defaults(run=run)
     return parser
 
 

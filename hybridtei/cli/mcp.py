@@ -17,7 +17,6 @@ from hybridtei.server.http.body import first_fields
 from hybridtei.server.http.security import Keyring, check_origin, is_sendable
 from hybridtei.system.machine import require_extra
 
-ABOUT = "Let agents search a collection, over the Model Context Protocol; with --writable, they may also add texts to it."
 PATH = "/mcp"
 SESSION_IDLE_SECONDS = 600.0
 MAX_SESSIONS = 1000
@@ -25,9 +24,7 @@ DRAIN_SECONDS = 5.0
 
 
 def add(commands: Commands) -> None:
-    """Add the command `mcp` and its flags."""
-    parser = new_parser(commands, "mcp", ABOUT)
-    parser.usage = "%(prog)s COLLECTION [--http] [--writable] [flags]"
+    parser = new_parser(commands, "mcp", run, "COLLECTION [--http] [--writable] [flags]")
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument("--writable", action="store_true", help="also offer `store`, which adds texts to the collection")
     parser.add_argument("--http", action="store_true", help=f"listen for streamable HTTP at {PATH}, instead of standard input")
@@ -42,11 +39,10 @@ def add(commands: Commands) -> None:
     parser.add_argument("--url", metavar="URL", help="server that searches and stores [default: one in this process]")
     parser.add_argument("--url-api-key", metavar="KEY", help="key of --url")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until standard input ends, or until a signal; return the exit status."""
+    """Let agents search a collection, over the Model Context Protocol; with --writable, they may also add texts to it."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     key = os.environ.get("API_KEY") if arguments.api_key is None else arguments.api_key

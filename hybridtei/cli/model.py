@@ -1,12 +1,15 @@
 """Commands on a model: `train` makes a sparse and a multi-vector head for a frozen dense encoder, `export` writes ONNX files,
 `tune` measures backends and batch sizes, `pack` stores packed weights for later starts, `compare` explains the difference of
-two servers' vectors."""
+two servers' vectors. `explain` prints the cause and remedy of an error, with the texts of `/page/errors.html`."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import html
+import re
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -19,15 +22,12 @@ from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import HybridTeiError, UsageError
 from hybridtei.system.machine import require_extra
 
-ABOUT_TRAIN = "Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."
 ACTIVATIONS = ("gelu", "relu", "silu")  # of `heads.models`, which imports torch
 DROPS = ("first", "specials", "none")
 
 
 def add_train(commands: Commands) -> None:
-    """Add the command `train` and its flags."""
-    parser = new_parser(commands, "train", ABOUT_TRAIN)
-    parser.usage = "%(prog)s --model FOLDER --output FILE --cache FOLDER --pairs FILE... [flags]"
+    parser = new_parser(commands, "train", run_train, "--model FOLDER --output FILE --cache FOLDER --pairs FILE... [flags]")
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model in the Hugging Face layout")
     output_help = "head file to write; a model serves the one beside it named hybridtei_heads.safetensors"
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output_help)
@@ -36,7 +36,6 @@ def add_train(commands: Commands) -> None:
     _add_data_flags(parser.add_argument_group("data"))
     _add_head_flags(parser.add_argument_group("heads"))
     _add_training_flags(parser.add_argument_group("training"))
-    parser.set_defaults(run=run_train)
 
 
 def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> None:
@@ -90,7 +89,7 @@ def _add_training_flags(group: Any) -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> None:
-    """Train, and print the mean losses of each epoch."""
+    """Train a sparse and a multi-vector head over a frozen dense encoder, without relevance labels."""
     require_extra("torch", "torch", "transformers")
     from hybridtei.models.heads.run import train
 
@@ -104,18 +103,16 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 
 def add_export(commands: Commands) -> None:
-    """Add the command `export` and its flags."""
-    parser = new_parser(commands, "export", "write a model as ONNX files, for others too")
+    parser = new_parser(commands, "export", run_export)
     parser.add_argument("model", metavar="MODEL", help="a local folder, a hub id, or the embedded model")
     parser.add_argument("out", metavar="OUT", help="folder to write")
     parser.add_argument("--min-cosine", type=float, default=0.97, help="int8: least cosine to float32 [default: 0.97]")
     parser.add_argument("--min-mean-cosine", type=float, default=0.99, help="int8: on average [default: 0.99]")
     add_flags(parser, (ModelConfig,))
-    parser.set_defaults(run=run_export)
 
 
 def run_export(arguments: argparse.Namespace) -> None:
-    """Write a model as ONNX files with their weights."""
+    """Write a model as ONNX files, for others too."""
     model = msgspec.structs.replace(read_settings(arguments, ModelConfig), model_id=arguments.model)
     dtype = model.dtype or "float32"
     if dtype not in ("float32", "int8"):
@@ -129,15 +126,12 @@ def run_export(arguments: argparse.Namespace) -> None:
 
 
 def add_tune(commands: Commands) -> None:
-    """Add the command `tune` and its flags."""
-    parser = new_parser(commands, "tune", "measure which backend and batch size suit this machine")
-    parser.usage = "%(prog)s [flags]"
+    parser = new_parser(commands, "tune", run_tune, "[flags]")
     add_flags(parser, (ModelConfig, EngineConfig))
-    parser.set_defaults(run=run_tune)
 
 
 def run_tune(arguments: argparse.Namespace) -> None:
-    """Measure, and print each line as it comes."""
+    """Measure which backend and batch size suit this machine."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     from hybridtei.inference.backends.tuning import tune
     from hybridtei.inference.load import find_model
@@ -146,24 +140,18 @@ def run_tune(arguments: argparse.Namespace) -> None:
         print(line, flush=True)
 
 
-ABOUT_PACK = "Pack a model's weights for this processor and ONNX Runtime, so that servers here start in seconds."
-
-
 def add_pack(commands: Commands) -> None:
-    """Add the command `pack` and its flags."""
-    parser = new_parser(commands, "pack", ABOUT_PACK)
-    parser.usage = "%(prog)s (MODEL | --list | --prune) [flags]"
+    parser = new_parser(commands, "pack", run_pack, "(MODEL | --list | --prune) [flags]")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("model", metavar="MODEL", nargs="?", help="a local folder, a hub id, or the embedded model")
     what.add_argument("--list", action="store_true", help="print the kept weights, the last used first")
     prune_help = "remove weights not used for 30 days, and the longest unused beyond --packed-cache-gb"
     what.add_argument("--prune", action="store_true", help=prune_help)
     add_flags(parser, (ModelConfig,))
-    parser.set_defaults(run=run_pack)
 
 
 def run_pack(arguments: argparse.Namespace) -> None:
-    """Pack a model, list the stored weights, or remove old ones. Print the result."""
+    """Pack a model's weights for this processor and ONNX Runtime, so that servers here start in seconds."""
     from hybridtei.inference.backends.graph.packed_file import GB, packed_files, prune
     from hybridtei.inference.backends.select import open_backend
     from hybridtei.inference.load import find_model
@@ -182,14 +170,11 @@ def run_pack(arguments: argparse.Namespace) -> None:
     print(*found, sep="\n")
 
 
-ABOUT_COMPARE = "Compare the vectors of two servers, with TEI's or OpenAI's API: can an index of A's be searched by B?"
 EMBED_AGAIN = 3
 
 
 def add_compare(commands: Commands) -> None:
-    """Add the command `compare` and its flags."""
-    parser = new_parser(commands, "compare", ABOUT_COMPARE)
-    parser.usage = "%(prog)s URL_A URL_B [flags]"
+    parser = new_parser(commands, "compare", run_compare, "URL_A URL_B [flags]")
     parser.add_argument("a", metavar="URL_A", help="the server whose vectors are stored")
     parser.add_argument("b", metavar="URL_B", help="the server that will replace it")
     for side in "ab":
@@ -200,11 +185,10 @@ def add_compare(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as a line of JSON")
     recorded_help = 'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers in place of the samples'
     parser.add_argument("--from", dest="recorded", type=Path, metavar="FILE", help=recorded_help)
-    parser.set_defaults(run=run_compare)
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Compare, and print the report. Return 0 if the index can be kept, 3 if everything must be embedded again."""
+    """Compare the vectors of two servers, with TEI's or OpenAI's API: can an index of A's be searched by B?"""
     from hybridtei.retrieval.evaluate.compare import Server, compare, replay
 
     a = Server(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
@@ -221,3 +205,30 @@ def run_compare(arguments: argparse.Namespace) -> int:
         b.close()
     print(report.as_json() if arguments.json else report.in_words(), flush=True)
     return 0 if report.keeps_index else EMBED_AGAIN
+
+
+PAGE = Path(__file__).parents[1] / "server/page/errors.html"
+SECTION = re.compile(r'<h2 id="[^"]+">(.*?)</h2>\n(.*?)(?=<h2|</main>|</body>|\Z)', re.DOTALL)
+PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+WIDTH = 100
+
+
+def add_explain(commands: Commands) -> None:
+    parser = new_parser(commands, "explain", run_explain)
+    parser.add_argument("name", metavar="NAME", help="the error's name, such as LoadError")
+
+
+def run_explain(arguments: argparse.Namespace) -> None:
+    """Say what causes an error and what cures it."""
+    sections = {html.unescape(name).lower(): (name, body) for name, body in SECTION.findall(PAGE.read_text(encoding="utf-8"))}
+    found = sections.get(arguments.name.lower())
+    if found is None:
+        raise UsageError(
+            f"NAME is {arguments.name!r}, which is no error; known: {', '.join(name for name, _ in sections.values())}"
+        )
+    name, body = found
+    print(name)
+    for paragraph in PARAGRAPH.findall(body):
+        text = html.unescape(TAG.sub("", paragraph.replace("<code>", "`").replace("</code>", "`")))
+        print(f"\n{textwrap.fill(text, WIDTH, break_long_words=False)}", flush=True)

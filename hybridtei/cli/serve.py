@@ -23,12 +23,9 @@ EVERYWHERE, THIS_MACHINE = "0.0.0.0", "127.0.0.1"
 
 log = logging.getLogger("hybridtei")
 
-ABOUT = "Serve a model over HTTP: dense, sparse and multi-vectors, ranking, classification; TEI's flags, variables and routes."
-
 
 def add(commands: Commands) -> None:
-    """Add the command `serve` and its flags."""
-    add_serve_flags(new_parser(commands, "serve", ABOUT))
+    add_serve_flags(new_parser(commands, "serve", run))
 
 
 def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) -> None:
@@ -42,7 +39,7 @@ def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) ->
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Load the models, then listen. Until then the port refuses connections."""
+    """Serve a model over HTTP: dense, sparse and multi-vectors, ranking, classification; TEI's flags, variables and routes."""
     model_ids: list[str] = arguments.model_id or []
     arguments.model_id = model_ids[0] if model_ids else None
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)

@@ -20,6 +20,7 @@ from hybridtei import __version__
 from hybridtei.client import AsyncClient
 from hybridtei.errors import HybridTeiError
 from hybridtei.retrieval.search.options import Mode
+from hybridtei.system.own_loop import started
 
 MAX_CALLS = 32  # running or waiting for the server
 MAX_HITS = 50
@@ -70,18 +71,13 @@ class CollectionTools:
         if len(self._calls) >= MAX_CALLS:
             work.close()
             raise ToolError(f"{MAX_CALLS} calls are at work already: try again later")
-        task = asyncio.create_task(work)
+        task = started(work)
         self._calls.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._calls.discard)
         try:
             return await asyncio.shield(task)
         except HybridTeiError as error:
             raise ToolError(str(error)) from error
-
-    def _ended(self, task: asyncio.Task[dict[str, Any]]) -> None:
-        self._calls.discard(task)
-        if not task.cancelled():
-            task.exception()  # read the error even if the client is gone
 
     async def _find(self, query: str, limit: int, conditions: dict[str, Any] | None, mode: Mode | None) -> dict[str, Any]:
         found = await self._client.search(self._collection, query, filter=conditions, limit=limit, mode=mode, highlights=True)

@@ -83,7 +83,6 @@ class Worker:
         self._encoder = Encoder.load(config=model, engine=engine)
 
     def encode(self, texts: list[str], outputs: list[str], settings: dict[str, Any]) -> Embeddings:
-        """Like `Encoder.encode`."""
         return self._encoder.encode(texts, outputs, **settings)
 
 

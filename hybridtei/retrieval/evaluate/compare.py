@@ -77,7 +77,6 @@ class Server:
 
     @property
     def pooling(self) -> str | None:
-        """The pooling that the server declares."""
         declared = ((self.info.get("model_type") or {}).get("embedding") or {}).get("pooling")
         return {"cls": "first token", "last_token": "last token"}.get(str(declared), declared)
 
@@ -129,11 +128,9 @@ class Comparison:
     keeps_index: bool
 
     def as_json(self) -> str:
-        """A line of JSON."""
         return orjson.dumps(asdict(self)).decode()
 
     def in_words(self) -> str:
-        """Lines for people."""
         names = ("cosine, median", "cosine, least", "cosine, long text", f"overlap@{NEIGHBOURS}")
         values = (self.median_cosine, self.least_cosine, self.long_cosine, self.overlap)
         lines = [f"{'texts':<20}{self.texts}"]
@@ -211,7 +208,6 @@ def overlap(left: Vectors, right: Vectors) -> float:
 
 
 def unit(vectors: Vectors) -> Vectors:
-    """Vectors of length 1."""
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30))
 
 
@@ -224,7 +220,6 @@ def apart(left: Vectors | None, right: Vectors | None) -> Vectors:
 
 
 def median(values: Vectors) -> float:
-    """The median, as a number."""
     return float(np.median(values))
 
 
@@ -272,7 +267,6 @@ def of_prompts(a: Server, b: Server, base: float) -> str | None:
 
 
 def of_pooling(a: Server, b: Server) -> str | None:
-    """Explain different poolings."""
     if None in (a.pooling, b.pooling) or a.pooling == b.pooling:
         return None
     return f"pooling: A takes the {a.pooling}, B the {b.pooling}"

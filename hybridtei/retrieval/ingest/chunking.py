@@ -58,12 +58,10 @@ class Document:
 
     @property
     def key(self) -> str:
-        """The key for making the ids of its points."""
         return document_key(self.source, self.document_id)
 
     @property
     def indexed_text(self) -> str:
-        """Title and text together."""
         return f"{self.title}\n{self.text}".strip() if self.title else self.text.strip()
 
     def digest(self, key: bytes = b"") -> str:
@@ -210,7 +208,6 @@ class Chunker:
         return [self._within(*one) for one in zip(texts, chunks, totals, strict=True)]
 
     def close(self) -> None:
-        """End the cutting threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _counts(self, texts: Sequence[str]) -> list[int]:

@@ -171,7 +171,6 @@ class FileCache:
             self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", row)
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()
 
 

@@ -113,21 +113,17 @@ class IngestStats:
 
     @property
     def seconds(self) -> float:
-        """The seconds from start to end, or until now."""
         return (time.monotonic() if self.ended_s is None else self.ended_s) - self.began_s
 
     @property
     def documents_per_s(self) -> float:
-        """The documents that this run stored a second."""
         return self.documents / max(self.seconds, 1e-9)
 
     @property
     def tokens_per_s(self) -> float:
-        """The tokens that this run stored a second."""
         return self.tokens / max(self.seconds, 1e-9)
 
     def in_words(self) -> str:
-        """The counts in one line."""
         parts = [
             f"{self.documents:,} documents ({self.documents_per_s:,.1f}/s)",
             f"{self.chunks:,} chunks",
@@ -157,7 +153,6 @@ class Summary:
         return 1 if nothing or self.stats.kept else 0
 
     def as_json(self) -> str:
-        """The summary as one line of JSON."""
         fields = asdict(self)
         counts = fields.pop("stats")
         for name in ("files", "kept", "began_s", "ended_s"):
@@ -167,7 +162,6 @@ class Summary:
         return orjson.dumps(fields | counts).decode()
 
     def in_words(self) -> str:
-        """The summary as a few lines for people."""
         stats = self.stats
         lines = [
             f"{stats.documents:,} documents in {stats.chunks:,} chunks stored in {stats.seconds:,.1f} s "

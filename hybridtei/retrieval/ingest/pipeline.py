@@ -23,10 +23,9 @@ from tqdm.auto import tqdm
 from hybridtei.errors import BackendError, EmptyInput, HybridTeiError, InvalidInput, StoreError, TokenizerError
 from hybridtei.inference.tasks.spans import SpanText
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.ingest.indexing import deferred_indexing
 from hybridtei.retrieval.ingest.options import MEGABYTE
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, Preparation
-from hybridtei.retrieval.ingest.write import Writer
+from hybridtei.retrieval.ingest.write import Writer, deferred_indexing
 from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.system.own_loop import read_error
 

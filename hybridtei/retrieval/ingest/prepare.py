@@ -86,12 +86,10 @@ class Preparation:
 
     @property
     def total_bytes(self) -> int:
-        """The sum of all files' sizes."""
         return sum(file.size for file in self.files)
 
     @property
     def unread_bytes(self) -> int:
-        """The sum of the sizes of files to read."""
         return sum(file.size for file in self.files if file.label not in self.unchanged)
 
     def find_unchanged(self) -> None:

@@ -30,12 +30,12 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 from hybridtei.models.fingerprint import tokenizer_sha256
 from hybridtei.retrieval.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.retrieval.ingest.files import QUARANTINE, Quarantine, check_source, source_files
-from hybridtei.retrieval.ingest.indexing import wait_indexed
 from hybridtei.retrieval.ingest.ledger import FileCache, Ledger, Source, claimed
 from hybridtei.retrieval.ingest.options import MEGABYTE, IngestOptions, IngestStats, ReadOptions, Summary
 from hybridtei.retrieval.ingest.pipeline import ingest as run_pipeline
 from hybridtei.retrieval.ingest.pipeline import stop_on_signals
 from hybridtei.retrieval.ingest.prepare import Preparation
+from hybridtei.retrieval.ingest.write import wait_indexed
 from hybridtei.retrieval.store import open_store, place_of, state_folder, with_default
 from hybridtei.retrieval.store.base import CollectionSchema, Store
 from hybridtei.retrieval.store.collection import check_fits, check_name

@@ -4,21 +4,27 @@ A document is stored completely or not at all, and only a complete new version r
 that cannot be embedded or stored goes into quarantine, and its stored version stays. So chunks of an already stored document
 wait for its last chunk. Surplus chunks of a longer old version are deleted before the new one is written: after a kill in
 between, the document is incomplete and is ingested again.
+
+A server's indexing is deferred until a large ingest has ended, since the graphs of its segments would soon be merged and made
+again. The indexing threshold is 0 (never) meanwhile, and is restored even after an error. The old value is saved in the
+collection's metadata first: after a kill, or if the server is away, the next ingest restores it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
+import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
-
-from hybridtei.errors import BackendError, InvalidPoint
+from hybridtei.errors import BackendError, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.chunking import Rejection, payload_of
 from hybridtei.retrieval.ingest.ledger import IDS_AT_ONCE, Ledger
@@ -27,6 +33,7 @@ from hybridtei.retrieval.store.base import CollectionSchema, Stored
 from hybridtei.retrieval.store.nodes import retry_unavailable
 from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
 
+log = logging.getLogger(__name__)
 RECENT_TEXTS = 50  # if more than half of this many last texts failed, the engine is at fault, not the texts
 MAX_HELD_BYTES = 64_000_000  # of vectors in memory; further ones go to a temporary file
 
@@ -44,7 +51,6 @@ class _Held:
         self.pending, self._parts = pending, self._parts + 1
 
     def parts(self) -> Iterator[list[Stored]]:
-        """Yield the points in the order of adding."""
         self._file.seek(0)
         for _ in range(self._parts):
             yield pickle.load(self._file)
@@ -55,7 +61,6 @@ class _Held:
         self.pending, self._parts = None, 0
 
     def close(self) -> None:
-        """Free the memory and the file."""
         self._file.close()
 
 
@@ -167,9 +172,7 @@ class Writer:
                 last = next(one for one in reversed(reasons) if one is not None)
                 raise BackendError(f"{failed} of the last {RECENT_TEXTS} texts failed, so the ingest stops: {last}")
 
-    def _checked_points(
-        self, pieces: Sequence[PendingChunk], embeddings: Embeddings
-    ) -> tuple[list[Stored], list[str | None]]:
+    def _checked_points(self, pieces: Sequence[PendingChunk], embeddings: Embeddings) -> tuple[list[Stored], list[str | None]]:
         """The points of the pieces, and for each piece InvalidPoint's message or None."""
         if not pieces:
             return [], []
@@ -188,3 +191,82 @@ def _objection(point: Stored, schema: CollectionSchema) -> str | None:
     except InvalidPoint as error:
         return str(error)
     return None
+
+
+THRESHOLD = "ingest_indexing_threshold"  # key of a collection's metadata: the threshold in kB to restore
+DEFAULT_THRESHOLD = 10_000  # kB, Qdrant's own
+NEVER = 0
+POLL_S, STALLED_S = 0.5, 600.0
+Tell = Callable[[str], None]
+
+
+@asynccontextmanager
+async def deferred_indexing(store: Any, name: str, *, is_large: bool) -> AsyncIterator[None]:
+    """A context without indexing, if the run `is_large`. Restores the saved threshold at its end."""
+    if store.kind != "server":
+        yield
+        return
+    if is_large:
+        await _defer(store, name)
+    try:
+        yield
+    finally:
+        try:
+            await _restore(store, name)
+        except StoreError as error:
+            log.warning("collection %r: the next ingest restores its indexing threshold; this one could not: %s", name, error)
+
+
+async def _defer(server: Any, name: str) -> None:
+    config = (await server.info(name)).config
+    threshold = config.optimizer_config.indexing_threshold
+    if (config.metadata or {}).get(THRESHOLD) is None:
+        if threshold == NEVER:
+            return  # the user's own choice
+        await server.annotate(name, {THRESHOLD: DEFAULT_THRESHOLD if threshold is None else threshold})
+    await server.set_indexing_threshold(name, NEVER)
+
+
+async def _restore(server: Any, name: str) -> None:
+    schema = await server.describe(name)
+    threshold = None if schema is None else schema.metadata.get(THRESHOLD)
+    if threshold is None:
+        return
+    is_valid = isinstance(threshold, int) and not isinstance(threshold, bool) and threshold > 0
+    await server.set_indexing_threshold(name, threshold if is_valid else DEFAULT_THRESHOLD)
+    await server.annotate(name, {THRESHOLD: None})
+
+
+async def wait_indexed(
+    server: Any,
+    name: str,
+    stop: asyncio.Event,
+    tell: Tell,
+    *,
+    quiet: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+    poll_s: float = POLL_S,
+) -> None:
+    """Show progress until the server has indexed the collection, `stop` is set, or nothing has changed for `STALLED_S`. The
+    server continues to index in any case.
+    """
+    from tqdm.auto import tqdm
+
+    last, since_s = -1, clock()
+    with tqdm(disable=quiet, desc="indexing", unit=" vectors", mininterval=0.5) as bar:
+        while True:
+            info = await server.info(name)
+            indexed = info.indexed_vectors_count or 0
+            bar.update(max(0, indexed - bar.n))
+            if info.status in ("green", "red"):
+                tell(f"indexed   {indexed:,} vectors, the collection is {info.status.value}")
+                return
+            if indexed != last:
+                last, since_s = indexed, clock()
+            if stop.is_set() or clock() - since_s > STALLED_S:
+                tell(f"indexing  goes on in the server: {indexed:,} vectors so far, the collection is {info.status.value}")
+                return
+            try:
+                await asyncio.wait_for(stop.wait(), poll_s)
+            except TimeoutError:
+                continue

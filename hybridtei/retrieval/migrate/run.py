@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,6 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, UnknownCollection
 from hybridtei.retrieval.migrate import MigrateOptions
-from hybridtei.retrieval.migrate.fill import Convert, fill, text_of, with_vectors_of
 from hybridtei.retrieval.store import open_store, with_default
 from hybridtei.retrieval.store.base import NAMES, CollectionSchema, Store, Stored
 from hybridtei.retrieval.store.collection import KEPT_S, MIGRATION_OF, STAND_IN, SWITCHING, check_fits, check_name, heads_of
@@ -47,6 +46,10 @@ from hybridtei.retrieval.store.plan import (
 from hybridtei.retrieval.store.points import fit_to_schema, to_points
 
 Tell = Callable[[str], None]
+Convert = Callable[[Sequence[Stored]], Awaitable[list[Stored]]]  # records of the source -> points of the copy
+Advance = Callable[[int], object]
+PAGE_POINTS = 128
+TEXT = "text"  # the payload's key of the text, written by `ingest` and `/collections/{name}/points`
 PREVIOUS = "previous"  # a metadata key
 DROPPED = "dropped_outputs"  # a metadata key: outputs that the collection had before it changed to a model without them
 OWN_KEYS = frozenset({MIGRATION_OF, PREVIOUS, SWITCHING, STAND_IN, DROPPED})
@@ -61,11 +64,10 @@ def run_migration(
     check_name(options.collection)
     opened = open_store(with_default(store))
     assert opened is not None
-    migration = MigrationRun(opened, options, model, engine, tell)
 
     async def closing() -> None:
         try:
-            await migration.run()
+            await MigrationRun(opened, options, model, engine, tell).run()
         finally:
             await opened.close()
 
@@ -82,6 +84,7 @@ class MigrationRun:
 
     async def run(self) -> None:
         """Take the step. Raises HybridTeiError."""
+        steps = {"migrate": self._migrate, "rollback": self._rollback, "delete_old": self._delete_old}
         aliases = await self._store.aliases()
         if other := next((alias for alias, collection in aliases.items() if collection == self._name), None):
             raise InvalidInput(f"{self._name!r} is what {other!r} stands for: migrate {other!r}")
@@ -92,15 +95,8 @@ class MigrationRun:
         unmarked = {key: value for key, value in schema.metadata.items() if key not in (SWITCHING, STAND_IN)}
         schema = replace(schema, metadata=unmarked, stored_as=source)
         try:
-            match self._options.step:
-                case "status":
-                    pass
-                case "rollback":
-                    await self._rollback(schema)
-                case "delete_old":
-                    await self._delete_old(schema)
-                case _:
-                    await self._migrate(schema)
+            if step := steps.get(self._options.step):
+                await step(schema)
             self._tell(await self._status())
         finally:
             for encoder in self._encoders.values():
@@ -164,11 +160,11 @@ class MigrationRun:
         moved = None
         if is_plain:
             moved = str((await self._copy_of(old, old, 0)).stored_as)
-            await fill(self._store, source, moved, with_vectors_of(self._store, source))
+            await fill(self._store, source, moved)
         async with self._held(source, moved):
             if moved is not None:
                 await asyncio.sleep(KEPT_S + 1)  # until no search uses the collection's own name
-                await fill(self._store, source, moved, with_vectors_of(self._store, source))
+                await fill(self._store, source, moved)
             await fill(self._store, source, copy, self._embedding(new))
             await self._store.annotate(copy, {PREVIOUS: moved or source})
             await self._switch(copy)
@@ -286,10 +282,7 @@ class MigrationRun:
             ids: list[Any] = [record.id for record in records]
             return to_points(fit_to_schema(embedded, schema), ids, payloads)
 
-        async def convert(records: Sequence[Stored]) -> list[Stored]:
-            return await asyncio.to_thread(embed, records)
-
-        return convert
+        return lambda records: asyncio.to_thread(embed, records)
 
     def _encoder(self, model_id: str, schema: CollectionSchema | None) -> Encoder:
         """Load a model's encoder, with the budget of a collection's multi-vectors."""
@@ -309,3 +302,48 @@ def _has_vectors_of(one: CollectionSchema, other: CollectionSchema) -> bool:
     """True if both collections have the same outputs of the same model, in the same format."""
     same_model = all(one.metadata.get(key) == other.metadata.get(key) for key in (MODEL_ID, FINGERPRINT))
     return same_model and heads_of(one) == heads_of(other) and plan_of(one) == plan_of(other)
+
+
+async def fill(
+    store: Store, source: str, copy: str, convert: Convert | None = None, *, advance: Advance = lambda count: None
+) -> int:
+    """Make one pass over both collections: write differing points to `copy`, and delete points from it that left `source`.
+
+    `convert`: makes points of the copy; None: they keep their vectors. Returns the number of differing points. Points are equal
+    if their payloads are equal. Raises StoreError and the errors of `convert`; the next pass continues.
+    """
+    changed, offset = 0, None
+    while True:
+        records, offset = await store.scroll(source, limit=PAGE_POINTS, offset=offset)
+        there = await store.retrieve(copy, [one.id for one in records]) if records else []
+        payloads = {one.id: without_packed(one.payload) for one in there}
+        stale = [one for one in records if payloads.get(one.id) != without_packed(one.payload)]
+        if stale and convert is None:
+            await store.upsert(copy, await store.retrieve(source, [one.id for one in stale], with_vectors=True))
+        elif stale and convert is not None:
+            await store.upsert(copy, await convert(stale))
+        changed += len(stale)
+        advance(len(records))
+        if offset is None:
+            return changed + await _delete_gone(store, source, copy)
+
+
+async def _delete_gone(store: Store, source: str, copy: str) -> int:
+    deleted, offset = 0, None
+    while True:
+        records, offset = await store.scroll(copy, limit=PAGE_POINTS, offset=offset, with_payload=False)
+        ids = [one.id for one in records]
+        here = {one.id for one in await store.retrieve(source, ids, with_payload=False)} if ids else set()
+        if gone := [identity for identity in ids if identity not in here]:
+            await store.delete(copy, gone)
+            deleted += len(gone)
+        if offset is None:
+            return deleted
+
+
+def text_of(record: Stored) -> str:
+    """The stored text of a point. Raises InvalidInput without one."""
+    text = record.payload.get(TEXT)
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidInput(f"point {record.id} has no text in its payload (`{TEXT}`): only stored texts can be embedded anew")
+    return text

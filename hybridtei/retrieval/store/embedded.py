@@ -146,7 +146,4 @@ def _stored(message: Sequence[Any]) -> Stored:
 
 
 def _vectors(vectors: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: SparseVector(**vector) if isinstance(vector, Mapping) else vector
-        for name, vector in vectors.items()
-    }
+    return {name: SparseVector(**vector) if isinstance(vector, Mapping) else vector for name, vector in vectors.items()}

@@ -107,7 +107,7 @@ def plan_of(schema: CollectionSchema) -> CollectionPlan:
     """The plan of an existing collection, as far as its schema tells."""
     dense, multivector = schema.vectors.get(DENSE), schema.vectors.get(MULTIVECTOR)
     sparse = schema.sparse.get(SPARSE)
-    any_dense = dense or multivector
+    any_dense, index = dense or multivector, {} if sparse is None else sparse.index or {}
     return CollectionPlan(
         dense_dim=None if dense is None else dense.size,
         multivector_dim=schema.metadata.get(WIDTH) if multivector is None else multivector.size,
@@ -115,7 +115,7 @@ def plan_of(schema: CollectionSchema) -> CollectionPlan:
         multivector_dtype=schema.metadata.get(DTYPE, "float"),
         datatype="float16" if any_dense is not None and any_dense.datatype == "float16" else "float32",
         quantization=None if dense is None else _kind_of(dense.quantization_config),
-        on_disk=bool(dense is not None and dense.on_disk) or bool(sparse is not None and sparse.index and sparse.index.get("on_disk")),
+        on_disk=bool(dense is not None and dense.on_disk) or bool(index.get("on_disk")),
         on_disk_payload=bool(schema.on_disk_payload),
         shards=schema.shard_number,
         replicas=schema.replication_factor,

@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from hybridtei.batch import Ragged
 from hybridtei.errors import InvalidPoint
 from hybridtei.outputs import Embeddings, cut, unit
-from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId, SparseVector, Stored, VectorParams
+from hybridtei.retrieval.store.base import (
+    DENSE,
+    MULTIVECTOR,
+    SPARSE,
+    CollectionSchema,
+    PointId,
+    SparseVector,
+    Stored,
+    VectorParams,
+)
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat, packed_format, packed_text
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qdrant_client import models
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -21,11 +20,11 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest import run as running
 from hybridtei.retrieval.ingest.chunking import DIGEST
-from hybridtei.retrieval.ingest.indexing import THRESHOLD
 from hybridtei.retrieval.ingest.ledger import SOURCES, Source
 from hybridtei.retrieval.ingest.options import Summary
 from hybridtei.retrieval.ingest.run import ingest
-from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.ingest.write import THRESHOLD
+from hybridtei.retrieval.store.base import CollectionSchema, Stored
 from hybridtei.retrieval.store.query import CollectionPlan
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
 from tests.retrieval.store.memory_store import MemoryStore
@@ -185,7 +184,7 @@ async def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> 
     changes = {("mixed", 1): {DIGEST: records["whole", 1].payload[DIGEST]}, ("forged", 0): {"chunks": 9_000_000}}
     for place, change in changes.items():
         one = records[place]
-        await store.upsert("small", [models.PointStruct(id=one.id, vector=one.vector, payload={**one.payload, **change})])
+        await store.upsert("small", [Stored(one.id, {**one.payload, **change}, one.vector)])
     outcome = await ingest.run(tmp_path / "in.jsonl", store)
     assert (ingest.stats.documents, ingest.stats.unchanged) == (3, 1)
     assert outcome.points == before

@@ -10,8 +10,8 @@ import pytest
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
-from hybridtei.retrieval.ingest import indexing
-from hybridtei.retrieval.ingest.indexing import THRESHOLD, deferred_indexing, wait_indexed
+from hybridtei.retrieval.ingest import write as writing
+from hybridtei.retrieval.ingest.write import THRESHOLD, deferred_indexing, wait_indexed
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.store.speaking import Failure, Qdrant, speaking
 from tests.retrieval.store.stores import plan
@@ -61,7 +61,7 @@ async def test_the_next_run_restores_after_a_kill(qdrant: Qdrant, monkeypatch: p
         if step == "before":
             patch.setattr(ServerStore, "set_indexing_threshold", lambda *_: asyncio.sleep(0))
         if step != "lost":
-            patch.setattr(indexing, "_restore", lambda *_: asyncio.sleep(0))
+            patch.setattr(writing, "_restore", lambda *_: asyncio.sleep(0))
         async with deferred_indexing(store, "c", is_large=True):
             if step == "lost":
                 qdrant.failures = [Failure(503, "gone")] * 100

@@ -11,13 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from qdrant_client.models import PointStruct
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import BackendError, StoreUnavailable
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE, Chunker, settings_for
 from hybridtei.retrieval.ingest.run import VECTORS
+from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.server import ServerStore
 from tests.inference.engine import small
@@ -126,7 +126,7 @@ async def test_a_payload_may_claim_any_number_of_chunks(tmp_path, told):
     await ingest.run(write(tmp_path / "in.jsonl", {"a": text}), store)
     records = await points(store, with_vectors=True)
     assert len(records) > 3
-    changed = [PointStruct(id=one.id, vector=one.vector, payload={**one.payload, CHUNKS: told}) for one in records]
+    changed = [Stored(one.id, {**one.payload, CHUNKS: told}, one.vector) for one in records]
     await store.upsert(NAME, changed)
     async with asyncio.timeout(HANG):
         outcome = await ingest.run(write(tmp_path / "in.jsonl", {"a": "one"}), store)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
-from qdrant_client import models
 
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, PayloadsTooLarge
@@ -17,7 +16,7 @@ from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.local import query_model
 from hybridtei.retrieval.search.options import SearchOptions, StageScore
 from hybridtei.retrieval.search.searcher import Searcher
-from hybridtei.retrieval.store.base import PayloadBudget
+from hybridtei.retrieval.store.base import PayloadBudget, Stored
 from hybridtei.retrieval.store.plan import schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, exact, filled, run, spec_in
@@ -184,7 +183,7 @@ def test_lists_of_several_values_are_of_no_group_and_not_hidden_by_one(encoder, 
             record.payload["tag"] = tags[record.id % len(tags)]
         vectors = await searcher.store.retrieve("papers", [one.id for one in records], with_vectors=True)
         by_id = {one.id: one.vector for one in vectors}
-        points = [models.PointStruct(id=one.id, vector=by_id[one.id], payload=one.payload) for one in records]
+        points = [Stored(one.id, one.payload, by_id[one.id]) for one in records]
         await searcher.store.upsert("papers", points)
         options = chunks(group_by="tag", limit=10, prefetch_limit=2)
         return (await searcher.search("papers", QUERY, options)).hits

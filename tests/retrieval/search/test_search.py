@@ -16,7 +16,6 @@ from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search.local import LocalSearch, query_model, rank_by
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
-from hybridtei.retrieval.store.base import VectorParams
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import schema_for
 from hybridtei.retrieval.store.points import to_points
@@ -245,7 +244,7 @@ def test_a_string_is_no_store(encoder, tmp_path):
 def test_a_collection_of_others_only_where_it_is_allowed(encoder):
     async def scenario():
         store = MemoryStore()
-        size = VectorParams(size=encoder.spec.dense_width, distance="Dot")
+        size = models.VectorParams(size=encoder.spec.dense_width, distance=models.Distance.DOT)
         await store._run(lambda: store._client.create_collection("papers", vectors_config={"dense": size}))
         with pytest.raises(CollectionMismatch):
             await Searcher(store, query_model(encoder, MODEL)).search("papers", QUERY)
@@ -258,7 +257,7 @@ def test_a_collection_of_others_only_where_it_is_allowed(encoder):
 def test_a_collection_of_nothing_the_model_makes(encoder):
     async def scenario():
         store = MemoryStore()
-        other = VectorParams(size=3, distance="Cosine")
+        other = models.VectorParams(size=3, distance=models.Distance.COSINE)
         await store._run(lambda: store._client.create_collection("papers", vectors_config={"image": other}))
         await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from qdrant_client import models
 
 from hybridtei.batch import Ragged
@@ -116,7 +117,7 @@ async def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str)
     rows = np.random.default_rng(0).normal(size=(2_500, 1_000)).astype(np.float32)
     count = 5 if protocol == "grpc" else 2
     big = to_points(Embeddings(multivector=Ragged(rows, np.arange(6) * 500)), list(range(5)))[:count]
-    wide = {"multivector": plan().vectors["multivector"].model_copy(update={"size": 1_000})}
+    wide = {"multivector": structs.replace(plan().vectors["multivector"], size=1_000)}
 
     async with telling(qdrant, protocol) as store:
         await store.create("c", CollectionSchema(wide, {}))

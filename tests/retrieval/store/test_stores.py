@@ -15,10 +15,10 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.store.base import SparseVector, Stored, VectorParams
+from hybridtei.retrieval.store.base import Stored, VectorParams
 from hybridtei.retrieval.store.collection import check_fits
 from hybridtei.retrieval.store.plan import _quantization
-from hybridtei.retrieval.store.points import point_id, to_points
+from hybridtei.retrieval.store.points import is_sparse, point_id, to_points
 from hybridtei.retrieval.store.query import of_ids
 from tests.retrieval.search import fusion
 from tests.retrieval.store.stores import KINDS, SERVER, TOLERANCE, Asked, asked, embeddings, emptied, leg, plan
@@ -126,7 +126,7 @@ def test_vectors_and_payload_come_back_as_they_went(stored: Asked) -> None:
     vectors: Any = records[0].vector
     np.testing.assert_allclose(vectors["dense"], POINTS.dense[4], atol=1e-6)
     np.testing.assert_allclose(vectors["multivector"], POINTS.multivector.row(4), atol=1e-6)
-    assert isinstance(vectors["sparse"], SparseVector)
+    assert is_sparse(vectors["sparse"])
     indices, values = POINTS.sparse.row(4)
     assert dict(zip(vectors["sparse"].indices, vectors["sparse"].values, strict=True)) == pytest.approx(
         dict(zip(indices.tolist(), values.tolist(), strict=True))
@@ -193,9 +193,7 @@ def test_idf_weighs_rare_words_more(empty: Asked) -> None:
 @pytest.mark.parametrize("kind", ["scalar", "binary", "binary-2bit", "product", "turbo"])
 def test_quantised_collections_answer_with_full_scores_when_rescored(empty: Asked, kind: Any) -> None:
     wanted = plan()
-    vectors = {
-        name: params.model_copy(update={"quantization_config": _quantization(kind)}) for name, params in wanted.vectors.items()
-    }
+    vectors = {name: replace(params, quantization_config=_quantization(kind)) for name, params in wanted.vectors.items()}
     quantised = type(wanted)(vectors, wanted.sparse)
     empty.run(empty.store.create(empty.name, quantised))
     empty.run(empty.store.upsert(empty.name, to_points(POINTS, IDS)))
@@ -215,7 +213,7 @@ def test_a_collection_says_how_it_is_laid_out_and_whose_it_is(empty: Asked) -> N
     described = empty.run(store.describe(name))
     check_fits(described, wanted)
     assert described.metadata == wanted.metadata
-    assert described.vectors["multivector"].hnsw_config.payload_m == 0
+    assert described.vectors["multivector"].hnsw_config["payload_m"] == 0
     with pytest.raises(StoreError, match="already"):
         empty.run(store.create(name, wanted))
     empty.run(store.drop(name))
