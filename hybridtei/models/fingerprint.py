@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock, Thread
@@ -37,7 +37,7 @@ def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: st
 
     Reads the weights once (about a second a gigabyte) and again when a file changes. Raises OSError.
     """
-    weights = [_of_file(path) for path in sorted(set(_weights(spec)), key=partial(_order, spec.folder))]
+    weights = [sha256_of(path) for path in sorted(set(_weights(spec)), key=partial(_order, spec.folder))]
     parts: dict[str, str | None] = {
         "weights": _digest(weights) if weights else None,
         "tokenizer": tokenizer_sha256(spec) if tokenizer_files(spec.folder) else None,
@@ -74,20 +74,10 @@ def _order(folder: Path, file: Path) -> tuple[bool, tuple[str, ...]]:
 def tokenizer_sha256(spec: ModelSpec) -> str:
     """Return the hash of the tokenizer's file, or of the files that it is built from. Equal hashes mean equal token ids, the
     dimensions of sparse vectors. Raises MissingArtifact."""
-    files = [_of_file(path) for path in tokenizer_files(spec.folder)]
+    files = [sha256_of(path) for path in tokenizer_files(spec.folder)]
     if not files:
         raise MissingArtifact(f"{spec.folder / 'tokenizer.json'}: missing")
     return _digest(files) if len(files) > 1 else files[0]
-
-
-def _of_file(path: Path) -> str:
-    status = path.stat()
-    return _kept(path, status.st_size, status.st_mtime_ns, status.st_ino)
-
-
-@lru_cache(1024)
-def _kept(path: Path, *_: int) -> str:
-    return sha256_of(path)
 
 
 def _reading(spec: ModelSpec) -> str | None:
@@ -99,13 +89,17 @@ def _reading(spec: ModelSpec) -> str | None:
     written = read_object(spec.folder / "tokenizer_config.json", optional=True)
     known = lengths(spec.folder, spec.config, written, spec.positions)
     least = min((length for length in known[spec.late is not None :] if length is not None), default=0)
-    before, now = (read_raw(spec.folder) for _ in range(2))
-    changed = apply_settings(now, spec.tokenizer_settings, file)
-    side = truncation_side(now, spec.tokenizer_settings)
+    now, settings = read_raw(spec.folder), spec.tokenizer_settings
+    changed, side = apply_settings(now, settings, file), truncation_side(now, settings)
+    if [changed, spec.max_input_length, side, prompts] == [[], least, "right", []] and not (
+        spec.bare or settings.lowercase or settings.template
+    ):
+        return None
+    before = read_raw(spec.folder)
     if spec.bare:
         now.post_processor = None
     read = [changed, now.encode("").ids, now.encode(PROBE).ids, spec.max_input_length, side, prompts]
-    probe = PROBE.lower() if spec.tokenizer_settings.lowercase else PROBE
+    probe = PROBE.lower() if settings.lowercase else PROBE
     return None if read == [[], before.encode("").ids, before.encode(probe).ids, least, "right", []] else _digest(read)
 
 

@@ -195,31 +195,29 @@ def assembled_model() -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def has_sha256(path: Path, sha256: str) -> bool:
-    """True if a file's content has this SHA-256. The file is read once, and again if its size, times or inode change: 90 MB
-    would take a tenth of a second at each start. Raises OSError."""
+    """Return the SHA-256 of a file's content, in hexadecimal. The user's cache keeps it until the file's size, times or inode
+    change, since 90 MB would take a tenth of a second at each start. Raises OSError."""
     status = path.stat()
     facts = [str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-    seen = json.dumps(facts).encode()
-    with suppress(OSError, LoadError):
-        if (cache_folder("hashes") / f"sha256-{sha256}").read_bytes() == seen:
-            return True
-    if sha256_of(path) != sha256:
-        return False
-    with suppress(OSError, LoadError), whole(cache_folder("hashes") / f"sha256-{sha256}") as file:
-        file.write(seen)
-    return True
+    with suppress(OSError, LoadError, ValueError):
+        *seen, kept = json.loads(_kept_hash(path).read_bytes())
+        if seen == facts:
+            return str(kept)
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    with suppress(OSError, LoadError), whole(_kept_hash(path)) as file:
+        file.write(json.dumps([*facts, sha256]).encode())
+    return sha256
+
+
+def _kept_hash(path: Path) -> Path:
+    return cache_folder("hashes") / f"sha256-{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()}"
 
 
 def _is_whole(folder: Path) -> bool:
     try:
         return all((folder / name).read_bytes() == content for name, content in _configuration().items()) and all(
-            has_sha256(folder / name, SOURCE_SHA256[name]) for name in (TOKENIZER, WEIGHTS)
+            sha256_of(folder / name) == SOURCE_SHA256[name] for name in (TOKENIZER, WEIGHTS)
         )
     except OSError:
         return False
