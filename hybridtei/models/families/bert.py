@@ -9,7 +9,9 @@ contents and distances to the products of contents.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,42 +20,77 @@ from hybridtei.models.families.ops import Heads, Ops, Rows, linears
 from hybridtei.models.families.settings import Settings
 
 
+@dataclass(frozen=True)
+class _Names:
+    """A layer's tensors: queries, keys and values, attention's output and norm, the MLP's two matrices and its norm."""
+
+    prefix: str
+    qkv: Sequence[str]
+    out: str
+    norm: str
+    wide: str
+    narrow: str
+    last_norm: str
+
+
+_AFTER = ("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm")
+BERT = _Names("encoder.layer.", [f"attention.self.{name}" for name in ("query", "key", "value")], *_AFTER)
+DEBERTA = _Names("encoder.layer.", [f"attention.self.{name}_proj" for name in ("query", "key", "value")], *_AFTER)
+DISTILBERT = _Names(
+    "transformer.layer.",
+    [f"attention.{name}_lin" for name in "qkv"],
+    *("attention.out_lin", "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+)
+MPNET = _Names(
+    "encoder.layer.", [f"attention.attn.{name}" for name in "qkv"], "attention.attn.o", "attention.LayerNorm", *_AFTER[2:]
+)
+Attend = Callable[[Rows, Rows, Rows, str], Rows]  # of queries, keys, values, and the layer's prefix
+
+
 def bert(o: Ops, s: Settings) -> Rows:
     """transformers' `BertModel`. RoBERTa's offset of positions is in the batch's `position_ids`."""
-    return _encoder(o, s, s.count("hidden_size"))
+    return _bert(o, s, s.count("hidden_size"))
 
 
 def electra(o: Ops, s: Settings) -> Rows:
     """transformers' `ElectraModel`."""
-    return _encoder(o, s, s.count("embedding_size", 128))
+    return _bert(o, s, s.count("embedding_size", 128))
 
 
-def _encoder(o: Ops, s: Settings, embedding_size: int) -> Rows:
-    hidden, eps = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12)
+def _bert(o: Ops, s: Settings, embedding_size: int) -> Rows:
+    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
     x = _embeddings(o, s, embedding_size, eps)
     if x.width != hidden:
         x = o.linear(x, "embeddings_project", hidden)
-    count = s.count("num_attention_heads")
     heads = Heads(count, count, hidden // count)
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
-    for i in range(s.count("num_hidden_layers")):
-        layer = f"encoder.layer.{i}."
-        q, k, v = linears(o, x, [f"{layer}attention.self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
-        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
-        y = o.linear(attended, f"{layer}attention.output.dense", hidden)
-        x = o.layer_norm(o.add(y, x), f"{layer}attention.output.LayerNorm", eps)
-        y = o.activate(o.linear(x, f"{layer}intermediate.dense", wide), act)
-        x = o.layer_norm(o.add(o.linear(y, f"{layer}output.dense", hidden), x), f"{layer}output.LayerNorm", eps)
+    return _layers(o, x, BERT, heads, layers=s.count("num_hidden_layers"), wide=wide, act=act, eps=eps)
+
+
+def _embeddings(o: Ops, s: Settings, width: int, eps: float, *, types: bool = True, places: bool = True) -> Rows:
+    """The normed sum of the rows of words and, if the family has them, of token types and positions."""
+    rows = [o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")]
+    if types:
+        table = "embeddings.token_type_embeddings.weight"
+        rows.append(o.embedding(table, s.count("type_vocab_size", 2), width, "token_type_ids"))
+    if places:
+        table = "embeddings.position_embeddings.weight"
+        rows.append(o.embedding(table, s.count("max_position_embeddings", 512), width, "position_ids"))
+    return o.layer_norm(reduce(o.add, rows), "embeddings.LayerNorm", eps)
+
+
+def _layers(
+    o: Ops, x: Rows, names: _Names, heads: Heads, *, layers: int, wide: int, act: str, eps: float, attend: Attend | None = None
+) -> Rows:
+    """Layers with a norm after attention and after the MLP. `attend`: attention other than the plain one."""
+    hidden = x.width
+    for layer in (f"{names.prefix}{i}." for i in range(layers)):
+        q, k, v = linears(o, x, [layer + name for name in names.qkv], [heads.count * heads.dim] * 3)
+        attended = attend(q, k, v, layer) if attend else o.attention(q, k, v, heads, scale=heads.dim**-0.5)
+        x = o.layer_norm(o.add(o.linear(attended, layer + names.out, hidden), x), layer + names.norm, eps)
+        y = o.linear(o.activate(o.linear(x, layer + names.wide, wide), act), layer + names.narrow, hidden)
+        x = o.layer_norm(o.add(y, x), layer + names.last_norm, eps)
     return x
-
-
-def _embeddings(o: Ops, s: Settings, width: int, eps: float) -> Rows:
-    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")
-    types = o.embedding("embeddings.token_type_embeddings.weight", s.count("type_vocab_size", 2), width, "token_type_ids")
-    places = o.embedding(
-        "embeddings.position_embeddings.weight", s.count("max_position_embeddings", 512), width, "position_ids"
-    )
-    return o.layer_norm(o.add(o.add(words, types), places), "embeddings.LayerNorm", eps)
 
 
 EPS = 1e-12
@@ -62,21 +99,9 @@ EPS = 1e-12
 def distilbert(o: Ops, s: Settings) -> Rows:
     """transformers' `DistilBertModel`."""
     hidden, count = s.count("dim", 768), s.count("n_heads", 12)
-    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
-    places = o.embedding(
-        "embeddings.position_embeddings.weight", s.count("max_position_embeddings", 512), hidden, "position_ids"
-    )
-    x = o.layer_norm(o.add(words, places), "embeddings.LayerNorm", EPS)
-    heads = Heads(count, count, hidden // count)
+    x, heads = _embeddings(o, s, hidden, EPS, types=False), Heads(count, count, hidden // count)
     act, wide = s.activation("activation"), s.count("hidden_dim", 4 * hidden)
-    for i in range(s.count("n_layers", 6)):
-        layer = f"transformer.layer.{i}."
-        q, k, v = linears(o, x, [f"{layer}attention.{name}_lin" for name in "qkv"], [hidden] * 3)
-        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
-        x = o.layer_norm(o.add(o.linear(attended, f"{layer}attention.out_lin", hidden), x), f"{layer}sa_layer_norm", EPS)
-        y = o.linear(o.activate(o.linear(x, f"{layer}ffn.lin1", wide), act), f"{layer}ffn.lin2", hidden)
-        x = o.layer_norm(o.add(y, x), f"{layer}output_layer_norm", EPS)
-    return x
+    return _layers(o, x, DISTILBERT, heads, layers=s.count("n_layers", 6), wide=wide, act=act, eps=EPS)
 
 
 BUCKETS, MAX_DISTANCE = 32, 128
@@ -85,24 +110,16 @@ BUCKETS, MAX_DISTANCE = 32, 128
 def mpnet(o: Ops, s: Settings) -> Rows:
     """transformers' `MPNetModel`."""
     hidden, eps, count = s.count("hidden_size", 768), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads", 12)
-    positions = s.count("max_position_embeddings", 512)
-    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
-    places = o.embedding("embeddings.position_embeddings.weight", positions, hidden, "position_ids")
-    x = o.layer_norm(o.add(words, places), "embeddings.LayerNorm", eps)
+    x, heads = _embeddings(o, s, hidden, eps, types=False), Heads(count, count, hidden // count)
     s.get("type_vocab_size")  # checkpoints have the key, but MPNet has no types
     s.only("relative_attention_num_buckets", BUCKETS)  # transformers uses it only as the table's size
     bias = o.buckets(distance_buckets(BUCKETS, MAX_DISTANCE), "encoder.relative_attention_bias.weight", count)
-    heads = Heads(count, count, hidden // count)
+
+    def attend(q: Rows, k: Rows, v: Rows, _: str) -> Rows:
+        return o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias)
+
     act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
-    for i in range(s.count("num_hidden_layers", 12)):
-        layer = f"encoder.layer.{i}."
-        q, k, v = linears(o, x, [f"{layer}attention.attn.{name}" for name in "qkv"], [hidden] * 3)
-        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias)
-        y = o.linear(attended, f"{layer}attention.attn.o", hidden)
-        x = o.layer_norm(o.add(y, x), f"{layer}attention.LayerNorm", eps)
-        y = o.linear(o.activate(o.linear(x, f"{layer}intermediate.dense", wide), act), f"{layer}output.dense", hidden)
-        x = o.layer_norm(o.add(y, x), f"{layer}output.LayerNorm", eps)
-    return x
+    return _layers(o, x, MPNET, heads, layers=s.count("num_hidden_layers", 12), wide=wide, act=act, eps=eps, attend=attend)
 
 
 def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
@@ -170,9 +187,7 @@ def jina_bert(o: Ops, s: Settings) -> Rows:
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
     heads, qk_norm = Heads(count, count, hidden // count), s.flag("qk_norm")
     s.get("max_position_embeddings")  # read for `check`: there is no table of positions
-    words = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
-    types = o.embedding("embeddings.token_type_embeddings.weight", s.count("type_vocab_size", 2), hidden, "token_type_ids")
-    x = o.layer_norm(o.add(words, types), "embeddings.LayerNorm", eps)
+    x = _embeddings(o, s, hidden, eps, places=False)
     bias = o.alibi(slopes(count))
     for i in range(s.count("num_hidden_layers")):
         layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention."
@@ -232,20 +247,17 @@ def deberta_v2(o: Ops, s: Settings) -> Rows:
     places = deberta_buckets(number, furthest, span, max(positions, furthest + 1))  # equal from there on
     shared, all_heads = s.flag("share_att_key"), heads.count * heads.dim
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
-    for i in range(s.count("num_hidden_layers")):
-        layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention.self."
-        q, k, v = linears(o, x, [f"{attn}{name}_proj" for name in ("query", "key", "value")], [all_heads] * 3)
+
+    def attend(q: Rows, k: Rows, v: Rows, layer: str) -> Rows:
         bias = None
         if table is not None:
             key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
-            c2p = o.linear(table, f"{attn}{key}", all_heads) if "c2p" in kinds else None
-            p2c = o.linear(table, f"{attn}{query}", all_heads) if "p2c" in kinds else None
+            c2p = o.linear(table, f"{layer}attention.self.{key}", all_heads) if "c2p" in kinds else None
+            p2c = o.linear(table, f"{layer}attention.self.{query}", all_heads) if "p2c" in kinds else None
             bias = o.disentangled(q, k, heads, places, content_to_position=c2p, position_to_content=p2c, scale=scale)
-        y = o.linear(o.attention(q, k, v, heads, scale=scale, bias=bias), f"{layer}attention.output.dense", hidden)
-        x = o.layer_norm(o.add(y, x), f"{layer}attention.output.LayerNorm", eps)
-        y = o.linear(o.activate(o.linear(x, f"{layer}intermediate.dense", wide), act), f"{layer}output.dense", hidden)
-        x = o.layer_norm(o.add(y, x), f"{layer}output.LayerNorm", eps)
-    return x
+        return o.attention(q, k, v, heads, scale=scale, bias=bias)
+
+    return _layers(o, x, DEBERTA, heads, layers=s.count("num_hidden_layers"), wide=wide, act=act, eps=eps, attend=attend)
 
 
 def _deberta_embeddings(o: Ops, s: Settings, hidden: int, eps: float) -> Rows:
