@@ -17,7 +17,7 @@ from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.models.checkpoint.files import EMBEDDED_HEADS
 from tests import tiny, tolerances, vocabulary
 from tests.encoder.vectors import EVERYTHING, TEXTS, close, dense_of
-from tests.models.checkpoint.upstream import upstream_folder
+from tests.models.upstream import upstream_folder
 from tests.sampled import crossed, sampled
 
 PROMPTS = {"query": "baka bake ", "document": ""}

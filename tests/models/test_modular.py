@@ -20,7 +20,7 @@ from hybridtei.errors import UnsupportedArchitecture, UnsupportedHead, WeightMis
 from hybridtei.inference.backends.graph.onnx_export import export_model
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, vocabulary
-from tests.models.checkpoint.refused import raised
+from tests.models.refused import raised
 
 TEXTS = [*dict.fromkeys(vocabulary.texts(12, seed=7))]
 TOLERANCE = 1e-5

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint import files
 from hybridtei.models.checkpoint.files import INSTALL, WEIGHTS, assembled_model, embedded_model
-from tests.models.checkpoint.upstream import SHA256, upstream_folder
+from tests.models.upstream import SHA256, upstream_folder
 
 NOT_THERE = {"embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight"}  # a buffer, and what nothing here uses
 

@@ -12,7 +12,7 @@ from hybridtei.batch import Head
 from hybridtei.errors import LoadError, UnsupportedArchitecture
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny
-from tests.models.checkpoint.refused import raised
+from tests.models.refused import raised
 
 Copied = Callable[[Path], Path]
 

@@ -13,7 +13,7 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.checkpoint.modules import LEGACY_FLAGS, POOLINGS
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny
-from tests.models.checkpoint.refused import raised
+from tests.models.refused import raised
 from tests.sampled import paired
 
 Copied = Callable[[Path], Path]

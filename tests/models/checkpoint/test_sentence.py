@@ -16,7 +16,7 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, tolerances, vocabulary
 from tests.inference.test_inference_free import routed
-from tests.models.checkpoint.refused import raised
+from tests.models.refused import raised
 
 Copied = Callable[[Path], Path]
 TEXTS = vocabulary.texts(12, seed=5)

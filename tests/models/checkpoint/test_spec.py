@@ -16,7 +16,7 @@ from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture
 from hybridtei.models.checkpoint.sizes import OFFSET_FAMILIES
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, vocabulary
-from tests.models.checkpoint.refused import raised
+from tests.models.refused import raised
 from tests.sampled import paired
 
 Copied = Callable[[Path], Path]
