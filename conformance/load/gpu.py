@@ -173,10 +173,10 @@ def flop_per_token(backend: Any, batches: Sequence[PackedBatch]) -> float:
     lengths, model = np.concatenate([batch.lengths for batch in batches]), backend.trunk.model
     place = {linear: 1, product: 2}  # of the matrix among the arguments
     matrices = [node.args[place[node.target]].target for node in model.graph.nodes if node.target in place]
-    config, (form, *_) = backend.spec.config, backend.trunk.forms
+    config, ((heads, _), *_) = backend.spec.config, backend.trunk.forms
     met = (lengths**2).sum() / lengths.sum() / (2 if backend.trunk.causal else 1)
     weights = sum(getattr(model, name).numel() for name in matrices)
-    return float(2 * weights + 4 * config["num_hidden_layers"] * form.heads.count * form.heads.dim * met)
+    return float(2 * weights + 4 * config["num_hidden_layers"] * heads.count * heads.dim * met)
 
 
 def rate(backend: Any, batches: Sequence[PackedBatch], seconds: float, at_once: int | None = None) -> tuple[float, float]:

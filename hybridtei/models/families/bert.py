@@ -86,7 +86,7 @@ def _layers(
     hidden = x.width
     for layer in (f"{names.prefix}{i}." for i in range(layers)):
         q, k, v = linears(o, x, [layer + name for name in names.qkv], [heads.count * heads.dim] * 3)
-        attended = attend(q, k, v, layer) if attend else o.attention(q, k, v, heads, scale=heads.dim**-0.5)
+        attended = attend(q, k, v, layer) if attend else o.attention(q, k, v, heads)
         x = o.layer_norm(o.add(o.linear(attended, layer + names.out, hidden), x), layer + names.norm, eps)
         y = o.linear(o.activate(o.linear(x, layer + names.wide, wide), act), layer + names.narrow, hidden)
         x = o.layer_norm(o.add(y, x), layer + names.last_norm, eps)
@@ -116,7 +116,7 @@ def mpnet(o: Ops, s: Settings) -> Rows:
     bias = o.buckets(distance_buckets(BUCKETS, MAX_DISTANCE), "encoder.relative_attention_bias.weight", count)
 
     def attend(q: Rows, k: Rows, v: Rows, _: str) -> Rows:
-        return o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias)
+        return o.attention(q, k, v, heads, bias)
 
     act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
     return _layers(o, x, MPNET, heads, layers=s.count("num_hidden_layers", 12), wide=wide, act=act, eps=eps, attend=attend)
@@ -136,7 +136,7 @@ def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
 def t5(o: Ops, s: Settings) -> Rows:
     """transformers' `T5EncoderModel`: no biases, RMS norms before each block, and unscaled scores."""
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_epsilon", 1e-6), s.count("num_attention_heads")
-    heads = Heads(count, count, s.count("head_dim"))
+    heads = Heads(count, count, s.count("head_dim"), factor=1.0)
     number, furthest = s.count("relative_attention_num_buckets", 32), s.count("relative_attention_max_distance", 128)
     if number < 4 or furthest <= number // 4:  # nearer distances have a bucket each, further ones share the rest
         raise s.unsupported("relative_attention_num_buckets", number, ("4 to less than 4 relative_attention_max_distance",))
@@ -148,7 +148,7 @@ def t5(o: Ops, s: Settings) -> Rows:
         attn, mlp = f"encoder.block.{i}.layer.0.", f"encoder.block.{i}.layer.1."
         y = o.rms_norm(x, f"{attn}layer_norm", eps)
         q, k, v = linears(o, y, [f"{attn}SelfAttention.{name}" for name in "qkv"], heads.widths, bias=False)
-        attended = o.attention(q, k, v, heads, scale=1.0, bias=bias)
+        attended = o.attention(q, k, v, heads, bias)
         x = o.add(x, o.linear(attended, f"{attn}SelfAttention.o", hidden, bias=False))
         y = o.rms_norm(x, f"{mlp}layer_norm", eps)
         parts = ("wi_0", "wi_1") if is_gated else ("wi",)
@@ -194,7 +194,7 @@ def jina_bert(o: Ops, s: Settings) -> Rows:
         q, k, v = linears(o, x, [f"{attn}self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
         if qk_norm:
             q, k = (o.layer_norm(one, f"{attn}self.layer_norm_{name}", eps) for one, name in ((q, "q"), (k, "k")))
-        y = o.linear(o.attention(q, k, v, heads, scale=heads.dim**-0.5, bias=bias), f"{attn}output.dense", hidden)
+        y = o.linear(o.attention(q, k, v, heads, bias), f"{attn}output.dense", hidden)
         y = o.layer_norm(o.add(y, x), f"{attn}output.LayerNorm", eps)
         x = o.layer_norm(o.add(y, x), f"{layer}layer_norm_1", eps) if qk_norm else y
         x = _mlp(o, s, x, layer, eps, qk_norm=qk_norm)
@@ -232,12 +232,12 @@ def deberta_v2(o: Ops, s: Settings) -> Rows:
     """transformers' `DebertaV2Model`."""
     s.only("conv_kernel_size", 0)
     hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-7), s.count("num_attention_heads")
-    heads = Heads(count, count, s.count("attention_head_size", hidden // count))
     x = _deberta_embeddings(o, s, hidden, eps)
     kinds = s.get("pos_att_type") or []
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     relative = s.flag("relative_attention")
-    scale = (heads.dim * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5
+    dim = s.count("attention_head_size", hidden // count)
+    heads = Heads(count, count, dim, factor=(dim * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5)
     positions = s.count("max_position_embeddings", 512)
     furthest = s.get("max_relative_positions", -1)
     furthest = furthest if furthest > 0 else positions
@@ -254,8 +254,8 @@ def deberta_v2(o: Ops, s: Settings) -> Rows:
             key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
             c2p = o.linear(table, f"{layer}attention.self.{key}", all_heads) if "c2p" in kinds else None
             p2c = o.linear(table, f"{layer}attention.self.{query}", all_heads) if "p2c" in kinds else None
-            bias = o.disentangled(q, k, heads, places, content_to_position=c2p, position_to_content=p2c, scale=scale)
-        return o.attention(q, k, v, heads, scale=scale, bias=bias)
+            bias = o.disentangled(q, k, heads, places, (c2p, p2c))
+        return o.attention(q, k, v, heads, bias)
 
     return _layers(o, x, DEBERTA, heads, layers=s.count("num_hidden_layers"), wide=wide, act=act, eps=eps, attend=attend)
 

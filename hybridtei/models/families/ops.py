@@ -37,16 +37,31 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The heads of `dim` numbers in a row: `count` for queries, `key_count` for keys and values (fewer if grouped)."""
+    """The heads of `dim` numbers in a row: `count` for queries, `key_count` for keys and values (fewer if grouped).
+
+    A token attends to its own sequence: to keys at a distance below `window`, and to no later key if `causal`. `factor`: of
+    scores, by default 1 / sqrt(dim).
+    """
 
     count: int
     key_count: int
     dim: int
+    factor: float | None = None
+    causal: bool = False
+    window: int | None = None
+
+    @property
+    def scale(self) -> float:
+        """The factor of scores."""
+        return self.dim**-0.5 if self.factor is None else self.factor
 
     @property
     def widths(self) -> tuple[int, int, int]:
         """The widths of the rows of queries, keys and values."""
         return self.count * self.dim, self.key_count * self.dim, self.key_count * self.dim
+
+
+Tables = tuple[Rows | None, Rows | None]  # of distances: for queries' contents, and for keys' contents
 
 
 class Ops(Protocol):
@@ -91,22 +106,9 @@ class Ops(Protocol):
         """Rotate heads of `dim` numbers; number i pairs with i + dim / 2."""
         ...
 
-    def attention(
-        self,
-        q: Rows,
-        k: Rows,
-        v: Rows,
-        heads: Heads,
-        *,
-        scale: float,
-        causal: bool = False,
-        window: int | None = None,
-        bias: Any = None,
-    ) -> Rows:
-        """A token attends to its own sequence: to keys at a distance below `window`, and to no later key if `causal`.
-
-        `bias`: added to the scaled scores; made by `alibi`, `buckets` or `disentangled`.
-        """
+    def attention(self, q: Rows, k: Rows, v: Rows, heads: Heads, bias: Any = None) -> Rows:
+        """Attend within each sequence, as `heads` says. `bias`: added to the scaled scores; made by `alibi`, `buckets` or
+        `disentangled`."""
         ...
 
     def alibi(self, slopes: NDArray[np.float32]) -> Any:
@@ -118,17 +120,7 @@ class Ops(Protocol):
         Distances above `longest` have the bucket of `longest`."""
         ...
 
-    def disentangled(
-        self,
-        q: Rows,
-        k: Rows,
-        heads: Heads,
-        buckets: NDArray[np.int64],
-        *,
-        content_to_position: Rows | None,
-        position_to_content: Rows | None,
-        scale: float,
-    ) -> Any:
+    def disentangled(self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables) -> Any:
         """DeBERTa: scaled products of contents with the projected embeddings of distances, rows of `parameter_rows`."""
         ...
 

@@ -128,7 +128,7 @@ def _encoder(o: Ops, s: Settings, form: _EncoderForm, mlp: Callable[[Rows, str, 
         q, k, v = o.split(o.linear(x, layer + form.qkv, 3 * width, bias=form.has_bias), [width] * 3)
         if rotation is not None:
             q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
-        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5)
+        attended = o.attention(q, k, v, heads)
         y = o.linear(attended, layer + form.out, hidden, bias=form.has_bias)
         x = o.layer_norm(o.add(x, y), layer + form.norms[0], eps)
         x = o.layer_norm(o.add(x, mlp(x, layer, i)), layer + form.norms[1], eps)
@@ -159,7 +159,7 @@ def modernbert(o: Ops, s: Settings) -> Rows:
         y = o.layer_norm(x, f"{layer}attn_norm", eps, bias=norm_bias) if i else x
         q, k, v = o.split(o.linear(y, f"{layer}attn.Wqkv", 3 * hidden, bias=bias), [hidden] * 3)
         q, k = (o.rotate(one, rotations[kind], heads.dim) for one in (q, k))
-        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5, window=windows[kind])
+        attended = o.attention(q, k, v, replace(heads, window=windows[kind]))
         x = o.add(x, o.linear(attended, f"{layer}attn.Wo", hidden, bias=bias))
         y = o.linear(o.layer_norm(x, f"{layer}mlp_norm", eps, bias=norm_bias), f"{layer}mlp.Wi", 2 * wide, bias=mlp_bias)
         y, gate = o.split(y, [wide] * 2)
@@ -242,8 +242,8 @@ def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None,
     hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", form.eps)
     count = s.count("num_attention_heads")
     dim = s.count("head_dim", 256 if form.is_gemma else hidden // count)
-    heads = Heads(count, s.count("num_key_value_heads", count), dim)
     causal, bias, mlp_bias = is_causal(s, form.causal), s.flag("attention_bias"), s.flag("mlp_bias")
+    heads = Heads(count, s.count("num_key_value_heads", count), dim, causal=causal)
     if window is not None and not causal:
         window += 1  # transformers counts a bidirectional decoder's window inclusively
     rotation = o.rotation(*frequencies(s, heads.dim, theta=form.theta))
@@ -263,8 +263,7 @@ def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None,
         if form.head_norms:
             q, k = (o.rms_norm(one, f"{attn}{name}_norm", eps, dim=heads.dim) for one, name in ((q, "q"), (k, "k")))
         q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
-        seen = window if kinds[i] == SLIDING else None
-        attended = o.attention(q, k, v, heads, scale=heads.dim**-0.5, causal=causal, window=seen)
+        attended = o.attention(q, k, v, replace(heads, window=window if kinds[i] == SLIDING else None))
         x = o.add(x, o.linear(attended, f"{attn}o_proj", hidden, bias=bias))
         y = o.rms_norm(x, f"{layer}post_attention_layernorm", eps, offset=offset)
         x = o.add(x, gated_mlp(o, y, f"{layer}mlp.", wide, act, bias=mlp_bias))
@@ -284,9 +283,9 @@ def gemma3(o: Ops, s: Settings) -> Rows:
     """transformers' `Gemma3TextModel`."""
     hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", 1e-6)
     count, dim = s.count("num_attention_heads"), s.count("head_dim", 256)
-    heads = Heads(count, s.count("num_key_value_heads", count), dim)
     scale = s.number("query_pre_attn_scalar", 256) ** -0.5
     both_ways, bias = s.flag("use_bidirectional_attention"), s.flag("attention_bias")
+    heads = Heads(count, s.count("num_key_value_heads", count), dim, scale, causal=not both_ways)
     window = s.count("sliding_window", 4096)
     windows = {FULL: None, SLIDING: window // 2 + 1 if both_ways else window}
     layers = s.count("num_hidden_layers")
@@ -306,7 +305,7 @@ def gemma3(o: Ops, s: Settings) -> Rows:
         y = norm(x, f"{layer}input_layernorm")
         q, k, v = linears(o, y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias)
         q, k = (o.rotate(norm(one, f"{attn}{name}_norm", dim), rotations[kind], dim) for one, name in ((q, "q"), (k, "k")))
-        attended = o.attention(q, k, v, heads, scale=scale, causal=not both_ways, window=windows[kind])
+        attended = o.attention(q, k, v, replace(heads, window=windows[kind]))
         x = o.add(x, norm(o.linear(attended, f"{attn}o_proj", hidden, bias=bias), f"{layer}post_attention_layernorm"))
         y = gated_mlp(o, norm(x, f"{layer}pre_feedforward_layernorm"), f"{layer}mlp.", wide, act)
         x = o.add(x, norm(y, f"{layer}post_feedforward_layernorm"))

@@ -28,7 +28,7 @@ from hybridtei.inference.backends.graph.writer import BOOL, FLOAT, INT64, Attrib
 from hybridtei.models.checkpoint.hub_layouts import check_code
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.families import run_family
-from hybridtei.models.families.ops import Heads, Rotation, Rows
+from hybridtei.models.families.ops import Heads, Rotation, Rows, Tables
 
 T = TypeVar("T")
 POOLED = "pooled"
@@ -181,21 +181,10 @@ class OnnxOps:
         rotated = self._node("Add", self._node("Mul", heads, rotation.cos), self._node("Mul", turned, rotation.sin))
         return Rows(self._node("Flatten", rotated, axis=1), x.width)
 
-    def attention(
-        self,
-        q: Rows,
-        k: Rows,
-        v: Rows,
-        heads: Heads,
-        *,
-        scale: float,
-        causal: bool = False,
-        window: int | None = None,
-        bias: Any = None,
-    ) -> Rows:
-        self.causal &= causal
-        apart = causal and not (self._is_rectangle or self._is_alone)
-        mask = self._mask(causal, window, apart=apart)
+    def attention(self, q: Rows, k: Rows, v: Rows, heads: Heads, bias: Any = None) -> Rows:
+        self.causal &= heads.causal
+        apart = heads.causal and not (self._is_rectangle or self._is_alone)
+        mask = self._mask(heads.causal, heads.window, apart=apart)
         if bias is not None:
             biased = partial(self._node, "Where", mask, bias, self._float(MASKED))
             mask = self._once(("bias", bias, mask), biased) if mask else bias
@@ -206,7 +195,7 @@ class OnnxOps:
             mask,
             q_num_heads=heads.count,
             kv_num_heads=heads.key_count,
-            scale=float(scale),
+            scale=float(heads.scale),
         )
         flat = self._node("Reshape", attended, self._list(-1, q.width))
         return Rows(flat if self._is_rectangle or self._is_alone else self._node("Gather", flat, "places"), q.width)
@@ -220,17 +209,8 @@ class OnnxOps:
         chosen = self._node("Gather", table, self._bucket(buckets, self._node("Neg", self._distance())))
         return self._node("Unsqueeze", self._node("Transpose", chosen, perm=[2, 0, 1]), self._list(0))
 
-    def disentangled(
-        self,
-        q: Rows,
-        k: Rows,
-        heads: Heads,
-        buckets: NDArray[np.int64],
-        *,
-        content_to_position: Rows | None,
-        position_to_content: Rows | None,
-        scale: float,
-    ) -> str:
+    def disentangled(self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables) -> str:
+        content_to_position, position_to_content = tables
         chosen = self._bucket(buckets, self._distance())
         n, s = self._sides()
         square = self._node("Concat", n, self._list(heads.count), s, s, axis=0)
@@ -243,7 +223,7 @@ class OnnxOps:
             found = self._node("GatherElements", self._against(k, position_to_content, heads), places, axis=3)
             parts.append(self._node("Transpose", found, perm=[0, 1, 3, 2]))
         total = parts[0] if len(parts) == 1 else self._node("Add", *parts)
-        return self._node("Mul", total, self._float(scale))
+        return self._node("Mul", total, self._float(heads.scale))
 
     def _against(self, x: Rows, table: Rows, heads: Heads) -> str:
         """Products of each token's heads with their parts of each row of a table: float[n, heads, s, rows]."""

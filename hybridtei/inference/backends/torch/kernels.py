@@ -257,16 +257,7 @@ def window_of(window: int | None, causal: bool, longest: int) -> tuple[int, int]
     return before, 0 if causal else before
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionForm:
-    """The form of attention that a layer needs."""
-
-    heads: Heads
-    causal: bool
-    window: int | None
-    has_bias: bool
-
-
+Form = tuple[Heads, bool]  # a layer's heads, and True if a bias is added to its scores
 VARLEN, PADDED, PER_SEQUENCE = "torch varlen_attn", "SDPA on padded groups", "SDPA per sequence"
 OPENERS: Mapping[str, Callable[[], Kernel]] = {
     VARLEN: torch_varlen,
@@ -281,7 +272,7 @@ TRIAL_WINDOW = 8
 LONGEST_SHOWN = 200  # characters of an error's text; torch adds pages
 
 
-def kernel_for(forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch.device) -> tuple[str, Kernel]:
+def kernel_for(forms: Iterable[Form], dtype: torch.dtype, device: torch.device) -> tuple[str, Kernel]:
     """(name, kernel) for the forms that a model's layers need. On a CPU one call a sequence costs less than padding."""
     name = PER_SEQUENCE
     if device.type == "cuda":
@@ -293,7 +284,7 @@ def kernel_for(forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch
     return name, OPENERS[name]()
 
 
-def fault_of(name: str, forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch.device) -> str | None:
+def fault_of(name: str, forms: Iterable[Form], dtype: torch.dtype, device: torch.device) -> str | None:
     """The reason why a kernel cannot be used on this device, or None."""
     try:
         return trial(OPENERS[name](), forms, dtype, device)
@@ -301,7 +292,7 @@ def fault_of(name: str, forms: Iterable[AttentionForm], dtype: torch.dtype, devi
         return f"{type(error).__name__}: {str(error)[:LONGEST_SHOWN]}"
 
 
-def trial(kernel: Kernel, forms: Iterable[AttentionForm], dtype: torch.dtype, device: torch.device) -> str | None:
+def trial(kernel: Kernel, forms: Iterable[Form], dtype: torch.dtype, device: torch.device) -> str | None:
     """Compare a kernel on this device with SDPA in float32, in each form. Return the fault, or None."""
     offsets = torch.as_tensor(offsets_of(TRIAL_LENGTHS), device=device)
     for dim, grouped, windowed, causal in sorted({_asked(form) for form in forms}):
@@ -318,6 +309,7 @@ def trial(kernel: Kernel, forms: Iterable[AttentionForm], dtype: torch.dtype, de
     return None
 
 
-def _asked(form: AttentionForm) -> tuple[int, bool, bool, bool]:
+def _asked(form: Form) -> tuple[int, bool, bool, bool]:
     """The needed forms: (numbers of a head, fewer key heads than heads, window, causality)."""
-    return form.heads.dim, form.heads.count != form.heads.key_count, form.window is not None, form.causal
+    heads, _ = form
+    return heads.dim, heads.count != heads.key_count, heads.window is not None, heads.causal

@@ -19,9 +19,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from hybridtei.inference.backends.heads import Functions, Segments
-from hybridtei.inference.backends.torch.kernels import AttentionForm
+from hybridtei.inference.backends.torch.kernels import Form
 from hybridtei.inference.backends.torch.layout import AlibiBias, DisentangledBias, DistanceBias
-from hybridtei.models.families.ops import Heads, Rotation, Rows
+from hybridtei.models.families.ops import Heads, Rotation, Rows, Tables
 
 # (name, shape) -> the checkpoint's tensor on the model's device, in its dtype.
 TensorOf = Callable[[str, tuple[int, ...]], Tensor]
@@ -49,7 +49,7 @@ class ModuleOptions:
 
 def family_module(
     family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions
-) -> tuple[fx.GraphModule, frozenset[AttentionForm]]:
+) -> tuple[fx.GraphModule, frozenset[Form]]:
     """(a module `(ids, layout)` -> last hidden states [t, h], the forms of attention that its layers need).
 
     `ids`: int64[t] each, by the names of `Ops.embedding`. `family`: a family with bound settings.
@@ -65,7 +65,7 @@ class _Root(nn.Module):
     def __init__(self, family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions) -> None:
         super().__init__()
         self.family, self.tensor_of, self.options = family, tensor_of, options
-        self.forms: set[AttentionForm] = set()
+        self.forms = set[Form]()
 
     def forward(self, ids: Mapping[str, Tensor], layout: Any) -> Tensor:
         hidden: Tensor = self.family(TorchOps(self, ids, layout)).value
@@ -157,22 +157,11 @@ class TorchOps:
         turned = torch.cat((-heads[..., dim // 2 :], heads[..., : dim // 2]), 2)
         return Rows((heads * rotation.cos + turned * rotation.sin).flatten(1), x.width)
 
-    def attention(
-        self,
-        q: Rows,
-        k: Rows,
-        v: Rows,
-        heads: Heads,
-        *,
-        scale: float,
-        causal: bool = False,
-        window: int | None = None,
-        bias: Any = None,
-    ) -> Rows:
-        self._root.forms.add(AttentionForm(heads, causal, window, bias is not None))
+    def attention(self, q: Rows, k: Rows, v: Rows, heads: Heads, bias: Any = None) -> Rows:
+        self._root.forms.add((heads, bias is not None))
         parts = (self._heads(one, heads.dim) for one in (q, k, v))
         biased = {} if bias is None else {"bias": bias}
-        attended = self._layout.attend(*parts, scale=scale, window=window, causal=causal, **biased)
+        attended = self._layout.attend(*parts, scale=heads.scale, window=heads.window, causal=heads.causal, **biased)
         return Rows(attended.flatten(1), q.width)
 
     def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
@@ -186,21 +175,11 @@ class TorchOps:
         table = self._root.tensor_of(name, (int(buckets.max()) + 1, heads))
         return DistanceBias(table[torch.as_tensor(buckets, device=table.device)].T.contiguous())
 
-    def disentangled(
-        self,
-        q: Rows,
-        k: Rows,
-        heads: Heads,
-        buckets: NDArray[np.int64],
-        *,
-        content_to_position: Rows | None,
-        position_to_content: Rows | None,
-        scale: float,
-    ) -> Any:
-        tables = (content_to_position, position_to_content)
+    def disentangled(self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables) -> DisentangledBias:
         to_position, to_content = (None if one is None else self._heads(one, heads.dim) for one in tables)
+        queries, keys = (self._heads(one, heads.dim) for one in (q, k))
         places = torch.as_tensor(buckets, device=self._options.device)
-        return DisentangledBias(self._heads(q, heads.dim), self._heads(k, heads.dim), places, to_position, to_content, scale)
+        return DisentangledBias(queries, keys, places, to_position, to_content, heads.scale)
 
     def _heads(self, x: Rows, dim: int) -> Tensor:
         heads: Tensor = x.value.unflatten(1, (-1, dim))

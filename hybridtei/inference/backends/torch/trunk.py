@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from hybridtei.batch import PackedBatch, each, pad, seen_mask
-from hybridtei.inference.backends.torch.kernels import PER_SEQUENCE, AttentionForm, Kernel, kernel_for, per_sequence
+from hybridtei.inference.backends.torch.kernels import PER_SEQUENCE, Form, Kernel, kernel_for, per_sequence
 from hybridtei.inference.backends.torch.layout import PackedLayout
 from hybridtei.inference.backends.torch.memory import to_device
 
@@ -40,7 +40,7 @@ class PackedTrunk:
     def __init__(
         self,
         model: fx.GraphModule,
-        forms: frozenset[AttentionForm],
+        forms: frozenset[Form],
         spec: ModelSpec,
         *,
         device: torch.device,
@@ -51,13 +51,13 @@ class PackedTrunk:
         self.model = model
         self.compiled: Pass | None = None
         self.forms = forms
-        self.causal = all(form.causal for form in forms)
+        self.causal = all(heads.causal for heads, _ in forms)
         self.dtype = dtype
         self._spec = spec
         self._device = device
         self._words = words
         self.kernel: Kernel
-        if any(form.has_bias for form in forms):
+        if any(has_bias for _, has_bias in forms):
             self.attention, self.kernel = PER_SEQUENCE, per_sequence
         else:
             self.attention, self.kernel = kernel_for(forms, dtype, device)

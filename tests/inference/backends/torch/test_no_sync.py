@@ -121,7 +121,7 @@ def launched(
         trunk: Any = backend.trunk
         backend.device = trunk._device = DEVICE
         trunk.model, backend._heads = there(trunk.model, mode), there(backend._heads, mode)
-        if kernel is not None and not any(form.has_bias for form in trunk.forms):
+        if kernel is not None and not any(has_bias for _, has_bias in trunk.forms):
             trunk.kernel = kernel
         staged = backend.stage(batch, kept)
         replace_copies(monkeypatch, copy_while_launching)

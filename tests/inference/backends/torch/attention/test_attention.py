@@ -14,7 +14,6 @@ from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.kernels import (
     PER_SEQUENCE,
     VARLEN,
-    AttentionForm,
     Kernel,
     Sequences,
     fault_of,
@@ -26,9 +25,9 @@ from hybridtei.inference.backends.torch.kernels import (
 from hybridtei.models.families.ops import Heads
 
 CPU = torch.device("cpu")
-PLAIN = AttentionForm(Heads(4, 4, 8), causal=False, window=None, has_bias=False)
-WINDOWED = AttentionForm(Heads(4, 4, 8), causal=False, window=128, has_bias=False)
-ALL = [PLAIN, WINDOWED, AttentionForm(Heads(4, 2, 8), causal=True, window=4096, has_bias=False)]
+PLAIN = Heads(4, 4, 8), False
+WINDOWED = Heads(4, 4, 8, window=128), False
+ALL = [PLAIN, WINDOWED, (Heads(4, 2, 8, causal=True, window=4096), False)]
 
 
 @pytest.mark.parametrize("kernel", [per_sequence, padded_groups])
