@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import orjson
 
 from hybridtei.errors import MissingArtifact
-from hybridtei.models.checkpoint.files import read_object, sha256_of
+from hybridtei.models.checkpoint.files import JsonObject, read_object, sha256_of
 from hybridtei.models.checkpoint.sizes import lengths
 from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.models.checkpoint.tokenizer.settings import apply_settings, truncation_side
@@ -87,7 +87,7 @@ def _reading(spec: ModelSpec) -> str | None:
     if spec.model_type == STATIC_TYPE or not file.is_file():
         return _digest(prompts) if prompts else None
     written = read_object(spec.folder / "tokenizer_config.json", optional=True)
-    known = lengths(spec.folder, spec.config, written, spec.positions)
+    known = lengths(spec.folder, JsonObject(spec.config, spec.folder / "config.json"), written, spec.positions)
     least = min((length for length in known[spec.late is not None :] if length is not None), default=0)
     now, settings = read_raw(spec.folder), spec.tokenizer_settings
     changed, side = apply_settings(now, settings, file), truncation_side(now, settings)

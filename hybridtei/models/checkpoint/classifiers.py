@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.models.checkpoint.files import positive
+from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.checkpoint.modules import (
     Modules,
     Pooling,
@@ -191,7 +191,7 @@ SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
 }
 
 
-def read_classifier(folder: Path, home: Path, modules: Modules, config: Config, hidden_size: int) -> ClassifierHead | None:
+def read_classifier(folder: Path, home: Path, modules: Modules, config: JsonObject, hidden_size: int) -> ClassifierHead | None:
     """Return the head that gives logits, or None. A checkpoint with a pooling module and no head weights is an embedder: its
     class name is left over from its base model. Raises LoadError and its subclasses."""
     if gives_scores(folder, modules):
@@ -204,7 +204,7 @@ def read_classifier(folder: Path, home: Path, modules: Modules, config: Config, 
     return None if lacks else named
 
 
-def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...], config: Config) -> ClassifierHead | None:
+def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...], config: JsonObject) -> ClassifierHead | None:
     """Return the head that `architectures` names, or None for an embedding model. Raises LoadError and its subclasses.
 
     Some GTE embedding models name `NewForTokenClassification`; they have no labels, or also name `NewModel`.
@@ -215,13 +215,12 @@ def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...
     names = [name for name in names if name != "NewForTokenClassification" or is_tagger]
     if not names:
         return None
-    file = folder / "config.json"
     name = names[0]
     if not name.endswith(("ForSequenceClassification", "ForTokenClassification")) or model_type not in SEQUENCE:
         served = ", ".join(sorted(SEQUENCE))
-        raise UnsupportedArchitecture(f"{file}: {name} of {model_type!r} is not served; classifiers served: {served}")
+        raise UnsupportedArchitecture(f"{config.file}: {name} of {model_type!r} is not served; classifiers served: {served}")
     trunk, recipe = SEQUENCE["new" if name.startswith("NewFor") else model_type]  # Alibaba's name for transformers' gte
-    labels = _labels(config, file)
+    labels = _labels(config)
     if name.endswith("ForTokenClassification"):
         return ClassifierHead("none", _token_steps(model_type, config), f"{trunk}.", labels)
     try:
@@ -259,7 +258,7 @@ def between(head: ClassifierHead, yes: int, no: int, label: str) -> ClassifierHe
     return replace(head, steps=(*first, replace(last, rows=(yes, no))), labels=(label,))
 
 
-def in_modules(folder: Path, modules: Modules, config: Config, hidden_size: int) -> ClassifierHead:
+def in_modules(folder: Path, modules: Modules, config: JsonObject, hidden_size: int) -> ClassifierHead:
     """Return the head of a cross-encoder whose layers are sentence-transformers modules; the last one gives the logits. Labels
     come from config.json if their number fits. Raises LoadError and its subclasses."""
     poolings = read_pooling(folder, None, modules, "", config)
@@ -268,7 +267,7 @@ def in_modules(folder: Path, modules: Modules, config: Config, hidden_size: int)
     if len(poolings) > 1:
         raise UnsupportedArchitecture(f"{folder}: scores of {len(poolings)} poolings side by side are not served")
     named = isinstance(declared, dict) and len(declared) == count
-    labels = _labels(config, folder / "config.json") if named else tuple(f"LABEL_{i}" for i in range(count))
+    labels = _labels(config) if named else tuple(f"LABEL_{i}" for i in range(count))
     return ClassifierHead(poolings[0], steps, "", labels)
 
 
@@ -287,13 +286,12 @@ def language_model(yes: int, no: int | None, *, tied: bool) -> ClassifierHead:
     return ClassifierHead("lasttoken", (LinearStep(name, bias=False, rows=(yes, no)),), "model.", ("yes",))
 
 
-def _labels(config: Config, file: Path) -> tuple[str, ...]:
+def _labels(config: JsonObject) -> tuple[str, ...]:
     """Return the labels by number. Without labels in config.json they get transformers' default names."""
     labels = config.get("id2label")
     if labels is None:
-        count = positive(config, "num_labels", file) if config.get("num_labels") is not None else 2
-        return tuple(f"LABEL_{i}" for i in range(count))
+        return tuple(f"LABEL_{i}" for i in range(config.count("num_labels", 2)))
     keys = [str(i) for i in range(len(labels))] if isinstance(labels, dict) else []
     if not keys or sorted(labels) != sorted(keys) or not all(isinstance(label, str) for label in labels.values()):
-        raise LoadError(f'{file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}')
+        raise LoadError(f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}')
     return tuple(labels[key] for key in keys)

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -101,25 +101,62 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
         raise LoadError(f"{path}: not readable as JSON: {error}") from error
 
 
-def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+class JsonObject(dict[str, Any]):
+    """The object in a JSON file. A key with null counts as missing. Readers raise LoadError, naming the file and the key."""
+
+    def __init__(self, values: Mapping[str, Any], file: Path) -> None:
+        super().__init__(values)
+        self.file = file
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above zero, or the default."""
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise LoadError(f"{self.file}: lacks `{key}`, which should be a whole number above zero")
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # 1e30: a length without limit
+        if not whole or isinstance(value, bool) or value < 1:
+            raise self.wrong(key, "a whole number above zero")
+        return int(value)
+
+    def count_if_any(self, key: str) -> int | None:
+        return None if self.get(key) is None else self.count(key)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a positive number, or the default."""
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
+            raise self.wrong(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool | None = None) -> bool | None:
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return default if value is None else value
+
+    def object(self, key: str) -> JsonObject:
+        """Return an object; {} if it is missing."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.wrong(key, "an object")
+        return JsonObject(value or {}, self.file)
+
+    def wrong(self, key: str, wanted: str) -> LoadError:
+        """Return the error of a value that should be something else."""
+        return LoadError(f"{self.file}: `{key}` is {self.get(key)!r}, should be {wanted}")
+
+
+def read_object(path: Path, *, optional: bool = False) -> JsonObject:
     """Parse a JSON file that holds an object. A missing optional file gives {}. Raises the errors of `read_json`."""
     if optional and not path.exists():
-        return {}
+        return JsonObject({}, path)
     value = read_json(path)
     if not isinstance(value, dict):
         raise LoadError(f"{path}: holds a JSON {type(value).__name__}, should be an object")
-    return value
-
-
-def positive(settings: Mapping[str, Any], key: str, file: Path) -> int:
-    """Return the positive integer of `key`. Raises LoadError, naming `file` and `key`."""
-    value = settings.get(key)
-    if value is None:
-        raise LoadError(f"{file}: lacks `{key}`, which should be a whole number above zero")
-    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # 1e30: a length without limit
-    if not whole or isinstance(value, bool) or value < 1:
-        raise LoadError(f"{file}: `{key}` is {value!r}, should be a whole number above zero")
-    return int(value)
+    return JsonObject(value, path)
 
 
 def require(path: Path) -> Path:

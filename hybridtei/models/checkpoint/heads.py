@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
-from hybridtei.models.checkpoint.files import positive, read_object, require
+from hybridtei.models.checkpoint.files import read_object, require
 from hybridtei.models.checkpoint.modules import OF_TOKENS, DenseModule, Modules, read_steps, splade_activation
 from hybridtei.models.checkpoint.weights import Weights, has_shape
 
@@ -101,13 +101,12 @@ def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = N
 
 def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = None) -> SparseHead:
     """Return the sparse head of a SparseAutoEncoder module. `max_active_dims` overrides its `k`. Raises LoadError."""
-    file = folder / "config.json"
-    settings = read_object(file)
-    width, active = (positive({"hidden_dim": 512, "k": 8, **settings}, key, file) for key in ("hidden_dim", "k"))
-    if settings.get("input_dim") != pooled_width:
-        raise WeightMismatch(f"{file}: `input_dim` is {settings.get('input_dim')}, but what comes before it has {pooled_width}")
+    settings = read_object(folder / "config.json")
+    width, active, inputs = settings.count("hidden_dim", 512), settings.count("k", 8), settings.get("input_dim")
+    if inputs != pooled_width:
+        raise WeightMismatch(f"{settings.file}: `input_dim` is {inputs}, but what comes before it has {pooled_width}")
     if active > width:
-        raise LoadError(f"{file}: `k` is {active}, more than `hidden_dim` {width}")
+        raise LoadError(f"{settings.file}: `k` is {active}, more than `hidden_dim` {width}")
     active = min(max_active_dims or active, width)
     normalized = bool(settings.get("normalize", False))
     return SparseHead("code", folder, (), idf=False, width=width, active=active, normalized=normalized)

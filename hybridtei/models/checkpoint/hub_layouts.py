@@ -6,28 +6,27 @@ nothing.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.models.checkpoint.files import positive
+from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.checkpoint.weights import Weights
 
 Config = dict[str, Any]
 PPLX = "bidirectional_pplx_qwen3"
 
 
-def translate(config: Mapping[str, Any], file: Path) -> Config:
+def translate(config: Mapping[str, Any], file: Path) -> JsonObject:
     """Return a model's settings in the form that its family reads, `model_type` included.
 
     Raises UnsupportedArchitecture or LoadError, naming the file and the key.
     """
     model_type = config.get("model_type")
     translator = TRANSLATORS.get(model_type) if isinstance(model_type, str) else None
-    return dict(config) if translator is None else translator(dict(config), file)
+    return JsonObject(config if translator is None else translator(dict(config), file), file)
 
 
 def is_native(published: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
@@ -58,10 +57,11 @@ def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
     """NTK scaling equals linear scaling with another base: base * factor, frequencies / factor ** (2 / dim)."""
     if scaling.keys() - {"type", "factor"}:
         raise UnsupportedArchitecture(f"{file}: `rope_scaling` is {scaling!r}; served of type 'ntk': `factor` alone")
-    dim = positive(config, "hidden_size", file) // positive(config, "num_attention_heads", file)
+    told = JsonObject(config, file)
+    dim = told.count("hidden_size") // told.count("num_attention_heads")
     if dim < 2:
         raise LoadError(f"{file}: `hidden_size` and `num_attention_heads` leave heads of {dim} numbers")
-    factor, theta = _number(scaling, "factor", file), _number(config, "rope_theta", file)
+    factor, theta = JsonObject(scaling, file).number("factor"), told.number("rope_theta")
     return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / dim)}
 
 
@@ -106,15 +106,16 @@ def _nomic(config: Config, file: Path) -> Config:
     _drop(config, "moe_impl", "n_ctx", "pad_vocab_to_multiple_of", "router_aux_loss_coef", "summary_proj_to_labels")
     config.setdefault("n_inner", None)
     if config["n_inner"] is None:
-        config["n_inner"] = 4 * positive(config, "n_embd", file)
+        config["n_inner"] = 4 * JsonObject(config, file).count("n_embd")
     for name, ours in NOMIC_NAMES.items():
         _rename(config, name, ours, file)
     config["rope_parameters"] = _nomic_rope(config, file)
     lengths = [config.pop(name, None) for name in ("max_position_embeddings", "max_trained_positions", "n_positions")]
     config["max_position_embeddings"] = next((length for length in lengths if length is not None), None)
-    multiple = positive({"pad_vocab_size_multiple": 1, **config}, "pad_vocab_size_multiple", file)
+    told = JsonObject(config, file)
+    multiple = told.count("pad_vocab_size_multiple", 1)
     _drop(config, "pad_vocab_size_multiple")
-    config["vocab_size"] = -(-positive(config, "vocab_size", file) // multiple) * multiple
+    config["vocab_size"] = -(-told.count("vocab_size") // multiple) * multiple
     activation = config.setdefault("activation_function", "gelu_new")
     if isinstance(activation, str) and activation in NOMIC_GATED:
         config["activation_function"] = NOMIC_GATED[activation]
@@ -123,7 +124,7 @@ def _nomic(config: Config, file: Path) -> Config:
 
 
 def _nomic_rope(config: Config, file: Path) -> Config:
-    theta = _number(config, "rotary_emb_base", file)
+    theta = JsonObject(config, file).number("rotary_emb_base")
     native = config.get("rope_parameters")
     if native is not None and native != {"rope_type": "default", "rope_theta": theta}:
         raise LoadError(f"{file}: `rotary_emb_base` is {theta}, but `rope_parameters` is {native!r}")
@@ -169,7 +170,7 @@ def _jina_v3(config: Config, file: Path) -> Config:
     _take(config, file, {"truncate_dim": (config.get("hidden_size"),)})
     _drop(config, "position_embedding_type", "matryoshka_dimensions", "use_flash_attn", "use_reentrant")
     config["pooling"] = config.pop("emb_pooler", None)
-    theta = _number({"rotary_emb_base": 10_000.0, **config}, "rotary_emb_base", file)
+    theta = JsonObject(config, file).number("rotary_emb_base", 10_000.0)
     _drop(config, "rotary_emb_base")
     return {**config, "model_type": "jina_embeddings_v3", "rope_theta": theta}
 
@@ -253,13 +254,6 @@ def _rename(config: Config, name: str, ours: str, file: Path) -> None:
     value = config.pop(name, None)
     if value is not None and config.setdefault(ours, value) != value:
         raise LoadError(f"{file}: `{name}` is {value!r}, but `{ours}` is {config[ours]!r}")
-
-
-def _number(settings: Mapping[str, Any], key: str, file: Path) -> float:
-    value = settings.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise LoadError(f"{file}: `{key}` is {value!r}, should be a positive number")
-    return float(value)
 
 
 # Classes of publishers' own code -> the family that computes the same. The names lack the final "Model" or "For…"; a name that

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.models.checkpoint.files import inside, positive, read_object
+from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
 from hybridtei.models.checkpoint.modules import Modules, module_path
+from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
 
 PYLATE_KEYS = ("query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens", "skiplist_words")
 STANFORD = "HF_ColBERT"
@@ -45,7 +46,7 @@ class TokenPooling:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Settings of queries or documents: the marker after the first token, the length, the unscored ids, the merging."""
+    """JsonObject of queries or documents: the marker after the first token, the length, the unscored ids, the merging."""
 
     marker: int | None = None
     text: str = ""
@@ -73,8 +74,8 @@ def read_late(
     folder: Path,
     modules: Modules,
     *,
-    sentence: Mapping[str, Any],
-    transformer: Mapping[str, Any],
+    sentence: JsonObject,
+    transformer: JsonObject,
     tokenizer: Mapping[str, Any],
     vocabulary: Mapping[str, int],
     stanford: bool,
@@ -84,7 +85,7 @@ def read_late(
     if stanford:
         return _stanford(folder, words)
     if sentence.get("model_type") != "MultiVectorEncoder":
-        return _pylate(folder / "config_sentence_transformers.json", sentence, words)
+        return _pylate(sentence, words)
     path = module_path(modules, "MultiVectorMask")
     mask = {} if path is None else read_object(inside(folder, path) / "config.json")
     if mask.get("keep_only_token_ids"):
@@ -92,20 +93,19 @@ def read_late(
     skipped = words.ids(mask.get("skiplist_words") or [])
     tasks = mask.get("skiplist_tasks") or ["document"]
     tasks = [tasks] if isinstance(tasks, str) else tasks
-    file = folder / "sentence_bert_config.json"
     prompts = sentence.get("prompts") or {}
     pooling, pooled = _token_pooling(folder, modules)
     return LateInteraction(
         Side(
             text=prompts.get("query") or "",
-            length=_length(transformer, "query_length", file),
-            expansion=_expansion(transformer.get("query_expansion"), file, words),
+            length=transformer.count_if_any("query_length"),
+            expansion=_expansion(transformer, words),
             skipped=skipped if "query" in tasks else frozenset(),
             pooling=pooling if "query" in pooled else None,
         ),
         Side(
             text=prompts.get("document") or "",
-            length=_length(transformer, "document_length", file),
+            length=transformer.count_if_any("document_length"),
             skipped=skipped if "document" in tasks else frozenset(),
             pooling=pooling if "document" in pooled else None,
         ),
@@ -129,8 +129,8 @@ def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None,
     return TokenPooling(float(factor), protected, normalize), [tasks] if isinstance(tasks, str) else tasks
 
 
-def _pylate(file: Path, sentence: Mapping[str, Any], words: _Words) -> LateInteraction:
-    length = _length(sentence, "query_length", file) or QUERY_LENGTH
+def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
+    length = sentence.count("query_length", QUERY_LENGTH)
     attend = bool(sentence.get("attend_to_expansion_tokens") or sentence.get("attend_to_mask_tokens"))
     expands = sentence.get("do_query_expansion") is not False
     skiplist = sentence.get("skiplist_words")
@@ -138,41 +138,39 @@ def _pylate(file: Path, sentence: Mapping[str, Any], words: _Words) -> LateInter
         words.marked(
             sentence.get("query_prefix", "[Q] "),
             length=length,
-            expansion=Expansion(length, words.filler(None, file), attend=attend) if expands else None,
+            expansion=Expansion(length, words.filler(None, sentence.file), attend=attend) if expands else None,
         ),
         words.marked(
             sentence.get("document_prefix", "[D] "),
-            length=_length(sentence, "document_length", file) or DOCUMENT_LENGTH,
+            length=sentence.count("document_length", DOCUMENT_LENGTH),
             skipped=words.ids(string.punctuation if skiplist is None else skiplist),
         ),
     )
 
 
 def _stanford(folder: Path, words: _Words) -> LateInteraction:
-    file = folder / "artifact.metadata"
-    settings = read_object(file, optional=True)
-    length = _length(settings, "query_maxlen", file) or QUERY_LENGTH
-    expansion = Expansion(length, words.filler(None, file), attend=bool(settings.get("attend_to_mask_tokens")))
+    settings = read_object(folder / "artifact.metadata", optional=True)
+    length = settings.count("query_maxlen", QUERY_LENGTH)
+    expansion = Expansion(length, words.filler(None, settings.file), attend=bool(settings.get("attend_to_mask_tokens")))
     skipped = words.ids(string.punctuation) if settings.get("mask_punctuation", True) else frozenset[int]()
-    cut = _length(settings, "doc_maxlen", file) or DOCUMENT_LENGTH
+    cut = settings.count("doc_maxlen", DOCUMENT_LENGTH)
     return LateInteraction(
         words.marked(settings.get("query_token_id") or "[unused0]", length=length, expansion=expansion),
         words.marked(settings.get("doc_token_id") or "[unused1]", length=cut, skipped=skipped),
     )
 
 
-def _length(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
-    return None if settings.get(key) is None else positive(settings, key, file)
-
-
-def _expansion(settings: Any, file: Path, words: _Words) -> Expansion | None:
-    if settings is None:
+def _expansion(transformer: JsonObject, words: _Words) -> Expansion | None:
+    if transformer.get("query_expansion") is None:
         return None
-    if not isinstance(settings, dict) or settings.get("strategy") not in ("fixed", "min"):
-        raise UnsupportedArchitecture(f"{file}: `query_expansion` {settings!r}; served: strategy 'fixed' or 'min'")
+    settings = transformer.object("query_expansion")
+    if settings.get("strategy") not in ("fixed", "min"):
+        raise UnsupportedArchitecture(
+            f"{settings.file}: `query_expansion` {dict(settings)!r}; served: strategy 'fixed' or 'min'"
+        )
     return Expansion(
-        positive(settings, "length", file),
-        words.filler(settings.get("token"), file),
+        settings.count("length"),
+        words.filler(settings.get("token"), settings.file),
         fixed=settings["strategy"] == "fixed",
         attend=bool(settings.get("attend")),
     )
@@ -190,7 +188,7 @@ class _Words:
 
     def filler(self, token: str | None, file: Path) -> int:
         """Return the id that expands queries: `token`'s, else the mask's, else the end of sequence's."""
-        names = [token] if token is not None else [self._named("mask_token"), self._named("eos_token")]
+        names = [token] if token is not None else [token_text(self.tokenizer.get(key)) for key in ("mask_token", "eos_token")]
         token_id = next((self.vocabulary[name] for name in names if name is not None and name in self.vocabulary), None)
         if token_id is None:
             raise LoadError(f"{file}: queries are to be widened with one of {names}, which the vocabulary lacks")
@@ -203,8 +201,3 @@ class _Words:
             if name in self.vocabulary:
                 return Side(marker=self.vocabulary[name], text=prefix.removeprefix(name).lstrip(), **settings)
         return Side(text=prefix, **settings)
-
-    def _named(self, key: str) -> str | None:
-        value = self.tokenizer.get(key)
-        content = value.get("content") if isinstance(value, dict) else value
-        return content if isinstance(content, str) else None

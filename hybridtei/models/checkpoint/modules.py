@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
-from hybridtei.models.checkpoint.files import inside, positive, read_json, read_object
+from hybridtei.models.checkpoint.files import JsonObject, inside, read_json, read_object
 
 log = logging.getLogger(__name__)
 
@@ -105,13 +105,12 @@ def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None
     path = module_path(modules, "LogitScore")
     if path is None:
         return None
-    file = inside(folder, path) / "config.json"
-    settings = read_object(file)
+    settings = read_object(inside(folder, path) / "config.json")
     ids = [settings.get(key) for key in ("true_token_id", "false_token_id")]
     if len(modules) > 2 or settings.get("module_input_name", "causal_logits") != "causal_logits":
-        raise UnsupportedArchitecture(f"{file}: LogitScore with other modules than a Transformer is not served")
+        raise UnsupportedArchitecture(f"{settings.file}: LogitScore with other modules than a Transformer is not served")
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids if i is not None) or ids[0] is None:
-        raise LoadError(f"{file}: `true_token_id` and `false_token_id` are {ids}, should be token ids")
+        raise LoadError(f"{settings.file}: `true_token_id` and `false_token_id` are {ids}, should be token ids")
     return ids[0], ids[1]
 
 
@@ -132,10 +131,9 @@ def read_router(folder: Path, modules: Modules) -> Routes:
     if not modules or modules[0][0] != "Router":
         return Routes(modules)
     prefix = modules[0][1]
-    home = inside(folder, prefix)
-    file = home / "router_config.json"
+    file = inside(folder, prefix) / "router_config.json"
     settings = read_object(file)
-    types, structure, parameters = (settings.get(key) for key in ("types", "structure", "parameters"))
+    types, structure = settings.get("types"), settings.get("structure")
     if not isinstance(types, dict) or not isinstance(structure, dict) or set(structure) != {"query", "document"}:
         raise UnsupportedArchitecture(f"{file}: served are routers with a query and a document route")
     if not all(isinstance(paths, list) and all(isinstance(path, str) for path in paths) for paths in structure.values()):
@@ -157,19 +155,19 @@ def read_router(folder: Path, modules: Modules) -> Routes:
                 "for queries and SPLADE for documents"
             )
         _check_order(file, names, ORDER, orphans=False)
-    return Routes(routes["document"], routes["query"], default=_default_route(file, parameters or {}, [*structure]))
+    return Routes(routes["document"], routes["query"], default=_default_route(settings.object("parameters"), [*structure]))
 
 
-def _default_route(file: Path, parameters: object, names: list[str]) -> str | None:
-    if not isinstance(parameters, dict):
-        raise LoadError(f"{file}: `parameters` should be an object")
+def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
     if parameters.get("route_mappings"):
-        raise UnsupportedArchitecture(f"{file}: `route_mappings` are not served, only routes by the names query and document")
+        raise UnsupportedArchitecture(
+            f"{parameters.file}: `route_mappings` are not served, only routes by the names query and document"
+        )
     default = parameters.get("default_route")
     if default is None:
         return names[0] if parameters.get("allow_empty_key", True) else None
     if default not in names:
-        raise LoadError(f"{file}: `default_route` is {default!r}; the routes are {', '.join(names)}")
+        raise LoadError(f"{parameters.file}: `default_route` is {default!r}; the routes are {', '.join(names)}")
     return str(default)
 
 
@@ -209,7 +207,7 @@ def read_pooling(
     listed = module_path(modules, "Pooling")
     file = inside(folder, listed or "1_Pooling") / "config.json"
     if listed is not None or (not modules and file.exists()):
-        return _declared_pooling(read_object(file), file)
+        return _declared_pooling(read_object(file))
     if config.get("pooling") is not None:
         return (_pooling_name(config["pooling"], folder / "config.json"),)
     if modules:
@@ -276,15 +274,15 @@ def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orph
         raise UnsupportedArchitecture(f"{file}: the order {list(names)} is not served; served: {', '.join(order)}")
 
 
-def _declared_pooling(settings: Mapping[str, Any], file: Path) -> tuple[Pooling, ...]:
+def _declared_pooling(settings: JsonObject) -> tuple[Pooling, ...]:
     declared = settings.get("pooling_mode")
     if declared is None:
         modes: Sequence[Any] = [mode for flag, mode in LEGACY_FLAGS.items() if settings.get(flag)]
     else:  # sentence-transformers 6's names
         modes = declared if isinstance(declared, list) else [declared]
     if not modes:
-        raise LoadError(f"{file}: no pooling mode is true; set one of {', '.join(LEGACY_FLAGS)}")
-    return tuple(_pooling_name(name, file) for name in modes)
+        raise LoadError(f"{settings.file}: no pooling mode is true; set one of {', '.join(LEGACY_FLAGS)}")
+    return tuple(_pooling_name(name, settings.file) for name in modes)
 
 
 def _pooling_name(name: object, where: Path) -> Pooling:
@@ -295,28 +293,28 @@ def _pooling_name(name: object, where: Path) -> Pooling:
 
 
 def _norm_module(folder: Path, width: int) -> NormModule:
-    file = folder / "config.json"
-    dimension = positive(read_object(file), "dimension", file)
-    if dimension != width:
-        raise WeightMismatch(f"{file}: `dimension` is {dimension}, but what comes before it has a width of {width}")
-    return NormModule(folder, dimension)
+    return NormModule(folder, _width_of(read_object(folder / "config.json"), "dimension", width))
 
 
 def _dense_module(folder: Path, width: int, names: Sequence[str | None], *, outputs: Sequence[str | None]) -> DenseModule:
-    file = folder / "config.json"
-    settings = read_object(file)
+    settings = read_object(folder / "config.json")
     if settings.get("use_residual"):
-        raise UnsupportedArchitecture(f"{file}: Dense with a residual is not served")
+        raise UnsupportedArchitecture(f"{settings.file}: Dense with a residual is not served")
     for key, served in (("module_input_name", names), ("module_output_name", outputs)):
         if settings.get(key) not in served:
-            raise UnsupportedArchitecture(f"{file}: `{key}` {settings[key]!r}; served: {names[-1]!r}")
-    in_features = positive(settings, "in_features", file)
-    if in_features != width:
-        raise WeightMismatch(f"{file}: `in_features` is {in_features}, but what comes before it has a width of {width}")
+            raise UnsupportedArchitecture(f"{settings.file}: `{key}` {settings[key]!r}; served: {names[-1]!r}")
     return DenseModule(
         folder,
-        in_features,
-        positive(settings, "out_features", file),
+        _width_of(settings, "in_features", width),
+        settings.count("out_features"),
         bool(settings.get("bias", True)),
         str(settings.get("activation_function") or "torch.nn.modules.activation.Tanh"),
     )
+
+
+def _width_of(settings: JsonObject, key: str, width: int) -> int:
+    """Return the declared width of a module's input. Raises WeightMismatch unless the module before it gives that width."""
+    declared = settings.count(key)
+    if declared != width:
+        raise WeightMismatch(f"{settings.file}: `{key}` is {declared}, but what comes before it has a width of {width}")
+    return declared

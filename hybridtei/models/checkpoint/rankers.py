@@ -202,7 +202,7 @@ def language_ranker(
     ranks = classifier is not None and classifier.kind != "tagger"
     if not (causal or ranks):
         return classifier, None
-    chat = (sentence_config(home)[1].get("modality_config") or {}).get("message") if modules else None
+    chat = (sentence_config(home).get("modality_config") or {}).get("message") if modules else None
     default = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
     arguments = template_arguments(home) if chat is not None else None
     template = find_template(home, str(config["model_type"]), chat, default, arguments=arguments)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.models.checkpoint.files import positive
+from hybridtei.models.checkpoint.files import JsonObject
 from hybridtei.models.checkpoint.sizes import Adapters, sentence_config
 
 log = logging.getLogger(__name__)
@@ -70,47 +70,35 @@ def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> 
     return name.rsplit(".", 1)[-1] if isinstance(name, str) else None
 
 
-def size_of(sentence: Mapping[str, Any], key: str, folder: Path) -> int | None:
-    """Return `truncate_dim` or `max_active_dims`, or None if it is not declared. Raises LoadError."""
-    return None if sentence.get(key) is None else positive(sentence, key, folder / MODEL_FILE)
-
-
 def adds_specials(home: Path, *, scores: bool) -> bool:
     """Return True if texts get special tokens. `scores`: the model gives logits. Raises UnsupportedArchitecture for other
     settings of the Transformer that change its output."""
-    file, settings = sentence_config(home)
-    _check_outputs(file, _object(settings, "modality_config", file), LOGITS + STATES if scores else STATES)
-    given = _object(settings, "processing_kwargs", file)
-    calls = {f"{part}.{key}": value for part in ("common", "text") for key, value in _object(given, part, file).items()}
+    settings = sentence_config(home)
+    _check_outputs(settings.object("modality_config"), LOGITS + STATES if scores else STATES)
+    given = settings.object("processing_kwargs")
+    calls = {f"{part}.{key}": value for part in ("common", "text") for key, value in given.object(part).items()}
     adds = calls.pop("text.add_special_tokens", calls.pop("common.add_special_tokens", True))
     for name, value in calls.items():
         if value not in WITHOUT_EFFECT.get(name.partition(".")[2], ()):
-            raise UnsupportedArchitecture(f"{file}: `processing_kwargs` {name} is {value!r}, which is not served")
+            raise UnsupportedArchitecture(f"{settings.file}: `processing_kwargs` {name} is {value!r}, which is not served")
     return bool(adds)
 
 
 def template_arguments(home: Path) -> Mapping[str, Any]:
     """Return the chat template's arguments besides the messages. Raises UnsupportedArchitecture."""
-    file, settings = sentence_config(home)
-    arguments = _object(_object(settings, "processing_kwargs", file), "chat_template", file)
+    arguments = sentence_config(home).object("processing_kwargs").object("chat_template")
     for name in arguments:
         if name in OF_RENDERING:
-            raise UnsupportedArchitecture(f"{file}: `processing_kwargs` chat_template.{name} is not served")
+            raise UnsupportedArchitecture(f"{arguments.file}: `processing_kwargs` chat_template.{name} is not served")
     return arguments
 
 
-def _check_outputs(file: Path, modalities: Mapping[str, Any], served: tuple[Any, ...]) -> None:
+def _check_outputs(modalities: JsonObject, served: tuple[Any, ...]) -> None:
     for name in ("text", "message"):
-        entry = _object(modalities, name, file)
+        entry = modalities.object(name)
         method, output = entry.get("method", "forward"), entry.get("method_output_name", served[0])
         if method != "forward" or output not in served:
             raise UnsupportedArchitecture(
-                f"{file}: `modality_config` takes {output!r} of `{method}` for {name}; served: {served[0]} of `forward`"
+                f"{modalities.file}: `modality_config` takes {output!r} of `{method}` for {name}; "
+                f"served: {served[0]} of `forward`"
             )
-
-
-def _object(settings: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
-    value = settings.get(key)
-    if value is not None and not isinstance(value, dict):
-        raise LoadError(f"{file}: `{key}` is {value!r}, should be an object")
-    return value or {}

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from hybridtei.batch import Positions
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
-from hybridtei.models.checkpoint.files import positive, read_object, require
+from hybridtei.models.checkpoint.files import JsonObject, read_object, require
 from hybridtei.models.checkpoint.weights import weight_files
 
 # The names of each size in different families, and a bound above any model's.
@@ -41,18 +41,18 @@ SERVED = (
 OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")
 
 
-def read_hidden_size(config: Mapping[str, Any], file: Path) -> int:
+def read_hidden_size(config: JsonObject) -> int:
     """Return the width of hidden states. Raises UnsupportedArchitecture for a family with another key, or LoadError."""
     if config.get("dim") and not config.get("hidden_size"):
-        return positive(config, "dim", file)
+        return config.count("dim")
     elsewhere = next((key for key in OTHER_WIDTHS if key in config), None)
     if config.get("hidden_size") is None and elsewhere is not None:
         model_type = config.get("model_type")
         raise UnsupportedArchitecture(
-            f"{file}: the family {model_type!r} is not served: it has `{elsewhere}`, no `hidden_size`; "
+            f"{config.file}: the family {model_type!r} is not served: it has `{elsewhere}`, no `hidden_size`; "
             f"served: {', '.join(SERVED)}"
         )
-    return positive(config, "hidden_size", file)
+    return config.count("hidden_size")
 
 
 def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bool) -> None:
@@ -110,7 +110,7 @@ UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
 
 
 def max_input_length(
-    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions, *, sides: bool
+    folder: Path, config: JsonObject, tokenizer_config: JsonObject, positions: Positions, *, sides: bool
 ) -> int:
     """Return sentence-transformers' `max_seq_length`, else the tokenizer's length, limited by the position table. `sides`:
     queries and documents have their own lengths, so `max_seq_length` is not used.
@@ -128,15 +128,12 @@ def max_input_length(
 
 
 def lengths(
-    folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[str, Any], positions: Positions
+    folder: Path, config: JsonObject, tokenizer_config: JsonObject, positions: Positions
 ) -> tuple[int | None, int | None, int | None]:
     """Return (`max_seq_length`, `model_max_length`, the config's positions). A missing one is None."""
-    sentence_file, sentence = sentence_config(folder)
-    return (
-        _length(sentence, "max_seq_length", sentence_file),
-        _length(tokenizer_config, "model_max_length", folder / "tokenizer_config.json"),
-        _table_length(config, positions, folder / "config.json"),
-    )
+    told = sentence_config(folder).count_if_any("max_seq_length"), tokenizer_config.count_if_any("model_max_length")
+    declared, most = (None if length is None or length >= UNSET_LENGTH else length for length in told)
+    return declared, most, _table_length(config, positions)
 
 
 # Model types that compute positions. Other families with rotary positions are known by their base.
@@ -150,27 +147,20 @@ def looks_positions_up(config: Mapping[str, Any]) -> bool:
     return not rotary and config.get("position_biased_input") is not False
 
 
-def _table_length(config: Mapping[str, Any], positions: Positions, file: Path) -> int | None:
+def _table_length(config: JsonObject, positions: Positions) -> int | None:
     key = next((key for key in ("max_position_embeddings", "max_trained_positions") if config.get(key)), None)
     if key is None:
         return None
-    length = positive(config, key, file) - positions.offset
+    length = config.count(key) - positions.offset
     if length < 1:
-        raise LoadError(f"{file}: `{key}` is {config[key]}, but positions begin at {positions.offset}")
+        raise LoadError(f"{config.file}: `{key}` is {config[key]}, but positions begin at {positions.offset}")
     return length
 
 
-def _length(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
-    if settings.get(key) is None:
-        return None
-    length = positive(settings, key, file)
-    return None if length >= UNSET_LENGTH else length
-
-
-def sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return (file, content) of the first existing settings file of sentence-transformers."""
+def sentence_config(folder: Path) -> JsonObject:
+    """Read the first existing settings file of sentence-transformers."""
     file = next((folder / name for name in LENGTH_FILES if (folder / name).exists()), folder / LENGTH_FILES[0])
-    return file, read_object(file, optional=True)
+    return read_object(file, optional=True)
 
 
 # Families whose positions start after the padding id, by default 1.
@@ -187,12 +177,12 @@ TOKEN_TYPE_FAMILIES = frozenset(
 TYPED_IF_NAMED = frozenset({"albert", "big_bird", "rembert", "roformer"})
 
 
-def has_token_types(model_type: str, config: Mapping[str, Any], file: Path, tokenizer_config: Mapping[str, Any]) -> bool:
+def has_token_types(model_type: str, config: JsonObject, tokenizer_config: Mapping[str, Any]) -> bool:
     """`model_input_names` of the tokenizer without them means zeros."""
     names, families = tokenizer_config.get("model_input_names"), TOKEN_TYPE_FAMILIES
     if isinstance(names, list):
         families = families | TYPED_IF_NAMED if "token_type_ids" in names else frozenset()
-    return model_type in families and bool(config.get("type_vocab_size")) and positive(config, "type_vocab_size", file) > 1
+    return model_type in families and bool(config.get("type_vocab_size")) and config.count("type_vocab_size") > 1
 
 
 def positions_of(model_type: str, padding_id: int) -> Positions:
@@ -200,7 +190,7 @@ def positions_of(model_type: str, padding_id: int) -> Positions:
     return Positions(first + 1, first) if model_type in OFFSET_FAMILIES else Positions()
 
 
-def read_padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> int:
+def read_padding_id(model_type: str, config: JsonObject) -> int:
     """Return the id of padding. In offset families positions begin after it.
 
     Offset families have transformers' default. Other families mask padding, so any id will do; some decoders write -1 for
@@ -210,7 +200,7 @@ def read_padding_id(model_type: str, config: Mapping[str, Any], file: Path) -> i
     if declared is None or (declared == -1 and not offset):
         return 1 if offset else 0
     if not isinstance(declared, int) or isinstance(declared, bool) or declared < 0:
-        raise LoadError(f"{file}: `pad_token_id` is {declared!r}, should be a token id")
+        raise config.wrong("pad_token_id", "a token id")
     return declared
 
 
@@ -242,24 +232,26 @@ class Adapters:
         return len(self.names), self.rank, self.scale
 
 
-def read_adapters(config: Mapping[str, Any], file: Path) -> Adapters | None:
+def read_adapters(config: JsonObject) -> Adapters | None:
     """Return the adapters that a configuration names, or None. Raises LoadError or UnsupportedArchitecture."""
     names = config.get("lora_adaptations")
     if names is None:
         return None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise LoadError(f"{file}: `lora_adaptations` is {names!r}, should list names")
+        raise config.wrong("lora_adaptations", "a list of names")
     if len(set(names)) < len(names):
-        raise LoadError(f"{file}: `lora_adaptations` is {names!r}, which names an adapter twice")
-    if config.get("load_trained_adapters") is False:
-        raise UnsupportedArchitecture(f"{file}: `load_trained_adapters` is False; served: True")
-    instructions = config.get("task_instructions") or {}
-    if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
-        raise LoadError(f"{file}: `task_instructions` should map names to texts")
-    alpha = config.get("lora_alpha", 1)
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= MAX_ALPHA:
-        raise LoadError(f"{file}: `lora_alpha` is {alpha!r}, should be a positive number, at most {MAX_ALPHA}")
-    rank = positive({"lora_rank": 4, **config}, "lora_rank", file)
+        raise LoadError(f"{config.file}: `lora_adaptations` is {names!r}, which names an adapter twice")
+    if config.flag("load_trained_adapters") is False:
+        raise UnsupportedArchitecture(f"{config.file}: `load_trained_adapters` is False; served: True")
+    instructions = config.object("task_instructions")
+    if not all(isinstance(text, str) for text in instructions.values()):
+        raise LoadError(f"{config.file}: `task_instructions` should map names to texts")
+    alpha = config.number("lora_alpha", 1)
+    if alpha > MAX_ALPHA:
+        raise config.wrong("lora_alpha", f"a positive number, at most {MAX_ALPHA}")
+    rank = config.count("lora_rank", 4)
     if rank * len(names) > MAX_RANKS:
-        raise LoadError(f"{file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than {MAX_RANKS} ranks")
+        raise LoadError(
+            f"{config.file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than {MAX_RANKS} ranks"
+        )
     return Adapters(tuple(names), rank, alpha / rank, {name: instructions.get(name, "") for name in names})

@@ -15,7 +15,7 @@ from hybridtei.batch import Head, Positions
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, read_classifier, skipped_padding
 from hybridtei.models.checkpoint.contents import check_contents
-from hybridtei.models.checkpoint.files import inside, positive, read_object
+from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
 from hybridtei.models.checkpoint.heads import (
     MultivectorHead,
     SparseHead,
@@ -51,7 +51,6 @@ from hybridtei.models.checkpoint.sentence import (
     default_prompt,
     read_prompts,
     score_activation,
-    size_of,
 )
 from hybridtei.models.checkpoint.sizes import (
     ABSOLUTE_FAMILIES,
@@ -183,7 +182,7 @@ def _read(
     folder: Path,
     modules: Modules,
     *,
-    sentence: Mapping[str, Any],
+    sentence: JsonObject,
     pooling: str | None,
     dense_path: str | None,
     queries: Path | None = None,
@@ -199,13 +198,13 @@ def _read(
     published = read_object(file)
     config = translate(published, file)
     native = is_native(published, config)
-    adapters = read_adapters(config, file)
-    config = {key: value for key, value in config.items() if key not in KEYS}
+    adapters = read_adapters(config)
+    config = JsonObject({key: value for key, value in config.items() if key not in KEYS}, file)
     tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
-    architectures = _architectures(config, file)
-    model_type = _model_type(config, file)
+    architectures = _architectures(config)
+    model_type = _model_type(config)
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
-    hidden_size = read_hidden_size(config, file)
+    hidden_size = read_hidden_size(config)
     idf = folder / "idf.json"
     if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
         pooling, queries = "splade", idf
@@ -217,7 +216,7 @@ def _read(
     if splade or classifier is not None:
         check_head_code(config, file)
     # sentence-transformers' cross-encoders read these only with modules.json
-    transformer = {} if classifier is not None and not modules else sentence_config(home)[1]
+    transformer = JsonObject({}, home) if classifier is not None and not modules else sentence_config(home)
     late = None
     if is_colbert:
         late = read_late(
@@ -235,7 +234,7 @@ def _read(
         sparse = find_sparse_head(folder, hidden_size, heads_file)
         multivector = find_multivector_head(folder, hidden_size, heads_file)
     elif splade:
-        sparse = read_splade(folder, modules, queries, size_of(sentence, "max_active_dims", folder) or 0)
+        sparse = read_splade(folder, modules, queries, sentence.count_if_any("max_active_dims") or 0)
     if late is not None:
         multivector = token_projection(folder, home, modules, hidden_size)
     poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
@@ -245,17 +244,17 @@ def _read(
         dense = _projection(home, model_type, config, pooled_width)
     coder = module_path(modules, CODER)
     if coder is not None:
-        active = size_of(sentence, "max_active_dims", folder)
-        sparse = read_coder(inside(folder, coder), dense[-1].out_features if dense else pooled_width, active)
+        latents_of = dense[-1].out_features if dense else pooled_width
+        sparse = read_coder(inside(folder, coder), latents_of, sentence.count_if_any("max_active_dims"))
     prompts = read_prompts(sentence, folder, adapters)
-    padding_id = read_padding_id(model_type, config, file)
+    padding_id = read_padding_id(model_type, config)
     positions = positions_of(model_type, padding_id)
     return ModelSpec(
         folder=home,
         model_type=model_type,
         architectures=architectures,
         hidden_size=hidden_size,
-        vocab_size=positive(config, "vocab_size", file),
+        vocab_size=config.count("vocab_size"),
         max_input_length=max_input_length(home, config, tokenizer_config, positions, sides=late is not None or not transformer),
         positions=positions,
         pooling=poolings,
@@ -267,11 +266,11 @@ def _read(
         default_prompt_name=default_prompt(
             sentence, folder, prompts, embeds=pooled or splade, ignores=classifier is not None and template is None
         ),
-        truncate_dim=size_of(sentence, "truncate_dim", folder) if pooled else None,
+        truncate_dim=sentence.count_if_any("truncate_dim") if pooled else None,
         bare=not adds_specials(home, scores=not pooled),
         pools_prompts=not pooled or pools_prompts(folder, pooling, modules),
         removed_ids=removed_ids(home, tokenizer_config),
-        has_token_types=has_token_types(model_type, config, file, tokenizer_config),
+        has_token_types=has_token_types(model_type, config, tokenizer_config),
         padding_id=padding_id,
         skipped_padding=skipped_padding(classifier, config),
         config=config,
@@ -288,7 +287,7 @@ def _read(
     )
 
 
-def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, Any]) -> ModelSpec:
+def _static(folder: Path, home: Path, modules: Modules, sentence: JsonObject) -> ModelSpec:
     """Read a table of token vectors; a text's vector is their mean. Texts have any length, as in sentence-transformers.
 
     Model2Vec's own library also cuts at 512 tokens, and skips unknown words.
@@ -314,33 +313,32 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: Mapping[str, A
         dense_modules=read_steps(folder, modules, None, width),
         prompts=prompts,
         default_prompt_name=default_prompt(sentence, folder, prompts, embeds=True),
-        truncate_dim=size_of(sentence, "truncate_dim", folder),
+        truncate_dim=sentence.count_if_any("truncate_dim"),
         bare=True,
     )
 
 
-def _model_type(config: Mapping[str, Any], file: Path) -> str:
+def _model_type(config: JsonObject) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise LoadError(f"{file}: lacks `model_type`, which should name the model's family, such as 'bert'")
+        raise LoadError(f"{config.file}: lacks `model_type`, which should name the model's family, such as 'bert'")
     form = config.get("position_embedding_type")
     if model_type in ABSOLUTE_FAMILIES and form not in (None, "absolute"):
-        raise UnsupportedArchitecture(f"{file}: `position_embedding_type` {form!r} of {model_type}; served: 'absolute'")
+        raise UnsupportedArchitecture(f"{config.file}: `position_embedding_type` {form!r} of {model_type}; served: 'absolute'")
     return model_type
 
 
-def _architectures(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
+def _architectures(config: JsonObject) -> tuple[str, ...]:
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise LoadError(f"{file}: `architectures` is {names!r}, should be a list of names")
+        raise config.wrong("architectures", "a list of names")
     return tuple(names)
 
 
-def _projection(home: Path, model_type: str, config: Mapping[str, Any], pooled_width: int) -> tuple[DenseModule, ...]:
+def _projection(home: Path, model_type: str, config: JsonObject, pooled_width: int) -> tuple[DenseModule, ...]:
     """Return Qwen3's own projection of pooled vectors, to `num_labels` numbers, as TEI has it; few checkpoints have one."""
     if model_type != "qwen3" or config.get("num_labels") is None or not has_weights(home):
         return ()
     if not Weights.open(home).has("linear.weight"):
         return ()
-    width = positive(config, "num_labels", home / "config.json")
-    return (DenseModule(home, pooled_width, width, False, "torch.nn.modules.linear.Identity"),)
+    return (DenseModule(home, pooled_width, config.count("num_labels"), False, "torch.nn.modules.linear.Identity"),)

@@ -55,8 +55,8 @@ def test_prompts_of_sentence_transformers_go_first(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "why"),
     [
-        ({"lora_adaptations": "a"}, LoadError, "`lora_adaptations` is 'a', should list names"),
-        ({"lora_adaptations": []}, LoadError, "should list names"),
+        ({"lora_adaptations": "a"}, LoadError, "`lora_adaptations` is 'a', should be a list of names"),
+        ({"lora_adaptations": []}, LoadError, "should be a list of names"),
         ({"lora_adaptations": ["a", "a"]}, LoadError, "names an adapter twice"),
         ({"rotary_emb_base": "x"}, LoadError, "`rotary_emb_base` is 'x', should be a positive number"),
         ({"lora_rank": 0}, LoadError, "`lora_rank`"),

@@ -21,7 +21,8 @@ from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
 
 from hybridtei.errors import LoadError
-from hybridtei.models.checkpoint.files import read_object
+from hybridtei.models.checkpoint.files import JsonObject, read_object
+from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
 
 Side = Literal["left", "right"]
 
@@ -76,22 +77,21 @@ def read_tokenizer_settings(
 ) -> TokenizerSettings:
     """Return the settings of a folder. `config`: its published config.json; `lowercase`: sentence-transformers'
     `do_lower_case`. Raises LoadError, naming the key."""
-    file = folder / "tokenizer_config.json"
-    written = read_object(file, optional=True)
+    written = read_object(folder / "tokenizer_config.json", optional=True)
     name = str(written.get("tokenizer_class") or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
     side = written.get("truncation_side")
     if side not in (None, "left", "right"):
-        raise LoadError(f"{file}: `truncation_side` is {side!r}, should be 'left' or 'right'")
+        raise written.wrong("truncation_side", "'left' or 'right'")
     space, bert = None, None
     if name not in AS_WRITTEN:
-        space = _flag(written, "add_prefix_space", file, False if name in BYTE_LEVEL_CLASSES else None)
+        space = written.flag("add_prefix_space", False if name in BYTE_LEVEL_CLASSES else None)
     if name in BERT_CLASSES:
-        small = _flag(written, "do_lower_case", file, True)
-        chinese = _flag(written, "tokenize_chinese_chars", file, True)
-        bert = bool(small), _flag(written, "strip_accents", file, None), bool(chinese)
-    end = str(_text(written.get("eos_token")) or GTE_QWEN2_END) if _is_gte_qwen2(model_type, config) else None
-    split = bool(_flag(written, "split_special_tokens", file, False))
-    return TokenizerSettings(bert, space, split, _template(written, name, file), end, side, lowercase)
+        small = written.flag("do_lower_case", True)
+        chinese = written.flag("tokenize_chinese_chars", True)
+        bert = bool(small), written.flag("strip_accents"), bool(chinese)
+    end = token_text(written.get("eos_token")) or GTE_QWEN2_END if _is_gte_qwen2(model_type, config) else None
+    split = bool(written.flag("split_special_tokens", False))
+    return TokenizerSettings(bert, space, split, _template(written, name), end, side, lowercase)
 
 
 def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -> list[str]:
@@ -125,12 +125,12 @@ def truncation_side(raw: RawTokenizer, settings: TokenizerSettings) -> Side:
     return settings.truncation_side or ("left" if (raw.truncation or {}).get("direction") == "left" else "right")
 
 
-def _template(written: Mapping[str, Any], name: str, file: Path) -> tuple[str | None, str | None] | None:
+def _template(written: JsonObject, name: str) -> tuple[str | None, str | None] | None:
     if name not in TEMPLATE_CLASSES or not written.keys() & {"add_bos_token", "add_eos_token"}:
         return None
     bos, eos, has_bos = TEMPLATE_CLASSES[name]
-    first = str(_text(written.get("bos_token")) or bos) if _flag(written, "add_bos_token", file, has_bos) else None
-    last = str(_text(written.get("eos_token")) or eos) if _flag(written, "add_eos_token", file, False) else None
+    first = token_text(written.get("bos_token")) or bos if written.flag("add_bos_token", has_bos) else None
+    last = token_text(written.get("eos_token")) or eos if written.flag("add_eos_token", False) else None
     return first, last
 
 
@@ -185,14 +185,3 @@ def _processor(raw: RawTokenizer, first: str | None, last: str | None, file: Pat
 def _parts(component: Any, kind: Any) -> list[Any]:
     """Return the parts of a sequence of normalisers or pre-tokenisers, or a single one as a list."""
     return [*component] if isinstance(component, kind) else [component]
-
-
-def _flag(written: Mapping[str, Any], key: str, file: Path, default: bool | None) -> bool | None:
-    value = written.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise LoadError(f"{file}: `{key}` is {value!r}, should be true or false")
-    return default if value is None else value
-
-
-def _text(token: object) -> object:
-    return token.get("content") if isinstance(token, dict) else token
