@@ -36,14 +36,14 @@ FLOAT32 = Packing("f")
 
 
 def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
-    """Split items into lists of at most `most` items or spans and REQUEST_BYTES. A larger item gets a list of its own."""
+    """Split items into lists of at most `most` items or spans and REQUEST_BYTES. A larger item is alone in its list."""
     portion: list[Any] = []
     size = rows = 0
     for place, item in enumerate(items):
         try:
             bytes_here = len(orjson.dumps(item))
         except TypeError as error:
-            raise InvalidInput(f"item {place} is no JSON: {error}") from None
+            raise InvalidInput(f"item {place} is not valid JSON: {error}") from None
         rows_here = len(item.get("spans", ".")) if isinstance(item, Mapping) else 1
         if portion and (size + bytes_here > REQUEST_BYTES or rows + rows_here > most):
             yield portion
@@ -55,7 +55,7 @@ def portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
 
 
 def read(answer: httpx.Response, where: str) -> Any:
-    """Decode the body. Raises the error that the server names, or NoAnswer if another program answered."""
+    """Decode the body. Raises the error that the server named, or NoAnswer if the response is not from hybridtei."""
     try:
         decoded = orjson.loads(answer.content)
     except ValueError:
@@ -75,7 +75,7 @@ def read(answer: httpx.Response, where: str) -> Any:
 
 
 def shown(answer: httpx.Response) -> str:
-    """The beginning of an answer's text for an error message, after a redirection's target."""
+    """Return the start of a response's text for an error message. A redirect's target comes first."""
     target = f"to {answer.headers['location']}: " if "location" in answer.headers else ""
     return (target + " ".join(answer.content.decode(errors="replace").split()))[:SHOWN_CHARACTERS]
 
@@ -84,7 +84,7 @@ def embeddings_of(
     rows: Sequence[Any], names: Sequence[str], counts: Sequence[int] | None, widths: Mapping[str, int | None], url: str
 ) -> Embeddings:
     """The outputs `names` of `/embed_hybrid` as arrays. `counts`: the number of spans of each text, if it has spans; its rows
-    are then lists. Raises NoAnswer for rows that hybridtei never sends, BackendError for invalid vectors."""
+    are then lists. Raises NoAnswer if hybridtei cannot have sent the rows, BackendError if the vectors are invalid."""
     if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(counts):
         rows = [row for some in rows for row in some]
     if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
@@ -110,7 +110,7 @@ def embeddings_of(
         return Ragged.from_rows([vectors(row, width) for row in rows]) if rows else Ragged(dense([], width), offsets_of([]))
 
     def vectors(row: Any, width: int) -> Any:
-        if isinstance(row, dict):  # one bit a number
+        if isinstance(row, dict):  # one bit per number
             count, bits = row["shape"]
             return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(count, (bits + 7) // 8)
         return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32) if row else dense([], width)

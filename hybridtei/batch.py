@@ -33,7 +33,7 @@ class Head(StrEnum):
 
 
 class Padding(StrEnum):
-    """The part of a pass that is computed on the padded rectangle of `n * max_seqlen` tokens."""
+    """The part of a pass whose cost grows with the padded rectangle of `n * max_seqlen` tokens."""
 
     NONE = "none"
     ATTENTION = "attention"
@@ -131,7 +131,7 @@ class Positions:
     def of(self, input_ids: Ids, cu_seqlens: Offsets) -> Ids:
         """Return position ids int64[t] for a packed batch."""
         if self.padding_id is None or not (input_ids == self.padding_id).any():
-            if len(cu_seqlens) == 2:  # a single text has a short pass, where each call counts
+            if len(cu_seqlens) == 2:  # the pass of a single text is so short that each numpy call matters
                 return np.arange(self.offset, self.offset + len(input_ids), dtype=np.int64)
             starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
             return np.arange(len(input_ids), dtype=np.int64) - starts + self.offset
@@ -167,7 +167,7 @@ def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Posit
 
 
 def _alone(encoding: Encoding, heads: frozenset[Head], positions: Positions) -> PackedBatch:
-    """The batch of one sequence. Its pass is short, so this makes fewer calls than `pack`."""
+    """The batch of one sequence. Makes fewer calls than `pack`, because the pass of one sequence is short."""
     input_ids, types = encoding.input_ids.copy(), encoding.token_type_ids
     cu_seqlens = np.array([0, len(input_ids)], dtype=np.int64)
     return PackedBatch(
@@ -193,14 +193,14 @@ def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
     )
 
 
-MIN_SHARED = 16  # computing fewer tokens again is faster than a batch of their own
+MIN_SHARED = 16  # for a shorter prefix, computing it again is faster than running a separate batch
 
 
 def sharing(encodings: list[Encoding]) -> list[Encoding]:
     """Return the encodings with `shared` set to the length of their common prefix, if it is long enough to pay."""
     if len(encodings) < 2 or any(one.token_type_ids is not None or one.unseen for one in encodings):
         return encodings
-    first, common = encodings[0].input_ids, min(map(len, encodings)) - 1  # each keeps at least one token of its own
+    first, common = encodings[0].input_ids, min(map(len, encodings)) - 1  # each keeps a token after the prefix
     for one in encodings[1:]:
         differ = np.flatnonzero(first[:common] != one.input_ids[:common])
         common = int(differ[0]) if len(differ) else common
@@ -314,8 +314,8 @@ class Ragged:
 
 
 def runs(sizes: Sequence[int], most: int, count: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of runs of items, in order: each of at most `most` in size, or of one larger item, and of at most
-    `count` items."""
+    """Yield (first, end) of consecutive runs of items. A run has at most `count` items and a total size of at most `most`; an
+    item larger than `most` is a run alone."""
     first = held = 0
     for place, size in enumerate(sizes):
         if place > first and (held + size > most or place - first == count):

@@ -54,9 +54,9 @@ class Upserted(Struct, frozen=True):
 class AsyncClient:
     """A hybridtei server by its URL. One of several models has the URL `http://host:3000/m/ALIAS`.
 
-    A verb is split into requests within the server's limits, four at a time. A request is sent again if the server is too busy,
-    the connection breaks, or no answer comes within `timeout_s`; the client pauses as the server asks. After `patience_s`, or
-    if another program answers, it raises NoAnswer, a ConnectionError. A refusal raises the error of `Encoder` or `Searcher`.
+    The client splits a call into requests within the server's limits, four at a time. It sends a request again if the server is
+    too busy, the connection breaks, or no answer comes within `timeout_s`, after the pause that the server asks for. It raises
+    NoAnswer, a ConnectionError, after `patience_s`, or if another program answers; if the server refuses, `Encoder`'s errors.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AsyncClient:
         """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for an invalid URL."""
         self.url = url.rstrip("/")
         if URL.fullmatch(self.url) is None:
-            raise InvalidInput(f"{url!r} is no URL of a server; it should be like http://127.0.0.1:3000")
+            raise InvalidInput(f"{url!r} is not the URL of a server; it should look like http://127.0.0.1:3000")
         self._timeout_s, self._patience_s = timeout_s, patience_s
         headers = HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, transport=transport)
@@ -187,7 +187,7 @@ class AsyncClient:
         self, collection: str, points: Sequence[str | Mapping[str, Any]], *, create: bool = True, truncate: bool | None = None
     ) -> Upserted:
         """Embed texts and store them. A point is a text, or an object of `text` and, optionally, `id`, `payload`, `metadata`. A
-        point without an id replaces an equal text. `create`: create the collection if it does not exist."""
+        point without an id replaces a stored point with the same text. `create`: create the collection if it does not exist."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
         path, options = f"/collections/{quote(collection, safe='')}/points", {"create": create, "truncate": truncate}
         created, before = False, 0
@@ -220,7 +220,7 @@ class AsyncClient:
         try:
             content = None if body is None else orjson.dumps(body)
         except TypeError as error:
-            raise InvalidInput(f"{where}: the request is no JSON: {error}") from None
+            raise InvalidInput(f"{where}: the request is not valid JSON: {error}") from None
         while True:
             asked_s = None
             try:

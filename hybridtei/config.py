@@ -50,13 +50,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     dense_path: Annotated[str | None, flag("Folder of the Dense module to use instead of the one in modules.json.")] = None
     backend: Annotated[
         Literal["auto", "torch", "ort", "openvino"],
-        flag("Backend that runs the model; auto: the first that can run it, and the log says why."),
+        flag("Backend that runs the model; auto: the first one that can run it. The log gives the reason."),
     ] = "auto"
     packed_cache_gb: Annotated[
         float,
         flag(
-            "Most gigabytes of packed weights in the cache folder, at most half of the free space; 0: none are "
-            "kept for the next start.",
+            "Most gigabytes of packed weights in the cache folder, at "
+            "most half of the free space; 0: keep none for the next start.",
             ge=0,
             metavar="GB",
         ),
@@ -93,7 +93,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
 
 class NamedModel(ModelConfig, frozen=True, kw_only=True):
-    """One of several models in a process. It has no flags: variables called ROLE or ALIAS usually belong to other programs."""
+    """One of several models in a process. It has no flags: variables ROLE or ALIAS usually belong to other programs."""
 
     alias: Annotated[str, flag("Name of the model in requests, and under /m/ALIAS/.")]
     role: Annotated[ModelRole | None, flag("Its one task, if it can do several.")] = None
@@ -105,8 +105,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_concurrent_requests: Annotated[
         Positive,
         flag(
-            "Permits: inputs inside the server at once; further ones are refused with 429. On a GPU the default "
-            "is higher: texts of 16 tokens for all passes under way.",
+            "Permits: most inputs inside the server at the same time; further inputs are refused with "
+            "429. On a GPU the default is higher: as many 16-token texts as fill all running passes.",
             "limits",
         ),
     ] = 512
@@ -124,10 +124,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
         Seconds, flag("Longest time of a forward pass; then its requests fail, and /health is 503; 0: no limit.", "limits")
     ] = 300.0
     bulk_niceness: Annotated[
-        int, flag("How much long inputs and large requests give way to short ones, and to other programs.", ge=0, le=19)
+        int, flag("Niceness of the threads for long inputs and large requests, which yield to short ones.", ge=0, le=19)
     ] = 10
     memory_fraction: Annotated[
-        float, flag("Share of a GPU's memory, of that left free by the loaded model, for passes.", "limits", gt=0, le=1)
+        float, flag("Share of the GPU memory left free by the loaded model that passes may use.", "limits", gt=0, le=1)
     ] = 0.9
     embedding_cache_mb: Annotated[int, flag("Megabytes of memory for results of earlier inputs; 0: none are kept.", ge=0)] = 0
     tokenization_workers: Annotated[
@@ -162,18 +162,18 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     engine_process: Annotated[
         bool | None,
         flag(
-            "Run the models in a process of their own, which the server restarts when it ends [default: if torch "
-            "finds an NVIDIA device]."
+            "Run the models in a separate process, which the server restarts "
+            "when it ends [default: on if torch finds an NVIDIA device]."
         ),
     ] = None
     drain_seconds: Annotated[float, flag("How long a stopping server waits for open requests.", ge=0, le=86400)] = 30.0
-    uds_path: Annotated[str, flag("Accepted and unused: TEI's socket between router and Python backend.")] = (
+    uds_path: Annotated[str, flag("Accepted and ignored: TEI's socket between router and Python backend.")] = (
         "/tmp/text-embeddings-inference-server"
     )
     served_model_name: Annotated[str | None, flag("Name in answers and /info [default: the model id].", "answers")] = None
     rerank_documents_as: Annotated[
         Literal["object", "string"],
-        flag("Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or a string, for infinity's.", "answers"),
+        flag("Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or strings, for infinity's.", "answers"),
     ] = "object"
     classify_as: Annotated[
         Literal["infinity", "vllm"], flag("Form of answers of /classify; /v1/classify always answers as vLLM.", "answers")
@@ -194,7 +194,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = False
     max_unsent_bytes: Annotated[
         Positive,
-        flag("Most bytes of all answers that clients have not read yet; beyond, large answers wait, then are a 503.", "limits"),
+        flag("Most bytes of all answers that clients have not read yet; then large answers wait, and later get 503.", "limits"),
     ] = 256_000_000
     max_rerank_documents: Annotated[Positive, flag("Most `documents` in one request to rank them.", "limits")] = 10_000
     max_search_points: Annotated[
@@ -219,7 +219,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         flag("Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; 0: no limit.", "limits"),
     ] = 60.0
     max_connections: Annotated[
-        Positive, flag("Connections open at once; further ones are answered 503 and closed.", "limits")
+        Positive, flag("Most open connections; further connections are answered 503 and closed.", "limits")
     ] = 8192
     api_key: Annotated[
         str | None, flag("Key that requests must carry as 'Authorization: Bearer KEY'.", "security", shown="never")

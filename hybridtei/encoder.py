@@ -33,7 +33,7 @@ from hybridtei.system.machine import LaneKind
 
 T = TypeVar("T")
 CHUNK_SPANNED = 64  # inputs whose token states are in memory at a time
-THREADED_TOKENS = 2048  # models whose heads have products that numpy may split into threads
+THREADED_TOKENS = 2048  # models whose heads have products that are large enough for numpy to use several threads
 CHUNK = 1024  # inputs tokenised at a time, so that only the answer's size determines memory
 
 
@@ -260,7 +260,7 @@ class Encoder:
             return no_rows(task.heads, self.spec)
         chunk = CHUNK_SPANNED if isinstance(task, EmbedSpans) else CHUNK
         ready: Task[Embeddings] = task.for_model(self.spec)
-        if not show_progress:  # even a hidden bar would take a part of a query's time
+        if not show_progress:  # even a disabled progress bar takes a measurable part of a query's time
             return self._answer(ready, chunk)
         with tqdm(total=len(task.inputs), unit="text") as bar:
             return self._answer(ready, chunk, advance=bar.update)
@@ -313,7 +313,7 @@ class Encoder:
 def _one_thread(encodings: Sequence[Encoding]) -> AbstractContextManager[object]:
     """Limits numpy's products to one thread, since further threads only spin between small products.
 
-    Not for queries: finding the libraries with threads takes a third of a query's pass, and a query has no such product.
+    Not used for queries: finding the libraries with threads takes a third of a query's pass, and a query has no large product.
     """
     few = sum(map(len, encodings)) < THREADED_TOKENS
     return nullcontext() if few else threadpool_limits(limits=1, user_api="blas")

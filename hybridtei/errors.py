@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose, as one tree.
+"""The tree of all errors that this package raises deliberately.
 
 A message names the field, the value found, and the allowed values. The classes are independent of HTTP: one tested table in
 `server/routing.py` maps them to statuses and wire names. Refusals of a body before it is read (`BodyError` in
@@ -27,7 +27,7 @@ def name_of(error: BaseException) -> str:
 
 
 class HybridTeiError(Exception):
-    """The root of the tree: `except HybridTeiError` catches every error that this package raises on purpose.
+    """The root of the tree: `except HybridTeiError` catches every error that this package raises deliberately.
 
     `limit`: the setting whose bound was exceeded, or None.
     """
@@ -118,12 +118,12 @@ class UnknownCollection(RequestError):
 
 
 class KeyNeeded(RequestError):
-    """Only a server with an API key offers this."""
+    """Only a server with an API key offers this route."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"`{path}` needs a key with the role `manage`, as all that loads models and moves whole collections does, and this "
-            "server has no keys: start it with `--api-key` or `--api-key-file`"
+            f"`{path}` needs a key with the role `manage`, and this server "
+            "has no keys: start it with `--api-key` or `--api-key-file`"
         )
 
 
@@ -135,7 +135,7 @@ class RoleNeeded(RequestError):
 
 
 class OtherOrigin(RequestError):
-    """A page of another origin tried to write, and the server has no key that could allow it."""
+    """A web page of another origin tried to write, and the server has no API key."""
 
     def __init__(self) -> None:
         super().__init__(

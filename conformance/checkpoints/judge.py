@@ -33,7 +33,7 @@ NOT_JUDGED, BY_DESIGN, AT_REQUEST = "served, not judged", "differs by design", "
 
 Rows = dict[str, list[Any]]  # name of an output -> an array a text
 CURE = (
-    r"served|use |convert|pass |--|give |set |load|save|should|needs?\b|install|remove|"
+    r"served|supported|use |convert|pass |--|give |set |load|save|should|needs?\b|install|remove|"
     r"rename|[Mm]erge|[Cc]opy|download|run |one of"
 )
 DAMAGE = "empty|cannot be read|NaN or infinity|not a tokenizer|is missing"

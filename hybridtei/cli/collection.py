@@ -36,7 +36,7 @@ def add_ingest(commands: Commands) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="file or folder: txt, md, html, pdf, jsonl, csv, parquet, BEIR; the image's user, 10001, must be able to read it",
+        help="file or folder: txt, md, html, pdf, jsonl, csv, parquet, BEIR; in the image, user 10001 must be able to read it",
     )
     add_options(parser, IngestOptions, without=NO_INGEST_FLAGS)
     add_options(parser, CollectionPlan, without=OF_THE_MODEL)
@@ -46,7 +46,7 @@ def add_ingest(commands: Commands) -> None:
 
 
 def run_ingest(arguments: argparse.Namespace) -> int:
-    """Embed documents from files and store them in Qdrant; run it again to go on after a stop, or after changes."""
+    """Embed documents from files and store them in Qdrant. Run it again to continue a stopped run or to store changes."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
     if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
@@ -74,7 +74,7 @@ def add_search(commands: Commands) -> None:
         "--group-by", default="document", metavar="FIELD", help="one hit for each value of this field [default: document]"
     )
     parser.add_argument("--every-chunk", action="store_true", help="give all chunks of a document")
-    parser.add_argument("--rerank", metavar="MODEL", help="rank the best by this reranker: a folder or hub id")
+    parser.add_argument("--rerank", metavar="MODEL", help="reorder the best hits with this reranker: a folder or hub id")
     parser.add_argument("--filter", metavar="JSON", help='Qdrant\'s, such as {"must": [{"key": "metadata.year", …}]}')
     parser.add_argument("--fields", metavar="NAMES", help="keys of the payload to print, comma-separated [default: all]")
     parser.add_argument("--no-highlights", action="store_true", help="do not mark matching terms")
@@ -83,7 +83,7 @@ def add_search(commands: Commands) -> None:
 
 
 def run_search(arguments: argparse.Namespace) -> int:
-    """Search a collection by all its vectors; one hit a document. A reranker can rank the best again."""
+    """Search a collection by all its vectors and print one hit per document. A reranker can reorder the best hits."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     require_extra("qdrant", "qdrant_client")
@@ -151,12 +151,12 @@ def add_eval(commands: Commands) -> None:
     parser.add_argument("folder", metavar="BEIR_FOLDER", help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv")
     parser.add_argument("--collection", metavar="NAME", help="ingested first if it does not exist [default: the folder's name]")
     parser.add_argument("--split", default="test", metavar="NAME", help="judgements to use: qrels/NAME.tsv [default: test]")
-    parser.add_argument("--rerank", metavar="MODEL", help="also rank by this reranker: a folder or hub id, or its alias")
+    parser.add_argument("--rerank", metavar="MODEL", help="also measure this reranker: a folder, a hub id or its alias")
     parser.add_argument("--url", metavar="URL", help="server that has the collection [default: search in this process]")
     parser.add_argument("--url-api-key", metavar="KEY", help="key of --url")
     parser.add_argument("--chart", metavar="FILE", help="draw a chart: .png, .svg or .pdf")
     parser.add_argument("--output", "-o", metavar="FILE", help="write the figures as JSON")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
 
@@ -199,9 +199,9 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 
 STEPS = {
-    "rollback": "let the collection that answered before answer again, with what was written since",
-    "status": "print which collection answers, and which are its copies",
-    "delete_old": "delete the collection that answered before",
+    "rollback": "switch back to the previous collection, and add what was written since",
+    "status": "print which collection answers searches, and its copies",
+    "delete_old": "delete the previous collection",
 }
 
 
@@ -221,7 +221,7 @@ def add_migrate(commands: Commands) -> None:
 
 
 def run_migrate(arguments: argparse.Namespace) -> None:
-    """Embed a collection's stored texts with another model, then switch its name to that copy; run it again after a stop."""
+    """Embed a collection's stored texts with another model, then switch its name to the copy; repeat it after a stop."""
     require_extra("qdrant", "qdrant_client")
     from hybridtei.retrieval.migrate.run import run_migration
 

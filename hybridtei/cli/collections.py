@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.store.collection import CollectionSchemas
 
 Act = Callable[["CollectionSchemas", argparse.Namespace], Awaitable[None]]
-CHUNK_BYTES = 1_000_000  # bytes of a file read at once
+CHUNK_BYTES = 1_000_000  # bytes per read of a file
 
 
 def add(commands: Commands) -> None:
@@ -36,10 +36,10 @@ def add(commands: Commands) -> None:
     export = _add(actions, "export", _export)
     export.add_argument("--output", "-o", metavar="FILE", help="write there [default: standard output]")
     for one in (describe, delete, export):
-        one.add_argument("name", metavar="NAME", help="of the collection, or another name of it")
+        one.add_argument("name", metavar="NAME", help="name or alias of the collection")
     imported = _add(actions, "import", _import)
     imported.add_argument("file", metavar="FILE", help="of `export`; - reads standard input")
-    imported.add_argument("name", metavar="NAME", nargs="?", help="of the collection, made if missing [default: the export's]")
+    imported.add_argument("name", metavar="NAME", nargs="?", help="collection, created if missing [default: the export's]")
     for one in (export, imported):
         one.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
-    """List collections, with points and model, and other names of them."""
+    """List collections with their points, model and aliases."""
     from hybridtei.retrieval.store.plan import MODEL_ID
 
     names, aliases = await schemas.store.collections(), await schemas.store.aliases()
@@ -100,7 +100,7 @@ async def _aliases(schemas: CollectionSchemas, name: str) -> list[str]:
 
 
 async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
-    """Delete a collection, its points and its other names."""
+    """Delete a collection, its points and its aliases."""
     store, name = schemas.store, str((await schemas.of(arguments.name)).stored_as)
     aliases = await _aliases(schemas, name)
     known = f", also known as {', '.join(aliases)}," if aliases else ""
@@ -117,7 +117,7 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
 
 
 async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
-    """Write a collection as JSON lines, with its vectors; run it again after a stop."""
+    """Write a collection as JSON lines, with its vectors. Run it again to continue a stopped export."""
     from tqdm.auto import tqdm
 
     from hybridtei.retrieval.store.transfer import export_to, exported
@@ -135,7 +135,7 @@ async def _export(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
 
 
 async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
-    """Store the points of an export that are not there; run it again after a stop."""
+    """Store the points of an export that the collection lacks. Run it again to continue a stopped import."""
     from tqdm.auto import tqdm
 
     from hybridtei.retrieval.store.transfer import import_from

@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--writable", action="store_true", help="also offer `store`, which adds texts to the collection")
     parser.add_argument("--http", action="store_true", help=f"listen for streamable HTTP at {PATH}, instead of standard input")
     parser.add_argument(
-        "--hostname", default="127.0.0.1", metavar="IP", help="address of --http; any other than this machine's needs a key"
+        "--hostname", default="127.0.0.1", metavar="IP", help="address of --http; one that other machines reach needs a key"
     )
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of --http")
     parser.add_argument("--api-key", metavar="KEY", help="key of --http: 'Authorization: Bearer KEY' [env: API_KEY]")
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(hostname: str, key: str | None) -> None:
-    """Raises UsageError for an invalid address, or one that other machines reach without a key."""
+    """Raises UsageError if the address is invalid, or if other machines could reach it without a key."""
     try:
         address = ipaddress.ip_address(hostname)
     except ValueError:

@@ -29,7 +29,7 @@ DROPS = ("first", "specials", "none")
 def add_train(commands: Commands) -> None:
     parser = new_parser(commands, "train", run_train, "--model FOLDER --output FILE --cache FOLDER --pairs FILE... [flags]")
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model in the Hugging Face layout")
-    output_help = "head file to write; a model serves the one beside it named hybridtei_heads.safetensors"
+    output_help = "head file to write; to serve the heads, put it into the model's folder as hybridtei_heads.safetensors"
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output_help)
     cache_help = "folder of token states; a later run with the same model and texts uses them again"
     parser.add_argument("--cache", type=Path, required=True, metavar="FOLDER", help=cache_help)
@@ -151,7 +151,7 @@ def add_pack(commands: Commands) -> None:
 
 
 def run_pack(arguments: argparse.Namespace) -> None:
-    """Pack a model's weights for this processor and ONNX Runtime, so that servers here start in seconds."""
+    """Pack a model's weights for this processor and ONNX Runtime, so that later starts on this machine take seconds."""
     from hybridtei.inference.backends.graph.packed_file import GB, packed_files, prune
     from hybridtei.inference.backends.select import open_backend
     from hybridtei.inference.load import find_model
@@ -183,12 +183,12 @@ def add_compare(commands: Commands) -> None:
             f"--model-{side}", metavar="NAME", help=f"the model to ask server {side.upper()} for, by OpenAI's API"
         )
     parser.add_argument("--json", action="store_true", help="print the report as a line of JSON")
-    recorded_help = 'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers in place of the samples'
+    recorded_help = 'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers instead of the sample texts'
     parser.add_argument("--from", dest="recorded", type=Path, metavar="FILE", help=recorded_help)
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Compare the vectors of two servers, with TEI's or OpenAI's API: can an index of A's be searched by B?"""
+    """Compare two servers' vectors by TEI's or OpenAI's API: can server B search an index that server A made?"""
     from hybridtei.retrieval.evaluate.compare import Server, compare, replay
 
     a = Server(arguments.a, api_key=arguments.api_key_a, model=arguments.model_a)
@@ -220,7 +220,7 @@ def add_explain(commands: Commands) -> None:
 
 
 def run_explain(arguments: argparse.Namespace) -> None:
-    """Say what causes an error and what cures it."""
+    """Print the cause and the remedy of an error."""
     sections = {html.unescape(name).lower(): (name, body) for name, body in SECTION.findall(PAGE.read_text(encoding="utf-8"))}
     found = sections.get(arguments.name.lower())
     if found is None:

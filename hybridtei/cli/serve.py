@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     server, store = read_settings(arguments, ServerConfig), read_settings(arguments, StoreConfig)
     check(server, arguments.models, model_ids)
-    memory.limit_heaps()  # before any thread starts, even one that an import starts
+    memory.limit_heaps()  # before any thread starts, including threads that imports start
     from hybridtei.server import start
     from hybridtei.system import logs, tracing
 
@@ -79,7 +79,7 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
         if server.only_tei_routes:
             raise UsageError("--only-tei-routes: TEI's routes serve one model; leave it out, or serve one model")
         if server.served_model_name is not None:
-            raise UsageError("--served-model-name: several models have names of their own, each the `alias` of its table")
+            raise UsageError("--served-model-name names a single model; name several models by the `alias` of each table")
     ports = {"--port": server.port, "--grpc-port": server.grpc_port, "--prometheus-port": server.prometheus_port}
     taken: dict[int, str] = {}
     for flag, port in ports.items():
@@ -100,10 +100,9 @@ def _check_key(flag: str, key: str | None) -> None:
 
 
 def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str, str]:
-    """Return the address of all ports and the reason: the given one; else all interfaces, like TEI or with a key; else
-    localhost.
-
-    Host names are ignored: containers export theirs as HOSTNAME, so only another name causes a warning.
+    """Return the address of all ports, and the reason for it: the given address; else all interfaces, as TEI or with a key;
+    else localhost. A host name is ignored. The container's own name, which containers export as HOSTNAME, is ignored without a
+    warning.
     """
     if is_given:
         with suppress(ValueError):

@@ -202,7 +202,7 @@ def _self_test(backend: Backend, longest: int) -> None:
 def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
     """The error of a model that only transformers' modules could run, but not independently of a text's neighbours."""
     file = spec.folder / "config.json"
-    return UnsupportedArchitecture(f"{file}: the family `{spec.model_type}` {why}; served: {', '.join(FAMILIES)}")
+    return UnsupportedArchitecture(f"{file}: the family `{spec.model_type}` {why}; supported: {', '.join(FAMILIES)}")
 
 
 def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:

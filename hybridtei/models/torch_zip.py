@@ -102,7 +102,7 @@ def places(path: Path) -> dict[str, Place]:
         if order is not None and order.file_size > MAX_BYTEORDER_BYTES:
             raise LoadError(f"{path}: its `byteorder` takes {order.file_size} bytes, should be `little`")
         if order is not None and archive.read(order) != b"little":
-            raise LoadError(f"{path}: its numbers are big-endian, served are little-endian ones")
+            raise LoadError(f"{path}: its numbers are big-endian; only little-endian numbers are supported")
         if entries[described[0]].file_size > MAX_DESCRIPTION_BYTES:
             raise LoadError(f"{path}: describes its tensors in more than {MAX_DESCRIPTION_BYTES} bytes")
         views = _read(path, archive.read(described[0]))
@@ -238,7 +238,7 @@ def _text(value: Any) -> str:
 
 def _name(text: str) -> _Name:
     if text not in NAMES:
-        raise _Refused(f"names `{text.replace(' ', '.')}`, which is no tensor")
+        raise _Refused(f"names `{text.replace(' ', '.')}`, which is not a tensor")
     return _Name(text)
 
 
@@ -247,7 +247,7 @@ def _storage(described: Any) -> _Storage:
     kind, made_of, key, _, count = described
     name = made_of.text.removeprefix("torch ")
     if kind != "storage" or name not in STORAGES or not isinstance(key, str) or not isinstance(count, int):
-        raise _Refused("refers to something that is no storage")
+        raise _Refused("refers to something that is not a storage")
     return _Storage(STORAGES[name], key, count)
 
 

@@ -62,7 +62,7 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         (["tune", "--default-prompt", "a", "--default-prompt-name", "b"], {}, "exclude each other"),
         (["serve", "--models", "x.toml", "--model-id", "a"], {}, "--models and --model-id exclude each other"),
         (["serve", "--model-id", "a", "--model-id", "b", "--only-tei-routes"], {}, "--only-tei-routes: "),
-        (["serve", "--models", "x.toml"], {"SERVED_MODEL_NAME": "x"}, "--served-model-name: several models"),
+        (["serve", "--models", "x.toml"], {"SERVED_MODEL_NAME": "x"}, "--served-model-name names a single model"),
         (["serve", "--port", "81", "--prometheus-port", "81"], {}, "--prometheus-port: 81 is the port of --port already"),
         (["serve", "--grpc-port", "81", "--prometheus-port", "81"], {}, "--prometheus-port: 81 is the port of --grpc-port"),
         (["serve", "--api-key", ""], {}, "--api-key: no header can carry this key"),

@@ -36,7 +36,7 @@ def test_what_cannot_be_built_or_judged_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "clear"),
     [
-        (LoadError("/x/config.json: `rope_type` is 'dynamic'; served: 'default', 'linear'"), True),
+        (LoadError("/x/config.json: `rope_type` is 'dynamic'; supported: 'default', 'linear'"), True),
         (MissingArtifact("/x/adapter_config.json: an adapter; merge it into /x/base and save that"), True),
         (WeightMismatch("/x: the weights lack `classifier.weight`"), True),
         (LoadError("/x/config.json: lacks `hidden_size`"), False),

@@ -74,7 +74,7 @@ def test_a_family_that_cannot_run_as_texts_come_is_refused_with_those_that_can(
 ) -> None:
     folder = tiny.write_family(tmp_path, model_type)
     with pytest.raises(
-        UnsupportedArchitecture, match=rf"{folder}/config.json: the family `{model_type}` {why}.*; served: bert"
+        UnsupportedArchitecture, match=rf"{folder}/config.json: the family `{model_type}` {why}.*; supported: bert"
     ):
         loaded(folder)
 

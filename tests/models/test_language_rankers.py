@@ -262,7 +262,7 @@ def test_prefix_and_suffix_are_whole_however_long_a_text_is(original: Path) -> N
     ("changes", "words"),
     [
         ({"body": "{query}"}, "no place for document"),
-        ({"yes": "no such word"}, "is no token"),
+        ({"yes": "no such word"}, "is not a token"),
         ({"prefix": 5}, "should describe a template"),
         ({"preffix": ""}, "should describe a template"),
         ({"body": "{query}" * 20 + "{document}"}, "with 16 places"),

@@ -127,7 +127,7 @@ def why_not(name: str, dtype: str | None, spec: ModelSpec) -> str | None:
     if dtype == "float16" and (fault := no_gpu()) is not None:
         return f"float16 is for GPUs, and {fault}; on a CPU ask for bfloat16 or float32"
     if name == "openvino" and spec.is_splade:
-        return "SPLADE is not served there yet: leave `--backend` out, or use ort or torch"
+        return "SPLADE is not supported there yet: leave `--backend` out, or use ort or torch"
     own = name == "ort" and find_own_graph(spec, dtype or "float32") is not None
     if name == "torch" or own:
         return None

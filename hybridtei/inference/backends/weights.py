@@ -145,8 +145,8 @@ def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
     family = FAMILIES.get(spec.model_type)
     if family is None:
         raise UnsupportedArchitecture(
-            f"{spec.folder / 'config.json'}: the masked-language-model head of {spec.model_type} is not served for SPLADE; "
-            f"served: {', '.join(sorted(FAMILIES))}"
+            f"{spec.folder / 'config.json'}: the masked-language-model head of {spec.model_type} is not supported for SPLADE; "
+            f"supported: {', '.join(sorted(FAMILIES))}"
         )
 
     def optional(name: str) -> Floats | None:

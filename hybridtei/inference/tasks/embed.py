@@ -38,7 +38,7 @@ PROMPTS: Mapping[InputType, tuple[str, ...]] = {
     "document": ("document", "passage", "corpus", "retrieval.passage"),  # sentence-transformers' names, then Jina's
 }
 
-WITHOUT_PROMPT = "the model pools without a prompt's tokens (`include_prompt` false), which is not served"
+WITHOUT_PROMPT = "the model pools without a prompt's tokens (`include_prompt` false), which is not supported"
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class EmbedSpans(Task[Embeddings]):
 
 
 def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[SpanText]:
-    """Return texts with their spans. Raises InvalidInput for an item that is no text, or a span that is no pair of numbers."""
+    """Return texts with their spans. Raises InvalidInput unless each item is a text and each span a pair of numbers."""
     if len(lists) != len(texts):
         raise InvalidInput(f"`spans` holds {len(lists)} lists for {len(texts)} `{field}`; each needs its own")
     for place, (text, spans) in enumerate(zip(texts, lists, strict=True)):

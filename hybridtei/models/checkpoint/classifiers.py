@@ -149,7 +149,7 @@ def _decoder(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
 def _one_of(config: Config, known: Mapping[str, ScorePooling], default: str, key: str = "classifier_pooling") -> ScorePooling:
     name = config.get(key, default)
     if not isinstance(name, str) or name not in known:
-        raise UnsupportedArchitecture(f"config.json: `{key}` {name!r}; served: {', '.join(known)}")
+        raise UnsupportedArchitecture(f"config.json: `{key}` {name!r}; supported: {', '.join(known)}")
     return known[name]
 
 
@@ -218,7 +218,9 @@ def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...
     name = names[0]
     if not name.endswith(("ForSequenceClassification", "ForTokenClassification")) or model_type not in SEQUENCE:
         served = ", ".join(sorted(SEQUENCE))
-        raise UnsupportedArchitecture(f"{config.file}: {name} of {model_type!r} is not served; classifiers served: {served}")
+        raise UnsupportedArchitecture(
+            f"{config.file}: {name} of {model_type!r} is not supported; classifiers supported: {served}"
+        )
     trunk, recipe = SEQUENCE["new" if name.startswith("NewFor") else model_type]  # Alibaba's name for transformers' gte
     labels = _labels(config)
     if name.endswith("ForTokenClassification"):
@@ -265,7 +267,7 @@ def in_modules(folder: Path, modules: Modules, config: JsonObject, hidden_size: 
     steps = read_steps(folder, modules, None, hidden_size * len(poolings))
     count, declared = steps[-1].out_features, config.get("id2label")
     if len(poolings) > 1:
-        raise UnsupportedArchitecture(f"{folder}: scores of {len(poolings)} poolings side by side are not served")
+        raise UnsupportedArchitecture(f"{folder}: scores of {len(poolings)} poolings side by side are not supported")
     named = isinstance(declared, dict) and len(declared) == count
     labels = _labels(config) if named else tuple(f"LABEL_{i}" for i in range(count))
     return ClassifierHead(poolings[0], steps, "", labels)

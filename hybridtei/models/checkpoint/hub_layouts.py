@@ -147,7 +147,7 @@ def _jina_bert(config: Config, file: Path) -> Config:
     qk_norm = next((JINA[name] for name in names if name in JINA), None)
     if qk_norm is None and not source.endswith(".JinaBertConfig"):
         known = " or ".join(JINA)
-        raise UnsupportedArchitecture(f"{file}: `position_embedding_type` is 'alibi'; served where `auto_map` names {known}")
+        raise UnsupportedArchitecture(f"{file}: `position_embedding_type` is 'alibi'; supported if `auto_map` names {known}")
     if qk_norm is None:
         qk_norm = Weights.open(file.parent).find(QK_NORM) is not None
     feed_forward = "geglu" if qk_norm else "original"
@@ -225,7 +225,7 @@ def _t5(config: Config, file: Path) -> Config:
     written = config.pop("feed_forward_proj", None) or FEED_FORWARD[config["model_type"]]
     gated, _, name = str(written).rpartition("-")
     if gated not in ("", "gated"):
-        raise UnsupportedArchitecture(f"{file}: `feed_forward_proj` is {written!r}; served: ACTIVATION or gated-ACTIVATION")
+        raise UnsupportedArchitecture(f"{file}: `feed_forward_proj` is {written!r}; supported: ACTIVATION or gated-ACTIVATION")
     act = "gelu_new" if written == "gated-gelu" else name
     return {**config, "hidden_act": act, "is_gated_act": bool(gated)}
 
@@ -241,7 +241,7 @@ def _take(config: Config, file: Path, served: Mapping[str, tuple[object, ...]], 
         value = config.pop(key, None)
         if value not in values and (needed or value is not None):
             named = ", ".join(map(repr, values or (None,)))
-            raise UnsupportedArchitecture(f"{file}: `{key}` is {value!r}; served: {named}")
+            raise UnsupportedArchitecture(f"{file}: `{key}` is {value!r}; supported: {named}")
 
 
 def _drop(config: Config, *keys: str) -> None:
@@ -312,7 +312,7 @@ def check_head_code(config: Mapping[str, Any], file: Path) -> None:
         code = own_code(config, loader)
         if code is not None:
             raise UnsupportedArchitecture(
-                f"{file}: `auto_map` names `{code}` as {loader}, a head by the publisher's own code; served: heads of "
+                f"{file}: `auto_map` names `{code}` as {loader}, a head by the publisher's own code; supported: heads of "
                 "transformers' classes, and embedders by such code with --trust-remote-code"
             )
 

@@ -89,7 +89,7 @@ def read_late(
     path = module_path(modules, "MultiVectorMask")
     mask = {} if path is None else read_object(inside(folder, path) / "config.json")
     if mask.get("keep_only_token_ids"):
-        raise UnsupportedArchitecture(f"{folder / str(path)}: `keep_only_token_ids` is not served")
+        raise UnsupportedArchitecture(f"{folder / str(path)}: `keep_only_token_ids` is not supported")
     skipped = words.ids(mask.get("skiplist_words") or [])
     tasks = mask.get("skiplist_tasks") or ["document"]
     tasks = [tasks] if isinstance(tasks, str) else tasks
@@ -166,7 +166,7 @@ def _expansion(transformer: JsonObject, words: _Words) -> Expansion | None:
     settings = transformer.object("query_expansion")
     if settings.get("strategy") not in ("fixed", "min"):
         raise UnsupportedArchitecture(
-            f"{settings.file}: `query_expansion` {dict(settings)!r}; served: strategy 'fixed' or 'min'"
+            f"{settings.file}: `query_expansion` {dict(settings)!r}; supported: strategy 'fixed' or 'min'"
         )
     return Expansion(
         settings.count("length"),

@@ -98,7 +98,7 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
     if head.module is not None:
         layer = dense_layer(head.module)
         if layer.activation != "identity":
-            raise UnsupportedArchitecture(f"{head.file}: a last layer with {layer.activation!r} is not served on tokens")
+            raise UnsupportedArchitecture(f"{head.file}: a last layer with {layer.activation!r} is not supported on tokens")
         return layer
     if head.tensor is not None:
         return LinearLayer(Weights.open(head.file).array(head.tensor, (head.width, hidden_size)))
@@ -112,7 +112,7 @@ def activation_name(name: str, where: Path | str) -> str:
     plain = name.rsplit(".", 1)[-1].lower()
     plain = OTHER_NAMES.get(plain, plain)
     if plain not in ACTIVATIONS or ("." in name and not name.startswith(("torch.nn.", "transformers.activations."))):
-        raise UnsupportedArchitecture(f"{where}: activation {name!r}; served: {', '.join(ACTIVATIONS)}")
+        raise UnsupportedArchitecture(f"{where}: activation {name!r}; supported: {', '.join(ACTIVATIONS)}")
     return plain
 
 

@@ -79,7 +79,7 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
     order = LATE_ORDER if late else ("Router", *ORDER) if modules[:1] and modules[0][0] == "Router" else ORDER
     unknown = [name for name, _ in modules if name not in order]
     if unknown:
-        raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not served")
+        raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not supported")
     _check_order(file, [name for name, _ in modules], order, orphans=late)
     return modules
 
@@ -108,7 +108,7 @@ def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None
     settings = read_object(inside(folder, path) / "config.json")
     ids = [settings.get(key) for key in ("true_token_id", "false_token_id")]
     if len(modules) > 2 or settings.get("module_input_name", "causal_logits") != "causal_logits":
-        raise UnsupportedArchitecture(f"{settings.file}: LogitScore with other modules than a Transformer is not served")
+        raise UnsupportedArchitecture(f"{settings.file}: LogitScore with other modules than a Transformer is not supported")
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids if i is not None) or ids[0] is None:
         raise LoadError(f"{settings.file}: `true_token_id` and `false_token_id` are {ids}, should be token ids")
     return ids[0], ids[1]
@@ -135,7 +135,7 @@ def read_router(folder: Path, modules: Modules) -> Routes:
     settings = read_object(file)
     types, structure = settings.get("types"), settings.get("structure")
     if not isinstance(types, dict) or not isinstance(structure, dict) or set(structure) != {"query", "document"}:
-        raise UnsupportedArchitecture(f"{file}: served are routers with a query and a document route")
+        raise UnsupportedArchitecture(f"{file}: only routers with a query and a document route are supported")
     if not all(isinstance(paths, list) and all(isinstance(path, str) for path in paths) for paths in structure.values()):
         raise LoadError(f"{file}: `structure` should list the paths of each route's modules")
     routes = {
@@ -151,7 +151,7 @@ def read_router(folder: Path, modules: Modules) -> Routes:
     for name, names in kinds.items():
         if not {"Pooling", STATIC} & {*names} or not {*names} <= {*TRANSFORMERS, STATIC, "Pooling", *STEPS, "Normalize"}:
             raise UnsupportedArchitecture(
-                f"{file}: the {name} route is {names}; served: a model of dense vectors in each, or a SparseStaticEmbedding "
+                f"{file}: the {name} route is {names}; supported: a model of dense vectors in each, or a SparseStaticEmbedding "
                 "for queries and SPLADE for documents"
             )
         _check_order(file, names, ORDER, orphans=False)
@@ -161,7 +161,7 @@ def read_router(folder: Path, modules: Modules) -> Routes:
 def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
     if parameters.get("route_mappings"):
         raise UnsupportedArchitecture(
-            f"{parameters.file}: `route_mappings` are not served, only routes by the names query and document"
+            f"{parameters.file}: `route_mappings` are not supported; name the routes query and document"
         )
     default = parameters.get("default_route")
     if default is None:
@@ -187,7 +187,7 @@ def is_splade(folder: Path, override: str | None, modules: Modules, architecture
         strategy, activation = settings.get("pooling_strategy", "max"), settings.get("activation_function", "relu")
         if strategy != "max" or activation not in ("relu", "log1p_relu"):
             raise UnsupportedArchitecture(
-                f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; served: 'max' of relu or log1p_relu"
+                f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: 'max' of relu or log1p_relu"
             )
         return True
     if override == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
@@ -271,7 +271,7 @@ def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orph
     orphaned = {*STEPS, CODER} & {*names} and not {"Pooling", STATIC} & {*names} and not orphans
     orphaned = orphaned or (STATIC in names and {"Pooling", *TRANSFORMERS} & {*names})
     if places != sorted(places) or len(set(once)) < len(once) or orphaned:
-        raise UnsupportedArchitecture(f"{file}: the order {list(names)} is not served; served: {', '.join(order)}")
+        raise UnsupportedArchitecture(f"{file}: the order {list(names)} is not supported; supported: {', '.join(order)}")
 
 
 def _declared_pooling(settings: JsonObject) -> tuple[Pooling, ...]:
@@ -289,7 +289,7 @@ def _pooling_name(name: object, where: Path) -> Pooling:
     for known in POOLINGS:
         if name == known:
             return known
-    raise UnsupportedArchitecture(f"{where}: pooling {name!r}; served: {', '.join(POOLINGS)}")
+    raise UnsupportedArchitecture(f"{where}: pooling {name!r}; supported: {', '.join(POOLINGS)}")
 
 
 def _norm_module(folder: Path, width: int) -> NormModule:
@@ -299,10 +299,10 @@ def _norm_module(folder: Path, width: int) -> NormModule:
 def _dense_module(folder: Path, width: int, names: Sequence[str | None], *, outputs: Sequence[str | None]) -> DenseModule:
     settings = read_object(folder / "config.json")
     if settings.get("use_residual"):
-        raise UnsupportedArchitecture(f"{settings.file}: Dense with a residual is not served")
+        raise UnsupportedArchitecture(f"{settings.file}: Dense with a residual is not supported")
     for key, served in (("module_input_name", names), ("module_output_name", outputs)):
         if settings.get(key) not in served:
-            raise UnsupportedArchitecture(f"{settings.file}: `{key}` {settings[key]!r}; served: {names[-1]!r}")
+            raise UnsupportedArchitecture(f"{settings.file}: `{key}` {settings[key]!r}; supported: {names[-1]!r}")
     return DenseModule(
         folder,
         _width_of(settings, "in_features", width),

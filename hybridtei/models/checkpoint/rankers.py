@@ -220,5 +220,5 @@ def language_ranker(
 def _token_id(folder: Path, word: str) -> int:
     token_id = read_vocabulary(folder).get(word)
     if token_id is None:
-        raise LoadError(f"{folder / 'tokenizer.json'}: {word!r} is no token, but its logit is the score")
+        raise LoadError(f"{folder / 'tokenizer.json'}: the word {word!r}, whose logit is the score, is not a token")
     return token_id

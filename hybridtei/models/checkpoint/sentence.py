@@ -80,7 +80,7 @@ def adds_specials(home: Path, *, scores: bool) -> bool:
     adds = calls.pop("text.add_special_tokens", calls.pop("common.add_special_tokens", True))
     for name, value in calls.items():
         if value not in WITHOUT_EFFECT.get(name.partition(".")[2], ()):
-            raise UnsupportedArchitecture(f"{settings.file}: `processing_kwargs` {name} is {value!r}, which is not served")
+            raise UnsupportedArchitecture(f"{settings.file}: `processing_kwargs` {name} is {value!r}, which is not supported")
     return bool(adds)
 
 
@@ -89,7 +89,7 @@ def template_arguments(home: Path) -> Mapping[str, Any]:
     arguments = sentence_config(home).object("processing_kwargs").object("chat_template")
     for name in arguments:
         if name in OF_RENDERING:
-            raise UnsupportedArchitecture(f"{arguments.file}: `processing_kwargs` chat_template.{name} is not served")
+            raise UnsupportedArchitecture(f"{arguments.file}: `processing_kwargs` chat_template.{name} is not supported")
     return arguments
 
 
@@ -100,5 +100,5 @@ def _check_outputs(modalities: JsonObject, served: tuple[Any, ...]) -> None:
         if method != "forward" or output not in served:
             raise UnsupportedArchitecture(
                 f"{modalities.file}: `modality_config` takes {output!r} of `{method}` for {name}; "
-                f"served: {served[0]} of `forward`"
+                f"supported: {served[0]} of `forward`"
             )

@@ -37,7 +37,7 @@ SERVED = (
     *("jina_embeddings_v3", "llama", "mistral", "modernbert", "mpnet", "mt5", "nomic_bert", "qwen2", "qwen3", "roberta", "t5"),
     *("xlm-roberta", "xlm-roberta-flash"),
 )
-# The key of the width in families that are not served.
+# The key of the width in families that are not supported.
 OTHER_WIDTHS = ("d_model", "emb_dim", "encoder", "n_embd", "text_config")
 
 
@@ -49,8 +49,8 @@ def read_hidden_size(config: JsonObject) -> int:
     if config.get("hidden_size") is None and elsewhere is not None:
         model_type = config.get("model_type")
         raise UnsupportedArchitecture(
-            f"{config.file}: the family {model_type!r} is not served: it has `{elsewhere}`, no `hidden_size`; "
-            f"served: {', '.join(SERVED)}"
+            f"{config.file}: the family {model_type!r} is not supported: it has `{elsewhere}`, no `hidden_size`; "
+            f"supported: {', '.join(SERVED)}"
         )
     return config.count("hidden_size")
 
@@ -242,7 +242,7 @@ def read_adapters(config: JsonObject) -> Adapters | None:
     if len(set(names)) < len(names):
         raise LoadError(f"{config.file}: `lora_adaptations` is {names!r}, which names an adapter twice")
     if config.flag("load_trained_adapters") is False:
-        raise UnsupportedArchitecture(f"{config.file}: `load_trained_adapters` is False; served: True")
+        raise UnsupportedArchitecture(f"{config.file}: `load_trained_adapters` is False; supported: True")
     instructions = config.object("task_instructions")
     if not all(isinstance(text, str) for text in instructions.values()):
         raise LoadError(f"{config.file}: `task_instructions` should map names to texts")

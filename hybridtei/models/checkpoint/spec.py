@@ -324,7 +324,9 @@ def _model_type(config: JsonObject) -> str:
         raise LoadError(f"{config.file}: lacks `model_type`, which should name the model's family, such as 'bert'")
     form = config.get("position_embedding_type")
     if model_type in ABSOLUTE_FAMILIES and form not in (None, "absolute"):
-        raise UnsupportedArchitecture(f"{config.file}: `position_embedding_type` {form!r} of {model_type}; served: 'absolute'")
+        raise UnsupportedArchitecture(
+            f"{config.file}: `position_embedding_type` {form!r} of {model_type}; supported: 'absolute'"
+        )
     return model_type
 
 

@@ -32,7 +32,7 @@ WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pyt
 # safetensors' names of dtypes, always little-endian.
 DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
 BLOCKS, BLOCK_BYTES = 64, 4096  # sampled blocks that identify a file
-INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # dtypes of index tables, which are no weights
+INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # dtypes of index tables, which are not weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Tensor:
 
     def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         if self.dtype in INTEGERS:
-            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
+            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}")
         values = self.stored()
         # After a header of odd length the values are misaligned and some kernels cannot read them: "A" makes a copy.
         return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
 
     def stored(self) -> NDArray[Any]:
         if self.dtype not in DTYPES and self.dtype not in INTEGERS:
-            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; served: {', '.join(DTYPES)}")
+            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}")
         if self.dtype == "BF16":
             import ml_dtypes  # noqa: F401  # registers the dtype in numpy; most checkpoints save these 10 ms
         stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])

@@ -66,7 +66,7 @@ def run_family(
     """
     family = FAMILIES.get(model_type)
     if family is None:
-        raise UnsupportedArchitecture(f"{file}: no family `{model_type}` is known; served: {', '.join(FAMILIES)}")
+        raise UnsupportedArchitecture(f"{file}: no family `{model_type}` is known; supported: {', '.join(FAMILIES)}")
     settings = Settings(config, file)
     try:
         hidden = family(ops if adapters is None else adapted(ops, *adapters), settings)

@@ -138,7 +138,7 @@ class Settings:
     def unsupported(self, key: str, value: object, served: tuple[object, ...]) -> UnsupportedArchitecture:
         """The error of a value that no family computes."""
         named = ", ".join(map(repr, served))
-        return UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}; served: {named}")
+        return UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}; supported: {named}")
 
     def check(self, declared: Collection[str] | None) -> None:
         """Raises UnsupportedArchitecture for an unread key that could matter; warns of other unread keys.

@@ -72,8 +72,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A part of a source that is no document, and the reason. `written`: the part's content. `document_id`: the record's id, if
-    it has one."""
+    """A part of a source that is not a document, and the reason. `written`: the part's content. `document_id`: the
+    record's id, if it has one."""
 
     source: str
     location: str

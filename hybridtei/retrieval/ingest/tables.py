@@ -28,7 +28,7 @@ ID_FIELDS, TITLE_FIELD = ("_id", "id"), "title"
 
 
 class Unfit(ValueError):
-    """A record is no document. The message is the reason in the quarantine. `document_id`: the record's id, if it has one."""
+    """A record is not a document. The message: the reason in the quarantine. `document_id`: the record's id, if it has one."""
 
     document_id: str | None = None
 
@@ -106,7 +106,7 @@ def _check_finite(value: Any, path: str, depth: int) -> None:
     if depth > 50:
         raise Unfit(f"`{path[:80]}…` is nested deeper than 50 levels")
     if isinstance(value, float) and not math.isfinite(value):
-        raise Unfit(f"`{path}` is {value}, which is no number that can be stored")
+        raise Unfit(f"`{path}` is {value}, which cannot be stored as a number")
     if isinstance(value, Mapping):
         for name, item in value.items():
             _check_finite(item, f"{path}.{name}", depth + 1)

@@ -294,7 +294,7 @@ def _close(collection: _Collection) -> None:
 
 @contextlib.contextmanager
 def _panics(message: str) -> Iterator[None]:
-    """A context that turns the engine's panic, which is no `Exception`, into a FolderError. Other errors pass."""
+    """A context that turns the engine's panic, which is not an `Exception`, into a FolderError. Other errors pass."""
     try:
         yield
     except Exception:

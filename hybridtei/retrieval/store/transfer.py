@@ -99,7 +99,7 @@ def _resumed(file: BinaryIO, path: Path, header: bytes) -> tuple[int, PointId | 
         file.write(header)
         return 0, None
     if first != header:
-        raise InvalidInput(f"{path} is no export of this collection as it is now: delete it, or name another file")
+        raise InvalidInput(f"{path} is not an export of this collection's current schema: delete it, or name another file")
     count, end, last = 0, len(header), b""
     for line in file:
         if line.endswith(b"\n"):

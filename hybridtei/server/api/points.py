@@ -55,7 +55,7 @@ class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Point(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text to store. An id that is no number or UUID is hashed to a UUID, and the payload keeps it as `document_id`."""
+    """A text to store. An id that is not a number or UUID is hashed to a UUID; the payload keeps it as `document_id`."""
 
     text: Annotated[str, Meta(min_length=1)]
     id: int | str | None = None

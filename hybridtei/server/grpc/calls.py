@@ -174,7 +174,7 @@ async def _abort(error: Exception, _: Any, call: Any) -> None:
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Return (code, details) of an error, with HTTP's message. Bytes that are no message are INTERNAL, as in gRPC."""
+    """Return (code, details) of an error, with HTTP's message. Bytes that are not a message give INTERNAL, as in gRPC."""
     if isinstance(error, Ended):
         return error.code, str(error)
     if isinstance(error, HybridTeiError):

@@ -155,7 +155,7 @@ class _Key(str):
 
 @cache
 def _fields(kind: Any) -> dict[str, list[type]]:
-    """Field -> the structs that its value may be. Empty if `kind` is no struct."""
+    """Field -> the structs that its value may be. Empty if `kind` is not a struct."""
     fields = [field for one in _types_at(_type_of(kind), ()) if isinstance(one, inspect.StructType) for field in one.fields]
     within = {field.encode_name: _types_at(field.type, ()) for field in fields}
     return {name: [one.cls for one in types if isinstance(one, inspect.StructType)] for name, types in within.items()}

@@ -76,7 +76,7 @@ def test_nvidias_ranker_pools_before_its_matrix(tmp_path: Path) -> None:
     assert spec.classifier is not None
     assert (spec.kind, spec.classifier.pooling, spec.config["is_causal"]) == ("reranker", "mean", False)
     tiny.edit_json(folder / "config.json", temperature=0.5)
-    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: `temperature` is 0.5; served: 1.0"):
+    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: `temperature` is 0.5; supported: 1.0"):
         read_spec(folder)
 
 

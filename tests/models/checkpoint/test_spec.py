@@ -46,8 +46,8 @@ def test_a_family_that_keeps_its_width_elsewhere_is_not_served(bert: Path, copie
     folder, config = copied(bert), getattr(transformers, f"{name}Config")()
     config.save_pretrained(folder)
     message = raised(UnsupportedArchitecture, folder, "config.json")
-    assert f"the family '{config.model_type}' is not served" in message
-    assert "served: bert, " in message
+    assert f"the family '{config.model_type}' is not supported" in message
+    assert "supported: bert, " in message
 
 
 @pytest.mark.parametrize("key", ["model_type", "hidden_size", "vocab_size"])

@@ -166,7 +166,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "`rope_type` is 'dynamic'"),
     ("qwen3", {"rope_scaling": {"type": "longrope"}, "rope_parameters": ...}, "`rope_type` is 'longrope'"),
     ("qwen3", {"max_window_layers": "all"}, "`max_window_layers` is 'all'"),
-    ("llama", {"rope_parameters": LINEAR, "partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5; served: 1.0"),
+    ("llama", {"rope_parameters": LINEAR, "partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5; supported: 1.0"),
     ("mpnet", {"relative_attention_num_buckets": 8}, "`relative_attention_num_buckets` is 8"),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0"),
 ]

@@ -117,10 +117,10 @@ def test_ntk_scales_as_alibabas_code_does(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("nomic_bert", {"prenorm": True}, "`prenorm` is True; served: False"),
+    ("nomic_bert", {"prenorm": True}, "`prenorm` is True; supported: False"),
     ("nomic_bert", {"causal": True}, "`causal` is True"),
     ("nomic_bert", {"use_rms_norm": True}, "`use_rms_norm` is True"),
-    ("nomic_bert", {"rotary_scaling_factor": 2}, "`rotary_scaling_factor` is 2; served: None"),
+    ("nomic_bert", {"rotary_scaling_factor": 2}, "`rotary_scaling_factor` is 2; supported: None"),
     ("nomic_bert", {"rotary_emb_fraction": 0.5}, "`rotary_emb_fraction` is 0.5"),
     ("nomic_bert", {"rotary_emb_fraction": ...}, "`rotary_emb_fraction` is None"),
     ("nomic_bert", {"activation_function": "glu"}, "`activation_function` is 'glu'"),

@@ -149,17 +149,17 @@ def test_a_jina_reranker_has_berts_head(tmp_path: Path) -> None:
 
 
 OTHER_EXPERTS: list[tuple[dict[str, Any], str]] = [
-    ({"moe_normalize_expert_weights": True}, "`moe_normalize_expert_weights` is True; served: False"),
+    ({"moe_normalize_expert_weights": True}, "`moe_normalize_expert_weights` is True; supported: False"),
     ({"num_shared_experts": 1}, "`num_shared_experts` is 1"),
     ({"expert_choice_router": True}, "`expert_choice_router` is True"),
     ({"moe_top_k": 9}, "`moe_top_k` is 9"),
     ({"moe_top_k": ...}, "`moe_top_k` is None, should be a positive integer"),
-    ({"activation_function": "swiglu"}, "`moe_every_n_layers` is 2; served: 0"),
+    ({"activation_function": "swiglu"}, "`moe_every_n_layers` is 2; supported: 0"),
 ]
 OTHER_JINA: list[tuple[dict[str, Any], str]] = [
-    ({"feed_forward_type": "swiglu"}, "`feed_forward_type` is 'swiglu'; served: 'original', 'geglu', 'reglu'"),
+    ({"feed_forward_type": "swiglu"}, "`feed_forward_type` is 'swiglu'; supported: 'original', 'geglu', 'reglu'"),
     ({"alibi_scaling": 2}, "`alibi_scaling` is 2"),
-    ({"auto_map": ..., "_name_or_path": "else"}, "`position_embedding_type` is 'alibi'; served where `auto_map` names"),
+    ({"auto_map": ..., "_name_or_path": "else"}, "`position_embedding_type` is 'alibi'; supported if `auto_map` names"),
     ({"position_embedding_type": "relative_key"}, "`position_embedding_type` 'relative_key'"),
     ({"position_embedding_type": "absolute"}, "`emb_pooler` is 'mean'"),
 ]

@@ -127,7 +127,7 @@ def test_without_keys_the_server_says_what_the_role_is_for():
     with serving(schemas=CollectionSchemas(MemoryStore())) as running:
         for answer in (running.get(EXPORT.format("docs")), running.post(IMPORT.format("docs"), b"nonsense")):
             assert answer.status_code == 403
-            assert "needs a key with the role `manage`, as all that loads models and moves whole collections" in answer.text
+            assert "needs a key with the role `manage`, and this server has no keys" in answer.text
             assert "`/collections/docs/" in answer.text
 
 

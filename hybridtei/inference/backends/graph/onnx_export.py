@@ -49,9 +49,9 @@ def export_model(
 ) -> Report:
     """Write a new model folder with an ONNX file. Raises LoadError, also if an int8 model fails `guard`."""
     if spec.is_splade:
-        raise UnsupportedArchitecture(f"{spec.folder}: SPLADE models are served, but not exported")
+        raise UnsupportedArchitecture(f"{spec.folder}: SPLADE models can be served, but not exported")
     if spec.sparse is not None and spec.sparse.kind == "code":
-        raise UnsupportedArchitecture(f"{spec.folder}: models with a SparseAutoEncoder are served, but not exported")
+        raise UnsupportedArchitecture(f"{spec.folder}: models with a SparseAutoEncoder can be served, but not exported")
     weights = Weights.open(spec.folder)
     graph, fidelity = family_graph(spec, rectangle=True), None
     words = word_table(spec, graph.weights)

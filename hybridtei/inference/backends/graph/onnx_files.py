@@ -50,7 +50,7 @@ def find_own_graph(spec: ModelSpec, dtype: str = "float32") -> Path | None:
 
 
 def check_file(path: Path) -> None:
-    """Raises LoadError or MissingArtifact if the file is no ONNX, or needs files that are missing or outside its folder."""
+    """Raises LoadError or MissingArtifact if the file is not ONNX, or needs files that are missing or outside its folder."""
     require(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -72,13 +72,13 @@ def words_beside(path: Path, spec: ModelSpec) -> Floats | None:
 
 
 def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) -> str:
-    """The name of the output with a row for each token. Raises UnsupportedArchitecture if the graph is no trunk."""
+    """The name of the output with a row for each token. Raises UnsupportedArchitecture if the graph is not a trunk."""
     inputs = {node.name: node for node in session.get_inputs()}
     if not NEEDED <= set(inputs) <= INPUTS:
-        raise UnsupportedArchitecture(f"{path}: takes {sorted(inputs)}; served: {sorted(INPUTS)}, the last if it is there")
+        raise UnsupportedArchitecture(f"{path}: takes {sorted(inputs)}; supported: {sorted(INPUTS)}, the last one optional")
     for name, node in inputs.items():
         if node.type != "tensor(int64)" or len(node.shape) != 2 or any(isinstance(size, int) for size in node.shape):
-            raise UnsupportedArchitecture(f"{path}: `{name}` is {node.type} {node.shape}; served: int64 of any two sizes")
+            raise UnsupportedArchitecture(f"{path}: `{name}` is {node.type} {node.shape}; supported: int64 of any two sizes")
     fitting = [node.name for node in session.get_outputs() if _is_hidden(node, spec.hidden_size)]
     named = [name for name in HIDDEN if name in fitting]
     if not named and len(fitting) != 1:

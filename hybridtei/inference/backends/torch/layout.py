@@ -83,7 +83,7 @@ def _distances(sequence: slice, queries: slice, device: torch.device) -> Tensor:
 
 
 class PackedLayout:
-    """Sequences end to end, `cu_seqlens[n+1]`, none empty. `unseen[n]`: the number of last tokens that are no keys.
+    """Sequences end to end, `cu_seqlens[n+1]`, none empty. `unseen[n]`: the number of last tokens that are not keys.
 
     `offsets`: `cu_seqlens` on the device, if it is there already.
     `once`: `batch.Once`'s `kept` and `rows` on the device, if a prefix is computed once. Then `attend` takes rows of the

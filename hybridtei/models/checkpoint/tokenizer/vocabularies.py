@@ -38,7 +38,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def read_raw(folder: Path) -> RawTokenizer:
-    """Return a folder's tokenizer. Raises LoadError, or the library's exception if `tokenizer.json` is no tokenizer."""
+    """Return a folder's tokenizer. Raises LoadError, or the library's exception if `tokenizer.json` is not a tokenizer."""
     file = folder / TOKENIZER
     if not file.is_file():
         return build(folder)
