@@ -34,9 +34,8 @@ from msgspec import Struct
 from hybridtei.errors import HybridTeiError, KeyNeeded, NoStore
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
-from hybridtei.server.http.body import SyntaxRefused, body_parts, first_fields, read_body
+from hybridtei.server.http.body import SyntaxRefused, body_parts, decode, first_fields, keys_of, model_name, read_body
 from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
-from hybridtei.server.http.decoding import decode, keys_of, model_name
 from hybridtei.server.http.security import check_origin
 from hybridtei.server.http.writers import piecewise, to_json
 from hybridtei.server.models import Models, StoreContext, check_capacity

@@ -27,8 +27,7 @@ from hybridtei.server.api import cohere, ollama, openai, points, predict, rerank
 from hybridtei.server.api import embed as hybrid
 from hybridtei.server.api import qdrant_inference as inference
 from hybridtei.server.api import scoring as score
-from hybridtei.server.http.body import BodyError
-from hybridtei.server.http.decoding import decode
+from hybridtei.server.http.body import BodyError, decode
 from tests.inference.engine import small
 from tests.sampled import sampled
 from tests.server.conftest import LABELS, TAGS, labelled

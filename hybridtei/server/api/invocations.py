@@ -19,8 +19,7 @@ from hybridtei.server.api.predict import EntitiesRequest, entities, predict
 from hybridtei.server.api.rerank import RerankRequest, rerank, rerank_by_fields
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, get, post
-from hybridtei.server.http.body import SchemaError, SyntaxRefused
-from hybridtei.server.http.decoding import decode, keys_of
+from hybridtei.server.http.body import SchemaError, SyntaxRefused, decode, keys_of
 from hybridtei.server.routing import StatusOnly
 from hybridtei.system.tracing import handler
 

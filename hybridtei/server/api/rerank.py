@@ -36,7 +36,7 @@ from hybridtei.server.context import (
     usage_of,
 )
 from hybridtei.server.endpoint import post
-from hybridtei.server.http.decoding import decode
+from hybridtei.server.http.body import decode
 from hybridtei.server.models import RANK
 from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.system.tracing import handler

@@ -1,85 +1,55 @@
-"""Reading of request bodies. Refusals come in TEI's order: content type, size, syntax, shape. `decoding` makes the structs.
+"""A request's body: read within bounds, then decoded to a struct, or refused in one sentence: the field's path, the value, and
+the expected type. Refusals come in TEI's order: content type, size, syntax, shape. They are plain text on every route.
 
-These errors are plain text on every route.
-
-A request without a key in its head may have the key in its body, so the server reads the body before it knows the client.
-The total bytes of such bodies and the time of each are bounded. A body that arrives whole with its head, as most do, is not
-counted.
+msgspec decodes and checks. This module adds three rules of TEI: bytes after the JSON value are ignored, a duplicate field is
+refused, and an enumeration's value that is not a string is a syntax error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+import reprlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw, inspect
 
 from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisconnected
 
 JSON_TYPE = re.compile(rb"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 PART_BYTES = 1_000_000  # the size of a part
 DRAIN_FACTOR = 8  # times the limit: so far an oversized body is read, so that its sender reads the answer
+BUFFER = "Failed to buffer the request body: "
+SLOW = f"{BUFFER}it took too long to arrive (body-timeout)"
 
 
 class BodyError(Exception):
-    """A body that was refused before a handler ran."""
+    """A body that was refused before a handler ran. `limit`: the setting of the reached bound, if any."""
 
-    status = 400
-    prefix = ""
-    limit: str | None = None  # the setting of the reached bound, if any
-
-    def __init__(self, detail: str = "") -> None:
-        super().__init__(self.prefix + detail)
-        self.detail = detail
-
-
-class ContentTypeError(BodyError):
-    """The content type is not JSON."""
-
-    status = 415
-    prefix = "Expected request with `Content-Type: application/json`"
-
-
-class PayloadTooLarge(BodyError):
-    """The body is larger than `--payload-limit`."""
-
-    status = 413
-    prefix = "Failed to buffer the request body: length limit exceeded"
-    limit = "payload_limit"
-
-
-class BrokenBody(BodyError):
-    """The body's chunks are malformed."""
-
-    prefix = "Failed to buffer the request body: error reading a body from connection"
-
-
-class SlowBody(BodyError):
-    """The body arrived too slowly (`--body-timeout`). The connection counts it."""
-
-    status = 408
-    prefix = "Failed to buffer the request body: it took too long to arrive (body-timeout)"
-
-
-class CodingError(BodyError):
-    """The body is compressed. Decompression is a proxy's work."""
-
-    status = 415
-    prefix = "Expected a body without `content-encoding`. Given: "
+    def __init__(self, text: str, status: int = 400, limit: str | None = None) -> None:
+        super().__init__(text)
+        self.status, self.limit = status, limit
 
 
 class SyntaxRefused(BodyError):
     """The body is not JSON."""
 
-    prefix = "Failed to parse the request body as JSON: "
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"Failed to parse the request body as JSON: {detail}")
+        self.detail = detail
 
 
 class SchemaError(BodyError):
     """The JSON has another shape than the route's struct."""
 
-    status = 422
-    prefix = "Failed to deserialize the JSON body into the target type: "
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"Failed to deserialize the JSON body into the target type: {detail}", 422)
+        self.detail = detail
 
 
 FIELDS = "hybridtei.fields"  # in a scope
@@ -98,15 +68,12 @@ async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool
     fields = first_fields(scope)
     content_type = fields.get(b"content-type")
     if type_required if content_type is None else not JSON_TYPE.match(content_type.strip()):
-        raise ContentTypeError
+        raise BodyError("Expected request with `Content-Type: application/json`", 415)
     _check_coding(scope)
     declared = fields.get(b"content-length", b"")
     too_large = declared.isdigit() and int(declared) > limit
-    if too_large and int(declared) > limit * DRAIN_FACTOR:
-        raise PayloadTooLarge
     chunks: list[bytes] = []
-    size = 0
-    more = True
+    size, more = 0, not (too_large and int(declared) > limit * DRAIN_FACTOR)
     while more and size <= limit * DRAIN_FACTOR:
         chunk, more = await _next_chunk(scope, receive)
         size += len(chunk)
@@ -114,7 +81,7 @@ async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool
         if not too_large:
             chunks.append(chunk)
     if too_large:
-        raise PayloadTooLarge
+        raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
     return b"".join(chunks)
 
 
@@ -133,14 +100,17 @@ async def body_parts(scope: Any, receive: Any) -> AsyncIterator[bytes]:
 def _check_coding(scope: Any) -> None:
     coding = first_fields(scope).get(b"content-encoding", b"")
     if coding not in (b"", b"identity"):
-        raise CodingError(coding.decode("latin-1"))
+        given = coding.decode("latin-1")  # decompression is a proxy's work
+        raise BodyError(f"Expected a body without `content-encoding`. Given: {given}", 415)
 
 
 async def _next_chunk(scope: Any, receive: Any) -> tuple[bytes, bool]:
-    """The next bytes of a body, and True if more follow. Raises BrokenBody, SlowBody, ClientDisconnected."""
+    """The next bytes of a body, and True if more follow. Raises BodyError, ClientDisconnected."""
     event = await receive()
     if BROKEN_BODY in (scope.get("extensions") or ()):
-        raise SlowBody if SLOW_BODY in scope["extensions"] else BrokenBody
+        if SLOW_BODY in scope["extensions"]:  # the connection has counted it
+            raise BodyError(SLOW, 408)
+        raise BodyError(f"{BUFFER}error reading a body from connection")
     if event["type"] == "http.disconnect":
         raise ClientDisconnected
     return event.get("body", b""), event.get("more_body", False)
@@ -152,24 +122,16 @@ KEYLESS_SECONDS = 10.0
 Receive = Callable[[], Awaitable[Any]]
 
 
-class KeylessBodies(BodyError):
-    """The bodies without a key in a header have reached their total bound."""
-
-    status = 503
-    prefix = (
-        "Failed to buffer the request body: too much is on its way without a key in a header; send one, or try again later: "
-    )
-
-
 class Keyless:
-    """Counts the `bytes` held of bodies without a key in a header. For one event loop."""
+    """Counts the `bytes` held of bodies without a key in a header. The key may be in the body, so the server reads the body
+    before it knows the client. A body that arrives whole with its head, as most do, is not counted. For one event loop."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     @asynccontextmanager
     async def bounded(self, receive: Receive) -> AsyncIterator[Receive]:
-        """Yield a replacement of `receive` that reads one body within the bounds. Raises KeylessBodies, SlowBody."""
+        """Yield a replacement of `receive` that reads one body within the bounds of bytes and time. Raises BodyError."""
         held = 0
 
         async def receive_bounded() -> Any:
@@ -179,13 +141,181 @@ class Keyless:
                 held += len(event["body"])
                 self.bytes += len(event["body"])
                 if self.bytes > KEYLESS_BYTES:
-                    raise KeylessBodies(f"{KEYLESS_BYTES} bytes of all")
+                    crowded = f"{BUFFER}too much is on its way without a key in a header; send one, or try again later: "
+                    raise BodyError(f"{crowded}{KEYLESS_BYTES} bytes of all", 503)
             return event
 
         try:
             async with asyncio.timeout(KEYLESS_SECONDS):
                 yield receive_bounded
         except TimeoutError:
-            raise SlowBody(f" within {KEYLESS_SECONDS:g} seconds without a key in a header") from None
+            raise BodyError(f"{SLOW} within {KEYLESS_SECONDS:g} seconds without a key in a header", 408) from None
         finally:
             self.bytes -= held
+
+
+LONG_BYTES = 100_000  # larger bodies are decoded without garbage collection
+MAX_NAMES = 10_000  # an object's first keys, which are checked for duplicates
+TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
+MESSAGE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?([^`]*)`)?", re.DOTALL)
+STEP = re.compile(r"\w+|\[[\d.]+\]")
+OURS = {"Object missing required": "missing", "Object contains unknown": "unknown", "Invalid enum value": "got"}
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+T = TypeVar("T")
+
+
+def decode(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
+    """JSON -> `kind`, or one of several: the one of the first field in the body, else the first one. Raises SyntaxRefused or
+    SchemaError."""
+    if isinstance(kind, Mapping):
+        fields = keys_of(body, dict[str, Raw])
+        kind = next((one for name, one in kind.items() if name in fields), next(iter(kind.values())))
+    _refuse_twice(body, kind)
+    try:
+        return _read(body, kind)
+    except msgspec.ValidationError as error:
+        raise _shape(str(error), body, kind) from None
+    except UNREADABLE as error:
+        if (end := _end_before_trailing(error)) is None:
+            raise SyntaxRefused(_syntax(error, body)) from None
+        return decode(body[:end], kind)
+
+
+def keys_of(body: bytes, kind: type[T]) -> T:
+    """Decode a body to `kind`, whose fields are all optional. A malformed body gives no fields."""
+    try:
+        return _read(body, kind)
+    except UNREADABLE as error:
+        end = _end_before_trailing(error)
+        return kind() if end is None else keys_of(body[:end], kind)
+
+
+class _Named(msgspec.Struct):
+    model: Any = None
+
+
+def model_name(body: bytes, request: Any) -> str | None:
+    """The model that a request names, or None: from its struct, or from the body if the struct has no `model`."""
+    name: Any = getattr(request, "model", UNSET)
+    name = keys_of(body, _Named).model if name is UNSET else name
+    return name if isinstance(name, str) else None
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _read(body: bytes, kind: type[T]) -> T:
+    """Decode a long body without garbage collection: its many lists would start it repeatedly, and it frees nothing."""
+    decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
+    if len(body) < LONG_BYTES:
+        return decoder.decode(body)
+    gc.disable()
+    try:
+        return decoder.decode(body)
+    finally:
+        gc.enable()
+
+
+def _end_before_trailing(error: Exception) -> int | None:
+    trailing = TRAILING.search(str(error))
+    return int(trailing[1]) - 1 if trailing else None
+
+
+def _syntax(error: Exception, body: bytes) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"a string is not UTF-8: {error.reason}"
+    if isinstance(error, RecursionError):
+        return "arrays and objects are nested too deeply"
+    if "truncated" not in str(error):
+        return str(error).removeprefix("JSON is malformed: ")
+    return "half of a surrogate pair" if LONE_SURROGATE.search(body) else f"it ends too early (byte {len(body)})"
+
+
+def _shape(message: str, body: bytes, kind: Any) -> BodyError:
+    """msgspec's `message - at `$.path`` -> `path: message`, with the value found and the expected names."""
+    text, path = MESSAGE.fullmatch(message).groups("")  # type: ignore[union-attr]  # matches all text
+    text = next((ours + text.removeprefix(theirs) for theirs, ours in OURS.items() if text.startswith(theirs)), text)
+    steps = STEP.findall(path)
+    types = _types_at(_type_of(kind), steps)
+    is_enumeration = {inspect.LiteralType} == {type(one) for one in types} - {inspect.NoneType}
+    is_syntax = text.endswith("out of range")
+    if text.startswith("unknown"):
+        text += _one_of(field.encode_name for one in types if isinstance(one, inspect.StructType) for field in one.fields)
+    elif text.startswith("got") or (is_enumeration and ", got " in text):
+        is_syntax = not text.startswith("got")
+        text = text[text.index("got ") :]
+        text += _one_of(value for one in types if isinstance(one, inspect.LiteralType) for value in one.values)
+    elif text.startswith("Expected") and ", got " not in text:
+        with suppress(*UNREADABLE, LookupError, ValueError):
+            text += f", got {_value_at(body, steps)}"
+    text = text[0].lower() + text[1:]
+    return (SyntaxRefused if is_syntax else SchemaError)(f"{path}: {text}" if path else text)
+
+
+def _one_of(names: Iterable[Any]) -> str:
+    return f", expected one of {', '.join(f'`{name}`' for name in names)}"
+
+
+def _value_at(body: bytes | Raw, steps: Sequence[str]) -> str:
+    """The value at this path, as shortened JSON."""
+    for step in steps:
+        kind, key = (list[Raw], int(step[1:-1])) if step.startswith("[") else (dict[str, Raw], step)
+        body = _decoder(kind).decode(body)[key]
+    return reprlib.repr(bytes(body).decode())[1:-1]
+
+
+_type_of = cache(inspect.type_info)
+
+
+def _types_at(kind: inspect.Type, steps: Sequence[str]) -> list[inspect.Type]:
+    """The types that `kind` allows at this path: several for a union."""
+    if isinstance(kind, inspect.Metadata):
+        return _types_at(kind.type, steps)
+    if isinstance(kind, inspect.UnionType):
+        return [inner for one in kind.types for inner in _types_at(one, steps)]
+    if not steps:
+        return [kind]
+    if isinstance(kind, inspect.StructType):
+        return [one for field in kind.fields if field.encode_name == steps[0] for one in _types_at(field.type, steps[1:])]
+    return _types_at(kind.item_type, steps[1:]) if isinstance(kind, inspect.ListType) else []
+
+
+class _Key(str):
+    """A key of an object. The decoder calls its hook for each key."""
+
+
+@cache
+def _fields(kind: Any) -> dict[str, list[type]]:
+    """Field -> the structs that its value may be. Empty if `kind` is not a struct."""
+    fields = [field for one in _types_at(_type_of(kind), ()) if isinstance(one, inspect.StructType) for field in one.fields]
+    within = {field.encode_name: _types_at(field.type, ()) for field in fields}
+    return {name: [one.cls for one in types if isinstance(one, inspect.StructType)] for name, types in within.items()}
+
+
+def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:
+    """Raises SchemaError for a duplicate field of `kind`, or of a struct in its fields.
+
+    msgspec skips over the values, which takes half the time of decoding them.
+    """
+    fields = _fields(kind)
+    names: list[str] = []
+
+    def see(_: type, name: str) -> _Key:
+        if len(names) == MAX_NAMES:
+            raise msgspec.DecodeError  # checking more keys would delay other requests
+        if name in fields and name in names:
+            raise SchemaError(f"duplicate field `{path}{name}`")
+        names.append(name)
+        return _Key(name)
+
+    try:
+        values = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=see).decode(body)
+    except UNREADABLE:
+        return  # `decode` will report the error
+    for name in names:
+        for inner in fields.get(name, ()):
+            _refuse_twice(values[_Key(name)], inner, f"{path}{name}.")

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hybridtei.server.api.tei import EmbedRequest
-from hybridtei.server.http.body import BodyError
-from hybridtei.server.http.decoding import decode
+from hybridtei.server.http.body import BodyError, decode
 from tests.inference.engine import small
 from tests.server.live import HANG, JSON, Running
 

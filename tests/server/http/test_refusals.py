@@ -13,8 +13,7 @@ from hybridtei.server.api.embed import EmbedHybridRequest, EmbedMultivectorReque
 from hybridtei.server.api.openai import OpenAICompatRequest
 from hybridtei.server.api.rerank import BY_FIELD, DocumentsRequest, RerankRequest
 from hybridtei.server.api.tei import DecodeRequest, EmbedRequest, PredictRequest, SimilarityRequest, TokenizeRequest
-from hybridtei.server.http.body import BodyError
-from hybridtei.server.http.decoding import decode
+from hybridtei.server.http.body import BodyError, decode
 
 DIRECTIONS = "expected one of `Left`, `Right`, `left`, `right`"
 ANYTHING = st.recursive(
