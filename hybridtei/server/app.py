@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from litestar import Litestar
 from litestar.di import Provide
 from litestar.plugins.core import MsgspecDIPlugin
-from litestar.types import Receive, Scope, Send
+from litestar.types import Scope
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.errors import LoadError, Overloaded, StoreError
@@ -18,13 +18,13 @@ from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.server import api
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.endpoint import ROUTES, all_models, served_model, vector_store
-from hybridtei.server.http.body import Keyless, first_fields
+from hybridtei.server.endpoint import ROUTES, HttpMiddleware, all_models, served_model, vector_store
+from hybridtei.server.http.body import Keyless
 from hybridtei.server.http.connection import REFUSED, ConnectionLimits
-from hybridtei.server.http.security import Keyring, Origins, certificate_of
+from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
 from hybridtei.server.openapi import openapi_config
-from hybridtei.server.routing import ALIAS, ENDPOINT, HANDLERS, Endpoint, allow_header, split_alias
+from hybridtei.server.routing import ENDPOINT, HANDLERS, Endpoint
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
 from hybridtei.system.metrics import Registry
@@ -133,52 +133,3 @@ def rpc_server_class() -> type[RpcServer]:
     except ImportError as error:
         raise LoadError(f"--grpc-port needs an extra: {install_command('grpc')}: {error}") from None
     return RpcServer
-
-
-ENDING_IN_SLASH = ("/", "/docs/")
-PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
-
-
-class HttpMiddleware:
-    """Answers preflights, adds CORS headers, removes `/m/ALIAS` from a path, and answers 404 to doubled and trailing slashes.
-
-    Each model route is also served below `/m/ALIAS`. Routes that manage the process are not: they belong to no model, and a
-    proxy can guard them by their single path. With `only_tei_routes` there is no `/m/ALIAS`.
-    """
-
-    def __init__(self, app: Litestar, server: ServerConfig) -> None:
-        """`app`: still has Litestar's own ASGI handler."""
-        self._app = app.asgi_handler
-        self._origins = Origins(server.cors_allow_origin)
-        self._below_aliases = not server.only_tei_routes
-        self._of_process = {path for path, endpoint in endpoints_of(app).items() if endpoint.role == "manage"}
-        routes = [route for route in app.routes if route.methods]
-        self._allow = {route.path_format: [(b"allow", allow_header(route.methods).encode())] for route in routes}
-
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = self._origins.headers(first_fields(scope).get(b"origin"))
-        alias, path = split_alias(scope["path"]) if self._below_aliases else (None, scope["path"])
-        if scope["method"] == "OPTIONS":
-            await _bare(200, [*headers, *PREFLIGHT, *self._allow.get(path, ())], send)
-            return
-        misplaced = alias is not None and path in self._of_process
-        if misplaced or "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
-            await _bare(404, headers, send)  # Litestar would strip slashes; TEI does not
-            return
-        if alias is not None:
-            scope = {**scope, "path": path, "raw_path": path.encode(), ALIAS: alias}
-
-        async def send_with_cors(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *headers]
-            await send(message)
-
-        await self._app(scope, receive, send_with_cors)
-
-
-async def _bare(status: int, headers: list[tuple[bytes, bytes]], send: Any) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})

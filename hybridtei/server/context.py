@@ -38,7 +38,7 @@ Write = Callable[[T, Usage], Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer for `writers.to_json`, its usage for timing headers, the approximate count of its numbers, and headers."""
+    """An answer for `answers.to_json`, its usage for timing headers, the approximate count of its numbers, and headers."""
 
     answer: Any
     usage: Usage | None = None

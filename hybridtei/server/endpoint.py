@@ -10,42 +10,36 @@ store, `ApiRequest` the HTTP request, `FromPath[str]` a part of the path, `RawBo
 Parameters with a default get nothing.
 
 Litestar routes, injects and documents. This module replaces the parts that are too slow for short requests: one middleware,
-`admitted`, replaces guards, `ApiRequest` reads and decodes bodies, and `Answer` writes answers. CONTRIBUTING.md has the
-figures.
+`admitted`, replaces guards, `ApiRequest` reads and decodes bodies, and `Answer` writes answers. `HttpMiddleware` stands before
+Litestar. CONTRIBUTING.md has the figures.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from inspect import Parameter, Signature, signature
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import litestar
-from litestar import Request, Response
+from litestar import Litestar, Request
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, JSONBody, RawBody, SkipValidation
 from litestar.types import ASGIApp, Empty, Receive, Scope, Send
 from msgspec import Struct
 
-from hybridtei.errors import HybridTeiError, KeyNeeded, NoStore
-from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
+from hybridtei.config import ServerConfig
+from hybridtei.errors import KeyNeeded, NoStore
+from hybridtei.server.answers import MODEL, Answer
+from hybridtei.server.context import Context
 from hybridtei.server.http.body import SyntaxRefused, body_parts, decode, first_fields, keys_of, model_name, read_body
-from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
+from hybridtei.server.http.connection import ClientDisconnected
 from hybridtei.server.http.security import check_origin
-from hybridtei.server.http.writers import piecewise, to_json
 from hybridtei.server.models import Models, StoreContext, check_capacity
-from hybridtei.server.routing import ALIAS, ENDPOINT, Endpoint, endpoint_of
+from hybridtei.server.routing import ENDPOINT, Endpoint, allow_header
 from hybridtei.system.tracing import arrived
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
-
-MODEL = "hybridtei.model"  # in a scope: the context that answers
+ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
 KEYLESS = "hybridtei.keyless"  # in a scope: the key may come in the body
 
 
@@ -145,7 +139,7 @@ def admitted(app: ASGIApp) -> ASGIApp:
     """A middleware: check key, role, store and capacity before the body is read."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = endpoint_of(scope)
+        endpoint = scope["route_handler"].opt.get(ENDPOINT)
         if endpoint is not None:
             _admit(endpoint, scope)
         state = scope["app"].state
@@ -178,117 +172,6 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
     if role != "manage":
         state.limits.unsent.check()
     check_capacity(endpoint, scope.get(ALIAS), state.models, state.store_bounds)
-
-
-SLICE_BYTES = 262_144
-JSON, JSON_LINES = (b"content-type", b"application/json"), (b"content-type", b"application/jsonl")
-
-
-class Answer(Response[T], Generic[T]):
-    """A JSON response of type `T`, made from a reply or from the coroutine that returns one. It waits while too many bytes of
-    answers are unsent."""
-
-    def __init__(self, work: Reply | Coroutine[Any, Any, Reply]) -> None:
-        self._work = work
-
-    def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
-        """Litestar calls this to get the function that sends the answer."""
-        return self._respond
-
-    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send 200, with timing headers if a model ran. Raises the work's errors, AnswersUnsent, ClientDisconnected."""
-        endpoint: Endpoint = scope["route_handler"].opt[ENDPOINT]
-        work = self._work
-        del self._work  # the reply's arrays are freed once they are encoded
-        if isinstance(work, Reply):
-            reply = work
-        else:
-            reply = await (asyncio.shield(work) if endpoint.outlives_client else while_connected(scope, work))
-        model: Context | None = scope.get(MODEL)
-        fingerprint = None if model is None or endpoint.is_tei else model.fingerprint_header
-        unsent: Unsent = scope["app"].state.limits.unsent
-        estimate = reply.numbers * BYTES_PER_NUMBER
-        reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
-        try:
-            is_large = reply.numbers > OFFLOAD_NUMBERS
-            body = await asyncio.to_thread(piecewise, reply.answer) if is_large else to_json(reply.answer)
-            unsent.add(len(body))
-        finally:
-            unsent.add(-reserved)
-        timing = [] if reply.usage is None else headers_of(reply.usage)
-        identity = [] if fingerprint is None else [fingerprint]
-        headers = [*identity, *reply.headers, *timing, JSON, (b"content-length", b"%d" % len(body))]
-        del reply, work
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await _send_body(b"" if scope["method"] == "HEAD" else body, send)
-        finally:
-            unsent.add(-len(body))
-
-
-class Lines(Response[Any]):
-    """A generator's lines as a JSON-lines response. The first line precedes the status, so an error before it gets its own
-    status; a later error closes the connection."""
-
-    def __init__(self, lines: AsyncGenerator[bytes]) -> None:
-        self._lines = lines
-
-    def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
-        """Litestar calls this to get the function that sends the answer."""
-        return self._respond
-
-    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        """Raises what the generator raises before its first lines. A disconnect of the client ends the generator."""
-        disconnect: Disconnect = (scope.get("extensions") or {}).get(DISCONNECT) or Disconnect()
-        async with aclosing(self._lines) as lines:
-            first = await anext(lines)
-            await send({"type": "http.response.start", "status": 200, "headers": [JSON_LINES]})
-            if scope["method"] != "HEAD":
-                await _send_body(first, send, ends=False)
-                try:
-                    async for some in lines:
-                        if disconnect.happened:
-                            return
-                        await _send_body(some, send, ends=False)
-                except HybridTeiError as error:
-                    log.error("%s is cut off: %.1000s", scope["path"], error)
-                    return
-        await _send_body(b"", send)
-
-
-async def _send_body(body: bytes, send: Any, *, ends: bool = True) -> None:
-    """Send a large body in slices: `send` waits until the system took the previous slice, so no second copy is kept."""
-    rest: Any = body
-    if len(body) > SLICE_BYTES:
-        rest = memoryview(body)
-        while len(rest) > SLICE_BYTES:
-            await send({"type": "http.response.body", "body": rest[:SLICE_BYTES], "more_body": True})
-            await asyncio.sleep(0)  # otherwise a fast client makes all others wait
-            rest = rest[SLICE_BYTES:]
-    await send({"type": "http.response.body", "body": rest, "more_body": not ends})
-
-
-async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, and cancel it if the client disconnects first. Raises ClientDisconnected.
-
-    ASGI servers report a disconnect only in `receive`, so each request would need a second task. `BoundedHttpProtocol` puts
-    the disconnect into the scope instead. Under another server the work continues.
-    """
-    disconnect: Disconnect | None = (scope.get("extensions") or {}).get(DISCONNECT)
-    if disconnect is None:
-        return await work
-    running = asyncio.current_task()
-    assert running is not None
-    disconnect.on_disconnect = running.cancel
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not disconnect.happened:
-            raise
-        running.uncancel()
-        raise ClientDisconnected from None
-    finally:
-        disconnect.on_disconnect = None
 
 
 TAG = "Text Embeddings Inference"  # of all routes in the OpenAPI document
@@ -355,3 +238,71 @@ def _injected(name: str, kind: Any) -> tuple[str, Any]:
     if kind == FromPath[str]:
         return name, kind
     return INJECTED.get(kind) or ("data", JSONBody[SkipValidation[kind]])  # type: ignore[misc]
+
+
+BELOW = "/m/"  # the prefix of each model's routes: /m/ALIAS/embed
+ENDING_IN_SLASH = ("/", "/docs/")
+PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
+ALLOW_ORIGIN = b"access-control-allow-origin"
+VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
+
+
+def split_alias(path: str) -> tuple[str | None, str]:
+    """`/m/name/embed` -> ("name", "/embed"); other paths -> (None, path)."""
+    if not path.startswith(BELOW):
+        return None, path
+    alias, _, rest = path[len(BELOW) :].partition("/")
+    return alias, f"/{rest}"
+
+
+class HttpMiddleware:
+    """Answers preflights, adds CORS headers, removes `/m/ALIAS` from a path, and answers 404 to doubled and trailing slashes.
+
+    Each model route is also served below `/m/ALIAS`. Routes that manage the process are not: they belong to no model, and a
+    proxy can guard them by their single path. With `only_tei_routes` there is no `/m/ALIAS`.
+    """
+
+    def __init__(self, app: Litestar, server: ServerConfig) -> None:
+        """`app`: still has Litestar's own ASGI handler."""
+        self._app = app.asgi_handler
+        origins = server.cors_allow_origin
+        self._any_origin = not origins or "*" in origins
+        self._origins = frozenset(name.encode("latin-1", "replace") for name in origins)  # whose pages may read answers
+        self._below_aliases = not server.only_tei_routes
+        self._of_process = {path for one in ROUTES if one.opt[ENDPOINT].role == "manage" for path in one.paths}
+        routes = [route for route in app.routes if route.methods]
+        self._allow = {route.path_format: [(b"allow", allow_header(route.methods).encode())] for route in routes}
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = self._cors(first_fields(scope).get(b"origin"))
+        alias, path = split_alias(scope["path"]) if self._below_aliases else (None, scope["path"])
+        if scope["method"] == "OPTIONS":
+            await _bare(200, [*headers, *PREFLIGHT, *self._allow.get(path, ())], send)
+            return
+        misplaced = alias is not None and path in self._of_process
+        if misplaced or "//" in path or (path.endswith("/") and path not in ENDING_IN_SLASH):
+            await _bare(404, headers, send)  # Litestar would strip slashes; TEI does not
+            return
+        if alias is not None:
+            scope = {**scope, "path": path, "raw_path": path.encode(), ALIAS: alias}
+
+        async def send_with_cors(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *headers]
+            await send(message)
+
+        await self._app(scope, receive, send_with_cors)
+
+    def _cors(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
+        """The CORS headers of every answer to a page of `origin`."""
+        if self._any_origin:
+            return [VARY, (ALLOW_ORIGIN, b"*")]
+        return [VARY] if origin is None or origin not in self._origins else [VARY, (ALLOW_ORIGIN, origin)]
+
+
+async def _bare(status: int, headers: list[tuple[bytes, bytes]], send: Any) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})

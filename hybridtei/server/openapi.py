@@ -13,8 +13,9 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import License, Tag
 
 from hybridtei import __version__
+from hybridtei.server.answers import Answer, Lines
 from hybridtei.server.api.tei import InputType
-from hybridtei.server.endpoint import TAG, Answer, Lines
+from hybridtei.server.endpoint import TAG
 from hybridtei.server.routing import ENDPOINT, AnyRequest, Endpoint
 
 ERRORS = {

@@ -181,15 +181,6 @@ def asks_to_wait(endpoint: Endpoint, *, only_tei_routes: bool) -> bool:
 
 
 ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
-BELOW = "/m/"  # the prefix of each model's routes: /m/ALIAS/embed
-
-
-def split_alias(path: str) -> tuple[str | None, str]:
-    """`/m/name/embed` -> ("name", "/embed"); other paths -> (None, path)."""
-    if not path.startswith(BELOW):
-        return None, path
-    alias, _, rest = path[len(BELOW) :].partition("/")
-    return alias, f"/{rest}"
 
 
 PAGE = "/page"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from conformance.fuzz.judge import same
-from hybridtei.server.endpoint import while_connected
+from hybridtei.server.answers import while_connected
 from hybridtei.server.http.connection import DISCONNECT, ClientDisconnected, Disconnect
 from tests.inference.engine import small
 from tests.server.live import HANG, JSON, Hold, Running, serving, until

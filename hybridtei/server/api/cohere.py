@@ -11,11 +11,11 @@ from hybridtei.batch import Head
 from hybridtei.errors import NoInputs
 from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.outputs import Embeddings, Floats, Usage
+from hybridtei.server.answers import as_base64
 from hybridtei.server.api.tei import NOT_EMPTY, Dimensions, FullText, FullTexts, Inputs, ServedModel
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import SchemaError
-from hybridtei.server.http.writers import as_base64
 from hybridtei.server.models import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse
 from hybridtei.server.vectors import quantiser

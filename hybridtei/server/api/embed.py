@@ -15,6 +15,7 @@ from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed, cosine
 from hybridtei.inference.tasks.pooling import MultivectorBudget, budget_of
 from hybridtei.outputs import Embeddings, Floats, Usage, cut
+from hybridtei.server import answers
 from hybridtei.server.api.tei import (
     EmbedAllRequest,
     EmbedRequest,
@@ -29,7 +30,6 @@ from hybridtei.server.api.tei import (
 )
 from hybridtei.server.context import Context, Reply, Write
 from hybridtei.server.endpoint import post
-from hybridtei.server.http import writers
 from hybridtei.server.models import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
@@ -136,7 +136,7 @@ async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
 def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
     assert answer.sparse is not None
     vectors = answer.sparse
-    return [writers.sparse_tei(vectors, i) for i in range(len(vectors))]
+    return [answers.sparse_tei(vectors, i) for i in range(len(vectors))]
 
 
 @post("/embed_sparse", list[list[SparseValue]], capability=EMBED_SPARSE, is_tei=True)
@@ -172,7 +172,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions, is_small=task.is_small)
 
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
-        return writers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
+        return answers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
 
     return await embed_spanned(context, task, inputs, write, unspelled(context, heads, request.sparse_format))
 
@@ -225,7 +225,7 @@ def _own_task(context: Context, request: EmbedMultivectorRequest, inputs: Inputs
 
 def _ragged(rows: Ragged | None, bits: int | None = None) -> list[Any]:
     assert rows is not None
-    return writers.ragged(rows, bits)
+    return answers.ragged(rows, bits)
 
 
 def _dense(answer: Embeddings) -> Floats:

@@ -14,6 +14,8 @@ from hybridtei.inference.tasks.pooling import Precision
 from hybridtei.inference.tasks.spans import MAX_CHUNKS, EmbedSpans, joined
 from hybridtei.models.text.reader import Input
 from hybridtei.outputs import Embeddings, Usage
+from hybridtei.server import answers
+from hybridtei.server.answers import Pieces
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Dimensions,
@@ -30,8 +32,6 @@ from hybridtei.server.api.tei import (
 )
 from hybridtei.server.context import Context, Reply, usage_of
 from hybridtei.server.endpoint import post
-from hybridtei.server.http import writers
-from hybridtei.server.http.writers import Pieces
 from hybridtei.server.models import EMBED
 from hybridtei.server.routing import OpenAICompatErrorResponse
 from hybridtei.server.vectors import (
@@ -227,9 +227,9 @@ def _item(answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Piec
     item: dict[str, Any] = {"object": "embedding"}
     if answer.dense is not None:
         row = answer.dense[i]
-        item["embedding"] = writers.as_base64(row) if request.is_base64 else row
+        item["embedding"] = answers.as_base64(row) if request.is_base64 else row
     if answer.sparse is not None:
-        item["sparse_embedding"] = writers.sparse(answer.sparse, i, request.sparse_format, pieces)
+        item["sparse_embedding"] = answers.sparse(answer.sparse, i, request.sparse_format, pieces)
     if answer.multivector is not None:
         item["multivector"] = answer.multivector.row(i)
     item["index"] = i
@@ -281,7 +281,7 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
     heads, width = frozenset({Head.DENSE}), request.output_dimension
     task = Embed((), heads, context.truncate(None), dimensions=width, input_type=side)
     smaller = smaller_vectors(context, heads, request.output_dtype, width)
-    written = writers.as_base64 if request.encoding_format == "base64" else as_given
+    written = answers.as_base64 if request.encoding_format == "base64" else as_given
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         vectors = smaller(answer).dense

@@ -23,9 +23,10 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.retrieval.store.query import Imported
+from hybridtei.server.answers import Lines
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import ApiRequest, Lines, get, post
+from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.models import StoreContext
 from hybridtei.system.tracing import handler
 

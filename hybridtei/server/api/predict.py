@@ -14,6 +14,7 @@ from hybridtei.inference.tasks import label
 from hybridtei.inference.tasks.label import Prediction
 from hybridtei.models.text.tokenizer import Text
 from hybridtei.outputs import Load, Usage
+from hybridtei.server.answers import label_scores
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,
@@ -30,7 +31,6 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
 from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import SchemaError
-from hybridtei.server.http.writers import label_scores
 from hybridtei.server.models import CLASSIFY, TAG
 from hybridtei.server.routing import ListedErrorResponse
 from hybridtei.system.tracing import handler

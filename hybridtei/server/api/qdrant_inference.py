@@ -19,11 +19,11 @@ from hybridtei.errors import InvalidDimensions, InvalidInput, NoKey, RequestErro
 from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.outputs import Embeddings, Load, cut, unit
+from hybridtei.server.answers import sparse_qdrant
 from hybridtei.server.api.tei import FullText, Size
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import BodyError
-from hybridtei.server.http.writers import sparse_qdrant
 from hybridtei.server.models import EMBED_HYBRID, NO_NAMES, Models
 from hybridtei.server.routing import row_of
 from hybridtei.system.tracing import handler

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from hybridtei.errors import EmptyInput, NoInputs
 from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER, too_many_numbers
+from hybridtei.server.answers import Written, write_json
 from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import post
-from hybridtei.server.http.writers import Written, write_json
 from hybridtei.system.tracing import handler
 
 ANSWER_BYTES = 200_000_000

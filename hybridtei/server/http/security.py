@@ -252,25 +252,6 @@ class Handshake(asyncio.Protocol):
             await loop.connect_accepted_socket(self.make, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
 
 
-ALLOW_ORIGIN = b"access-control-allow-origin"
-ANY_ORIGIN = (ALLOW_ORIGIN, b"*")
-VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
-
-
-class Origins:
-    """The origins whose pages may read answers: those of `--cors-allow-origin`, or all."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._any = not names or "*" in names
-        self._names = frozenset(name.encode("latin-1", "replace") for name in names)
-
-    def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
-        """The CORS headers of every answer to a page of `origin`."""
-        if self._any or origin is None or origin not in self._names:
-            return [VARY, ANY_ORIGIN] if self._any else [VARY]
-        return [VARY, (ALLOW_ORIGIN, origin)]
-
-
 OWN = (b"same-origin", b"none")  # none: the user's own action, such as a bookmark
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from hybridtei.config import ModelConfig, ServerConfig
+from hybridtei.server.answers import to_json
 from hybridtei.server.api.tei import TokenizeRequest
 from hybridtei.server.api.tokens import tokenize
 from hybridtei.server.app import context_for
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
-from hybridtei.server.http.writers import to_json
 from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
 from tests.server.live import Running, serving

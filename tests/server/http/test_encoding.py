@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import Ragged
 from hybridtei.outputs import SparseVectors
+from hybridtei.server import answers as encoding
 from hybridtei.server.api.tei import SparseValue
-from hybridtei.server.http import writers as encoding
 
 floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=8)
 
