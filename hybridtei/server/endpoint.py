@@ -155,15 +155,17 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
     state, role = scope["app"].state, endpoint.role
     if role is None:
         return
-    keys, authorization = state.keyring, first_fields(scope).get(b"authorization", b"")
-    if endpoint.key_in_body and not keys.is_open and keys.find_in_header(authorization) is None:
-        scope[KEYLESS] = True
-        state.limits.unsent.check()
-        return
-    keys.check(authorization, None if role == "any" else role)
-    if keys.is_open and role == "write":
+    keys = state.keyring
+    if not keys.is_open:
+        authorization = first_fields(scope).get(b"authorization", b"")
+        if endpoint.key_in_body and keys.find_in_header(authorization) is None:
+            scope[KEYLESS] = True
+            state.limits.unsent.check()
+            return
+        keys.check(authorization, None if role == "any" else role)
+    elif role == "write":
         check_origin(scope, state.server.cors_allow_origin)
-    if keys.is_open and role == "manage":
+    elif role == "manage":
         raise KeyNeeded(scope["path"])
     if endpoint.needs_store and state.schemas is None:
         raise NoStore
