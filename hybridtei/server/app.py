@@ -23,7 +23,6 @@ from hybridtei.server.http.body import Keyless
 from hybridtei.server.http.connection import REFUSED, ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
-from hybridtei.server.openapi import openapi_config
 from hybridtei.server.routing import ENDPOINT, HANDLERS, Endpoint
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
@@ -111,7 +110,7 @@ def framework(*, only_tei_routes: bool = False) -> Litestar:
         [one for one in ROUTES if _is_served(one.opt[ENDPOINT], only_tei_routes)],
         dependencies={"model": Provide(served_model), "models": Provide(all_models), "store": Provide(vector_store)},
         exception_handlers=dict(HANDLERS),
-        openapi_config=openapi_config(),
+        openapi_config=None,
         logging_config=None,
     )
 

@@ -176,7 +176,6 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
     check_capacity(endpoint, scope.get(ALIAS), state.models, state.store_bounds)
 
 
-TAG = "Text Embeddings Inference"  # of all routes in the OpenAPI document
 ROUTES: list[HTTPRouteHandler] = []  # of the imported dialects
 # The type of a parameter -> its name and type for Litestar.
 INJECTED: Mapping[Any, tuple[str, Any]] = {
@@ -210,7 +209,6 @@ def _registering(
         middleware=[admitted],
         opt={ENDPOINT: endpoint},
         request_class=ApiRequest,
-        tags=[TAG],
     )
 
     def register(work: Work) -> Work:

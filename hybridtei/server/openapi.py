@@ -1,23 +1,31 @@
-"""The OpenAPI document: Litestar's, with msgspec's schemas of the structs, each route's errors, and TEI's names."""
+"""The OpenAPI document: the routes, msgspec's schemas of their structs, each route's errors, and TEI's names.
+
+Litestar's own document lacks the bounds of nested types and knows no errors.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from inspect import cleandoc
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
-from litestar import Litestar, MediaType, Router, route
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import License, Tag
+from litestar import Litestar
 
 from hybridtei import __version__
 from hybridtei.server.answers import Answer, Lines
 from hybridtei.server.api.tei import InputType
-from hybridtei.server.endpoint import TAG
-from hybridtei.server.routing import ENDPOINT, AnyRequest, Endpoint
+from hybridtei.server.routing import ENDPOINT, Endpoint
 
+TAG = "Text Embeddings Inference"
+INFO = {
+    "title": TAG,
+    "version": __version__,
+    "description": "hybridtei: TEI's API, and dense, sparse and multi-vectors from one forward pass.",
+    "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+}
 ERRORS = {
     "400": "Empty input, or no JSON",
     "403": "A key without the role of the route, or none where it needs one",
@@ -58,69 +66,47 @@ TEI_RESPONSES = {  # TEI's names for answers
 }
 
 
-class Document(JsonRenderPlugin):
-    """Serves Litestar's document with our schemas in it."""
-
-    _written = b""
-
-    def render(self, request: AnyRequest, openapi_schema: dict[str, Any]) -> bytes:
-        """Return the document as JSON."""
-        self._written = self._written or msgspec.json.encode(document(request.app))
-        return self._written
-
-    def receive_router(self, router: Router) -> None:
-        """Answer HEAD too; Litestar answers only GET."""
-
-        @route("/openapi.json", http_method=["HEAD"], media_type=MediaType.JSON, sync_to_thread=False)
-        def head(request: AnyRequest) -> bytes:
-            return self.render(request, {})
-
-        router.register(head)
-
-
-def openapi_config() -> OpenAPIConfig:
-    """Litestar's configuration of the document."""
-    return OpenAPIConfig(
-        "Text Embeddings Inference",
-        __version__,
-        description="hybridtei: TEI's API, and dense, sparse and multi-vectors from one forward pass.",
-        license=License("Apache 2.0", url="https://www.apache.org/licenses/LICENSE-2.0"),
-        path="/api-doc",
-        use_handler_docstrings=True,
-        tags=[Tag(TAG)],
-        render_plugins=[Document(path="/openapi.json", media_type=MediaType.JSON)],
-    )
-
-
 def document(app: Litestar) -> dict[str, Any]:
-    """Litestar's document, with each route's errors, and with msgspec's schemas, since these include bounds of nested types."""
+    """The document of an application's routes."""
     handlers = documented(app)
     kinds = [
         kind for _, handler in handlers for kind in (*_requests(handler), *answers_of(handler), handler.opt[ENDPOINT].error)
     ]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=f"{REFERENCE}{{name}}")
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
-    whole: dict[str, Any] = app.openapi_schema.to_schema()
+    paths = {}
     for path, handler in handlers:
-        method = "post" if "POST" in handler.http_methods else "get"
-        operation = whole["paths"][path][method]
-        whole["paths"][path] = {method: operation}  # without HEAD
-        operation["responses"] = {"200": {"description": operation["description"]}}
-        if answers := answers_of(handler):
-            schema = _one_of(answers, schema_of)
-            if (name := TEI_RESPONSES.get(path)) is not None:
-                components[name], schema = schema, {"$ref": REFERENCE + name}
-            operation["responses"]["200"]["content"] = _json(schema)
-        if requests := _requests(handler):
-            operation["requestBody"] = {"required": True, "content": _json(_one_of(requests, schema_of))}
-        if handler.opt[ENDPOINT].takes_lines:
-            operation["requestBody"] = {"required": True, "content": JSON_LINES}
-        if handler.parsed_return_field.is_subclass_of(Lines):
-            operation["responses"]["200"]["content"] = JSON_LINES
-        if requests or handler.opt[ENDPOINT].needs_store:
-            operation["responses"] |= _errors(handler.opt[ENDPOINT], schema_of)
+        operation = _operation(path, handler, schema_of)
+        if (name := TEI_RESPONSES.get(path)) is not None:
+            content = operation["responses"]["200"]["content"]["application/json"]
+            components[name], content["schema"] = content["schema"], {"$ref": REFERENCE + name}
+        paths[path] = {"post" if "POST" in handler.http_methods else "get": operation}
     _name_fields(components)
-    return {**whole, "components": {"schemas": components}}
+    return {"openapi": "3.1.0", "info": INFO, "tags": [{"name": TAG}], "paths": paths, "components": {"schemas": components}}
+
+
+def _operation(path: str, handler: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
+    endpoint, requests, answers = handler.opt[ENDPOINT], _requests(handler), answers_of(handler)
+    text, names = cleandoc(handler.fn.__doc__), re.findall(r"{(\w+)}", path)
+    answer: dict[str, Any] = {"description": text}
+    operation: dict[str, Any] = {
+        "tags": [TAG],
+        "operationId": re.sub(r"\W+", "_", path).strip("_"),
+        "summary": text.partition(".")[0],
+        "description": text,
+        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],
+        "responses": {"200": answer},
+    }
+    if answers:
+        answer["content"] = _json(_one_of(answers, schema_of))
+    if handler.parsed_return_field.is_subclass_of(Lines):
+        answer["content"] = JSON_LINES
+    if requests or endpoint.takes_lines:
+        content = _json(_one_of(requests, schema_of)) if requests else JSON_LINES
+        operation["requestBody"] = {"required": True, "content": content}
+    if requests or endpoint.needs_store:
+        operation["responses"] |= _errors(endpoint, schema_of)
+    return operation
 
 
 def documented(app: Litestar) -> list[tuple[str, Any]]:

@@ -1,17 +1,19 @@
-"""Pages for browsers: `/` and `/docs`."""
+"""Pages for browsers, `/` and `/docs`, and the OpenAPI document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from litestar import Response
+import msgspec
+from litestar import Litestar, Response
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
 from hybridtei.server.endpoint import ApiRequest, get
+from hybridtei.server.openapi import document
 from hybridtei.server.routing import PAGE
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png"}
@@ -55,6 +57,17 @@ async def docs_file(name: FromPath[str]) -> Response[bytes]:
     if name not in DOCS_FILES:
         raise NotFoundException
     return file_of_page(f"docs/{name}", DOCS_POLICY)
+
+
+@get("/api-doc/openapi.json", in_schema=False, role=None, is_tei=True)
+async def openapi(http: ApiRequest) -> Response[bytes]:
+    """The document that Swagger UI shows."""
+    return Response(_document(http.app), media_type="application/json")
+
+
+@lru_cache(maxsize=1)
+def _document(app: Litestar) -> bytes:
+    return msgspec.json.encode(document(app))
 
 
 def file_of_page(name: str, policy: str = PAGE_POLICY) -> Response[bytes]:
