@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.errors import NoInputs
 from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.answers import as_base64
-from hybridtei.server.api.tei import NOT_EMPTY, Dimensions, FullText, FullTexts, Inputs, ServedModel
+from hybridtei.server.api.tei import NOT_EMPTY, Dimensions, FullText, FullTexts, Inputs, ServedModel, texts_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import SchemaError
@@ -82,9 +81,7 @@ SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "docu
 async def embed(context: Context, request: CohereEmbedRequest, http: ApiRequest) -> Reply:
     """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on null."""
     version = http.scope["path"][len("/v")]
-    texts, bare = request.read, version == "1" and not request.embedding_types
-    if not texts:
-        raise NoInputs("`texts` cannot be empty")
+    texts, bare = texts_of(request.read, "texts"), version == "1" and not request.embedding_types
     inputs = Inputs([*texts], is_batch=True)
     task = Embed(
         inputs.items,

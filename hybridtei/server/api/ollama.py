@@ -11,10 +11,10 @@ from msgspec import Meta, Struct
 
 from hybridtei import __version__
 from hybridtei.batch import EMBEDDINGS, Head
-from hybridtei.errors import NoInputs, UnsupportedHead
+from hybridtei.errors import UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import Embeddings, Usage
-from hybridtei.server.api.tei import Dimensions, Inputs, OneOrMore, ServedModel
+from hybridtei.server.api.tei import Dimensions, Inputs, OneOrMore, ServedModel, texts_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.models import EMBED, Models
@@ -45,10 +45,7 @@ class OllamaEmbedResponse(Struct, frozen=True):
 @handler("ollama_embed")
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
-    texts = [request.input] if isinstance(request.input, str) else request.input
-    if not texts:
-        raise NoInputs("`input` cannot be empty")
-    inputs = Inputs([*texts], is_batch=True)
+    inputs = Inputs([*texts_of(request.input, "input")], is_batch=True)
     heads = frozenset({Head.DENSE})
     task = Embed(inputs.items, heads, truncate=request.truncate is not False, dimensions=request.dimensions)
     refusal = UnsupportedHead(SPLADE_NORMALIZE) if context.is_splade else None

@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.inference.tasks import label
 from hybridtei.inference.tasks.label import Prediction
-from hybridtei.models.text.tokenizer import Text
 from hybridtei.outputs import Load, Usage
 from hybridtei.server.answers import label_scores
 from hybridtei.server.api.tei import (
@@ -22,11 +21,11 @@ from hybridtei.server.api.tei import (
     OneOrMore,
     PredictRequest,
     ServedModel,
-    Texts,
     Truncate,
     TruncationSide,
     direction,
     parse_predict,
+    texts_of,
 )
 from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
 from hybridtei.server.endpoint import post
@@ -80,23 +79,20 @@ NUMBERS_A_LABEL = 20  # the cost of building and writing one label, in numbers
 @handler("predict")
 async def predict(context: Context, request: PredictRequest) -> Reply:
     """Labels by score, the best first. A batch, or a client of Hugging Face, gets a list of such lists."""
-    texts = parse_predict(request.inputs)
+    texts, is_batch = parse_predict(request.inputs)
     parameters = request.parameters if isinstance(request.parameters, dict) else None
     top_k, function = _parameters(parameters or {})
-    task = label.Classify(
-        texts.items,
-        context.truncate(request.truncate),
-        direction(request.truncation_direction),
-        request.raw_scores or function is not None,
-    )
+    raw_scores = request.raw_scores or function is not None
+    side = direction(request.truncation_direction)
+    task = label.Classify(texts, context.truncate(request.truncate), side, raw_scores)
 
     def write(answer: label.Classified, _: Usage) -> list[Any]:
         apply = label.FUNCTIONS[function or "none"]
         scores = answer.scores if apply is None else apply(answer.scores)
         rows = [label_scores(answer.labels, row, label.best_first(row)[:top_k]) for row in scores]
-        return rows if texts.is_batch or parameters is not None else rows[0]
+        return rows if is_batch or parameters is not None else rows[0]
 
-    return await _classify(context, task, texts, write)
+    return await _classify(context, task, write, is_batch=is_batch)
 
 
 def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
@@ -118,20 +114,20 @@ async def classify(context: Context, request: ClassifyRequest) -> Reply:
 @handler("classify")
 async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply:
     """Each text's labels, the best first."""
-    texts, task = _task_of(context, request)
+    task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
         data = [label_scores(answer.labels, row, label.best_first(row)) for row in answer.scores]
         return {**envelope(context, "classify", "infinity"), "data": data, "usage": usage_of(usage)}
 
-    return await _classify(context, task, texts, write)
+    return await _classify(context, task, write)
 
 
 @post("/v1/classify", VllmClassifyResponse, capability=CLASSIFY, error=ListedErrorResponse, needs_content_type=False)
 @handler("classify")
 async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
     """Classification for vLLM's clients."""
-    texts, task = _task_of(context, request)
+    task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
         labels = answer.labels
@@ -141,18 +137,17 @@ async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
         ]
         return {**envelope(context, "list", "classify"), "data": data, "usage": {**usage_of(usage), "completion_tokens": 0}}
 
-    return await _classify(context, task, texts, write)
+    return await _classify(context, task, write)
 
 
-def _task_of(context: Context, request: ClassifyRequest) -> tuple[Texts, label.Classify]:
-    items: list[Text] = [request.input] if isinstance(request.input, str) else [*request.input]
-    if not items:
-        raise NoInputs("`input` cannot be empty")
-    return Texts(items, is_batch=True), label.Classify(items, context.truncate(None), raw_scores=request.logits)
+def _task_of(context: Context, request: ClassifyRequest) -> label.Classify:
+    return label.Classify(texts_of(request.input, "input"), context.truncate(None), raw_scores=request.logits)
 
 
-async def _classify(context: Context, task: label.Classify, texts: Texts, write: Write[label.Classified]) -> Reply:
-    answer, usage = await context.run(task, texts.load, scope="predict", checks_model=True)
+async def _classify(context: Context, task: label.Classify, write: Write[label.Classified], *, is_batch: bool = True) -> Reply:
+    characters = sum(len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in task.inputs)
+    load = Load(len(task.inputs), characters, is_batch)
+    answer, usage = await context.run(task, load, scope="predict", checks_model=True)
     return await context.reply(write, answer, usage, NUMBERS_A_LABEL * answer.scores.size)
 
 

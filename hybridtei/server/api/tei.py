@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
+from hybridtei.errors import NoInputs
 from hybridtei.inference.tasks.embed import QueryEncoder
 from hybridtei.models.text.reader import Input
 from hybridtei.models.text.tokenizer import Direction, Text
@@ -100,7 +101,7 @@ class DecodeRequest(Struct, frozen=True):
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        check_ids(self.ids)
+        parse_ids(self.ids)
 
 
 class PredictRequest(Struct, frozen=True, kw_only=True):
@@ -118,7 +119,7 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
-        check_predict(self.inputs)
+        parse_predict(self.inputs)
 
 
 class VertexRequest(Struct, frozen=True):
@@ -215,23 +216,16 @@ class Inputs:
         return Load(len(self.items), sum(map(len, self.items)), self.is_batch)
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """The parsed `inputs` of `/predict`: texts and pairs, and True if they came as a list."""
-
-    items: list[Text]
-    is_batch: bool
-
-    @property
-    def load(self) -> Load:
-        """The number of Unicode characters; a pair counts both texts."""
-        characters = sum(len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in self.items)
-        return Load(len(self.items), characters, self.is_batch)
-
-
 def direction(name: TruncationDirection) -> Direction:
     """TEI's four spellings -> the tokenizer's two."""
     return "left" if name in ("Left", "left") else "right"
+
+
+def texts_of(given: str | list[str], field: str) -> list[str]:
+    """The texts of a field that takes one or several. Raises NoInputs."""
+    if not given and not isinstance(given, str):
+        raise NoInputs(f"`{field}` cannot be empty")
+    return [given] if isinstance(given, str) else given
 
 
 def check_inputs(raw: Any, field: str = "inputs") -> None:
@@ -249,30 +243,21 @@ def parse_inputs(raw: Any) -> Inputs:
     return Inputs(raw, is_batch=True)
 
 
-def check_ids(raw: list[int | list[int]]) -> None:
-    """Raises SchemaError for ids and lists of ids in one list, which `parse_ids` cannot read."""
+def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
+    """Parse ids: a list of ids is one sequence, a list of lists is several. Raises SchemaError."""
     if len(set(map(type, raw))) > 1:
         raise SchemaError("ids: got ids beside lists, expected one of these alone")
-
-
-def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
-    """Parse ids: a list of ids is one sequence, a list of lists is several. Call `check_ids` first."""
     return raw if raw and type(raw[0]) is list else [raw]  # type: ignore[list-item, return-value]
 
 
-def check_predict(raw: str | list[str | list[str]]) -> None:
-    """Raises SchemaError for inputs that `parse_predict` cannot read."""
-    kinds = set(map(type, raw)) if isinstance(raw, list) else set()
-    if len(kinds) > 1:
-        raise SchemaError("inputs: got texts beside lists, expected one of these alone")
-    if kinds == {str} and len(raw) > 2:
-        raise SchemaError(f"inputs: got {len(raw)} texts, expected one or two, or lists of one or two")
-
-
-def parse_predict(raw: Any) -> Texts:
-    """Parse a text, [text], [text, text] (one pair), or a batch of such lists. Call `check_predict` first."""
+def parse_predict(raw: Any) -> tuple[list[Text], bool]:
+    """Parse a text, [text], [text, text] (one pair), or a batch of such lists: its texts and pairs, and True for a batch.
+    Raises SchemaError."""
     if isinstance(raw, str):
-        return Texts([raw], is_batch=False)
-    if isinstance(raw[0], str):
-        return Texts([raw[0] if len(raw) == 1 else (raw[0], raw[1])], is_batch=False)
-    return Texts([parts[0] if len(parts) == 1 else (parts[0], parts[1]) for parts in raw], is_batch=True)
+        return [raw], False
+    if len(set(map(type, raw))) > 1:
+        raise SchemaError("inputs: got texts beside lists, expected one of these alone")
+    is_batch = not isinstance(raw[0], str)
+    if not is_batch and len(raw) > 2:
+        raise SchemaError(f"inputs: got {len(raw)} texts, expected one or two, or lists of one or two")
+    return [parts[0] if len(parts) == 1 else (parts[0], parts[1]) for parts in (raw if is_batch else [raw])], is_batch

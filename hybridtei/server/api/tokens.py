@@ -7,11 +7,11 @@ from functools import partial
 from io import BytesIO
 from typing import Any, TypeVar
 
-from hybridtei.errors import EmptyInput, NoInputs
+from hybridtei.errors import EmptyInput
 from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER, too_many_numbers
 from hybridtei.server.answers import Written, write_json
-from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids
+from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids, texts_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import post
 from hybridtei.system.tracing import handler
@@ -25,10 +25,8 @@ T = TypeVar("T")
 @handler("tokenize")
 async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
     """Tokens with their places in the text."""
-    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     with context.counting_failures():
-        if not texts:
-            raise NoInputs("`inputs` cannot be empty")
+        texts = texts_of(request.inputs, "inputs")
         context.check_batch(len(texts))
         tokens, special, prompt = context.service.reader.tokens, request.add_special_tokens, request.prompt_name
         return await _aside(context, texts, partial(tokens, add_special_tokens=special, prompt_name=prompt))
