@@ -37,7 +37,7 @@ from hybridtei.inference.engine.device import STOP_SECONDS
 from hybridtei.server.context import Context
 from hybridtei.server.routing import Endpoint
 from hybridtei.system import memory
-from hybridtei.system.metrics import Counter, Registry
+from hybridtei.system.metrics import Counter, Registry, text_of
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import CollectionSchema
@@ -120,11 +120,8 @@ class Models:
         """The Prometheus text of all models together. Below `/m/ALIAS` each model has its own."""
         if self._only is not None:
             return self.registry.text()
-        whole = Registry()
         of_models = (entry.context.registry for entry in self.entries.values() if entry.context)
-        for registry in (self.registry, *of_models):
-            whole.absorb(registry.readings())
-        return whole.text()
+        return text_of(reading for registry in (self.registry, *of_models) for reading in registry.readings())
 
     async def load(self, config: NamedModel) -> Entry:
         """Load a model while the others serve. Raises InvalidInput if the name is taken; LoadError, which `entries` keeps."""

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TypeVar
 
 import numpy as np
@@ -54,6 +55,9 @@ def powers_of_two(limit: int) -> tuple[float, ...]:
     return tuple(float(2**k) for k in range(limit.bit_length()))
 
 
+KINDS = ("counter", "gauge", "histogram")  # in the order of the text
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One metric's state: `values` by labels, or a histogram's `counts` up to each of `bounds` and the sum `total`."""
@@ -65,31 +69,56 @@ class Reading:
     counts: Sequence[int] = ()
     total: float = 0.0
 
+    def __add__(self, other: Reading) -> Reading:
+        """Add the values of the same metric of another model or process."""
+        values = dict(self.values)
+        for labels, value in other.values.items():
+            values[labels] = values.get(labels, 0) + value
+        bounds = tuple(sorted({*self.bounds, *other.bounds}))  # models differ in the lengths of their inputs
+        counts = [0] * (len(bounds) + 1)
+        for one in (self, other):
+            for bound, count in zip((*one.bounds, inf), one.counts, strict=False):  # only histograms have counts
+                counts[bisect_left(bounds, bound)] += count
+        return Reading(self.kind, self.name, values, bounds, counts, self.total + other.total)
 
-class _Metric:
-    kind = ""
+    def lines(self) -> Iterator[str]:
+        """Its lines of the Prometheus text."""
+        if self.name in HELP:
+            yield f"# HELP {self.name} {HELP[self.name]}"
+        yield f"# TYPE {self.name} {self.kind}"
+        for labels, value in self.values.items():
+            yield f"{self.name}{labels} {format_number(value)}"
+        if not any(self.counts):
+            return
+        running = 0
+        for bound, count in zip((*map(format_number, self.bounds), "+Inf"), self.counts, strict=True):
+            running += count
+            yield f'{self.name}_bucket{{le="{bound}"}} {running}'
+        yield f"{self.name}_sum {format_number(self.total)}"
+        yield f"{self.name}_count {running}"
 
-    def __init__(self, name: str, lock: threading.Lock) -> None:
-        self.name = name
-        self._lock = lock
 
-    def samples(self) -> Iterator[str]:
-        raise NotImplementedError
-
-    def reading(self) -> Reading:
-        raise NotImplementedError
-
-    def absorb(self, reading: Reading) -> None:
-        raise NotImplementedError
+def added(readings: Iterable[Reading]) -> list[Reading]:
+    """One reading for each metric, in the order of their first ones."""
+    whole: dict[str, Reading] = {}
+    for one in readings:
+        whole[one.name] = whole[one.name] + one if one.name in whole else one
+    return [*whole.values()]
 
 
-class Counter(_Metric):
+def text_of(readings: Iterable[Reading]) -> str:
+    """Return the Prometheus text: counters, gauges, histograms."""
+    ordered = sorted(added(readings), key=lambda one: KINDS.index(one.kind))
+    return "\n".join("\n".join([*one.lines(), ""]) for one in ordered) + "\n"
+
+
+class Counter:
     """A sum for each set of labels. It never decreases."""
 
     kind = "counter"
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
-        super().__init__(name, lock)
+        self.name, self._lock = name, lock
         self._values: dict[str, float] = {}
 
     def add(self, amount: float = 1, **labels: str) -> None:
@@ -108,15 +137,8 @@ class Counter(_Metric):
     def value(self, **labels: str) -> float:
         return self._values.get(_labels(labels), 0)
 
-    def samples(self) -> Iterator[str]:
-        return (f"{self.name}{labels} {format_number(value)}" for labels, value in self._values.items())
-
     def reading(self) -> Reading:
         return Reading(self.kind, self.name, dict(self._values))
-
-    def absorb(self, reading: Reading) -> None:
-        for labels, value in reading.values.items():
-            self._values[labels] = self._values.get(labels, 0) + value
 
 
 class Gauge(Counter):
@@ -129,29 +151,21 @@ class Gauge(Counter):
             self._values[""] = value
 
 
-class Observed(_Metric):
-    """A value that is read only for `/metrics`."""
+class Observed:
+    """A gauge that is read only for `/metrics`."""
 
-    kind = "gauge"
-
-    def __init__(self, name: str, lock: threading.Lock, read: Callable[[], float]) -> None:
-        super().__init__(name, lock)
-        self.value = read
-
-    def samples(self) -> Iterator[str]:
-        yield f"{self.name} {format_number(self.value())}"
+    def __init__(self, name: str, read: Callable[[], float]) -> None:
+        self.name, self.value = name, read
 
     def reading(self) -> Reading:
-        return Reading(self.kind, self.name, {"": self.value()})
+        return Reading(Gauge.kind, self.name, {"": self.value()})
 
 
-class Histogram(_Metric):
+class Histogram:
     """Counts of observations up to each bound."""
 
-    kind = "histogram"
-
     def __init__(self, name: str, lock: threading.Lock, bounds: Iterable[float]) -> None:
-        super().__init__(name, lock)
+        self.name, self._lock = name, lock
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
@@ -162,40 +176,20 @@ class Histogram(_Metric):
             self._counts[slot] += times
             self._sum += value * times
 
-    def samples(self) -> Iterator[str]:
-        running = 0
-        if not any(self._counts):
-            return
-        for bound, count in zip(self._bounds, self._counts, strict=False):
-            running += count
-            yield f'{self.name}_bucket{{le="{format_number(bound)}"}} {running}'
-        running += self._counts[-1]
-        yield f'{self.name}_bucket{{le="+Inf"}} {running}'
-        yield f"{self.name}_sum {format_number(self._sum)}"
-        yield f"{self.name}_count {running}"
-
     def reading(self) -> Reading:
-        return Reading(self.kind, self.name, {}, self._bounds, tuple(self._counts), self._sum)
-
-    def absorb(self, reading: Reading) -> None:
-        bounds = tuple(sorted({*self._bounds, *reading.bounds}))  # of several models with different lengths of inputs
-        counts = [0] * (len(bounds) + 1)
-        for own, part in ((self._bounds, self._counts), (reading.bounds, reading.counts)):
-            for bound, count in zip((*own, float("inf")), part, strict=True):
-                counts[bisect_left(bounds, bound)] += count
-        self._bounds, self._counts = bounds, counts
-        self._sum += reading.total
+        return Reading("histogram", self.name, {}, self._bounds, tuple(self._counts), self._sum)
 
 
-M = TypeVar("M", bound=_Metric)
+M = TypeVar("M", Counter, Gauge, Observed, Histogram)
 
 
 class Registry:
-    """The metrics of one process, by kind in order of declaration. `others`: another process's current readings."""
+    """The metrics of one process, in order of declaration. `others`: another process's current readings."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._metrics: list[_Metric] = []
+        self._metrics: list[Counter | Observed | Histogram] = []
+        self._kept: list[Reading] = []
         self.others: Sequence[Reading] = ()
 
     def counter(self, name: str) -> Counter:
@@ -206,57 +200,27 @@ class Registry:
 
     def observed(self, name: str, read: Callable[[], float]) -> Observed:
         """Declare an `Observed`. Any thread may call `read`, which must not count anything."""
-        return self._add(Observed(name, self._lock, read))
+        return self._add(Observed(name, read))
 
     def histogram(self, name: str, bounds: Iterable[float]) -> Histogram:
         return self._add(Histogram(name, self._lock, bounds))
 
     def text(self) -> str:
-        """Return the Prometheus text: counters, gauges, histograms."""
-        if self.others:
-            whole = Registry()
-            whole.absorb(self.readings())
-            return whole.text()
-        with self._lock:
-            blocks = [
-                "\n".join([*_head(metric), *metric.samples(), ""])
-                for kind in ("counter", "gauge", "histogram")
-                for metric in self._metrics
-                if metric.kind == kind
-            ]
-        return "\n".join(blocks) + "\n"
+        """Return the Prometheus text."""
+        return text_of(self.readings())
 
     def readings(self) -> list[Reading]:
-        """Return all values, for another registry to add."""
+        """Return all values."""
         with self._lock:
-            return [*(metric.reading() for metric in self._metrics), *self.others]
+            return [*(metric.reading() for metric in self._metrics), *self._kept, *self.others]
 
     def keep(self, readings: Iterable[Reading]) -> None:
         """Add the counters of a process or model that has ended: Prometheus counters must not decrease."""
-        self.absorb(reading for reading in readings if reading.kind != Gauge.kind)
-
-    def absorb(self, readings: Iterable[Reading]) -> None:
-        """Add readings of another registry; declare metrics that this one lacks."""
-        known = {metric.name: metric for metric in self._metrics}
-        for reading in readings:
-            metric = known.get(reading.name) or self._declare(reading)
-            with self._lock:
-                metric.absorb(reading)
-
-    def _declare(self, reading: Reading) -> _Metric:
-        if reading.kind == Histogram.kind:
-            return self.histogram(reading.name, reading.bounds)
-        return self.gauge(reading.name) if reading.kind == Gauge.kind else self.counter(reading.name)
+        self._kept = added([*self._kept, *(one for one in readings if one.kind != Gauge.kind)])
 
     def _add(self, metric: M) -> M:
         self._metrics.append(metric)
         return metric
-
-
-def _head(metric: _Metric) -> Iterator[str]:
-    if metric.name in HELP:
-        yield f"# HELP {metric.name} {HELP[metric.name]}"
-    yield f"# TYPE {metric.name} {metric.kind}"
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.system.metrics import Registry, duration_buckets, format_number, powers_of_two
+from hybridtei.system.metrics import Registry, duration_buckets, format_number, powers_of_two, text_of
 
 
 def test_duration_buckets_are_teis_to_the_letter():
@@ -42,10 +42,7 @@ def test_an_observed_level_is_looked_up_when_asked():
     registry, levels = Registry(), iter([1, 2, 3])
     registry.observed("level", lambda: next(levels))
     assert registry.text() == "# TYPE level gauge\nlevel 1\n\n"
-    total = Registry()
-    total.absorb(registry.readings())
-    total.absorb(registry.readings())
-    assert total.text() == "# TYPE level gauge\nlevel 5\n\n"
+    assert text_of([*registry.readings(), *registry.readings()]) == "# TYPE level gauge\nlevel 5\n\n"
 
 
 def test_the_whole_text():
@@ -93,10 +90,7 @@ def test_what_several_registries_counted_adds_up():
             counter.add(method="single" if number % 3 else "batch")
             gauge.add()
             histogram.observe(2.0 ** (number - 20))
-        total = Registry()
-        for one in observers:
-            total.absorb(one.readings())
-        return total.text()
+        return text_of(reading for one in observers for reading in one.readings())
 
     alone = Registry()
     assert count(alone) == alone.text() == count(Registry(), Registry(), Registry())
