@@ -32,19 +32,10 @@ Pieces = Callable[[NDArray[np.int64]], list[str]]
 Fragment = orjson.Fragment
 
 
-class Written:
-    """An answer, or a part of one, that is JSON already. A whole answer is not copied again."""
-
-    __slots__ = ("body",)
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
-
-
 def to_json(answer: Any) -> bytes:
-    """An answer as compact JSON in UTF-8. NaN and infinities become null, as in TEI."""
-    if isinstance(answer, Written):
-        return answer.body
+    """An answer as compact JSON in UTF-8. NaN and infinities become null, as in TEI. Bytes are JSON already."""
+    if isinstance(answer, bytes):
+        return answer
     return orjson.dumps(answer, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -53,8 +44,6 @@ def _plain(value: Any) -> Any:
         return np.ascontiguousarray(value)
     if isinstance(value, msgspec.Struct):
         return msgspec.to_builtins(value)
-    if isinstance(value, Written):
-        return Fragment(value.body)
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
@@ -63,8 +52,8 @@ def piecewise(answer: Any) -> bytes:
 
     All items go into one buffer, so a large answer is not copied.
     """
-    if isinstance(answer, Written):
-        return answer.body
+    if isinstance(answer, bytes):
+        return answer
     buffer = BytesIO()
     write_json(answer, buffer)
     return buffer.getvalue()  # its contents without a copy

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hybridtei.errors import EmptyInput
 from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER, too_many_numbers
-from hybridtei.server.answers import Written, write_json
+from hybridtei.server.answers import write_json
 from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids, texts_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import post
@@ -63,4 +63,4 @@ async def _aside(context: Context, items: Sequence[T], make: Callable[[T], Any])
         if written.tell() > ANSWER_BYTES and len(items) > part:
             raise too_many_numbers(MAX_ANSWER_NUMBERS)
     written.write(b"]")
-    return Reply(Written(written.getvalue()), numbers=written.tell() // BYTES_PER_NUMBER)
+    return Reply(written.getvalue(), numbers=written.tell() // BYTES_PER_NUMBER)
