@@ -174,43 +174,27 @@ class Models:
         return next((context.service.dead for context in self.ready if context.service.dead is not None), None)
 
 
-Able = Callable[[Context], bool]
+@dataclass(frozen=True, slots=True)
+class Able:
+    """What a model must be and give. With a configured role it gets only requests for that role, and requests that name it."""
 
+    role: ModelRole
+    kind: str | None = "embedding"
+    heads: frozenset[Head] = frozenset()
 
-def _for(role: ModelRole, can: Able) -> Able:
-    """A model with a configured role gets only requests for that role, and requests that name it."""
-
-    def able(context: Context) -> bool:
+    def __call__(self, context: Context) -> bool:
         assigned = context.model.role if isinstance(context.model, NamedModel) else None
-        return assigned in (None, role) and can(context)
-
-    return able
-
-
-def _gives(*heads: Head) -> Able:
-    return _for("embed", lambda context: _kind(context) == "embedding" and context.heads >= frozenset(heads))
+        is_kind = self.kind in (None, context.service.model.spec.kind)
+        return assigned in (None, self.role) and is_kind and context.heads >= self.heads
 
 
-def _is(role: ModelRole, kind: str) -> Able:
-    return _for(role, lambda context: _kind(context) == kind)
-
-
-def _kind(context: Context) -> str:
-    return context.service.model.spec.kind
-
-
-EMBED = (_gives(Head.DENSE), _gives())
-EMBED_SPARSE = (_gives(Head.SPARSE), _gives())
-EMBED_MULTIVECTOR = (_gives(Head.MULTIVECTOR), _gives())
-EMBED_HYBRID = (_gives(Head.DENSE, Head.SPARSE, Head.MULTIVECTOR), _gives(Head.DENSE, Head.SPARSE), _gives())
-RANK = (
-    _is("rerank", "reranker"),
-    _for("rerank", lambda context: Head.MULTIVECTOR in context.heads),
-    _for("rerank", lambda context: _kind(context) == "embedding"),
-)
-CLASSIFY = (_is("classify", "classifier"), _is("classify", "reranker"))
-TAG = (_is("tag", "tagger"),)
-ANY: tuple[Able, ...] = ()
+DENSE, SPARSE, MULTIVECTOR = frozenset({Head.DENSE}), frozenset({Head.SPARSE}), frozenset({Head.MULTIVECTOR})
+EMBEDS = Able("embed")
+EMBED, EMBED_SPARSE = (Able("embed", heads=DENSE), EMBEDS), (Able("embed", heads=SPARSE), EMBEDS)
+EMBED_MULTIVECTOR = (Able("embed", heads=MULTIVECTOR), EMBEDS)
+EMBED_HYBRID = (Able("embed", heads=DENSE | SPARSE | MULTIVECTOR), Able("embed", heads=DENSE | SPARSE), EMBEDS)
+RANK = (Able("rerank", "reranker"), Able("rerank", None, MULTIVECTOR), Able("rerank"))
+CLASSIFY, TAG = (Able("classify", "classifier"), Able("classify", "reranker")), (Able("tag", "tagger"),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from hybridtei.server.api.rerank import RerankRequest, rerank
 from hybridtei.server.context import CHUNK_DOCUMENTS, Context, Reply
 from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.messages import float_rows, floats
-from hybridtei.server.models import ANY, CLASSIFY, EMBED, EMBED_SPARSE, RANK, Able
+from hybridtei.server.models import CLASSIFY, EMBED, EMBED_SPARSE, RANK, Able
 from hybridtei.system.frames import nested
 from hybridtei.system.tracing import handler
 
@@ -208,7 +208,7 @@ class Method:
     `estimate`: the approximate bytes of an answer, 0 if it does not grow. `most`: messages of a stream that run at once."""
 
     answer: Callable[[Context, Any], Coroutine[Any, Any, Reply]]
-    capability: Sequence[Able] = ANY
+    capability: Sequence[Able] = ()
     permits: bool = True
     estimate: Callable[[Context, Any], int] = lambda *_: 0
     most: int = 1024
