@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from litestar import Litestar
 from litestar.di import Provide
@@ -117,12 +117,6 @@ def framework(*, only_tei_routes: bool = False) -> Litestar:
 
 def _is_served(endpoint: Endpoint, only_tei_routes: bool) -> bool:
     return endpoint.is_tei and endpoint.by_field is None if only_tei_routes else not endpoint.only_tei
-
-
-def endpoints_of(app: Litestar) -> dict[str, Endpoint]:
-    """Path -> the `Endpoint` of a POST to it."""
-    handlers: Any = ((route.path_format, handler) for route in app.routes for handler in getattr(route, "route_handlers", ()))
-    return {path: handler.opt[ENDPOINT] for path, handler in sorted(handlers, key=str) if "POST" in handler.http_methods}
 
 
 def rpc_server_class() -> type[RpcServer]:

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridtei.server.app import endpoints_of, framework
+from hybridtei.server.endpoint import ROUTES
 from hybridtei.server.http import protocol
+from hybridtei.server.routing import ENDPOINT
 from tests.server.clock import SteppedClock
 from tests.server.http.raw import BODY, CHUNKED, POST, WHOLE, connected
 from tests.server.live import HANG, Hold, Running, serving, until
@@ -63,7 +64,7 @@ def answers(client: socket.socket, count: int, *, heads: Sequence[int] = ()) -> 
     return found
 
 
-ENDPOINTS = endpoints_of(framework())
+ENDPOINTS = {path: one.opt[ENDPOINT] for one in ROUTES if "POST" in one.http_methods for path in sorted(one.paths)}
 OF_MODELS = [path for path, needs in ENDPOINTS.items() if needs.takes_permits and not needs.needs_store]
 
 
