@@ -8,8 +8,6 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from litestar import Litestar
-from litestar.di import Provide
-from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import Scope
 
 from hybridtei.config import ModelConfig, ServerConfig
@@ -18,7 +16,7 @@ from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.server import api
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.endpoint import ROUTES, HttpMiddleware, all_models, served_model, vector_store
+from hybridtei.server.endpoint import ROUTES, HttpMiddleware
 from hybridtei.server.http.body import Keyless
 from hybridtei.server.http.connection import REFUSED, ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
@@ -101,14 +99,13 @@ class _Framework(Litestar):
 
     @staticmethod
     def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
-        return [*plugins, MsgspecDIPlugin()]
+        return plugins
 
 
 def framework(*, only_tei_routes: bool = False) -> Litestar:
     """Make the Litestar application with its routes, before it has models."""
     return _Framework(
         [one for one in ROUTES if _is_served(one.opt[ENDPOINT], only_tei_routes)],
-        dependencies={"model": Provide(served_model), "models": Provide(all_models), "store": Provide(vector_store)},
         exception_handlers=dict(HANDLERS),
         openapi_config=None,
         logging_config=None,

@@ -9,20 +9,19 @@ The type of a parameter says what it gets: `Context` the model that answers, `Mo
 store, `ApiRequest` the HTTP request, `FromPath[str]` a part of the path, `RawBody` the body, any other type the decoded body.
 Parameters with a default get nothing.
 
-Litestar routes, injects and documents. This module replaces the parts that are too slow for short requests: one middleware,
-`admitted`, replaces guards, `ApiRequest` reads and decodes bodies, and `Answer` writes answers. `HttpMiddleware` stands before
-Litestar. CONTRIBUTING.md has the figures.
+Litestar routes. This module replaces the parts that are too slow for short requests: one middleware, `admitted`, replaces
+guards, `SOURCES` dependencies, `ApiRequest` reads and decodes bodies, and `Answer` writes answers. `HttpMiddleware` stands
+before Litestar. CONTRIBUTING.md has the figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar, get_type_hints
 
 import litestar
 from litestar import Litestar, Request
-from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, JSONBody, RawBody, SkipValidation
 from litestar.types import ASGIApp, Empty, Receive, Scope, Send
@@ -126,6 +125,10 @@ async def all_models(request: ApiRequest) -> Models:
     return request.scope["app"].state.models  # type: ignore[no-any-return]
 
 
+async def itself(request: ApiRequest) -> ApiRequest:
+    return request
+
+
 async def vector_store(request: ApiRequest) -> StoreContext:
     """The vector store, and the model that the path or the body names, if any. Raises UnknownModel."""
     state, alias = request.scope["app"].state, request.alias
@@ -177,13 +180,13 @@ def _admit(endpoint: Endpoint, scope: Any) -> None:
 
 
 ROUTES: list[HTTPRouteHandler] = []  # of the imported dialects
-# The type of a parameter -> its name and type for Litestar.
-INJECTED: Mapping[Any, tuple[str, Any]] = {
-    Context: ("model", NamedDependency[SkipValidation[Context]]),  # `served_model`
-    Models: ("models", NamedDependency[SkipValidation[Models]]),  # `all_models`
-    StoreContext: ("store", NamedDependency[SkipValidation[StoreContext]]),  # `vector_store`
-    ApiRequest: ("request", ApiRequest),
-    RawBody: ("body", RawBody),
+# The type of a parameter -> the function that makes it of the request. Others come from Litestar: the body, a part of the path.
+SOURCES: Mapping[Any, Callable[[ApiRequest], Awaitable[Any]]] = {
+    Context: served_model,
+    Models: all_models,
+    StoreContext: vector_store,
+    ApiRequest: itself,
+    RawBody: ApiRequest.body,
 }
 Work = TypeVar("Work", bound=Callable[..., Coroutine[Any, Any, Any]])
 
@@ -219,25 +222,23 @@ def _registering(
 
 
 def _for_litestar(work: Callable[..., Coroutine[Any, Any, Any]], answer: Any) -> Any:
-    """A function with Litestar's names and types of the parameters of `work`, and of its answer."""
+    """The function that Litestar calls. Its types are those of the body, the path and the answer of `work`."""
     hints = get_type_hints(work, include_extras=True)
-    given = [_injected(one.name, hints[one.name]) for one in signature(work).parameters.values() if one.default is one.empty]
-    names = [name for name, _ in given]
+    kinds = {one.name: hints[one.name] for one in signature(work).parameters.values() if one.default is one.empty}
+    places = [(SOURCES.get(kind), name if kind == FromPath[str] else "data") for name, kind in kinds.items()]
+    types: dict[str, Any] = {"request": ApiRequest}
+    for (source, place), kind in zip(places, kinds.values(), strict=True):
+        if source is None:
+            types[place] = kind if kind == FromPath[str] else JSONBody[SkipValidation[kind]]  # type: ignore[misc, valid-type]
 
-    async def respond(**values: Any) -> Any:
-        running = work(*[values[name] for name in names])
+    async def respond(request: ApiRequest, **values: Any) -> Any:
+        running = work(*[values[place] if source is None else await source(request) for source, place in places])
         return await running if answer is None else Answer(running)
 
     respond.__name__, respond.__doc__ = work.__name__, work.__doc__
-    respond.__annotations__ = {**dict(given), "return": hints["return"] if answer is None else Answer[answer]}
-    respond.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in names])  # type: ignore[attr-defined]
+    respond.__annotations__ = {**types, "return": hints["return"] if answer is None else Answer[answer]}
+    respond.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in types])  # type: ignore[attr-defined]
     return respond
-
-
-def _injected(name: str, kind: Any) -> tuple[str, Any]:
-    if kind == FromPath[str]:
-        return name, kind
-    return INJECTED.get(kind) or ("data", JSONBody[SkipValidation[kind]])  # type: ignore[misc]
 
 
 BELOW = "/m/"  # the prefix of each model's routes: /m/ALIAS/embed
