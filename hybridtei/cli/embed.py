@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -152,18 +152,15 @@ def write_parquet(file: BinaryIO, chunks: Chunks) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    def tables() -> Iterator[Any]:
+    with ExitStack() as stack:
+        writer: Any = None
         for texts, embeddings in chunks:
             rows = list(_rows(texts, embeddings))
             for row in rows:
                 if "multivector" in row:
                     row["multivector"] = list(row["multivector"])  # Parquet has no arrays of two dimensions
-            yield pyarrow.Table.from_pylist(rows)
-
-    given = tables()
-    first = next(given)
-    with pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
-        for table in chain([first], given):
+            table = pyarrow.Table.from_pylist(rows)
+            writer = writer or stack.enter_context(pyarrow.parquet.ParquetWriter(file, table.schema))
             writer.write_table(table)
 
 

@@ -166,18 +166,12 @@ def _value(text: str | list[str], hint: Any, source: str) -> Any:
         return tuple([text] if isinstance(text, str) else text)
     assert isinstance(text, str)
     try:
-        value: Any = _parsed(text, plain)
+        if plain is bool and text not in BOOLEANS:
+            raise ValueError("should be true or false")
+        value: Any = BOOLEANS[text] if plain is bool else plain(text) if plain in (int, float) else text
         return msgspec.convert(value, typing.Annotated[plain, meta], strict=False)
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{source}: invalid value {text!r}: {error}") from None
-
-
-def _parsed(text: str, plain: Any) -> Any:
-    if plain is bool:
-        if text not in BOOLEANS:
-            raise ValueError("should be true or false")
-        return BOOLEANS[text]
-    return plain(text) if plain in (int, float) else text
 
 
 def _metavar(plain: Any, meta: Meta) -> str:

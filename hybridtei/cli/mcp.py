@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_engine, read_settings
+from hybridtei.cli.serve import check_key
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import NoKey, OtherOrigin, UsageError
 from hybridtei.retrieval.store import with_default
 from hybridtei.server.http.body import first_fields
-from hybridtei.server.http.security import Keyring, check_origin, is_sendable
+from hybridtei.server.http.security import Keyring, check_origin
 from hybridtei.system.machine import require_extra
 
 PATH = "/mcp"
@@ -82,8 +83,7 @@ def check(hostname: str, key: str | None) -> None:
         raise UsageError(f"--hostname: {hostname!r} is not an IP address") from None
     if key is None and not address.is_loopback:
         raise UsageError(f"--hostname {hostname}: other machines can reach this address: give --api-key too")
-    if key is not None and not is_sendable(key):
-        raise UsageError("--api-key: no header can carry this key; it should be printable ASCII without a space at either end")
+    check_key(key)
 
 
 async def _listen(server: Any, hostname: str, port: int, key: str | None, origins: Sequence[str]) -> None:

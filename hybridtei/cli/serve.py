@@ -87,16 +87,15 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
             raise UsageError(f"{flag}: {port} is the port of {taken[port]} already")
     if (server.certfile is None) != (server.keyfile is None):
         raise UsageError("--certfile and --keyfile: one is given without the other; give both, or neither")
-    _check_key("--api-key", server.api_key)
+    check_key(server.api_key)
 
 
-def _check_key(flag: str, key: str | None) -> None:
-    if key is None:
-        return
+def check_key(key: str | None) -> None:
+    """Raises UsageError for a key that no client can send."""
     from hybridtei.server.http.security import is_sendable  # imported late, with the framework
 
-    if not is_sendable(key):
-        raise UsageError(f"{flag}: no header can carry this key; it should be printable ASCII without a space at either end")
+    if key is not None and not is_sendable(key):
+        raise UsageError("--api-key: no header can carry this key; it should be printable ASCII without a space at either end")
 
 
 def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str, str]:

@@ -1,17 +1,11 @@
 """Sparse vectors for LangChain's Qdrant store, from an encoder in this process or from a running server.
 
-    QdrantVectorStore(…, sparse_embedding=HybridSparseEmbeddings(encoder), retrieval_mode=RetrievalMode.HYBRID)
+    QdrantVectorStore.from_texts(…, sparse_embedding=HybridSparseEmbeddings(encoder), sparse_vector_params={"modifier": …})
 
 Lexical weights need `modifier: idf` on the collection's sparse field (nDCG@10 of the embedded model on cranfield: 0.518,
-without it 0.495). Weights of SPLADE and BGE-M3 include the importance of a term and get worse by it. The checkpoint tells which
-kind it makes, but LangChain needs the modifier as an argument:
-
-    schema = schema_for(encoder.spec, "minilm-hybrid")                                   # hybridtei.schema_for
-    params = {"modifier": schema.sparse["sparse"].modifier}                                # None for SPLADE
-    QdrantVectorStore.from_texts(…, sparse_embedding=…, sparse_vector_params=params)
-
-LangChain's store only calls the object's methods and does not check its class. So nothing of LangChain is imported before the
-first vector, and then only the vector's class.
+without it 0.495); weights of SPLADE and BGE-M3 include the importance of a term and get worse by it. `hybridtei.schema_for`
+tells a checkpoint's: `schema_for(encoder.spec, "minilm-hybrid").sparse["sparse"].modifier`. LangChain's store does not check
+the object's class, so only the vector's class is imported from LangChain, at the first vector.
 """
 
 from __future__ import annotations
@@ -68,16 +62,11 @@ class HybridSparseEmbeddings:
             self._source.close()
 
     def _embed(self, texts: list[str], side: InputType) -> list[Any]:
-        vector = _vector_class()
+        try:
+            from langchain_qdrant.sparse_embeddings import SparseVector
+        except ImportError as error:
+            raise LoadError(f"LangChain's Qdrant store is missing: pip install langchain-qdrant ({error})") from None
         sparse = self._source.encode(texts, ("sparse",), input_type=side, prompt_name=self._prompts[side]).sparse
         assert sparse is not None
         rows = [sparse.row(i) for i in range(len(texts))]
-        return [vector(indices=indices.tolist(), values=values.tolist()) for indices, values in rows]
-
-
-def _vector_class() -> Any:
-    try:
-        from langchain_qdrant.sparse_embeddings import SparseVector
-    except ImportError as error:
-        raise LoadError(f"LangChain's Qdrant store is missing: pip install langchain-qdrant ({error})") from None
-    return SparseVector
+        return [SparseVector(indices=indices.tolist(), values=values.tolist()) for indices, values in rows]

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from hybridtei.client import AsyncClient
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, StoreError
-from hybridtei.retrieval.evaluate.measures import MEASURES, Choice, Evaluation, Judgements, evaluate
+from hybridtei.retrieval.evaluate.measures import MEASURES, Evaluation, Judgements, evaluate
 from hybridtei.retrieval.ingest.run import ingest
 from hybridtei.retrieval.store import open_store
 from hybridtei.retrieval.store.collection import check_name
@@ -68,6 +68,7 @@ def write_chart(evaluation: Evaluation, path: Path) -> None:
 
 def as_dict(evaluation: Evaluation) -> dict[str, Any]:
     """All figures, rounded. Times are in milliseconds."""
+    choice = evaluation.choice
     return {
         "collection": evaluation.collection,
         "queries": evaluation.queries,
@@ -82,12 +83,10 @@ def as_dict(evaluation: Evaluation) -> dict[str, Any]:
             }
             for result in evaluation.results
         ],
-        "choice": None if evaluation.choice is None else _choice(evaluation.choice),
+        "choice": None
+        if choice is None
+        else {name: round(v, 4) if type(v) is float else v for name, v in asdict(choice).items()},
     }
-
-
-def _choice(choice: Choice) -> dict[str, Any]:
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(choice).items()}
 
 
 def as_json(evaluation: Evaluation) -> str:

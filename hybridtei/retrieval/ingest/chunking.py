@@ -1,21 +1,8 @@
-"""Documents, their chunks, and the payload of a chunk's point.
+"""Documents, their chunks, and the payload of a chunk's point; `notebooks/search.md` lists its keys.
 
-A point is one chunk of one document:
-
-    id            uuid5 of the document's key and the chunk's number (`points.point_id(document_key(...), chunk)`)
-    text          the embedded text: the chunk; the first chunk has the title above it
-    document_id   the document's own name: its id in the data, else its file's label
-    source        label of the file it came from, `/` between the parts: "cranfield/corpus.jsonl"
-    chunk         number of the chunk, from 0
-    chunks        number of the document's chunks
-    start         start of the chunk in the document's indexed text, in characters
-    digest        of the document's text, title and metadata, in base64
-    settings      hash of the settings that cut and read it, from `run.settings_hash`; points of 0.1 lack it, since their
-                  digest is keyed by the settings
-    title         if the document has one
-    metadata      every other field of the record, unchanged, if there is any; filters use `metadata.year`
-
-The indexed text of a document is its title, a line feed and its text. Documents with equal source and id are the same.
+A point is one chunk of one document. Its id is a UUID of the document's key (source and id) and the chunk's number. The indexed
+text of a document is its title, a line feed and its text; `start` counts its characters. Points of 0.1 have no `settings`:
+their digest is keyed by the settings.
 """
 
 from __future__ import annotations
@@ -142,6 +129,12 @@ class ChunkSettings:
     whole: bool = False
     late: bool = False
 
+    def in_words(self) -> str:
+        if self.whole:
+            return f"one a document, cut at {self.tokens} tokens"
+        late = ", late: read with the text around them" if self.late else ""
+        return f"at most {self.tokens} tokens, {self.overlap} of them repeated{late}"
+
 
 def settings_for(
     model: Model, tokens: int | None, overlap: int | None, *, whole: bool = False, late: bool = False
@@ -200,7 +193,10 @@ class Chunker:
         flat = [section for per_text in sections for section in per_text]
         counts = self._counts([text for _, text in flat])
         pieces = iter(self._threads.map(self._pieces, flat, counts))
-        chunks = [_numbered([piece for _ in per_text for piece in next(pieces)]) for per_text in sections]
+        chunks = [
+            [Chunk(number, *piece) for number, piece in enumerate(piece for _ in per_text for piece in next(pieces))]
+            for per_text in sections
+        ]
         if not self.settings.late:
             return chunks
         tokens = iter(counts)
@@ -213,18 +209,21 @@ class Chunker:
     def _counts(self, texts: Sequence[str]) -> list[int]:
         return [len(encoding) for encoding in self._tokenizer.encode(texts, add_special_tokens=False)] if texts else []
 
-    def _pieces(self, section: tuple[int, str], count: int) -> list[tuple[int, str, int]]:
-        """(start, text, tokens) of a section's chunks."""
+    def _pieces(self, section: tuple[int, str], count: int) -> list[tuple[str, int, int]]:
+        """(text, start, tokens) of a section's chunks."""
         start, text = section
         if self.settings.whole:
-            return [(start, text, min(count + self.around, self._longest))]
-        if count <= self._room and len(text) <= self._room * CHARACTERS_PER_TOKEN:
-            return [(start, text, count + self.around)]
+            return [(text, start, min(count + self.around, self._longest))]
+        most = self._room * CHARACTERS_PER_TOKEN
+        if count <= self._room and len(text) <= most:
+            return [(text, start, count + self.around)]
         cuts = [
-            (start + at + cut, part) for at, piece in self._splitter.chunk_indices(text) for cut, part in self._short(piece)
+            (start + at + cut, piece[cut : cut + most])
+            for at, piece in self._splitter.chunk_indices(text)
+            for cut in range(0, len(piece), most)
         ]
         lengths = self._counts([piece for _, piece in cuts])
-        return [(at, piece, length + self.around) for (at, piece), length in zip(cuts, lengths, strict=True)]
+        return [(piece, at, length + self.around) for (at, piece), length in zip(cuts, lengths, strict=True)]
 
     def _within(self, text: str, chunks: Sequence[Chunk], tokens: int) -> list[Chunk]:
         """The chunks with their windows, for a text of `tokens` tokens. Windows start and end at words or chunks."""
@@ -244,10 +243,6 @@ class Chunker:
             for chunk, place in zip(chunks, chosen, strict=True)
         ]
 
-    def _short(self, piece: str) -> Iterator[tuple[int, str]]:
-        most = self._room * CHARACTERS_PER_TOKEN
-        return ((at, piece[at : at + most]) for at in range(0, len(piece), most))
-
 
 def _sections(text: str) -> Iterator[tuple[int, str]]:
     """(start, text) of sections of at most SECTION_CHARACTERS, cut at the last line end or space, if there is one."""
@@ -258,7 +253,3 @@ def _sections(text: str) -> Iterator[tuple[int, str]]:
         cut = cut if cut > start else text.rfind(" ", start, stop)
         edges.append(cut + 1 if cut > start else stop)
     return ((start, text[start:stop]) for start, stop in pairwise([*edges, len(text)]) if text[start:stop].strip())
-
-
-def _numbered(pieces: Sequence[tuple[int, str, int]]) -> list[Chunk]:
-    return [Chunk(number, text, start, tokens) for number, (start, text, tokens) in enumerate(pieces)]

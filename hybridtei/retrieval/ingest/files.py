@@ -5,10 +5,8 @@ source's name in the collection and the path below it. Skipped are hidden files,
 behind links, and an ingest's own files: collections of the embedded engine, and files of rejected records.
 
 A reader yields documents one by one, with one record or one small file in memory. It yields a part that is no document as a
-`Rejection` with its place and the reason, and goes on. The quarantine is the file of rejections, JSON lines that each ingest
-writes again:
-
-    {"source": "data/rows.csv", "location": "line 7", "reason": "the row has 3 cells, the header 4", "excerpt": "…"}
+`Rejection` with its place and the reason, and goes on. The quarantine is the file of rejections, JSON lines of `source`,
+`location`, `reason` and `excerpt` that each ingest writes again.
 """
 
 from __future__ import annotations
@@ -250,13 +248,8 @@ def _below(
             continue
         if stat.S_ISDIR(status.st_mode):
             yield from _below(below, root, here, quarantine, known)
-        elif _is_within(entry, root):
+        elif Path(os.path.realpath(entry)).is_relative_to(root):  # also a link's target
             yield _file(entry, here, status)
-
-
-def _is_within(entry: Path, root: Path) -> bool:
-    """True if the entry, or a link's target, is below the root."""
-    return Path(os.path.realpath(entry)).is_relative_to(root)
 
 
 def printable(name: str) -> str:

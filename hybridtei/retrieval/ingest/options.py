@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 import orjson
-from msgspec import Meta, Struct
+from msgspec import Struct
 
+from hybridtei.config import flag
 from hybridtei.retrieval.store.query import CollectionPlan
 
 MEGABYTE = 1e6
 INTERRUPTED = 130
 MAX_RECORD_BYTES = 1_000_000
 MAX_DOCUMENT_CHARACTERS = 10_000_000  # bounds the number of a document's chunks
-NAME, FILE = {"metavar": "NAME"}, {"metavar": "FILE"}
 
 
 class ReadOptions(Struct, frozen=True, kw_only=True):
@@ -27,14 +27,11 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     A record is a line of jsonl or a row of csv or parquet. `max_file_bytes` bounds files of one document.
     """
 
-    text_field: Annotated[
-        str | None, Meta(description="field of the text in jsonl, csv, parquet [default: text]", extra=NAME)
-    ] = None
+    text_field: Annotated[str | None, flag("field of the text in jsonl, csv, parquet [default: text]", metavar="NAME")] = None
     id_field: Annotated[
-        str | None,
-        Meta(description="field of the id there [default: _id or id, else the line's number]", extra=NAME),
+        str | None, flag("field of the id there [default: _id or id, else the line's number]", metavar="NAME")
     ] = None
-    max_record_bytes: Annotated[int, Meta(description="of a line")] = MAX_RECORD_BYTES
+    max_record_bytes: Annotated[int, flag("of a line")] = MAX_RECORD_BYTES
     max_file_bytes: int = 100_000_000
     max_document_characters: int = MAX_DOCUMENT_CHARACTERS
     max_metadata_bytes: int = 64_000
@@ -49,40 +46,37 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     """Options of an ingest."""
 
     source: str
-    collection: Annotated[str, Meta(description="collection to fill; made if it does not exist", extra=NAME)]
-    url: Annotated[str | None, Meta(description="embed by this running hybridtei, such as http://localhost:3000")] = None
-    url_api_key: Annotated[str | None, Meta(description="key of --url")] = None
+    collection: Annotated[str, flag("collection to fill; made if it does not exist", metavar="NAME")]
+    url: Annotated[str | None, flag("embed by this running hybridtei, such as http://localhost:3000")] = None
+    url_api_key: Annotated[str | None, flag("key of --url")] = None
     outputs: tuple[str, ...] | None = None
     chunk_tokens: Annotated[
-        int | None, Meta(description="tokens of a chunk [default: what the model reads, late a quarter of it; 512 at most]")
+        int | None, flag("tokens of a chunk [default: what the model reads, late a quarter of it; 512 at most]")
     ] = None
     chunk_overlap: Annotated[
-        int | None, Meta(description="tokens that a chunk may repeat [default: an eighth of it, none for late chunks]")
+        int | None, flag("tokens that a chunk may repeat [default: an eighth of it, none for late chunks]")
     ] = None
     chunking: Annotated[
-        Literal["plain", "late"],
-        Meta(description="late: read a chunk with the text around it (models that pool by mean)"),
+        Literal["plain", "late"], flag("late: read a chunk with the text around it (models that pool by mean)")
     ] = "plain"
-    no_chunking: Annotated[bool, Meta(description="one chunk a document; the model cuts longer texts")] = False
+    no_chunking: Annotated[bool, flag("one chunk a document; the model cuts longer texts")] = False
     source_name: Annotated[
-        str | None,
-        Meta(description="SOURCE's name in ids and payloads, independent of its path [default: its file name]", extra=NAME),
+        str | None, flag("SOURCE's name in ids and payloads, independent of its path [default: its file name]", metavar="NAME")
     ] = None
-    quarantine: Annotated[
-        str | None, Meta(description="file of rejected documents [default: NAME.quarantine.jsonl]", extra=FILE)
-    ] = None
-    delete_missing: Annotated[bool, Meta(description="delete documents that have left SOURCE since an earlier ingest")] = False
-    dry_run: Annotated[bool, Meta(description="say what would be stored and deleted, and change nothing")] = False
-    reread: Annotated[bool, Meta(description="also read files whose size, times and inode have not changed")] = False
-    engine: Annotated[Literal["local", "ray"], Meta(description="where to embed: here, or in a Ray cluster")] = "local"
-    ray_workers: Annotated[int | None, Meta(description="workers, a processor each [default: all of the cluster]")] = None
+    quarantine: Annotated[str | None, flag("file of rejected documents [default: NAME.quarantine.jsonl]", metavar="FILE")] = (
+        None
+    )
+    delete_missing: Annotated[bool, flag("delete documents that have left SOURCE since an earlier ingest")] = False
+    dry_run: Annotated[bool, flag("say what would be stored and deleted, and change nothing")] = False
+    reread: Annotated[bool, flag("also read files whose size, times and inode have not changed")] = False
+    engine: Annotated[Literal["local", "ray"], flag("where to embed: here, or in a Ray cluster")] = "local"
+    ray_workers: Annotated[int | None, flag("workers, a processor each [default: all of the cluster]")] = None
     ray_address: Annotated[
-        str | None,
-        Meta(description="Ray cluster [default: RAY_ADDRESS, else a new one on this machine]", extra={"metavar": "ADDRESS"}),
+        str | None, flag("Ray cluster [default: RAY_ADDRESS, else a new one on this machine]", metavar="ADDRESS")
     ] = None
-    defer_indexing_mb: Annotated[int, Meta(description="from this size of a run on, a server indexes after the run")] = 16
-    wait_indexed: Annotated[bool, Meta(description="do not wait until a server has indexed the points")] = True
-    quiet: Annotated[bool, Meta(description="show no progress")] = False
+    defer_indexing_mb: Annotated[int, flag("from this size of a run on, a server indexes after the run")] = 16
+    wait_indexed: Annotated[bool, flag("do not wait until a server has indexed the points")] = True
+    quiet: Annotated[bool, flag("show no progress")] = False
     plan: CollectionPlan = CollectionPlan()
 
 

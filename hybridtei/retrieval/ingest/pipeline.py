@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TypeVar
 
 import orjson
@@ -241,10 +241,5 @@ def missing_from_source(preparation: Preparation) -> list[str]:
     """The keys of stored documents that left their file, or whose file left the source. Call it after reading the whole
     source."""
     present = {file.label for file in preparation.files}  # unreadable folders may still have the file
-
-    def may_be_there(label: str) -> bool:
-        parts = label.split("/")
-        return any("/".join(parts[:count]) in present for count in range(1, len(parts) + 1))
-
-    gone = [label for label in preparation.stored if not may_be_there(label)]
+    gone = [label for label in preparation.stored if present.isdisjoint(accumulate(label.split("/"), "{}/{}".format))]
     return preparation.missing + [key for label in gone for key in sorted(preparation.stored[label])]

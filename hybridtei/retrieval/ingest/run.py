@@ -115,7 +115,7 @@ class _Ingest:
         self.heads = vector_heads(self.spec.heads, options.outputs)
         self.text = text_model(self.spec, engine)
         self.chunks = _chunk_settings(options, self.text, self.heads)
-        tell(f"chunks    {_in_words(self.chunks)}")
+        tell(f"chunks    {self.chunks.in_words()}")
 
     async def run(self) -> Summary:
         """Run the pipeline, and finish the store's work. Closes everything in any case."""
@@ -318,10 +318,3 @@ def first_settings(
         *([] if made_by in (None, FIRST_EMBEDDED_HEADS) else [made_by]),
     ]
     return blake2b(orjson.dumps(made_of), digest_size=32).digest()
-
-
-def _in_words(chunks: ChunkSettings) -> str:
-    if chunks.whole:
-        return f"one a document, cut at {chunks.tokens} tokens"
-    late = ", late: read with the text around them" if chunks.late else ""
-    return f"at most {chunks.tokens} tokens, {chunks.overlap} of them repeated{late}"

@@ -181,16 +181,14 @@ class Writer:
             payload_of(one.pending.document, one.chunk, one.pending.chunks, one.pending.digest, self.preparation.settings)
             for one in pieces
         ]
-        points = to_points(embeddings, ids, payloads)
-        return points, [_objection(point, self.schema) for point in points]
-
-
-def _objection(point: Stored, schema: CollectionSchema) -> str | None:
-    try:
-        check_points([point], schema)
-    except InvalidPoint as error:
-        return str(error)
-    return None
+        objections: list[str | None] = []
+        for point in (points := to_points(embeddings, ids, payloads)):
+            try:
+                check_points([point], self.schema)
+                objections.append(None)
+            except InvalidPoint as error:
+                objections.append(str(error))
+        return points, objections
 
 
 THRESHOLD = "ingest_indexing_threshold"  # key of a collection's metadata: the threshold in kB to restore

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from hybridtei.config import MultivectorDtype
+from hybridtei.config import MultivectorDtype, flag
 
 Step = Literal["migrate", "rollback", "status", "delete_old"]
 
@@ -22,10 +22,10 @@ class MigrateOptions(Struct, frozen=True, kw_only=True):
     to: str | None = None
     multivector_tokens: int | None = None
     multivector_dtype: MultivectorDtype | None = None
-    dense_dim: Annotated[int | None, Meta(description="dimensions to keep of dense vectors [default: all]")] = None
+    dense_dim: Annotated[int | None, flag("dimensions to keep of dense vectors [default: all]")] = None
     drop_outputs: Annotated[
-        str | None, Meta(description="outputs that the collection has and the new model lacks, such as sparse,multivector")
+        str | None, flag("outputs that the collection has and the new model lacks, such as sparse,multivector")
     ] = None
-    no_switch: Annotated[bool, Meta(description="fill the copy only; the same command without this flag switches")] = False
-    yes: Annotated[bool, Meta(description="let an alias take the place of a collection of that name")] = False
-    quiet: Annotated[bool, Meta(description="no progress")] = False
+    no_switch: Annotated[bool, flag("fill the copy only; the same command without this flag switches")] = False
+    yes: Annotated[bool, flag("let an alias take the place of a collection of that name")] = False
+    quiet: Annotated[bool, flag("no progress")] = False
