@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.search.searcher import Searcher as Searcher
     from hybridtei.retrieval.store import open_store as open_store
     from hybridtei.retrieval.store.collection import check_fits as check_fits
-    from hybridtei.retrieval.store.collection import create_arguments as create_arguments
     from hybridtei.retrieval.store.plan import schema_for as schema_for
-    from hybridtei.retrieval.store.points import as_lists as as_lists
     from hybridtei.retrieval.store.points import point_id as point_id
     from hybridtei.retrieval.store.points import to_points as to_points
     from hybridtei.retrieval.store.query import filter_from as filter_from
+    from hybridtei.retrieval.store.server import as_lists as as_lists
+    from hybridtei.retrieval.store.server import create_arguments as create_arguments
 
 machine.turn_off_telemetry()
 
@@ -77,11 +77,12 @@ _NAMES_OF = {
     "hybridtei.retrieval.search.local": "LocalSearch query_model rank_by",
     "hybridtei.retrieval.search.options": "SearchHit SearchOptions SearchResult",
     "hybridtei.retrieval.search.searcher": "QueryModel Searcher",
-    "hybridtei.retrieval.store.collection": "check_fits create_arguments",
+    "hybridtei.retrieval.store.collection": "check_fits",
     "hybridtei.retrieval.store.plan": "schema_for",
     "hybridtei.retrieval.store": "open_store",
-    "hybridtei.retrieval.store.points": "as_lists point_id to_points",
+    "hybridtei.retrieval.store.points": "point_id to_points",
     "hybridtei.retrieval.store.query": "filter_from",
+    "hybridtei.retrieval.store.server": "as_lists create_arguments",
     "hybridtei.inference.tasks.label": "Prediction Span",
     "hybridtei.inference.tasks.pooling": "MultivectorBudget",
     "hybridtei.inference.tasks.rerank": "Ranked",

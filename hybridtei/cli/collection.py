@@ -19,7 +19,6 @@ from hybridtei.retrieval.ingest.options import IngestOptions
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.search.options import SearchFields, SearchOptions
 from hybridtei.retrieval.store import open_store, place_of, with_default
-from hybridtei.retrieval.store.embedded_client import ProcessClient
 from hybridtei.retrieval.store.query import CollectionPlan
 from hybridtei.system.machine import require_extra
 from hybridtei.system.own_loop import OwnLoop
@@ -87,11 +86,10 @@ def run_search(arguments: argparse.Namespace) -> int:
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = with_default(read_settings(arguments, StoreConfig))
     require_extra("qdrant", "qdrant_client")
-    # The engine's process opens the collection while this one loads the model.
-    loop = OwnLoop()
-    client = None if store.qdrant_url is not None or store.qdrant_path is None else ProcessClient(store.qdrant_path)
-    if client is not None and Path(arguments.collection).name == arguments.collection:
-        loop.start(client.ask("count", arguments.collection, None, timeout_s=store.qdrant_timeout))
+    loop, opened = OwnLoop(), open_store(store)
+    assert opened is not None
+    if opened.kind == "embedded":  # the engine's process opens the collection while this one loads the model
+        loop.start(opened.count(arguments.collection))
     try:
         from hybridtei.encoder import Encoder
 
@@ -104,10 +102,9 @@ def run_search(arguments: argparse.Namespace) -> int:
         from hybridtei.retrieval.search.local import LocalSearch
 
         options = options_of(arguments)
-        search = LocalSearch(encoder, model.model_id, open_store(store, client=client), reranker=reranker, loop=loop)
+        search = LocalSearch(encoder, model.model_id, opened, reranker=reranker, loop=loop)
     except BaseException:
-        if client is not None:
-            loop.run(client.close())
+        loop.run(opened.close())
         loop.close()
         raise
     with search:

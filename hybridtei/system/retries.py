@@ -5,13 +5,17 @@ A pause from Retry-After counts against the same bound. Qdrant's own client woul
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
+from hybridtei.errors import StoreUnavailable
+
+T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -49,6 +53,33 @@ class Retries:
             return asked_s
         pause_s: float = min(FIRST_PAUSE_S * 2 ** min(self.tries - 1, 20), LONGEST_PAUSE_S)
         return min(pause_s * (1 - self._jitter() / 2), left_s)
+
+
+async def retry_unavailable(
+    attempt: Callable[[], Awaitable[T]],
+    patience_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    jitter: Callable[[], float] = random.random,
+) -> T:
+    """Call `attempt`, and retry it after StoreUnavailable until `patience_s` after the first try.
+
+    `Retries` gives the pauses. Raises the last StoreUnavailable, with the number of tries, and other errors at once.
+    """
+    retries = Retries(patience_s, clock=clock, jitter=jitter)
+    while True:
+        try:
+            return await attempt()
+        except StoreUnavailable as error:
+            if error.is_counted:  # the store itself has retried it, with the user's patience
+                raise
+            pause_s = retries.pause_s(error.retry_after_s)
+            if pause_s is None:
+                count = "once" if retries.tries == 1 else f"{retries.tries} times"
+                message = f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} s)"
+                raise StoreUnavailable(message, error.retry_after_s, is_counted=True) from error
+        await sleep(pause_s)
 
 
 def retry_after_s(headers: Any) -> float | None:

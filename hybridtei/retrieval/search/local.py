@@ -19,7 +19,7 @@ from hybridtei.models.fingerprint import begin, model_hash
 from hybridtei.models.text.tokenizer import Token, Tokenizer
 from hybridtei.outputs import Embeddings, Floats
 from hybridtei.retrieval.search.options import SearchOptions, SearchResult
-from hybridtei.retrieval.search.searcher import EmbedQueries, QueryModel, Rank, Searcher
+from hybridtei.retrieval.search.searcher import QueryModel, Rank, Searcher
 from hybridtei.retrieval.store import open_store, with_default
 from hybridtei.retrieval.store.base import Store
 from hybridtei.system.own_loop import OwnLoop
@@ -41,18 +41,13 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
     async def files() -> str | None:
         return await model_hash(begin(encoder, encoder.spec))
 
-    return QueryModel(model_id, encoder.spec, embed_queries_by(encoder), tokens_of, look_up=look_up, fingerprint=files)
-
-
-def embed_queries_by(embedder: Encoder) -> EmbedQueries:
-    """Make a blocking embedder usable by a `Searcher`, which awaits: it runs in a thread, one call at a time."""
     lock = asyncio.Lock()
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
         async with lock:
-            return await asyncio.to_thread(embedder.encode, list(queries), sorted(heads), input_type="query")
+            return await asyncio.to_thread(encoder.encode, list(queries), sorted(heads), input_type="query")
 
-    return embed
+    return QueryModel(model_id, encoder.spec, embed, tokens_of, look_up=look_up, fingerprint=files)
 
 
 def rank_by(encoder: Encoder) -> Rank:

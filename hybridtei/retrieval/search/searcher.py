@@ -29,7 +29,7 @@ from hybridtei.retrieval.search.options import Highlight, SearchHit, SearchOptio
 from hybridtei.retrieval.store.base import MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, Selector, Store
 from hybridtei.retrieval.store.collection import CollectionSchemas, check_searchable, common_heads
 from hybridtei.retrieval.store.plan import FINGERPRINT, packed_format, payload_of
-from hybridtei.retrieval.store.points import fit_to_schema, is_sparse
+from hybridtei.retrieval.store.points import fit_to_schema
 from hybridtei.retrieval.store.query import MAX_LIMIT
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
@@ -242,9 +242,11 @@ class Searcher:
         return SearchHit(one.id, one.score, payload, marks, one.legs if options.explain else None, one.more)
 
     def _marks(self, text: str, sparse: Any, embedded: Embeddings, row: int) -> list[Highlight]:
-        if embedded.sparse is None or not is_sparse(sparse) or self.model.tokens_of is None:
+        if embedded.sparse is None or sparse is None or self.model.tokens_of is None:
             return []
-        return highlights(text, shared_terms(embedded.sparse.row(row), (sparse.indices, sparse.values)), self.model.tokens_of)
+        return highlights(
+            text, shared_terms(embedded.sparse.row(row), (sparse["indices"], sparse["values"])), self.model.tokens_of
+        )
 
 
 def since(began_ns: int) -> float:

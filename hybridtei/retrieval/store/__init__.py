@@ -17,7 +17,6 @@ from hybridtei.system.machine import cache_folder, require_extra
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import Store
-    from hybridtei.retrieval.store.embedded_client import ProcessClient
 
 DEFAULT_PATH = "qdrant"
 
@@ -41,11 +40,10 @@ def state_folder(config: StoreConfig) -> Path:
     return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest" if config.qdrant_url is None else cache_folder("ingest")
 
 
-def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClient | None = None) -> Store | None:
+def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
     """The store of the settings, or None. It connects, or starts its process, at the first call.
 
-    `client`: an earlier client of the embedded engine's process. `patient`: retry calls to an unavailable server for
-    `qdrant_patience`; otherwise they fail within two seconds.
+    `patient`: retry calls to an unavailable server for `qdrant_patience`; otherwise they fail within two seconds.
     Raises StoreError if both or an unusable one is named, LoadError if a package is missing.
     """
     if not isinstance(config, StoreConfig):
@@ -64,4 +62,4 @@ def open_store(config: StoreConfig, *, patient: bool = True, client: ProcessClie
     from hybridtei.retrieval.store.embedded import EmbeddedStore
 
     assert config.qdrant_path is not None
-    return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout, client=client)
+    return EmbeddedStore(config.qdrant_path, timeout_s=config.qdrant_timeout)

@@ -1,8 +1,7 @@
 """The protocol of vector stores; and points in a stable order.
 
-Points and schemas have the fields of Qdrant's JSON, and no module but those of a Qdrant server imports qdrant-client: importing
-its models takes half a second, and making them took half of a search's time. A store raises only `StoreError` and its
-subclasses, and InvalidInput for a collection's name that no store accepts.
+Only `store.server` uses qdrant-client's models: importing them takes half a second, and making them took half of a search's
+time. A store raises only `StoreError` and its subclasses, and InvalidInput for a collection's name that no store accepts.
 
 Points with equal scores are in the order of their ids. Qdrant returns them in any order, and any of them at the end of a page.
 So a few more points are queried, and still more if these also have equal scores.
@@ -22,34 +21,23 @@ from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Query
 
 PointId = int | str
+# All payload keys or vectors, none, or only these names; for a payload also {"exclude": names}.
+Selector = bool | Sequence[str] | Mapping[str, Sequence[str]]
 
 DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the names of vectors in our collections
 NAMES = (DENSE, SPARSE, MULTIVECTOR)
+LAYOUT = "layout.json"  # a file in the folder of each collection of the embedded engine, for its process and its clients
 
 
-class Excluding(Struct, frozen=True):
-    """Selects all keys of a payload except these."""
+class Stored(Struct, array_like=True):
+    """A point to store, or a point of an answer with the requested parts, and `score` if it was queried.
 
-    exclude: list[str]
-
-
-# All payload keys or vectors, none, or only these names; for a payload also all except some.
-Selector = bool | Sequence[str] | Excluding
-
-
-class SparseVector(Struct):
-    """Lists or arrays of one length."""
-
-    indices: Any
-    values: Any
-
-
-class Stored(Struct):
-    """A point to store, or the requested parts of one: `payload`, `vector` by name, and `score` if it was queried."""
+    `vector`: by name, numbers[d], numbers[n, d], or a map of `indices` and `values`. Numbers are an array or lists.
+    """
 
     id: PointId  # a UUID as text
     payload: dict[str, Any]
-    vector: Any
+    vector: dict[str, Any]
     score: float = 0.0
 
 
@@ -97,52 +85,37 @@ class Store(Protocol):
 
     async def collections(self) -> list[str]:
         """Return the names of all collections, sorted."""
-        ...
 
     async def describe(self, name: str) -> CollectionSchema | None:
         """Return a collection's schema, or None."""
-        ...
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
         """Create an empty collection."""
-        ...
 
     async def drop(self, name: str) -> None:
         """Delete a collection and its points. No error if it does not exist."""
-        ...
 
     async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
         """Replace these keys of a collection's metadata, all at once. None removes a key."""
-        ...
 
     async def aliases(self) -> dict[str, str]:
         """Return the aliases of collections: {alias: collection}."""
-        ...
 
     async def alias(self, name: str, collection: str) -> None:
         """Make `name` an alias of a collection. Deletes a collection called `name`. Repeatable."""
-        ...
 
     async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
         """Store points, searchable on return. Each replaces the whole point of its id. Points are checked before any is sent
         (`points.check_points`): InvalidPoint names a bad one, and nothing is stored. `schema`: the collection's, if the caller
         has it."""
-        ...
 
     async def query(self, name: str, query: Query) -> list[Stored]:
         """Return the best points, the best first. Equal scores are in any order."""
-        ...
 
     async def retrieve(
-        self,
-        name: str,
-        ids: Sequence[PointId],
-        *,
-        with_payload: Selector = True,
-        with_vectors: Selector = False,
+        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
     ) -> list[Stored]:
         """Return the existing points with these ids, in any order."""
-        ...
 
     async def scroll(
         self,
@@ -155,23 +128,18 @@ class Store(Protocol):
         with_vectors: Selector = False,
     ) -> tuple[list[Stored], PointId | None]:
         """Return a page in the order of ids, and the start of the next one."""
-        ...
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
         """Return the exact number of matching points."""
-        ...
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
         """Delete points. No error for ids that do not exist."""
-        ...
 
     async def optimize(self, name: str) -> None:
         """Build indexes, if the store does not do so by itself."""
-        ...
 
     async def close(self) -> None:
         """Flush everything to disk. No call is allowed afterwards."""
-        ...
 
 
 SPARES = (4, 100, 1_000)  # points queried beyond the page, step by step while ties need more

@@ -7,56 +7,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from hybridtei.batch import Head
 from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, StoreUnavailable, UnknownCollection
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, CollectionSchema, SparseVectorParams, Store, Stored, VectorParams
+from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, CollectionSchema, Store, Stored, VectorParams
 from hybridtei.retrieval.store.plan import FINGERPRINT, packed_format, plan_of, schema_for
 
-if TYPE_CHECKING:
-    from qdrant_client import models
-
 T = TypeVar("T")
-
-
-def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
-    """Make the arguments of qdrant-client's `create_collection`."""
-    from qdrant_client import models
-
-    vectors = {name: models.VectorParams.model_validate(msgspec.to_builtins(one)) for name, one in schema.vectors.items()}
-    sparse = {name: models.SparseVectorParams.model_validate(msgspec.to_builtins(one)) for name, one in schema.sparse.items()}
-    return {
-        "vectors_config": vectors,
-        "sparse_vectors_config": sparse or None,
-        "shard_number": schema.shard_number,
-        "replication_factor": schema.replication_factor,
-        "on_disk_payload": schema.on_disk_payload,
-        "metadata": dict(schema.metadata) or None,
-    }
-
-
-def schema_of(info: models.CollectionInfo) -> CollectionSchema:
-    """The schema of an existing collection. A vector without a name gets the empty name."""
-    params = info.config.params
-    vectors = params.vectors or {}
-    if not isinstance(vectors, Mapping):
-        vectors = {"": vectors}
-    return CollectionSchema(
-        vectors={name: _converted(one, VectorParams) for name, one in vectors.items()},
-        sparse={name: _converted(one, SparseVectorParams) for name, one in (params.sparse_vectors or {}).items()},
-        metadata=info.config.metadata or {},
-        shard_number=params.shard_number,
-        replication_factor=params.replication_factor,
-        on_disk_payload=params.on_disk_payload,
-    )
-
-
-def _converted(params: models.VectorParams | models.SparseVectorParams, kind: type[T]) -> T:
-    return msgspec.convert(params.model_dump(mode="json", exclude_none=True), kind)
 
 
 MAX_NAME_BYTES = 200
@@ -111,8 +72,8 @@ def _facts(schema: CollectionSchema) -> Iterator[tuple[str, Any]]:
     for name, params in schema.vectors.items():
         yield f"vector {name}, size", params.size
         yield f"vector {name}, distance", params.distance
-        config = params.multivector_config or {"comparator": "none: one vector a point"}
-        yield f"vector {name}, comparator", config["comparator"]
+        multivector = params.multivector_config or {}
+        yield f"vector {name}, comparator", multivector.get("comparator", "none: one vector a point")
     for name, sparse in schema.sparse.items():
         yield f"sparse vector {name}, modifier", sparse.modifier or "none"
     for key, value in schema.metadata.items():

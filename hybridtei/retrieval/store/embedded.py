@@ -9,39 +9,59 @@ may or may not have had an effect and raises StoreUnavailable. Ids of points nev
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any, ClassVar
 
-import numpy as np
-
-from hybridtei.errors import StoreError
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, SparseVector, Stored
+from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
+from hybridtei.retrieval.store.base import LAYOUT, CollectionSchema, PointId, Selector, Stored
 from hybridtei.retrieval.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
-from hybridtei.retrieval.store.embedded_client import ProcessClient
-from hybridtei.retrieval.store.points import batches, check_ids, check_points, is_sparse
+from hybridtei.retrieval.store.embedded_process import is_own, listening_at, release
+from hybridtei.retrieval.store.points import check_ids, checked_batches
 from hybridtei.retrieval.store.query import Filter, Query
+from hybridtei.system import machine
+from hybridtei.system.frames import HEADER, frame, unframe
+from hybridtei.system.own_loop import started
 
-MAX_READ_INLINE = 5_000  # points; making more would block the event loop for milliseconds
+START_S = 60.0
+TAKEN_S, RETRY_S = 5.0, 0.1  # how long a folder's owner may take to start or end; between attempts
+CLOSE_S = 120.0
+MAX_WAITING = 1000  # waiting calls, even fast ones, since each holds its arguments
+NEWEST_SHARE = 0.1  # weight of the newest call in a mean duration
+MAX_INLINE_BYTES, MAX_INLINE_POINTS = 10**6, 5_000  # larger answers are decoded in a thread
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")
+WITHOUT_COLLECTIONS: Mapping[str, Any] = {"collections": [], "aliases": {}, "describe": None, "drop": None}
 
 
 class EmbeddedStore:
-    """One folder, which any number of a user's processes may open."""
+    """One folder, which any number of a user's processes may open. For one event loop.
+
+    While the folder has no collection, only `create` starts a process, and reads create no file or folder.
+    """
 
     kind = "embedded"
+    command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.retrieval.store.embedded_process")
 
-    def __init__(self, path: str, *, timeout_s: float = 30.0, client: ProcessClient | None = None) -> None:
-        """`client`: an earlier client of the folder's process."""
-        self._owner = client or ProcessClient(path)
-        self.place = f"embedded Qdrant in {os.path.abspath(path)}"
-        self._timeout_s = timeout_s
-
-    async def _call(self, call: str, name: str, *arguments: Any) -> Any:
-        check_name(name)
-        return await self._owner.ask(call, name, *arguments, timeout_s=self._timeout_s)
+    def __init__(self, path: str, *, timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._timeout_s, self._clock = path, timeout_s, clock
+        self._folder = Path(os.path.abspath(path))  # absolute, since the process has another working folder
+        self.place = f"embedded Qdrant in {self._folder}"
+        self._starting: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # held while the process executes a call, even if its caller is gone
+        self._waiting: list[str] = []  # the names of waiting calls, the running one included
+        self._mean_s: dict[str, float] = {}  # mean duration of calls by name
+        self.pid: int | None = None  # of the latest process
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._closed = False
 
     async def collections(self) -> list[str]:
-        names: list[str] = await self._owner.ask("collections", timeout_s=self._timeout_s)
+        names: list[str] = await self._call("collections")
         return names
 
     async def describe(self, name: str) -> CollectionSchema | None:
@@ -59,37 +79,24 @@ class EmbeddedStore:
         await self._call("annotate", name, dict(metadata))
 
     async def aliases(self) -> dict[str, str]:
-        aliases: dict[str, str] = await self._owner.ask("aliases", timeout_s=self._timeout_s)
+        aliases: dict[str, str] = await self._call("aliases")
         return aliases
 
     async def alias(self, name: str, collection: str) -> None:
         await self._call("alias", name, collection)
 
     async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
-        schema = schema or await self.describe(name)
-        if schema is None:
-            raise StoreError(f"embedded Qdrant: there is no collection {name!r}")
-        arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points block the event loop
-        for batch in batches(arrays):
-            await self._call("upsert", name, [_message(point) for point in batch])
+        for batch in await checked_batches(self, name, points, schema):
+            await self._call("upsert", name, batch)
 
     async def query(self, name: str, query: Query) -> list[Stored]:
-        points = await self._call("query", name, query)
-        if len(points) > MAX_READ_INLINE:
-            return await asyncio.to_thread(lambda: [_stored(point) for point in points])
-        return [_stored(point) for point in points]
+        return await _points(await self._call("query", name, query))
 
     async def retrieve(
-        self,
-        name: str,
-        ids: Sequence[PointId],
-        *,
-        with_payload: Selector = True,
-        with_vectors: Selector = False,
+        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
     ) -> list[Stored]:
         check_ids(ids)
-        records = await self._call("retrieve", name, list(ids), with_payload, with_vectors)
-        return [_stored(record) for record in records]
+        return await _points(await self._call("retrieve", name, list(ids), with_payload, with_vectors))
 
     async def scroll(
         self,
@@ -101,15 +108,9 @@ class EmbeddedStore:
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[Stored], PointId | None]:
-        page = {
-            "limit": limit,
-            "offset": offset,
-            "filter": scroll_filter,
-            "with_payload": with_payload,
-            "with_vectors": with_vectors,
-        }
-        records, following = await self._call("scroll", name, page)
-        return [_stored(record) for record in records], following
+        page = {"limit": limit, "offset": offset, "filter": scroll_filter}
+        points, following = await self._call("scroll", name, page, with_payload, with_vectors)
+        return await _points(points), following
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
         count: int = await self._call("count", name, count_filter)
@@ -121,29 +122,200 @@ class EmbeddedStore:
 
     async def optimize(self, name: str) -> None:
         """Merge and index now. Other calls wait, even for minutes. The process does so by itself when idle."""
-        check_name(name)
-        await self._owner.ask("optimize", name, timeout_s=None)
+        await self._call("optimize", name, is_bounded=False)
 
     async def close(self) -> None:
-        await self._owner.close()
+        """Wait for the answers of all calls, and for the flush of all writes."""
+        self._closed = True
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        if self._is_joined:
+            with contextlib.suppress(StoreError):
+                await self._ask("flush", timeout_s=CLOSE_S)  # after the waiting calls
+        if (writer := self._leave()) is not None:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _call(self, call: str, *arguments: Any, is_bounded: bool = True) -> Any:
+        """Call the process; the first argument is a collection's name. Raises StoreError with the process's message,
+        StoreUnavailable if it dies or takes too long, and StoreAtCapacity at once if the waiting calls leave no time for this
+        one."""
+        if arguments:
+            check_name(arguments[0])
+        if self._closed:
+            raise StoreError(f"{self._path}: the store is closed")
+        if not self._is_joined and not self._holds_collections():
+            if call in WITHOUT_COLLECTIONS:
+                return copy(WITHOUT_COLLECTIONS[call])
+            if call != "create":
+                raise StoreError(f"embedded Qdrant: there is no collection {arguments[0]!r} in {self._folder}")
+        if is_bounded:
+            self._admit()
+        return await self._ask(call, *arguments, timeout_s=self._timeout_s if is_bounded else None)
+
+    @property
+    def _is_joined(self) -> bool:
+        """True if there is a connection, and its other end is not known to be gone."""
+        return self._streams is not None and not self._streams[0].at_eof()
+
+    def _holds_collections(self) -> bool:
+        try:
+            return any((entry / LAYOUT).is_file() for entry in self._folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _admit(self) -> None:
+        """Raises StoreAtCapacity if the waiting calls will take longer than a call may."""
+        waiting = len(self._waiting)
+        expected_s = sum(self._mean_s.get(name, 0.0) for name in self._waiting)
+        if waiting >= MAX_WAITING or expected_s > self._timeout_s:
+            raise StoreAtCapacity(
+                f"{self._path}: {waiting} calls wait for the embedded Qdrant engine, about {expected_s:.1f} s of work; one "
+                f"more would not be answered within {self._timeout_s:g} s (qdrant-timeout): try again later"
+            )
+
+    async def _ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
+        message = frame([call, arguments])
+        self._waiting.append(call)
+        try:
+            await self._joined()  # it has its own bound
+            async with asyncio.timeout(timeout_s):
+                await self._turn.acquire()
+                word, answer = await asyncio.shield(started(self._exchange(call, message)))
+        except TimeoutError as error:
+            raise self._silent(timeout_s, ", or raise `qdrant_timeout`") from error
+        except (EOFError, ConnectionError) as error:
+            raise StoreUnavailable(
+                f"{self._path}: the process of the embedded Qdrant engine has ended; it is started again when asked"
+            ) from error
+        finally:
+            self._waiting.remove(call)
+        if word != "done":
+            raise StoreError(f"embedded Qdrant: {answer}")
+        return answer
+
+    async def _exchange(self, call: str, message: bytes) -> Any:
+        """Send a call and read its whole answer, even if the caller is gone, since the next answer follows it."""
+        try:
+            if self._streams is None:
+                raise EOFError
+            reader, writer = self._streams
+            began_s = self._clock()
+            writer.write(message)
+            answer = await _receive(reader)
+            took_s = self._clock() - began_s
+            mean_s = self._mean_s.get(call, took_s)
+            self._mean_s[call] = mean_s + (took_s - mean_s) * NEWEST_SHARE
+            return answer
+        except (EOFError, ConnectionError):
+            self._leave()
+            raise
+        finally:
+            self._turn.release()
+
+    def _leave(self) -> asyncio.StreamWriter | None:
+        """Close the connection, if there is one."""
+        writer = None if self._streams is None else self._streams[1]
+        self._streams = None
+        if writer is not None:
+            writer.close()
+        return writer
+
+    async def _joined(self) -> None:
+        """Connect to the process, if not connected. Callers share one start, and cancelling a caller does not stop it."""
+        if not self._is_joined:
+            if self._starting is None or self._starting.done():
+                self._starting = started(self._join())
+            await asyncio.shield(self._starting)
+
+    async def _join(self) -> None:
+        """Connect to the folder's process, or start it. Raises StoreError with the reason."""
+        begun_s = self._clock()
+        self._leave()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+        while True:
+            with contextlib.suppress(OSError, EOFError):  # it has ended or is ending
+                return await self._connect()
+            word, message = await asyncio.to_thread(self._start)
+            waited_s = self._clock() - begun_s
+            if word == "refused" or (word == "taken" and waited_s > TAKEN_S):
+                raise StoreError(message)
+            if word == "dead" or waited_s > START_S:
+                raise StoreUnavailable(f"{self._path}: the process of the embedded Qdrant engine does not start: {message}")
+            if word == "taken":
+                await asyncio.sleep(RETRY_S)
+
+    async def _connect(self) -> None:
+        """Connect. Raises OSError or EOFError if no process listens, StoreError for another release's process."""
+        place = listening_at(self._folder)
+        if place is None:
+            raise FileNotFoundError(self._folder)
+        reader, writer = await asyncio.open_unix_connection(place)
+        try:
+            if not is_own(writer.get_extra_info("socket")):
+                raise StoreError(f"{self._path}: {place} is another user's")
+            try:
+                async with asyncio.timeout(START_S):
+                    theirs, self.pid = await _receive(reader)
+            except TimeoutError as error:
+                raise self._silent(START_S) from error
+            if theirs != release():
+                raise StoreError(
+                    f"{self._path}: the folder is in use by {theirs}, and this is {release()}: use one release of both, or "
+                    "wait until the commands of the other have ended"
+                )
+        except BaseException:
+            writer.close()
+            raise
+        self._streams = reader, writer
+
+    def _start(self) -> tuple[str, str]:
+        """Start a process and wait for its word: `ready`, `taken`, `refused` or `dead`, and the reason."""
+        # The process outlives its starter and serves other commands, so it gets no keys.
+        everything = machine.child_environment()
+        kept = {name: value for name, value in everything.items() if name in KEPT_VARIABLES or name.startswith("PYTHON")}
+        try:
+            process = subprocess.Popen(
+                machine.python_command(*self.command, str(self._folder)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=machine.NEUTRAL,
+                env={**kept, "RUST_BACKTRACE": "0"},
+            )
+            line, _ = process.communicate(timeout=START_S)
+            word, message = json.loads(line)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return "dead", str(error)
+        except ValueError:
+            return "dead", "it ended before it told why"
+        return word, message or ""
+
+    def _silent(self, seconds: float | None, hint: str = "") -> StoreUnavailable:
+        """The error of a process that does not answer: during a call the engine also greets no client."""
+        return StoreUnavailable(
+            f"{self._path}: the embedded Qdrant engine has not answered for {seconds:g} s: it may be building an index; try "
+            f"later{hint}"
+        )
+
+    def _unusable(self, error: OSError) -> StoreError:
+        return StoreError(f"{self._path}: cannot be used as the folder of the embedded Qdrant engine: {error}")
 
 
-def _message(point: Stored) -> list[Any]:
-    """[id, vectors, payload] of a checked point."""
-    return [point.id, {name: _numbers(vector) for name, vector in point.vector.items()}, point.payload]
+async def _receive(reader: asyncio.StreamReader) -> Any:
+    (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    body = await reader.readexactly(length)
+    return unframe(body) if length <= MAX_INLINE_BYTES else await asyncio.to_thread(unframe, body)
 
 
-def _numbers(vector: Any) -> Any:
-    if is_sparse(vector):
-        return {"indices": vector.indices, "values": vector.values}
-    return np.ascontiguousarray(vector)
-
-
-def _stored(message: Sequence[Any]) -> Stored:
-    """The point of [id, payload, vectors], and its score if it was queried."""
-    identity, payload, vectors, *score = message
-    return Stored(identity, payload or {}, _vectors(vectors) if vectors else {}, *score)
-
-
-def _vectors(vectors: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: SparseVector(**vector) if isinstance(vector, Mapping) else vector for name, vector in vectors.items()}
+async def _points(messages: Sequence[Any]) -> list[Stored]:
+    """The points of an answer."""
+    if len(messages) > MAX_INLINE_POINTS:
+        return await asyncio.to_thread(lambda: [Stored(*message) for message in messages])
+    return [Stored(*message) for message in messages]

@@ -16,7 +16,7 @@ import qdrant_edge as edge
 
 Plain = Mapping[str, Any]
 HNSW_DEFAULTS = {"m": 16, "ef_construct": 100, "full_scan_threshold": 10_000, "max_indexing_threads": 0}  # a server's default
-ENUMERATIONS = {  # by the fields with their members
+ENUMERATIONS = {  # by the fields of their members
     "distance": edge.Distance,
     "comparator": edge.MultiVectorComparator,
     "datatype": edge.VectorStorageDatatype,
@@ -28,7 +28,9 @@ ENUMERATIONS = {  # by the fields with their members
     "query_encoding": edge.BinaryQuantizationQueryEncoding,
     "bits": edge.TurboQuantBitSize,
 }
-QUANTIZATIONS = {
+OBJECTS = {  # by the fields that hold them, or by the kind of quantisation
+    "multivector_config": edge.MultiVectorConfig,
+    "hnsw_config": edge.HnswIndexConfig,
     "scalar": edge.ScalarQuantizationConfig,
     "product": edge.ProductQuantizationConfig,
     "binary": edge.BinaryQuantizationConfig,
@@ -39,35 +41,31 @@ QUANTIZATIONS = {
 def config_of(schema: Plain) -> edge.EdgeConfig:
     """The engine's configuration of a collection. Ignores shards and replicas."""
     return edge.EdgeConfig(
-        vectors={name: _vector_params(params) for name, params in schema["vectors"].items()},
-        sparse_vectors={name: _sparse_params(params) for name, params in schema["sparse"].items()},
+        vectors={name: _made(edge.EdgeVectorParams, params) for name, params in schema["vectors"].items()},
+        sparse_vectors={name: _made(edge.EdgeSparseVectorParams, _flat(params)) for name, params in schema["sparse"].items()},
         on_disk_payload=schema.get("on_disk_payload"),
     )
 
 
-def _vector_params(params: Plain) -> Any:
-    made = dict(params)
-    if multivector := params.get("multivector_config"):
-        made["multivector_config"] = _made(edge.MultiVectorConfig, multivector)
-    if graph := params.get("hnsw_config"):
-        made["hnsw_config"] = _made(edge.HnswIndexConfig, {**HNSW_DEFAULTS, **graph})
-    if quantization := params.get("quantization_config"):
-        ((kind, fields),) = quantization.items()
-        made["quantization_config"] = _made(QUANTIZATIONS[kind], fields)
-    return _made(edge.EdgeVectorParams, made)
-
-
-def _sparse_params(params: Plain) -> Any:
+def _flat(params: Plain) -> Plain:
+    """A sparse vector's settings, with those of its index beside them. The engine has no modifier `none`."""
     modifier = params.get("modifier")
-    return _made(
-        edge.EdgeSparseVectorParams, {**(params.get("index") or {}), "modifier": None if modifier == "none" else modifier}
-    )
+    return {**(params.get("index") or {}), "modifier": None if modifier == "none" else modifier}
 
 
 def _made(kind: Any, fields: Plain) -> Any:
     """Make the engine's `kind` from JSON's fields."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    return kind(**{name: _member(ENUMERATIONS[name], one) if name in ENUMERATIONS else one for name, one in given.items()})
+    return kind(**{name: _field(name, value) for name, value in fields.items() if value is not None})
+
+
+def _field(name: str, value: Any) -> Any:
+    if name in ENUMERATIONS:
+        return _member(ENUMERATIONS[name], value)
+    if name == "quantization_config":
+        ((name, value),) = value.items()
+    if name == "hnsw_config":
+        value = {**HNSW_DEFAULTS, **value}
+    return _made(OBJECTS[name], value) if name in OBJECTS else value
 
 
 def _member(kind: Any, word: str) -> Any:
@@ -100,8 +98,8 @@ def _numbers(vector: Any) -> Any:
 
 
 def point_of(point: Sequence[Any]) -> edge.Point:
-    """Make the engine's point from [id, vectors, payload]."""
-    identity, vectors, payload = point
+    """Make the engine's point from a record: [id, payload, vectors, score]."""
+    identity, payload, vectors, _ = point
     return edge.Point(id=identity, vector={name: vector_of(vector) for name, vector in vectors.items()}, payload=payload)
 
 
@@ -117,10 +115,10 @@ def _plain_vector(vector: Any) -> Any:
 
 
 def plain_point(point: Any) -> list[Any]:
-    """[id, payload, vectors] of a point, and its score if it was queried. Sparse vectors are `indices` and `values`."""
-    vectors = point.vector and {name: _plain_vector(vector) for name, vector in point.vector.items()}
+    """A record: [id, payload, vectors], and the score if it was queried. Sparse vectors are `indices` and `values`."""
+    vectors = {name: _plain_vector(vector) for name, vector in (point.vector or {}).items()}
     score = [point.score] if isinstance(point, edge.ScoredPoint) else []
-    return [plain_id(point.id), point.payload, vectors, *score]
+    return [plain_id(point.id), point.payload or {}, vectors, *score]
 
 
 def filter_of(plain: Plain | None) -> Any:

@@ -22,7 +22,8 @@ from uuid import uuid4
 
 import qdrant_edge as edge
 
-from hybridtei.retrieval.store.embedded_client import LAYOUT, FolderError
+from hybridtei.errors import StoreError
+from hybridtei.retrieval.store.base import LAYOUT
 from hybridtei.retrieval.store.embedded_conversions import (
     Plain,
     config_of,
@@ -88,7 +89,7 @@ class Folder:
         """Replace keys of a collection's metadata. None removes a key."""
         layout = self.describe(name)
         if layout is None:
-            raise FolderError(f"there is no collection {name!r} in {self.path}")
+            raise StoreError(f"there is no collection {name!r} in {self.path}")
         merged = {**layout.get("metadata", {}), **metadata}
         layout["metadata"] = {key: value for key, value in merged.items() if value is not None}
         self._write_layout(self._stored_as(name), layout)
@@ -127,7 +128,7 @@ class Folder:
         """Create the collection under a temporary name and rename it: a crash leaves all of it or nothing."""
         home = self.path / name
         if home.exists():
-            raise FolderError(f"there is a collection {name!r} already")
+            raise StoreError(f"there is a collection {name!r} already")
         self._check_room()
         aside = self.path / f".new-{uuid4().hex}"
         aside.mkdir()
@@ -160,23 +161,22 @@ class Folder:
         self._write(name, len(ids), lambda shard: shard.update(edge.UpdateOperation.delete_points(ids)))
 
     def query(self, name: str, request: Plain) -> list[Any]:
-        """Points as [id, payload, vectors, score], the best first."""
+        """Records, the best first."""
         query = request_of(request)
         return _bounded(self._read(name, lambda shard: shard.query(query)))
 
     def retrieve(self, name: str, ids: list[Any], with_payload: Any, with_vectors: Any) -> list[Any]:
-        """Points as [id, payload, vectors]."""
-        records = self._read(name, lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors))
-        return _bounded(records)
+        """The existing records of these ids."""
+        return _bounded(self._read(name, lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors)))
 
-    def scroll(self, name: str, page: Plain) -> list[Any]:
+    def scroll(self, name: str, page: Plain, with_payload: Any, with_vectors: Any) -> list[Any]:
         """[records, the first id of the next page]."""
         request = edge.ScrollRequest(
             offset=page["offset"],
             limit=page["limit"],
             filter=filter_of(page["filter"]),
-            with_payload=payload_selector(page["with_payload"]),
-            with_vector=page["with_vectors"],
+            with_payload=payload_selector(with_payload),
+            with_vector=with_vectors,
         )
         records, following = self._read(name, lambda shard: shard.scroll(request))
         return [_bounded(records), None if following is None else plain_id(following)]
@@ -230,12 +230,12 @@ class Folder:
         collection = self._open.get(name) or self._open.get(name := self._stored_as(name))
         if collection is None:
             if not (self.path / name / LAYOUT).is_file():
-                raise FolderError(f"there is no collection {name!r} in {self.path}")
+                raise StoreError(f"there is no collection {name!r} in {self.path}")
             with _panics(f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its folder, or drop it"):
                 collection = _Collection(edge.EdgeShard.load(str(self.path / name / SHARD)))
             self._open[name] = collection
         if writing and collection.broken is not None:
-            raise FolderError(collection.broken)
+            raise StoreError(collection.broken)
         return collection
 
     def _read(self, name: str, call: Callable[[Any], T]) -> T:
@@ -251,34 +251,34 @@ class Folder:
         collection.written += count
 
     def _check_room(self) -> None:
-        """Raises FolderError if the disk is full, where the engine would wait or panic."""
+        """Raises StoreError if the disk is full, where the engine would wait or panic."""
         disk = os.statvfs(self.path)
         free = disk.f_bavail * disk.f_frsize
         if free < MIN_FREE_BYTES:
-            raise FolderError(f"{self.path}: the disk is full: {free} bytes are free, wanted are {MIN_FREE_BYTES}")
+            raise StoreError(f"{self.path}: the disk is full: {free} bytes are free, wanted are {MIN_FREE_BYTES}")
 
     def _change(self, name: str, collection: _Collection, call: Callable[[Any], object]) -> None:
         """A context that changes the collection. A panic makes it read-only."""
         try:
             with _panics(""):
                 call(collection.shard)
-        except FolderError as error:
+        except StoreError as error:
             collection.broken = (
                 f"collection {name!r} in {self.path} can only be read: the engine failed inside at a write ({error}). Its "
                 "points can still be read and copied; to write again, drop it and fill it anew"
             )
-            raise FolderError(collection.broken) from error
+            raise StoreError(collection.broken) from error
 
 
 def _bounded(points: Sequence[Any]) -> list[Any]:
-    """Encode each point separately. Raises FolderError as soon as they exceed MAX_ANSWER_BYTES."""
+    """Encode each point separately. Raises StoreError as soon as they exceed MAX_ANSWER_BYTES."""
     answer: list[Any] = []
     size = 0
     for place, point in enumerate(points, 1):
         answer.append(encoded(plain_point(point)))
         size += len(answer[-1])
         if size > MAX_ANSWER_BYTES:
-            raise FolderError(
+            raise StoreError(
                 f"the answer's {len(points)} points are too large: {place} of them take {size} bytes, allowed are "
                 f"{MAX_ANSWER_BYTES}; ask for fewer at once (`limit`), or without vectors or payloads"
             )
@@ -286,7 +286,7 @@ def _bounded(points: Sequence[Any]) -> list[Any]:
 
 
 def _close(collection: _Collection) -> None:
-    with contextlib.suppress(Exception, FolderError), _panics(""):
+    with contextlib.suppress(Exception, StoreError), _panics(""):
         if collection.broken is None:
             collection.shard.flush()
         collection.shard.close()
@@ -294,7 +294,7 @@ def _close(collection: _Collection) -> None:
 
 @contextlib.contextmanager
 def _panics(message: str) -> Iterator[None]:
-    """A context that turns the engine's panic, which is not an `Exception`, into a FolderError. Other errors pass."""
+    """A context that turns the engine's panic, which is not an `Exception`, into a StoreError. Other errors pass."""
     try:
         yield
     except Exception:
@@ -302,4 +302,4 @@ def _panics(message: str) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise FolderError(f"{message}: {error}" if message else str(error)) from error
+        raise StoreError(f"{message}: {error}" if message else str(error)) from error

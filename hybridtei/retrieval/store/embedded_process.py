@@ -5,26 +5,39 @@ session, so Ctrl-C does not reach it, and it ends some seconds after its last cl
 each client in turn, since the engine holds the GIL for a whole call.
 
 It writes one line for its starter on stdout, the JSON [word, message]: `ready`, `refused`, or `taken` by another process.
+
+The socket lies in a private folder and is named by the store folder's device and inode, so every path of the folder leads to
+it. The process that holds a `flock` on a file in the folder is the owner, and the file's content is its socket. The system
+unlocks the file when the process ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import json
 import os
 import signal
 import socket
+import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hybridtei.retrieval.store.embedded_client import LOCK, FolderError, FolderTaken, is_own, release, socket_path
-from hybridtei.retrieval.store.embedded_folder import Folder
+from hybridtei.errors import StoreError
+from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, MAX_FRAME, frame, unframe
 
+if TYPE_CHECKING:
+    from hybridtei.retrieval.store.embedded_folder import Folder
+
+LOCK = ".lock"
+MAX_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
 LINGER_S = 5.0  # between the last client and the end
 FIRST_CLIENT_S = 60.0  # after the start, for the client that started it
 DEADLINE_S = 120.0  # bound of a call; `optimize` has none
@@ -34,6 +47,57 @@ MAX_CLIENTS = 256
 BUFFER = 2**20  # bytes of a request that are read ahead
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK_TYPES = frozenset({"afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"})
+
+
+class FolderTaken(StoreError):
+    """Another process holds the folder's lock."""
+
+
+def socket_path(folder: Path) -> Path:
+    """Return the socket's path for a store folder's process. Raises StoreError if no private folder is usable."""
+    own, refused = os.environ.get("XDG_RUNTIME_DIR"), ""
+    homes = [Path(path, f"hybridtei-{os.geteuid()}") for path in dict.fromkeys((tempfile.gettempdir(), "/tmp"))]
+    for home in (*([Path(own, "hybridtei")] if own else []), *homes):
+        if len(os.fsencode(home / _name(folder))) <= MAX_SOCKET_PATH:
+            try:
+                return machine.private_folder(home) / _name(folder)
+            except OSError as error:
+                refused = f": {error}"
+    raise StoreError(f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to a private one")
+
+
+def listening_at(folder: Path) -> Path | None:
+    """Return the socket named in the lock file, even of a dead process, or None.
+
+    The path is not computed again, since a user's processes may have different temporary folders. A stranger's lock file could
+    name any socket, so the name must be the folder's own, and `is_own` checks the listener.
+    """
+    try:
+        path = Path((folder / LOCK).read_text(encoding="utf-8"))
+        return path if path.name == _name(folder) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _name(folder: Path) -> str:
+    found = folder.stat()
+    return hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).hexdigest()[:16] + ".sock"
+
+
+def release() -> str:
+    """The releases on which both ends of the socket must agree."""
+    from hybridtei import __version__
+
+    return f"hybridtei {__version__} with qdrant-edge-py {version('qdrant-edge-py')}"
+
+
+def is_own(connection: Any) -> bool:
+    """True if the socket's other end belongs to this user, as far as the system tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    credentials = struct.Struct("3i")
+    _, user, _ = credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    return int(user) == os.geteuid()
 
 
 class Service:
@@ -105,7 +169,7 @@ class Service:
             del self._moving[writer]
 
     def _answer(self, call: str, arguments: list[Any]) -> bytes:
-        method: Callable[..., Any] | None = getattr(self._folder, call, None) if call in Folder.CALLS else None
+        method: Callable[..., Any] | None = getattr(self._folder, call, None) if call in self._folder.CALLS else None
         if method is None:
             return frame(["error", f"no such call: {call}"])
         try:
@@ -113,13 +177,15 @@ class Service:
                 signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
             return frame(["done", method(*arguments)])
         except Exception as error:
-            return frame(["error", str(error) if isinstance(error, FolderError) else f"{error} ({type(error).__name__})"])
+            return frame(["error", str(error) if isinstance(error, StoreError) else f"{error} ({type(error).__name__})"])
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main(path: str) -> int:
     """Serve the folder. Return the exit status."""
+    from hybridtei.retrieval.store.embedded_folder import Folder  # the engine, which commands never import
+
     if os.fork():  # the starter waits only for this process; init reaps the child
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -131,7 +197,7 @@ def main(path: str) -> int:
         lock.write(str(place))
         lock.flush()
         folder = Folder(Path(path))
-    except (FolderError, OSError) as error:
+    except (StoreError, OSError) as error:
         _report("taken" if isinstance(error, FolderTaken) else "refused", f"{error}")
         return 1
     service = Service(folder)
@@ -147,17 +213,17 @@ def main(path: str) -> int:
 
 
 def take(folder: Path) -> Any:
-    """Lock the folder and return the open lock file. Raises FolderTaken, or FolderError with the reason."""
+    """Lock the folder and return the open lock file. Raises FolderTaken, or StoreError with the reason."""
     kind = _network_type(folder)
     if kind is not None:
-        raise FolderError(
+        raise StoreError(
             f"{folder}: on a network file system ({kind}), whose locks and mapped files the embedded Qdrant engine cannot rely "
             "on: choose a folder on a disk of this machine, or run a Qdrant server"
         )
     try:
         file = (folder / LOCK).open("a")
     except OSError as error:
-        raise FolderError(f"{folder}: cannot be used as the folder of the embedded Qdrant engine: {error}") from error
+        raise StoreError(f"{folder}: cannot be used as the folder of the embedded Qdrant engine: {error}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -12,8 +12,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
-import time
 import warnings
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from hybridtei.config import StoreConfig
 from hybridtei.errors import HybridTeiError, StoreAway, StoreError, StoreUnavailable
 from hybridtei.system.own_loop import started
-from hybridtei.system.retries import Retries, retry_after_s
+from hybridtei.system.retries import retry_after_s
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -42,33 +40,6 @@ CHANNEL = {
     "grpc.max_reconnect_backoff_ms": 2000,
     "grpc.dns_min_time_between_resolutions_ms": 1000,
 }
-
-
-async def retry_unavailable(
-    attempt: Callable[[], Awaitable[T]],
-    patience_s: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    jitter: Callable[[], float] = random.random,
-) -> T:
-    """Call `attempt`, and retry it after StoreUnavailable until `patience_s` after the first try.
-
-    `Retries` gives the pauses. Raises the last StoreUnavailable, with the number of tries, and other errors at once.
-    """
-    retries = Retries(patience_s, clock=clock, jitter=jitter)
-    while True:
-        try:
-            return await attempt()
-        except StoreUnavailable as error:
-            if error.is_counted:  # the store itself has retried it, with the user's patience
-                raise
-            pause_s = retries.pause_s(error.retry_after_s)
-            if pause_s is None:
-                count = "once" if retries.tries == 1 else f"{retries.tries} times"
-                message = f"{error} (tried {count} in {retries.elapsed_s:.1f} s, patience {patience_s:g} s)"
-                raise StoreUnavailable(message, error.retry_after_s, is_counted=True) from error
-        await sleep(pause_s)
 
 
 CODE = grpc.StatusCode

@@ -28,7 +28,6 @@ from hybridtei.retrieval.store.base import (
     MULTIVECTOR,
     SPARSE,
     CollectionSchema,
-    Excluding,
     Selector,
     SparseVectorParams,
     VectorParams,
@@ -122,8 +121,13 @@ def plan_of(schema: CollectionSchema) -> CollectionPlan:
     )
 
 
-def _kind_of(config: Any) -> Quantization | None:
-    return next((kind for kind, made in QUANTIZATIONS.items() if made == config), None)
+def _kind_of(config: dict[str, Any] | None) -> Quantization | None:
+    """The kind of a quantisation by name and encoding: gRPC gives its numbers as float32, so they are not compared."""
+
+    def told(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: fields.get("encoding") for name, fields in settings.items()}
+
+    return next((kind for kind, made in QUANTIZATIONS.items() if config is not None and told(made) == told(config)), None)
 
 
 def schema_for(
@@ -182,11 +186,8 @@ def schema_for(
             metadata |= {DTYPE: plan.multivector_dtype, WIDTH: width}
     if Head.SPARSE in outputs and spec.sparse is not None:
         idf = spec.sparse.idf and not spec.is_splade if sparse_idf is None else sparse_idf
-        index = {"on_disk": on_disk, "datatype": stored}
-        sparse[SPARSE] = SparseVectorParams(
-            modifier="idf" if idf else None,
-            index={name: value for name, value in index.items() if value is not None} or None,
-        )
+        index = {name: value for name, value in (("on_disk", on_disk), ("datatype", stored)) if value is not None}
+        sparse[SPARSE] = SparseVectorParams(modifier="idf" if idf else None, index=index or None)
     return CollectionSchema(vectors, sparse, metadata, plan.shards, plan.replicas, plan.on_disk_payload or None)
 
 
@@ -247,7 +248,7 @@ def without_packed(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def payload_of(schema: CollectionSchema) -> Selector:
     """A selector of the payload without a packed multi-vector."""
-    return True if packed_format(schema) is None else Excluding([PACKED])
+    return True if packed_format(schema) is None else {"exclude": [PACKED]}
 
 
 NO_GRAPH = {"m": 0, "payload_m": 0}  # m=0 alone would still link points whose payload is indexed

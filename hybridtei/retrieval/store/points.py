@@ -2,40 +2,29 @@
 
 Stores check different rules: a server accepts NaN by gRPC, the embedded engine stores duplicate indices and loses a collection
 to a sparse vector of unequal lengths, and only a server refuses a multi-vector of a million floats. So this module checks all
-rules. Points have numpy arrays where `PointStruct` declares lists, since making Python floats of a multi-vector costs more than
-storing it. Stores accept both; `as_lists` makes a point of qdrant-client's, which pydantic can write as JSON.
+rules. Points have numpy arrays, since making Python floats of a multi-vector costs more than storing it. Stores also accept
+lists and qdrant-client's points.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.batch import Ragged
-from hybridtei.errors import InvalidPoint
+from hybridtei.errors import InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, cut, unit
-from hybridtei.retrieval.store.base import (
-    DENSE,
-    MULTIVECTOR,
-    SPARSE,
-    CollectionSchema,
-    PointId,
-    SparseVector,
-    Stored,
-    VectorParams,
-)
+from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId, Store, Stored, VectorParams
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat, packed_format, packed_text
-
-if TYPE_CHECKING:
-    from qdrant_client import models
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1
@@ -106,29 +95,21 @@ def _vectors(embeddings: Embeddings, i: int) -> dict[str, Any]:
     if embeddings.sparse is not None:
         indices, values = embeddings.sparse.row(i)
         if len(indices):
-            vectors[SPARSE] = SparseVector(indices, values)
+            vectors[SPARSE] = {"indices": indices, "values": values}
     if embeddings.multivector is not None:
         vectors[MULTIVECTOR] = embeddings.multivector.row(i)
     return vectors
 
 
-def as_lists(point: Stored) -> models.PointStruct:
-    """Make qdrant-client's point, with lists of Python numbers instead of arrays."""
-    from qdrant_client import models
-
-    def listed(vector: Any) -> Any:
-        if is_sparse(vector):
-            indices, values = np.asarray(vector.indices).tolist(), np.asarray(vector.values).tolist()
-            return models.SparseVector.model_construct(indices=indices, values=values)
-        return vector.tolist() if isinstance(vector, np.ndarray) else vector
-
-    vectors = {name: listed(vector) for name, vector in point.vector.items()}
-    return models.PointStruct.model_construct(id=point.id, vector=vectors, payload=point.payload)
-
-
-def is_sparse(vector: Any) -> bool:
-    """True for a `SparseVector`, also for qdrant-client's."""
-    return hasattr(vector, "indices")
+async def checked_batches(
+    store: Store, name: str, points: Sequence[Stored], schema: CollectionSchema | None, *, bytes_per_number: int = 4
+) -> list[list[Stored]]:
+    """Check points in a thread, since thousands would block the event loop, and split them into batches."""
+    schema = schema or await store.describe(name)
+    if schema is None:
+        raise StoreError(f"{store.place}: there is no collection {name!r}")
+    checked = await asyncio.to_thread(check_points, points, schema)
+    return list(batches(checked, bytes_per_number=bytes_per_number))
 
 
 def check_points(points: Sequence[Stored], schema: CollectionSchema) -> list[Stored]:
@@ -150,7 +131,7 @@ def _checked(point: Stored, schema: CollectionSchema) -> Stored:
     for name, vector in point.vector.items():
         if name in schema.sparse:
             sparse = _sparse(vector, f"{where}, vector `{name}`")
-            if len(sparse.indices):
+            if len(sparse["indices"]):
                 vectors[name] = sparse
         elif name in schema.vectors:
             vectors[name] = _dense(vector, schema.vectors[name], f"{where}, vector `{name}`")
@@ -235,21 +216,21 @@ def _floats(values: Any, where: str) -> NDArray[np.float32]:
     return array
 
 
-def _sparse(vector: Any, where: str) -> SparseVector:
-    if not is_sparse(vector):
-        raise InvalidPoint(f"{where}: should be a SparseVector of `indices` and `values`, not {type(vector).__name__}")
-    values = _floats(vector.values, f"{where}, `values`")
-    indices = np.asarray(vector.indices)
+def _sparse(vector: Any, where: str) -> dict[str, NDArray[Any]]:
+    if hasattr(vector, "indices"):  # qdrant-client's
+        vector = {"indices": vector.indices, "values": vector.values}
+    if not isinstance(vector, Mapping):
+        raise InvalidPoint(f"{where}: should be a sparse vector of `indices` and `values`, not {type(vector).__name__}")
+    values = _floats(vector.get("values", ()), f"{where}, `values`")
+    indices = np.asarray(vector.get("indices", ()))
     if values.ndim != 1 or indices.ndim != 1 or len(indices) != len(values):
         raise InvalidPoint(f"{where}: {indices.size} indices and {values.size} values: should be as many, in one row each")
-    if not len(indices):
-        return SparseVector(indices.astype(np.uint32), values)
-    if indices.dtype.kind not in "iu" or int(indices.min()) < 0 or int(indices.max()) > MAX_INDEX:
+    if len(indices) and (indices.dtype.kind not in "iu" or int(indices.min()) < 0 or int(indices.max()) > MAX_INDEX):
         raise InvalidPoint(f"{where}: `indices` should be integers between 0 and {MAX_INDEX}")
     unique, counts = np.unique(indices, return_counts=True)
     if len(unique) != len(indices):
         raise InvalidPoint(f"{where}: index {unique[counts > 1][0]} is there {counts.max()} times, should be once")
-    return SparseVector(indices.astype(np.uint32), values)
+    return {"indices": indices.astype(np.uint32), "values": values}
 
 
 def _payload(payload: Any, where: str) -> dict[str, Any]:
@@ -296,15 +277,8 @@ def _text(text: str, path: str) -> str:
 
 def size_of(point: Stored, *, bytes_per_number: int = 4) -> int:
     """The approximate bytes of a point in a request: 4 a number by gRPC, about 20 as JSON."""
-    vectors = point.vector.values() if isinstance(point.vector, Mapping) else (point.vector,)
-    numbers = sum(_numbers(vector) for vector in vectors)
-    return POINT_OVERHEAD + bytes_per_number * numbers + (len(msgspec.json.encode(point.payload)) if point.payload else 2)
-
-
-def _numbers(vector: Any) -> int:
-    if is_sparse(vector):
-        return 2 * len(vector.values)
-    return int(np.size(vector))
+    numbers = sum(2 * len(one["values"]) if isinstance(one, Mapping) else int(np.size(one)) for one in point.vector.values())
+    return POINT_OVERHEAD + bytes_per_number * numbers + len(msgspec.json.encode(point.payload))
 
 
 def batches(

@@ -21,21 +21,13 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import HybridTeiError, StoreError
-from hybridtei.retrieval.store.base import CollectionSchema, Excluding, PointId, Selector, Stored
-from hybridtei.retrieval.store.collection import check_fits, check_names, create_arguments, schema_of
-from hybridtei.retrieval.store.nodes import (
-    CLIENT_ERRORS,
-    Attempt,
-    Nodes,
-    address_of,
-    client_of,
-    retry_unavailable,
-    store_error,
-    urls_of,
-)
-from hybridtei.retrieval.store.points import as_lists, batches, check_ids, check_points, is_sparse
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, SparseVectorParams, Stored, VectorParams
+from hybridtei.retrieval.store.collection import check_fits, check_names
+from hybridtei.retrieval.store.nodes import CLIENT_ERRORS, Attempt, Nodes, address_of, client_of, store_error, urls_of
+from hybridtei.retrieval.store.points import check_ids, checked_batches
 from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system.frames import nested
+from hybridtei.system.retries import retry_unavailable
 
 T = TypeVar("T")
 JSON_BYTES_PER_NUMBER = 20
@@ -134,11 +126,8 @@ class ServerStore:
         await self._call(lambda client: client.update_collection_aliases(operations, timeout=self._whole_timeout))
 
     async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
-        schema = schema or await self.describe(name)
-        if schema is None:
-            raise StoreError(f"Qdrant at {self._url}: there is no collection {name!r}")
-        arrays = await asyncio.to_thread(check_points, points, schema)  # thousands of points would block the event loop
-        for batch in batches(arrays, bytes_per_number=4 if self._grpc else JSON_BYTES_PER_NUMBER):
+        bytes_per_number = 4 if self._grpc else JSON_BYTES_PER_NUMBER
+        for batch in await checked_batches(self, name, points, schema, bytes_per_number=bytes_per_number):
             await self._upsert_batch(name, batch)
 
     async def _upsert_batch(self, name: str, batch: Sequence[Stored]) -> None:
@@ -165,17 +154,11 @@ class ServerStore:
         return [stored_of(point) for point in response.points]
 
     async def retrieve(
-        self,
-        name: str,
-        ids: Sequence[PointId],
-        *,
-        with_payload: Selector = True,
-        with_vectors: Selector = False,
+        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
     ) -> list[Stored]:
         check_ids(ids)
-        payload, vectors = selector(with_payload), selector(with_vectors)
-        found = await self._call(lambda client: client.retrieve(name, list(ids), with_payload=payload, with_vectors=vectors))
-        return [stored_of(point) for point in found]
+        parts = selectors(with_payload, with_vectors)
+        return [stored_of(point) for point in await self._call(lambda client: client.retrieve(name, list(ids), **parts))]
 
     async def scroll(
         self,
@@ -188,10 +171,9 @@ class ServerStore:
         with_vectors: Selector = False,
     ) -> tuple[list[Stored], PointId | None]:
         page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": served_filter(scroll_filter)}
-        page |= {"with_payload": selector(with_payload), "with_vectors": selector(with_vectors)}
-        answer: Any = await self._call(lambda client: client.scroll(name, **page))
-        records, following = answer
-        return [stored_of(record) for record in records], following
+        parts = selectors(with_payload, with_vectors)
+        answer: Any = await self._call(lambda client: client.scroll(name, **page, **parts))
+        return [stored_of(point) for point in answer[0]], answer[1]
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
         response = await self._call(lambda client: client.count(name, count_filter=served_filter(count_filter), exact=True))
@@ -231,29 +213,69 @@ class ServerStore:
         await self._nodes.close()
 
 
+def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
+    """Make the arguments of qdrant-client's `create_collection`."""
+    plain = msgspec.to_builtins
+    return {
+        "vectors_config": {name: models.VectorParams(**plain(one)) for name, one in schema.vectors.items()},
+        "sparse_vectors_config": {name: models.SparseVectorParams(**plain(one)) for name, one in schema.sparse.items()} or None,
+        "shard_number": schema.shard_number,
+        "replication_factor": schema.replication_factor,
+        "on_disk_payload": schema.on_disk_payload,
+        "metadata": dict(schema.metadata) or None,
+    }
+
+
+def schema_of(info: models.CollectionInfo) -> CollectionSchema:
+    """The schema of an existing collection. A vector without a name gets the empty name."""
+    params = info.config.params.model_dump(mode="json", exclude_none=True)
+    vectors = params.get("vectors", {})
+    return CollectionSchema(
+        vectors=msgspec.convert({"": vectors} if "size" in vectors else vectors, dict[str, VectorParams]),
+        sparse=msgspec.convert(params.get("sparse_vectors", {}), dict[str, SparseVectorParams]),
+        metadata=info.config.metadata or {},
+        shard_number=params.get("shard_number"),
+        replication_factor=params.get("replication_factor"),
+        on_disk_payload=params.get("on_disk_payload"),
+    )
+
+
 def stored_of(point: models.ScoredPoint | models.Record) -> Stored:
-    """Convert qdrant-client's point."""
+    """Convert qdrant-client's point. A vector without a name gets the empty name."""
+    vectors: Any = point.vector or {}
+    named = vectors if isinstance(vectors, dict) else {"": vectors}
+    plain = {name: dict(one) if isinstance(one, models.SparseVector) else one for name, one in named.items()}
     identity = point.id if isinstance(point.id, int) else str(point.id)
-    return Stored(identity, point.payload or {}, point.vector or {}, getattr(point, "score", 0.0))
+    return Stored(identity, point.payload or {}, plain, getattr(point, "score", 0.0))
 
 
-def selector(names: Selector) -> Any:
-    """The selector in qdrant-client's form."""
-    if isinstance(names, Excluding):
-        return models.PayloadSelectorExclude(exclude=names.exclude)
-    return names if isinstance(names, bool) else list(names)
+def as_lists(point: Stored) -> models.PointStruct:
+    """Convert to qdrant-client's point, with lists of Python numbers in place of arrays."""
+    vectors: dict[str, Any] = {name: _listed(vector) for name, vector in point.vector.items()}
+    return models.PointStruct.model_construct(id=point.id, vector=vectors, payload=point.payload)
+
+
+def _listed(vector: Any) -> Any:
+    if isinstance(vector, Mapping):
+        return models.SparseVector.model_construct(**{name: np.asarray(part).tolist() for name, part in vector.items()})
+    return np.asarray(vector).tolist()
+
+
+def selectors(payload: Selector, vectors: Selector) -> dict[str, Any]:
+    """The arguments of qdrant-client for the parts of points."""
+    chosen = models.PayloadSelectorExclude(exclude=list(payload["exclude"])) if isinstance(payload, Mapping) else payload
+    given = {"with_payload": chosen, "with_vectors": vectors}
+    return {name: list(one) if isinstance(one, Sequence) else one for name, one in given.items()}
 
 
 def query_arguments(query: Query) -> dict[str, Any]:
     """Make the arguments of qdrant-client's `query_points`."""
-    vector, quantization = query.vector, None
-    if isinstance(vector, Mapping):
-        vector = models.SparseVector(**{name: np.asarray(part).tolist() for name, part in vector.items()})
+    quantization = None
     if query.oversampling is not None:
         quantization = models.QuantizationSearchParams(rescore=True, oversampling=query.oversampling)
     is_plain = not query.exact and quantization is None
     return {
-        "query": vector.tolist() if isinstance(vector, np.ndarray) else vector,
+        "query": _listed(query.vector),
         "using": query.using,
         "limit": query.limit,
         "query_filter": served_filter(query.filter),
@@ -273,14 +295,14 @@ def grpc_point(point: Stored) -> grpc.PointStruct:
     return grpc.PointStruct(
         id=RestToGrpc.convert_extended_point_id(point.id),
         vectors=grpc.Vectors(vectors=grpc.NamedVectors(vectors=vectors)),
-        payload=RestToGrpc.convert_payload(point.payload or {}),
+        payload=RestToGrpc.convert_payload(point.payload),
     )
 
 
 def _vector(vector: Any) -> grpc.Vector:
-    if is_sparse(vector):
-        sparse = grpc.SparseVector.FromString(_packed(np.asarray(vector.values)))
-        sparse.indices.extend(np.asarray(vector.indices).tolist())
+    if isinstance(vector, Mapping):
+        sparse = grpc.SparseVector.FromString(_packed(vector["values"]))
+        sparse.indices.extend(vector["indices"].tolist())
         return grpc.Vector(sparse=sparse)
     if vector.ndim == 1:
         return grpc.Vector(dense=grpc.DenseVector.FromString(_packed(vector)))

@@ -25,9 +25,9 @@ from msgspec import Struct
 
 from hybridtei import __version__
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreUnavailable, UnknownCollection
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, SparseVector, Stored
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
 from hybridtei.retrieval.store.collection import OF_ONE_STORE, CollectionSchemas, check_fits, schema_to_dict
-from hybridtei.retrieval.store.points import check_points, is_sparse
+from hybridtei.retrieval.store.points import check_points
 from hybridtei.retrieval.store.query import Imported
 
 PAGE_POINTS = 64  # points of one scroll; the largest multi-vectors take 256 MiB, the embedded engine's bound of an answer
@@ -121,15 +121,15 @@ async def _pages(schemas: CollectionSchemas, schema: CollectionSchema, after: Po
 
 
 def _written(record: Stored) -> bytes:
-    if not isinstance(record.vector, Mapping):
+    if "" in record.vector:
         raise InvalidInput(f"point {record.id} has a vector without a name: only named ones are exported")
     vectors = {name: _plain(vector) for name, vector in sorted(record.vector.items())}
     return _line({"id": record.id, "payload": record.payload, "vectors": vectors})
 
 
 def _plain(vector: Any) -> Any:
-    if is_sparse(vector):
-        return {"indices": vector.indices, "values": np.asarray(vector.values, np.float32)}
+    if isinstance(vector, Mapping):
+        return {"indices": vector["indices"], "values": np.asarray(vector["values"], np.float32)}
     return np.asarray(vector, np.float32)
 
 
@@ -196,7 +196,7 @@ async def _collection(schemas: CollectionSchemas, name: str, header: Header) -> 
 async def _store(schemas: CollectionSchemas, name: str, schema: CollectionSchema, lines: Sequence[bytes], first: int) -> int:
     """Store new points and return their number. `first`: the number of the first line."""
     points = await asyncio.to_thread(lambda: [_point(line, schema, f"line {n}") for n, line in enumerate(lines, first)])
-    ids: list[Any] = [point.id for point in points]
+    ids = [point.id for point in points]
     found = await schemas.store.retrieve(str(schema.stored_as), ids, with_payload=False) if ids else []
     there = {one.id for one in found}
     new = [point for point in points if point.id not in there]
@@ -208,17 +208,10 @@ async def _store(schemas: CollectionSchemas, name: str, schema: CollectionSchema
 def _point(text: bytes, schema: CollectionSchema, where: str) -> Stored:
     """Read and check the point of a line. Raises InvalidInput."""
     line = _read(text, Line, where)
-    vectors = {name: _vector(vector) for name, vector in line.vectors.items()}
     try:
-        return check_points([Stored(line.id, line.payload, vectors)], schema)[0]
+        return check_points([Stored(line.id, line.payload, line.vectors)], schema)[0]
     except InvalidPoint as error:
         raise InvalidInput(f"{where}: {error}") from error
-
-
-def _vector(plain: Any) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    return SparseVector(plain.get("indices", ()), plain.get("values", ()))
 
 
 def _read(content: bytes, kind: type[T], where: str) -> T:

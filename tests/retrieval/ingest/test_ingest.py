@@ -50,7 +50,7 @@ async def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, s
     model, _ = written(tmp_path / "model")
     wanted = ingest.embedder(model).encode([record.payload[TEXT] for record in records], VECTORS, input_type="document")
     for row, record in enumerate(records):
-        assert record.vector["sparse"].indices == wanted.sparse.row(row)[0].tolist()
+        assert record.vector["sparse"]["indices"] == wanted.sparse.row(row)[0].tolist()
         assert record.vector["dense"] == pytest.approx(wanted.dense[row].tolist(), abs=1e-5)
         assert len(record.vector["multivector"]) == len(wanted.multivector.row(row))
     assert (ingest.stats.documents, ingest.stats.chunks) == (100, 100)
@@ -82,7 +82,7 @@ async def test_late_chunks_are_slices_of_the_windows_they_are_read_in(tmp_path, 
         part = texts[record.payload[DOCUMENT_ID]][begin:end]
         wanted = encoder.encode([part], VECTORS, input_type="document", spans=[[span]])
         assert record.vector["dense"] == pytest.approx(wanted.dense[0].tolist(), abs=1e-5)
-        assert record.vector["sparse"].indices == wanted.sparse.row(0)[0].tolist()
+        assert record.vector["sparse"]["indices"] == wanted.sparse.row(0)[0].tolist()
         assert len(record.vector["multivector"]) == len(wanted.multivector.row(0))
 
 

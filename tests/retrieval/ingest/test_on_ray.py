@@ -83,7 +83,7 @@ def assert_same(found: dict, expected: dict) -> None:
         assert record.payload == other.payload  # with its multi-vector
         assert np.allclose(record.vector["dense"], other.vector["dense"], atol=CLOSE)
         ours, theirs = (
-            dict(zip(one.vector["sparse"].indices, one.vector["sparse"].values, strict=True)) for one in (record, other)
+            dict(zip(one.vector["sparse"]["indices"], one.vector["sparse"]["values"], strict=True)) for one in (record, other)
         )
         for index in ours.keys() | theirs.keys():
             assert ours.get(index, 0.0) == pytest.approx(theirs.get(index, 0.0), abs=CLOSE)

@@ -121,7 +121,7 @@ def sparse_scores(queries, documents):
     table = np.zeros((len(documents), width), np.float32)
     for row, document in enumerate(documents):
         if document is not None:
-            table[row, np.asarray(document.indices)] = document.values
+            table[row, np.asarray(document["indices"])] = document["values"]
     frequency = (table != 0).sum(0)
     total = sum(document is not None for document in documents)
     idf = np.log(1 + (total - frequency + 0.5) / (frequency + 0.5))

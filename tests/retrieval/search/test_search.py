@@ -16,6 +16,7 @@ from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search.local import LocalSearch, query_model, rank_by
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
+from hybridtei.retrieval.store.base import CollectionSchema, VectorParams
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import schema_for
 from hybridtei.retrieval.store.points import to_points
@@ -244,8 +245,8 @@ def test_a_string_is_no_store(encoder, tmp_path):
 def test_a_collection_of_others_only_where_it_is_allowed(encoder):
     async def scenario():
         store = MemoryStore()
-        size = models.VectorParams(size=encoder.spec.dense_width, distance=models.Distance.DOT)
-        await store._run(lambda: store._client.create_collection("papers", vectors_config={"dense": size}))
+        dense = VectorParams(size=encoder.spec.dense_width, distance="Dot")
+        await store.create("papers", CollectionSchema({"dense": dense}, {}))
         with pytest.raises(CollectionMismatch):
             await Searcher(store, query_model(encoder, MODEL)).search("papers", QUERY)
         return await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
@@ -257,8 +258,7 @@ def test_a_collection_of_others_only_where_it_is_allowed(encoder):
 def test_a_collection_of_nothing_the_model_makes(encoder):
     async def scenario():
         store = MemoryStore()
-        other = models.VectorParams(size=3, distance=models.Distance.COSINE)
-        await store._run(lambda: store._client.create_collection("papers", vectors_config={"image": other}))
+        await store.create("papers", CollectionSchema({"image": VectorParams(size=3, distance="Cosine")}, {}))
         await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
 
     with pytest.raises(CollectionMismatch, match="has the vectors image"):

@@ -21,7 +21,7 @@ from hybridtei.retrieval.store.base import SPARES, PayloadBudget, Stored, best_p
 from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.query import MAX_LIMIT, Query
 from tests.retrieval.store.memory_store import MemoryStore
-from tests.retrieval.store.stores import KINDS, SERVER, STAND_INS, Asked, asked, embeddings, leg, plan
+from tests.retrieval.store.stores import KINDS, STAND_INS, Asked, asked, embeddings, leg, plan
 
 TEXTS, COPIES = 12, 9
 ASKED = embeddings(1, seed=7)
@@ -44,8 +44,6 @@ def copied() -> list[Stored]:
 @pytest.fixture(scope="module", params=KINDS)
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
     """Read only."""
-    if request.param == "server" and SERVER is None:
-        pytest.skip("QDRANT_TEST_URL names no server")
     with asked(request.param, tmp_path_factory.mktemp("store")) as one:
         one.run(one.store.create(one.name, plan()))
         one.run(one.store.upsert(one.name, copied()))
@@ -93,11 +91,9 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    """The same 230 points in the embedded engine, in memory, and behind a server's protocol."""
+    """The same 230 points in the embedded engine, and behind a server's protocol."""
     with ExitStack() as stack:
-        stores = [
-            stack.enter_context(asked(kind, tmp_path_factory.mktemp(kind))) for kind in ("embedded", "memory", *STAND_INS)
-        ]
+        stores = [stack.enter_context(asked(kind, tmp_path_factory.mktemp(kind))) for kind in ("embedded", *STAND_INS)]
         points = to_points(embeddings(230), ids_of(230), [{"text": f"t{place % 115}"} for place in range(230)])
         for one in stores:
             one.run(one.store.create(one.name, plan()))

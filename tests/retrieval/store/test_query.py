@@ -1,14 +1,17 @@
-"""Filters from JSON: taken as Qdrant takes them, and refused by place."""
+"""Filters: read from JSON, refused by place, bounded; every condition finds the same in every store."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from qdrant_client import models
 
 from hybridtei.errors import InvalidInput
+from hybridtei.retrieval.store.points import to_points
 from hybridtei.retrieval.store.query import MAX_CONDITIONS, MAX_DEPTH, MAX_VALUES, Filter, filter_from
+from tests.retrieval.store.stores import KINDS, Asked, asked, embeddings, leg, plan
 
 
 def test_what_qdrant_takes():
@@ -97,3 +100,135 @@ def test_mistakes_in_many_conditions_are_not_looked_for() -> None:
 def test_a_typo_is_named_where_it_stands(condition: Any, typo: str, meant: str) -> None:
     with pytest.raises(InvalidInput, match=rf"`filter\.must\[0\]\.{typo}`: .*; `{meant}` was probably meant"):
         filter_from({"must": [condition]})
+
+
+MISSING = object()
+BERLIN, ORIGIN = {"lat": 52.5, "lon": 13.4}, {"lat": 0, "lon": 0}
+VALUES: dict[str, Any] = {
+    "true": True,
+    "false": False,
+    "1": 1,
+    "0": 0,
+    "-3": -3,
+    "1.0": 1.0,
+    "2.5": 2.5,
+    "red": "red",
+    "text": "Red wine, dry",
+    "null": None,
+    "nothing": MISSING,
+    "empty": [],
+    "reds": ["red", "blue"],
+    "ints": [1, 2, 3],
+    "truths": [True],
+    "day": "2024-05-06",
+    "hour": "2024-05-06T10:00:00Z",
+    "berlin": BERLIN,
+    "origins": [ORIGIN],
+    "objects": [{"n": 1, "t": "a"}, {"n": 2, "t": "b"}],
+}
+NAMES = list(VALUES)
+ALL, THERE = " ".join(NAMES), " ".join(name for name in NAMES if name not in ("null", "nothing", "empty"))
+TIMES = {"top_left": {"lat": 53, "lon": 13}, "bottom_right": {"lat": 52, "lon": 14}}
+RING = [{"lat": lat, "lon": lon} for lat, lon in ((-1, -1), (-1, 1), (1, 1), (1, -1), (-1, -1))]
+
+
+def without(names: str) -> str:
+    return " ".join(name for name in THERE.split() if name not in names.split())
+
+
+# What a condition of the key `v` finds.
+OF_A_KEY: list[tuple[dict[str, Any], str]] = [
+    ({"match": {"value": True}}, "true truths"),  # true is not 1
+    ({"match": {"value": False}}, "false"),
+    ({"match": {"value": 1}}, "1 ints"),
+    ({"match": {"value": 0}}, "0"),
+    ({"match": {"value": "red"}}, "red reds"),
+    ({"match": {"value": "Red"}}, ""),
+    ({"match": {"text": "dry red"}}, "text"),
+    ({"match": {"text": "re"}}, ""),
+    ({"match": {"text_any": "dry red"}}, "red text reds"),
+    ({"match": {"phrase": "wine dry"}}, "text"),
+    ({"match": {"phrase": "dry wine"}}, ""),
+    ({"match": {"prefix": "re"}}, "red reds"),
+    ({"match": {"substring": "ed w"}}, "text"),
+    ({"match": {"any": ["red", "blue"]}}, "red reds"),
+    ({"match": {"any": [1, 0]}}, "1 0 ints"),
+    ({"match": {"any": []}}, ""),
+    ({"match": {"except": ["red"]}}, without("red")),
+    ({"match": {"except": [1]}}, without("1")),
+    ({"range": {"gte": 1}}, "1 1.0 2.5 ints"),
+    ({"range": {"gt": 1.5, "lte": 3}}, "2.5 ints"),
+    ({"range": {"lt": 0}}, "-3"),
+    ({"range": {"gte": "2024-05-06"}}, "day hour"),
+    ({"range": {"lt": "2024-05-06T10:00:00Z"}}, "day"),
+    ({"range": {"gte": "2024-05-06T10:00:00+02:00"}}, "hour"),
+    ({"values_count": {"gte": 2}}, "reds ints objects"),
+    ({"values_count": {"lt": 1}}, "null nothing empty"),
+    ({"values_count": {}}, ALL),
+    ({"geo_radius": {"center": {"lat": 52.5, "lon": 13.3}, "radius": 10_000}}, "berlin"),
+    ({"geo_bounding_box": TIMES}, "berlin"),
+    ({"geo_polygon": {"exterior": {"points": RING}}}, "origins"),
+    ({"is_empty": True}, "null nothing empty"),
+    ({"is_empty": False}, THERE),
+    ({"is_null": True}, "null"),
+]
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({"is_empty": {"key": "v"}}, "null nothing empty"),
+    ({"is_null": {"key": "v"}}, "null"),
+    ({"has_id": [NAMES.index("1"), 999]}, "1"),
+    ({"has_id": []}, ""),
+    ({"has_vector": "dense"}, ALL),
+    ({"has_vector": "image"}, ""),
+    ({"nested": {"key": "v", "filter": {"must": [{"key": "n", "match": {"value": 1}}]}}}, "objects"),
+    ({"key": "v[].n", "match": {"value": 2}}, "objects"),
+    ({"key": "v[1]", "match": {"value": 2}}, "ints"),
+    ({"key": '"v"', "match": {"value": "red"}}, "red reds"),
+    ({"should": [{"key": "v", "match": {"value": 0}}, {"key": "v", "match": {"value": -3}}]}, "0 -3"),
+    ({"must": {"key": "v", "range": {"gte": 1}}, "must_not": [{"key": "v", "match": {"value": 1}}]}, "1.0 2.5"),
+    ({}, ALL),
+]
+LEAST = {"conditions": [{"key": "v", "range": {"gte": 1}}, {"key": "v", "values_count": {"gte": 2}}], "min_count": 2}
+OTHERS.append(({"min_should": LEAST}, "ints"))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    with asked(request.param, tmp_path_factory.mktemp("conditions")) as one:
+        payloads = [{"name": name} | ({} if value is MISSING else {"v": value}) for name, value in VALUES.items()]
+        one.run(one.store.create(one.name, plan()))
+        one.run(one.store.upsert(one.name, to_points(embeddings(len(NAMES)), list(range(len(NAMES))), payloads)))
+        yield one
+
+
+@pytest.mark.parametrize(("condition", "names"), [*(({"key": "v", **one}, names) for one, names in OF_A_KEY), *OTHERS], ids=str)
+def test_every_condition_means_the_same_in_every_store(stored: Asked, condition: dict[str, Any], names: str) -> None:
+    wanted = set(names.split())
+    for clause, found in (("must", wanted), ("must_not", set(NAMES) - wanted)):
+        only = filter_from({clause: [condition]})
+        assert stored.run(stored.store.count(stored.name, only)) == len(found)
+        records, _ = stored.run(stored.store.scroll(stored.name, limit=len(NAMES), scroll_filter=only))
+        assert {record.payload["name"] for record in records} == found
+        query = leg(embeddings(1), limit=len(NAMES), filter=only, with_payload=["name"])
+        points = stored.run(stored.store.query(stored.name, query))
+        assert sorted(point.payload["name"] for point in points) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ({"match": {"value": 1.5}}, r"match\.value`: Expected `bool \| int \| str"),
+        ({"match": {"any": [True]}}, r"match\.any\[0\]`: Expected `int \| str`, got `bool`"),
+        ({"match": {"any": [1, "a"]}}, "integers, or be texts"),
+        ({"match": {"value": 1, "text": "a"}}, "should have one of value, text"),
+        ({"match": {"value": 1}, "range": {"gte": 1}}, "beside `key` should be one of match, range"),
+        ({"range": {"gte": "2024-13-01"}}, r"range`: month must be in"),
+        ({"range": {"gte": 1, "lt": "2024-01-01"}}, "numbers as bounds, or times"),
+        ({"geo_radius": {"center": {"lat": 95, "lon": 0}, "radius": 1}}, r"center\.lat`: Expected `float` <= 90"),
+        ({"geo_polygon": {"exterior": {"points": RING[:4]}}}, "the last equal to the first"),
+        ({"values_count": {"gt": -1}}, r"values_count\.gt`: Expected `int` >= 0"),
+        ({}, "beside `key` should be one of match"),
+    ],
+)
+def test_what_some_store_refuses_is_refused_for_all(condition: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"`filter\.must\[0\].*{message}"):
+        filter_from({"must": [{"key": "v", **condition}]})

@@ -10,20 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
-from qdrant_client import models
 
 from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
-from hybridtei.errors import CollectionMismatch, InvalidPoint, StoreError, StoreUnavailable
+from hybridtei.errors import InvalidPoint, StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.store.base import CollectionSchema
-from hybridtei.retrieval.store.collection import check_fits
+from hybridtei.retrieval.store.base import CollectionSchema, Stored
 from hybridtei.retrieval.store.nodes import Address, address_of
 from hybridtei.retrieval.store.points import MAX_BATCH_BYTES, to_points
-from hybridtei.retrieval.store.query import filter_from
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest, speaking
-from tests.retrieval.store.stores import TOLERANCE, embeddings, leg, plan
+from tests.retrieval.store.stores import embeddings, plan
 
 HANG = 60
 KEY = "a secret key"
@@ -53,62 +50,6 @@ async def telling(state: Qdrant, protocol: str, **settings: Any) -> AsyncIterato
         yield store
     finally:
         await store.close()
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_what_goes_in_by_a_protocol_comes_out(qdrant: Qdrant, protocol: str) -> None:
-    async with telling(qdrant, protocol) as store:
-        wanted = plan(model_id="tiny", tokenizer_sha256="ab")
-        assert await store.describe("c") is None
-        await store.create("c", wanted)
-        assert await store.collections() == ["c"]
-        described = await store.describe("c")
-        assert described is not None
-        check_fits(described, wanted)
-        with pytest.raises(CollectionMismatch, match="metadata model_id: there tiny, wanted other"):
-            check_fits(described, plan(model_id="other", tokenizer_sha256="ab"))
-        await store.upsert("c", POINTS)
-        assert await store.count("c") == 30
-        (record,) = await store.retrieve("c", [7], with_vectors=True)
-        assert record.payload == {"number": 7, "text": "ä 7"}
-        vectors: Any = record.vector
-        for name in ("dense", "multivector"):
-            np.testing.assert_allclose(vectors[name], POINTS[7].vector[name], atol=1e-6)
-        assert dict(zip(vectors["sparse"].indices, vectors["sparse"].values, strict=True)) == pytest.approx(
-            dict(zip(POINTS[7].vector["sparse"].indices.tolist(), POINTS[7].vector["sparse"].values.tolist(), strict=True))
-        )
-        records, following = await store.scroll("c", limit=20)
-        assert len(records) == 20
-        rest, end = await store.scroll("c", limit=20, offset=following, with_payload=False)
-        assert (len(rest), end) == (10, None)
-        await store.delete("c", [0, 1])
-        assert await store.count("c", filter_from({"must": {"key": "number", "range": {"lt": 5}}})) == 3
-        await store.drop("c")
-        await store.drop("c")
-        with pytest.raises(StoreError, match=r"no such collection|no collection 'c'"):
-            await store.upsert("c", POINTS)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
-    "asked", [{}, {"exact": True, "oversampling": 2.0}, {"using": "sparse"}, {"using": "multivector"}], ids=str
-)
-async def test_every_query_arrives_as_it_was_meant(qdrant: Qdrant, protocol: str, asked: dict[str, Any]) -> None:
-    from tests.retrieval.store.memory_store import MemoryStore
-
-    only = filter_from({"must": {"key": "number", "range": {"gte": 3}}})
-    request = leg(embeddings(1, seed=9), limit=5, filter=only, with_payload=["text"], **asked)
-
-    async with telling(qdrant, protocol) as store:
-        beside = MemoryStore()
-        for each in (store, beside):
-            await each.create("c", plan())
-            await each.upsert("c", POINTS)
-        found, wanted = await store.query("c", request), await beside.query("c", request)
-        np.testing.assert_allclose([point.score for point in found], [point.score for point in wanted], atol=TOLERANCE)
-        assert {point.id for point in found} == {point.id for point in wanted}
-        assert found[0].payload == wanted[0].payload
-        await beside.close()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -230,7 +171,7 @@ async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol: str) -> N
 async def test_a_bad_point_is_never_sent(qdrant: Qdrant, protocol: str) -> None:
     async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
-        bad = models.PointStruct.model_construct(id=99, vector={"dense": [1.0]}, payload={})
+        bad = Stored(99, {}, {"dense": [1.0]})
         with pytest.raises(InvalidPoint, match="point 99"):
             await store.upsert("c", [*POINTS, bad])
         assert "upsert" not in qdrant.calls

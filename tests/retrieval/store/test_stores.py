@@ -1,4 +1,5 @@
-"""One meaning, whichever store: the same points and questions in memory, in the embedded engine, and on a named server.
+"""One meaning, whichever store: the same points and questions in the embedded engine, by both of a server's protocols, and on a
+named server.
 
 `QDRANT_TEST_URL` names a server. Order is compared only where scores differ by more than the tolerance.
 """
@@ -17,11 +18,11 @@ from hybridtei.errors import InvalidInput, InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.retrieval.store.base import Stored, VectorParams
 from hybridtei.retrieval.store.collection import check_fits
-from hybridtei.retrieval.store.plan import _quantization
-from hybridtei.retrieval.store.points import is_sparse, point_id, to_points
+from hybridtei.retrieval.store.plan import _quantization, plan_of
+from hybridtei.retrieval.store.points import point_id, to_points
 from hybridtei.retrieval.store.query import of_ids
 from tests.retrieval.search import fusion
-from tests.retrieval.store.stores import KINDS, SERVER, TOLERANCE, Asked, asked, embeddings, emptied, leg, plan
+from tests.retrieval.store.stores import KINDS, TOLERANCE, Asked, asked, embeddings, emptied, leg, plan
 
 COUNT = 40
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
@@ -31,7 +32,7 @@ FLAGS: list[Any] = [True, False, 1, [0, True]]  # true and false are not 1 and 0
 LEGS = ("dense", "sparse", "multivector")
 
 
-@pytest.fixture(scope="module", params=[kind for kind in KINDS if kind != "server" or SERVER])
+@pytest.fixture(scope="module", params=KINDS)
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     with asked(request.param, tmp_path_factory.mktemp("vectors")) as given:
         yield given
@@ -126,9 +127,8 @@ def test_vectors_and_payload_come_back_as_they_went(stored: Asked) -> None:
     vectors: Any = records[0].vector
     np.testing.assert_allclose(vectors["dense"], POINTS.dense[4], atol=1e-6)
     np.testing.assert_allclose(vectors["multivector"], POINTS.multivector.row(4), atol=1e-6)
-    assert is_sparse(vectors["sparse"])
     indices, values = POINTS.sparse.row(4)
-    assert dict(zip(vectors["sparse"].indices, vectors["sparse"].values, strict=True)) == pytest.approx(
+    assert dict(zip(vectors["sparse"]["indices"], vectors["sparse"]["values"], strict=True)) == pytest.approx(
         dict(zip(indices.tolist(), values.tolist(), strict=True))
     )
     some = stored.run(stored.store.retrieve(stored.name, [IDS[4]], with_payload=False, with_vectors=["dense"]))
@@ -201,7 +201,7 @@ def test_quantised_collections_answer_with_full_scores_when_rescored(empty: Aske
     request = leg(QUERY, limit=COUNT, oversampling=2.0)
     check(empty.run(empty.store.query(empty.name, request)), expected("dense"), COUNT)
     described = empty.run(empty.store.describe(empty.name))
-    assert described.vectors["dense"].quantization_config == _quantization(kind)
+    assert plan_of(described).quantization == kind
 
 
 def test_a_collection_says_how_it_is_laid_out_and_whose_it_is(empty: Asked) -> None:

@@ -16,7 +16,7 @@ from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
 from hybridtei.retrieval.store import transfer
 from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.collection import MIGRATION_OF, CollectionSchemas
-from hybridtei.retrieval.store.points import is_sparse, point_id, to_points
+from hybridtei.retrieval.store.points import point_id, to_points
 from tests.retrieval.store.stores import Asked, asked, embeddings, emptied, plan
 
 COUNT = 150  # three pages
@@ -82,12 +82,10 @@ def records(given: Asked) -> dict[Any, Any]:
 
 def bits(vectors: Any) -> dict[str, Any]:
     def of(vector: Any) -> Any:
-        if is_sparse(vector):
-            order = np.argsort(np.asarray(vector.indices))
-            return (
-                np.asarray(vector.indices, np.uint32)[order].tobytes(),
-                np.asarray(vector.values, np.float32)[order].tobytes(),
-            )
+        if isinstance(vector, dict):
+            indices, values = np.asarray(vector["indices"], np.uint32), np.asarray(vector["values"], np.float32)
+            order = np.argsort(indices)
+            return indices[order].tobytes(), values[order].tobytes()
         return np.asarray(vector, np.float32).shape, np.asarray(vector, np.float32).tobytes()
 
     return {name: of(vector) for name, vector in vectors.items()}
@@ -187,7 +185,7 @@ def changed(**vectors: Any) -> dict[str, Any]:
         (changed(dense=[1e39] * 16), "line 3: point 1, vector `dense`: number 0 is not finite in float32"),
         (changed(multivector=[[1.0] * 7]), "line 3: point 1, vector `multivector`: has 7 dimensions, the collection 8"),
         (changed(multivector=[]), "line 3: point 1, vector `multivector`: should be a list of vectors"),
-        (changed(sparse=[1, 2]), "line 3: point 1, vector `sparse`: should be a SparseVector of `indices` and `values`"),
+        (changed(sparse=[1, 2]), "line 3: point 1, vector `sparse`: should be a sparse vector of `indices` and `values`"),
         (changed(sparse={"indices": [1]}), "line 3: point 1, vector `sparse`: 1 indices and 0 values"),
         (changed(sparse={"indices": [-1], "values": [1]}), "line 3: point 1, vector `sparse`: `indices` should be integers"),
         (changed(colour=[1]), "line 3: point 1: the collection has no vector `colour`; it has `dense`"),

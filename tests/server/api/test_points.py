@@ -110,7 +110,7 @@ def test_an_id_that_equals_the_text_of_another_point_replaces_nothing(shelf):
 
 
 @pytest.mark.parametrize(
-    "work", ["hybridtei.retrieval.store.embedded_client.unframe", "hybridtei.retrieval.store.points.check_points"]
+    "work", ["hybridtei.retrieval.store.embedded.unframe", "hybridtei.retrieval.store.points.check_points"]
 )
 def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(spec, tmp_path, work, monkeypatch):
     module, _, name = work.rpartition(".")

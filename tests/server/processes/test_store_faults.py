@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from hybridtei.config import StoreConfig
+from hybridtei.errors import StoreError
 from hybridtei.inference.engine.admission import Deadlines
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.embedded_client import FolderError, ProcessClient
 from hybridtei.retrieval.store.embedded_process import take
 from hybridtei.retrieval.store.server import ServerStore
 from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
@@ -74,7 +74,7 @@ def taken(path: Path) -> Any:
     found: list[Any] = []
 
     def free() -> bool:
-        with suppress(FolderError):
+        with suppress(StoreError):
             found.append(take(path))
         return bool(found)
 
@@ -121,12 +121,12 @@ def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answe
         assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10
         asked = {"collection": "papers", "query": TEXTS[0], "mode": "dense"}  # one question of the store each
         before = running.post("/search", asked).json()["hits"]
-        owner = store._owner.pid
+        owner = store.pid
         assert owner is not None
         os.kill(owner, signal.SIGSTOP)
         waiting = [pool.submit(running.post, "/search", asked) for _ in range(4)]
         waiting += [pool.submit(running.post, "/collections/papers/points", {"points": points}) for _ in range(4)]
-        until(lambda: len(store._owner._waiting) == 8)
+        until(lambda: len(store._waiting) == 8)
         assert running.post("/embed", {"inputs": "one"}).status_code == 200
         os.kill(owner, signal.SIGKILL)
         for one in waiting:
@@ -165,18 +165,18 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path)
 
 
 @contextmanager
-def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, ProcessClient]]:
+def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, EmbeddedStore]]:
     """A server whose collection is there, and the owner of its embedded engine, which is stopped."""
     store = EmbeddedStore(str(tmp_path / "store"))
     with serving(spec_in(tmp_path), schemas=CollectionSchemas(store), model_id=MODEL, engine=engine) as running:
         points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
         assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10
         assert running.post("/search", {"collection": "papers", "query": TEXTS[0]}).status_code == 200
-        owner = store._owner.pid
+        owner = store.pid
         assert owner is not None
         os.kill(owner, signal.SIGSTOP)
         try:
-            yield running, store._owner
+            yield running, store
         finally:
             os.kill(owner, signal.SIGCONT)
 

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 def points(count: int) -> list[Any]:
     rows = np.random.default_rng(0).normal(size=(count, WIDTH)).astype(np.float32)
-    return [[i, {"dense": rows[i]}, {}] for i in range(count)]
+    return [[i, {}, {"dense": rows[i]}, 0.0] for i in range(count)]
 
 
 def is_untidy(folder: Folder) -> bool:
@@ -104,7 +104,7 @@ def test_an_uneven_sparse_vector_never_reaches_the_engine(folder: Folder) -> Non
     folder.create("c", schema_to_dict(plan()))
     for bad in ({"indices": [1, 2], "values": [1.0]}, {"indices": [1, 1], "values": [1.0, 2.0]}):
         with pytest.raises(ValueError, match="a sparse vector"):
-            folder.upsert("c", [[1, {"sparse": bad}, {}]])
+            folder.upsert("c", [[1, {}, {"sparse": bad}, 0.0]])
         with pytest.raises(ValueError, match="a sparse vector"):
             folder.query("c", {"vector": bad, "using": "sparse", "limit": 1})
     folder.upsert("c", points(1))

@@ -11,11 +11,9 @@ import psutil
 import pytest
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
-from hybridtei.retrieval.store import embedded_client
+from hybridtei.retrieval.store import embedded as module
 from hybridtei.retrieval.store.base import Stored, VectorParams
-from hybridtei.retrieval.store.collection import schema_to_dict
-from hybridtei.retrieval.store.embedded import EmbeddedStore, _message
-from hybridtei.retrieval.store.embedded_client import ProcessClient
+from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.points import check_points, to_points
 from hybridtei.retrieval.store.query import of_ids
 from hybridtei.system.frames import frame
@@ -35,7 +33,7 @@ def points(begin: int, end: int) -> list[Stored]:
 
 
 def pid_of(store: EmbeddedStore) -> int:
-    pid = store._owner.pid
+    pid = store.pid
     assert pid is not None
     return pid
 
@@ -52,7 +50,7 @@ async def test_everything_acknowledged_survives_a_killed_owner(tmp_path: Path) -
     for begin in range(0, 300, 20):
         await store.upsert("c", points(begin, begin + 20))
     writing = asyncio.create_task(store.upsert("c", points(300, 305), plan()))
-    while not store._owner._waiting:
+    while not store._waiting:
         await asyncio.sleep(0)
     await killed(store)
     answered = not isinstance(await outcome(writing), StoreUnavailable)
@@ -69,7 +67,7 @@ async def test_everything_acknowledged_survives_a_killed_owner(tmp_path: Path) -
 async def killed(store: EmbeddedStore) -> None:
     """Returns once that is noticed: a call before would go to the dead one, a call after starts another."""
     os.kill(pid_of(store), signal.SIGKILL)
-    while store._owner.is_joined:
+    while store._is_joined:
         await asyncio.sleep(0.001)
 
 
@@ -95,7 +93,7 @@ async def test_closing_waits_for_what_was_asked_and_the_store_is_found_again_as_
     asked = leg(embeddings(1), filter=of_ids(range(50)))
     before = await store.query("c", asked)
     writing = asyncio.create_task(store.upsert("c", points(50, 150), plan()))
-    while not store._owner._waiting:
+    while not store._waiting:
         await asyncio.sleep(0)
     await store.close()
     await writing
@@ -130,10 +128,10 @@ async def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> 
 
 
 async def test_an_owner_outlives_its_starter_and_ends_after_the_last_client(tmp_path: Path) -> None:
-    class Hurried(ProcessClient):
+    class Hurried(EmbeddedStore):
         command = ("-c", CHANGED.format("process.LINGER_S = 0.1"))
 
-    store = EmbeddedStore(str(tmp_path), client=Hurried(str(tmp_path)))
+    store = Hurried(str(tmp_path))
     await store.create("c", plan())
     process, second = psutil.Process(pid_of(store)), EmbeddedStore(str(tmp_path))
     assert await second.count("c") == 0
@@ -153,7 +151,7 @@ async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end
     os.kill(pid_of(store), signal.SIGSTOP)
     store._timeout_s = HANG if end == "cancelled" else 0.5
     writing = [asyncio.create_task(store.upsert("c", points(begin, begin + 10), plan())) for begin in range(0, 200, 10)]
-    while len(store._owner._waiting) < len(writing):
+    while len(store._waiting) < len(writing):
         await asyncio.sleep(0)
     if end == "cancelled":
         for write in writing:
@@ -172,9 +170,9 @@ async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end
 async def test_an_owner_that_greets_nobody_is_said_to_build_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await opened(tmp_path)
     os.kill(pid_of(store), signal.SIGSTOP)
-    monkeypatch.setattr(embedded_client, "START_S", 0.1)
+    monkeypatch.setattr(module, "START_S", 0.1)
     with pytest.raises(StoreUnavailable, match=r"has not answered for 0.1 s: it may be building an index; try later$"):
-        await ProcessClient(str(tmp_path)).ask("count", "c", None, timeout_s=HANG)
+        await EmbeddedStore(str(tmp_path)).count("c")
     os.kill(pid_of(store), signal.SIGCONT)
     await store.close()
 
@@ -183,7 +181,7 @@ async def test_more_calls_than_may_wait_are_refused_at_once(tmp_path: Path) -> N
     store = await opened(tmp_path)
     os.kill(pid_of(store), signal.SIGSTOP)
     waiting = [asyncio.create_task(store.count("c")) for _ in range(1000)]
-    while len(store._owner._waiting) < len(waiting):
+    while len(store._waiting) < len(waiting):
         await asyncio.sleep(0)
     store._timeout_s = 0.05
     with pytest.raises(StoreUnavailable, match=r"1000 calls wait for the embedded Qdrant engine.*\(qdrant-timeout\)"):
@@ -195,14 +193,14 @@ async def test_more_calls_than_may_wait_are_refused_at_once(tmp_path: Path) -> N
 
 async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -> None:
     now_s = 0.0
-    owner = ProcessClient(str(tmp_path), clock=lambda: now_s)
-    await owner.ask("create", "c", schema_to_dict(plan()), timeout_s=HANG)
-    await owner.ask("collections", timeout_s=HANG)
-    pid = owner.pid
+    store = EmbeddedStore(str(tmp_path), timeout_s=HANG, clock=lambda: now_s)
+    await store.create("c", plan())
+    await store.collections()
+    pid = store.pid
     assert pid is not None  # os.kill(0) would stop this process's own group
     os.kill(pid, signal.SIGSTOP)
-    slow = asyncio.create_task(owner.ask("collections", timeout_s=HANG))
-    while not owner._turn.locked():
+    slow = asyncio.create_task(store.collections())
+    while not store._turn.locked():
         await asyncio.sleep(0)
     await asyncio.sleep(0)  # now it is sent
     now_s += 100.0
@@ -211,24 +209,23 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -
     os.kill(pid, signal.SIGSTOP)
     waiting: list[asyncio.Task[object]] = []
     for _ in range(7):  # 0, 10, …, 60 s of work wait before each
-        waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=HANG)))
+        waiting.append(asyncio.create_task(store.collections()))
         await asyncio.sleep(0)
     with pytest.raises(StoreAtCapacity, match=r"7 calls wait.*, about [0-9.]+ s of work"):
-        await owner.ask("collections", timeout_s=HANG)
-    waiting.append(asyncio.create_task(owner.ask("collections", timeout_s=None)))  # whoever has time may wait
+        await store.collections()
+    waiting.append(asyncio.create_task(store._call("collections", is_bounded=False)))  # whoever has time may wait
     os.kill(pid, signal.SIGCONT)
     assert await asyncio.gather(*waiting) == [["c"]] * 8
-    await owner.close()
+    await store.close()
 
 
 async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path: Path) -> None:
     """With bounds that are a few thousand times smaller."""
 
-    class Small(ProcessClient):
+    class Small(EmbeddedStore):
         command = ("-c", CHANGED.format("frames.MAX_FRAME, folder.MAX_ANSWER_BYTES = 100_000, 50_000"))
 
-    store = EmbeddedStore(str(tmp_path), timeout_s=HANG)
-    store._owner = Small(str(tmp_path))
+    store = Small(str(tmp_path), timeout_s=HANG)
     await store.create("c", plan())
     for begin in range(0, 600, 20):
         await store.upsert("c", points(begin, begin + 20))
@@ -248,7 +245,7 @@ async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Pat
     """What no checked point can do is done here behind the checks' back."""
     poison = "folder.point_of = lambda p: edge.Point(id=p[0], vector={'sparse': edge.SparseVector([1, 2], [1.0])}, payload={})"
 
-    class Poisoned(ProcessClient):
+    class Poisoned(EmbeddedStore):
         command = ("-c", CHANGED.replace("{}", poison))
 
     store = await opened(tmp_path)
@@ -257,8 +254,7 @@ async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Pat
         await store.upsert(name, points(0, 10))
     await ended(store)
 
-    poisoned = EmbeddedStore(str(tmp_path))
-    poisoned._owner = Poisoned(str(tmp_path))
+    poisoned = Poisoned(str(tmp_path))
     for _ in range(2):
         with pytest.raises(StoreError, match=f"'c' in {tmp_path} can only be read.*drop it and fill it anew"):
             await poisoned.upsert("c", points(10, 11))
@@ -300,7 +296,7 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 def test_points_travel_as_the_bytes_of_their_arrays() -> None:
     (point,) = check_points(points(0, 1), plan())
-    body = frame(_message(point))
+    body = frame(point)
     assert point.vector["dense"].tobytes() in body
     assert point.vector["multivector"].tobytes() in body
-    assert point.vector["sparse"].values.tobytes() in body
+    assert point.vector["sparse"]["values"].tobytes() in body

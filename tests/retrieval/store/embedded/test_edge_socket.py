@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from hybridtei.errors import StoreError, StoreUnavailable
-from hybridtei.retrieval.store import embedded_client, embedded_process
+from hybridtei.retrieval.store import embedded_process
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.embedded_client import FolderError, ProcessClient, is_own, listening_at, release, socket_path
-from hybridtei.retrieval.store.embedded_process import take
+from hybridtei.retrieval.store.embedded_process import is_own, listening_at, release, socket_path, take
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
 from tests.retrieval.store.embedded.test_edge_owner import CHANGED, HANG, ended, opened, pid_of, points
@@ -27,7 +26,7 @@ import asyncio, sys
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 async def main():
     store = EmbeddedStore(sys.argv[1])
-    print(await store.count("c"), store._owner.pid)
+    print(await store.count("c"), store.pid)
     await store.close()
 asyncio.run(main())
 """
@@ -36,10 +35,10 @@ asyncio.run(main())
 def changed(path: Path, change: str) -> EmbeddedStore:
     """A store whose process has other constants."""
 
-    class Changed(ProcessClient):
+    class Changed(EmbeddedStore):
         command = ("-c", CHANGED.replace("{}", change))
 
-    return EmbeddedStore(str(path), timeout_s=HANG, client=Changed(str(path)))
+    return Changed(str(path), timeout_s=HANG)
 
 
 def connected(folder: Path) -> socket.socket:
@@ -178,7 +177,7 @@ async def test_reading_where_no_collection_is_makes_nothing(tmp_path: Path) -> N
 
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
-    with take(tmp_path), pytest.raises(FolderError, match="another process has this folder"):
+    with take(tmp_path), pytest.raises(StoreError, match="another process has this folder"):
         take(tmp_path)
 
 
@@ -187,7 +186,7 @@ def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - nfs4 host:/share rw\n")
     monkeypatch.setattr(embedded_process, "MOUNTS", mounts)
-    with pytest.raises(FolderError, match=r"on a network file system \(nfs4\)"):
+    with pytest.raises(StoreError, match=r"on a network file system \(nfs4\)"):
         take(tmp_path)
 
 
@@ -195,7 +194,7 @@ def test_a_long_path_of_the_temporary_folder_is_not_used(tmp_path: Path, monkeyp
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(embedded_client.tempfile, "gettempdir", lambda: str(long))
+    monkeypatch.setattr(embedded_process.tempfile, "gettempdir", lambda: str(long))
     assert socket_path(tmp_path).parent == Path(f"/tmp/hybridtei-{os.geteuid()}")
     own = tmp_path / "run"
     own.mkdir()

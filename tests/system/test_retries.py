@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.errors import StoreError, StoreUnavailable
-from hybridtei.retrieval.store.nodes import retry_unavailable
-from hybridtei.system.retries import LONGEST_PAUSE_S
+from hybridtei.system.retries import LONGEST_PAUSE_S, retry_unavailable
 
 
 class Time:
