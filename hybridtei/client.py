@@ -60,13 +60,7 @@ class AsyncClient:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 60.0,
-        patience_s: float = 10.0,
-        transport: Any = None,
+        self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, patience_s: float = 10.0, transport: Any = None
     ) -> None:
         """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for an invalid URL."""
         self.url = url.rstrip("/")

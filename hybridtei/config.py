@@ -9,7 +9,7 @@ from __future__ import annotations
 import reprlib
 import types
 import typing
-from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -300,11 +300,11 @@ def check_value(name: str, value: Any, hint: Any, error: type[HybridTeiError] = 
         raise error(f"`{name}` is {reprlib.repr(value)}: {str(wrong)[:1].lower()}{str(wrong)[1:]}{known}") from None
 
 
-def fields_of(kind: Kind) -> Iterator[tuple[msgspec.structs.FieldInfo, Any, Meta]]:
-    """(field, its type without None, its Meta) of a settings struct."""
+@cache
+def fields_of(kind: Kind) -> tuple[tuple[msgspec.structs.FieldInfo, Any, Meta], ...]:
+    """(field, its type without None, its Meta) of each field of a settings struct."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    for field in msgspec.structs.fields(kind):
-        yield field, *unwrapped(hints[field.name])
+    return tuple((field, *unwrapped(hints[field.name])) for field in msgspec.structs.fields(kind))
 
 
 def unwrapped(hint: Any) -> tuple[Any, Meta]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from hybridtei.config import EngineConfig, Kind, ModelConfig, ServerConfig, StoreConfig, fields_of, unwrapped
+from hybridtei.config import EngineConfig, Kind, ModelConfig, ServerConfig, StoreConfig, fields_of
 from hybridtei.errors import UsageError
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -114,9 +114,8 @@ def boolean_flags(*kinds: Kind) -> frozenset[str]:
 
 def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str, str]) -> S:
     """Make a struct from flags, else variables, else defaults. Raises UsageError, naming the flag and its bounds."""
-    hints = typing.get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
-    for field, _, meta in fields_of(kind):
+    for field, plain, meta in fields_of(kind):
         text, source = _lookup(field.name, flags, environment)
         alias = _alias(meta)
         if alias is not None:
@@ -125,7 +124,7 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
                 raise UsageError(f"{source} and {old_source} exclude each other: {old_source} is the older name")
             text, source = (text, source) if old is None else (old, old_source)
         if text is not None:
-            values[field.name] = _value(text, hints[field.name], source)
+            values[field.name] = _value(text, plain, meta, source)
     return kind(**values)
 
 
@@ -160,8 +159,7 @@ def _alias(meta: Meta) -> str | None:
     return (meta.extra or {}).get("alias")
 
 
-def _value(text: str | list[str], hint: Any, source: str) -> Any:
-    plain, meta = unwrapped(hint)
+def _value(text: str | list[str], plain: Any, meta: Meta, source: str) -> Any:
     if get_origin(plain) is tuple:
         return tuple([text] if isinstance(text, str) else text)
     assert isinstance(text, str)

@@ -48,13 +48,7 @@ class CollectionTools:
         self._client, self._collection = client, collection
         self._calls: set[asyncio.Task[dict[str, Any]]] = set()
 
-    async def find(
-        self,
-        query: Query,
-        limit: Limit = 10,
-        filter: Conditions = None,
-        mode: Ranking = None,
-    ) -> dict[str, Any]:
+    async def find(self, query: Query, limit: Limit = 10, filter: Conditions = None, mode: Ranking = None) -> dict[str, Any]:
         """Search the collection by meaning and by words. The best hits come first; `highlights` mark the shared terms."""
         return await self._finished(self._find(query, limit, filter, mode))
 
