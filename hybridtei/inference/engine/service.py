@@ -41,16 +41,8 @@ Start = Callable[[], Coroutine[Any, Any, T]]
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[T]):
-    """A task's answer, the number of its tokens that ran, and the times of each stage."""
-
-    answer: T
-    lengths: list[int]
-    timings: Timings
-
-
-@dataclass(frozen=True, slots=True)
-class _Done(Generic[T]):
-    """A chunk's answer, its number of inputs, each encoding's tokens, and its times. Tokenisation is a sum."""
+    """The answer of a task or a chunk, its number of inputs, each encoding's tokens, and its times: means over the inputs, but
+    a chunk's tokenisation is a sum."""
 
     answer: T
     size: int
@@ -147,10 +139,12 @@ class EngineService:
                 done = await self._run_all(first, chunks, bounds, needs_first=task.needs_first)
         return _joined(task, done)
 
-    async def _run_all(self, first: Task[T], rest: Iterator[Task[T]], bounds: Bounds, *, needs_first: bool) -> list[_Done[T]]:
+    async def _run_all(
+        self, first: Task[T], rest: Iterator[Task[T]], bounds: Bounds, *, needs_first: bool
+    ) -> list[Answered[T]]:
         place, numbers = 0, 0
 
-        async def run(chunk: Task[T], begin: int) -> _Done[T]:
+        async def run(chunk: Task[T], begin: int) -> Answered[T]:
             nonlocal numbers
             try:
                 done = await self._deadlines.within(self._run(chunk))
@@ -161,7 +155,7 @@ class EngineService:
             _check_numbers(numbers, bounds)
             return done
 
-        def starts(chunks: Iterable[Task[T]]) -> Iterator[Start[_Done[T]]]:
+        def starts(chunks: Iterable[Task[T]]) -> Iterator[Start[Answered[T]]]:
             nonlocal place
             for chunk in chunks:
                 yield partial(run, chunk, place)
@@ -173,7 +167,7 @@ class EngineService:
         done = await begin()
         return [done, *await in_order(starts(chunk.knowing(done.answer) for chunk in rest), bounds.at_once)]
 
-    async def _run(self, chunk: Task[T], *, short: bool = False) -> _Done[T]:
+    async def _run(self, chunk: Task[T], *, short: bool = False) -> Answered[T]:
         began = perf_counter_ns()
         if short:
             with _Panicking():
@@ -184,14 +178,14 @@ class EngineService:
         self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
         tokenised = perf_counter_ns()
         if not chunk.heads:  # nothing to compute, so it needs no place in the queue
-            return _Done(
+            return Answered(
                 chunk.finish(self.model, encodings, HeadOutputs()), chunk.size, lengths, Timings(tokenised - began, 0, 0)
             )
         request = await self.engine.run(encodings, chunk.heads, tokenised)
         finish = partial(chunk.finish, self.model, encodings, request.outputs())
         answer = await self._in(self._pool, finish) if chunk.finishes_aside(self.model.spec) else finish()
         timings = request.timings()
-        return _Done(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
+        return Answered(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work without a pass on a separate thread, so that it delays no pass. Raises Overloaded if `MAX_ASIDE` pieces are
@@ -257,7 +251,7 @@ async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
     return done
 
 
-def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
+def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
     """Join chunks to the answer of the whole task. Times are means over all inputs."""
     inputs = max(task.size, 1)
     timings = Timings(
@@ -266,7 +260,7 @@ def _joined(task: Task[T], done: Sequence[_Done[T]]) -> Answered[T]:
         sum(one.size * one.timings.inference_ns for one in done) // inputs,
     )
     answer = done[0].answer if len(done) == 1 else task.join([one.answer for one in done])
-    return Answered(answer, [length for one in done for length in one.lengths], timings)
+    return Answered(answer, task.size, [length for one in done for length in one.lengths], timings)
 
 
 class _Panicking:

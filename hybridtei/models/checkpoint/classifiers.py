@@ -109,22 +109,15 @@ _Recipe = Callable[[Config], tuple[ScorePooling, tuple[Step, ...]]]
 LAST, OUT_PROJ = LinearStep("classifier"), LinearStep("classifier.out_proj")
 
 
-def _two_layers(name: str, activation: str, last: LinearStep = LAST) -> _Recipe:
-    return lambda config: ("cls", (LinearStep(name, activation), last))
-
-
-def _as_hidden(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
-    return _two_layers("classifier.dense", config.get("hidden_act", "gelu"), OUT_PROJ)(config)
+def _two_layers(name: str, activation: str, last: LinearStep = LAST, key: str = "") -> _Recipe:
+    """Two layers on the first token. `activation`: the first layer's, unless config.json has another one under `key`."""
+    return lambda config: ("cls", (LinearStep(name, config.get(key, activation)), last))
 
 
 def _longformer(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
     raise UnsupportedArchitecture(
         "config.json: a Longformer that classifies lets all tokens see the first, which its trunk does not; use another model"
     )
-
-
-def _deberta(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
-    return _two_layers("pooler.dense", config.get("pooler_hidden_act", "gelu"))(config)
 
 
 def _modernbert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
@@ -170,6 +163,7 @@ PADDING: Mapping[str, int] = {
     **{"helium": 3, "phi3": 32_000, "smollm3": 128_004},
 }
 _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
+_DENSE_AS_HIDDEN = _two_layers("classifier.dense", "gelu", OUT_PROJ, "hidden_act")
 # model_type -> (prefix of its trunk's tensors, its head)
 SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
     **{name: (name, _two_layers(f"{name}.pooler.dense", "tanh")) for name in ("bert", "ernie", "gte", "new", "nomic_bert")},
@@ -179,13 +173,13 @@ SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
     **dict.fromkeys(ROBERTAS, ("roberta", _DENSE_TANH)),
     "data2vec-text": ("data2vec_text", _DENSE_TANH),
     "mpnet": ("mpnet", _DENSE_TANH),
-    "roformer": ("roformer", _as_hidden),
-    "big_bird": ("bert", _as_hidden),
+    "roformer": ("roformer", _DENSE_AS_HIDDEN),
+    "big_bird": ("bert", _DENSE_AS_HIDDEN),
     "longformer": ("longformer", _longformer),
     "electra": ("electra", _two_layers("classifier.dense", "gelu", OUT_PROJ)),
     "distilbert": ("distilbert", _two_layers("pre_classifier", "relu")),
     "modernbert": ("model", _modernbert),
-    **dict.fromkeys(("deberta", "deberta-v2"), ("deberta", _deberta)),
+    **dict.fromkeys(("deberta", "deberta-v2"), ("deberta", _two_layers("pooler.dense", "gelu", key="pooler_hidden_act"))),
     "eurobert": ("model", _eurobert),
     **dict.fromkeys(DECODERS, ("model", _decoder)),
 }

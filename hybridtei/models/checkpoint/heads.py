@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 from hybridtei.models.checkpoint.files import read_object, require
-from hybridtei.models.checkpoint.modules import OF_TOKENS, DenseModule, Modules, read_steps, splade_activation
+from hybridtei.models.checkpoint.modules import OF_TOKENS, DenseModule, Modules, read_steps
 from hybridtei.models.checkpoint.weights import Weights, has_shape
 
 HEADS_FILE = "hybridtei_heads.safetensors"
@@ -112,13 +112,12 @@ def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = No
     return SparseHead("code", folder, (), idf=False, width=width, active=active, normalized=normalized)
 
 
-def read_splade(folder: Path, modules: Modules, queries: Path | None, active: int) -> SparseHead:
-    """Without modules, only the folder's name identifies OpenSearch's version 3, which applies two logarithms."""
-    if modules:
-        double_log = splade_activation(folder, modules) == "log1p_relu"
-        return SparseHead("splade", double_log=double_log, queries=queries, active=active)
+def read_splade(folder: Path, modules: Modules, function: str, queries: Path | None, active: int) -> SparseHead:
+    """`function`: from `splade_function`. Without modules, only the folder's name identifies OpenSearch's version 3, which
+    applies two logarithms."""
     third = queries is not None and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
-    return SparseHead("splade", double_log=third, queries=queries, active=active)
+    double_log = function == "log1p_relu" if modules else third
+    return SparseHead("splade", double_log=double_log, queries=queries, active=active)
 
 
 def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> MultivectorHead | None:

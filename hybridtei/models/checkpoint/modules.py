@@ -171,17 +171,12 @@ def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
     return str(default)
 
 
-def splade_activation(folder: Path, modules: Modules) -> str:
-    """Return the function applied to logits before the last logarithm: "relu" or "log1p_relu"."""
-    path = module_path(modules, "SpladePooling")
-    return "relu" if path is None else str(read_object(inside(folder, path) / "config.json").get("activation_function", "relu"))
-
-
-def is_splade(folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]) -> bool:
-    """True for SPLADE pooling, by `override` or else by the checkpoint. Raises UnsupportedArchitecture."""
+def splade_function(folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]) -> str | None:
+    """Return the function of logits before SPLADE's last logarithm, "relu" or "log1p_relu"; None without SPLADE pooling, which
+    `override` or else the checkpoint declares. Raises UnsupportedArchitecture."""
     declared = module_path(modules, "SpladePooling")
     if override is not None and override != "splade":
-        return False
+        return None
     if declared is not None:
         settings = read_object(inside(folder, declared) / "config.json")
         strategy, activation = settings.get("pooling_strategy", "max"), settings.get("activation_function", "relu")
@@ -189,12 +184,12 @@ def is_splade(folder: Path, override: str | None, modules: Modules, architecture
             raise UnsupportedArchitecture(
                 f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: 'max' of relu or log1p_relu"
             )
-        return True
+        return str(activation)
     if override == "splade" and not any(name.endswith("MaskedLM") for name in architectures):
         raise UnsupportedArchitecture(
             f"{folder}: splade pooling needs an architecture ending in MaskedLM, config.json names {list(architectures)}"
         )
-    return override == "splade"
+    return None if override is None else "relu"
 
 
 def read_pooling(

@@ -35,13 +35,13 @@ from hybridtei.models.checkpoint.modules import (
     Modules,
     Pooling,
     StepModule,
-    is_splade,
     module_path,
     pools_prompts,
     read_modules,
     read_pooling,
     read_router,
     read_steps,
+    splade_function,
     transformer_folder,
 )
 from hybridtei.models.checkpoint.rankers import PairTemplate, language_ranker
@@ -208,7 +208,7 @@ def _read(
     idf = folder / "idf.json"
     if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
         pooling, queries = "splade", idf
-    splade = is_splade(folder, pooling, modules, architectures)
+    splade = splade_function(folder, pooling, modules, architectures)
     classifier = None if splade else read_classifier(folder, home, modules, config, hidden_size)
     template = None
     if model_type in DECODERS and not splade:
@@ -233,8 +233,8 @@ def _read(
     if pooled:
         sparse = find_sparse_head(folder, hidden_size, heads_file)
         multivector = find_multivector_head(folder, hidden_size, heads_file)
-    elif splade:
-        sparse = read_splade(folder, modules, queries, sentence.count_if_any("max_active_dims") or 0)
+    elif splade is not None:
+        sparse = read_splade(folder, modules, splade, queries, sentence.count_if_any("max_active_dims") or 0)
     if late is not None:
         multivector = token_projection(folder, home, modules, hidden_size)
     poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
@@ -264,7 +264,7 @@ def _read(
         late=late,
         prompts=prompts,
         default_prompt_name=default_prompt(
-            sentence, folder, prompts, embeds=pooled or splade, ignores=classifier is not None and template is None
+            sentence, folder, prompts, embeds=pooled or splade is not None, ignores=classifier is not None and template is None
         ),
         truncate_dim=sentence.count_if_any("truncate_dim") if pooled else None,
         bare=not adds_specials(home, scores=not pooled),
