@@ -291,7 +291,7 @@ class Encoder:
         return answers[0] if len(answers) == 1 else task.join(answers)
 
     def _outputs(self, encodings: Sequence[Encoding], heads: frozenset[Head], advance: Callable[[int], object]) -> HeadOutputs:
-        is_table = getattr(self._backend, "is_table", False) and heads == {Head.DENSE}  # faster than the queue
+        is_table = self._backend.is_table and heads == {Head.DENSE}  # faster than the queue
         if heads and (is_table or len(encodings) == 1):
             outputs = self._backend.forward(pack(encodings, heads, self.spec.positions), use_all_cores=True)
             advance(len(encodings))
@@ -306,7 +306,7 @@ class Encoder:
             shared_tokens=shared_tokens(self._backend, self._engine),
         )
         request = core.add(encodings, heads)
-        run_all(core, self._backend, lanes + getattr(self._backend, "ahead", 0), advance)
+        run_all(core, self._backend, lanes + self._backend.ahead, advance)
         return request.outputs()
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import Head, PackedBatch, Padding, Ragged, kept_tokens
 from hybridtei.errors import BackendError
+from hybridtei.inference.backends.base import Backend
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
 from hybridtei.system.machine import LaneKind
@@ -25,12 +26,10 @@ STEPS = 2**24
 HANG = 120  # seconds after which what should end at once has hung
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """See `backends.base.Backend`; gives whatever outputs `spec` has."""
 
     name = "fake"
-    fills_cores = False
-    shares_prefixes = False
     dtype = "float32"
 
     def __init__(
@@ -43,19 +42,16 @@ class FakeBackend:
         fail_on: int | None = None,
         gate: Gate | None = None,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.lanes = (LaneKind.BULK,) * lanes if isinstance(lanes, int) else lanes
         self.padding = padding
         self.busy_tokens = busy_tokens
         self.fail_on = fail_on
         self.gate = gate
-        self.forwards = 0
-        self._counting = threading.Lock()
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """See `Backend.forward`. Counts a pass that fails, too."""
-        with self._counting:
-            self.forwards += 1
+        self.count()
         if self.gate is not None:
             self.gate(batch)
         if self.fail_on is not None and (batch.input_ids == self.fail_on).any():
@@ -71,12 +67,6 @@ class FakeBackend:
             scores=_mean(_states(batch, len(spec.labels)), batch) if Head.SCORES in wanted else None,
             tags=Ragged(_states(batch, len(spec.labels)), batch.cu_seqlens) if Head.TAGS in wanted else None,
         )
-
-    def enter_lane(self, kind: LaneKind) -> None:
-        """See `Backend.enter_lane`."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
     def _multivector(self, batch: PackedBatch) -> Ragged:
         assert self.spec.multivector is not None

@@ -33,7 +33,7 @@ from threadpoolctl import threadpool_limits
 from hybridtei.batch import Encoding, Head, Padding, pack
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, NamedModel, check_value
 from hybridtei.errors import BackendError, LoadError, UnsupportedArchitecture, UsageError
-from hybridtei.inference.backends.base import Backend, Keeping, Measured, Routed
+from hybridtei.inference.backends.base import Backend, Routed
 from hybridtei.inference.backends.select import open_backend
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import WITHOUT_PROMPT
@@ -109,9 +109,7 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
             raise LoadError(f"{spec.folder}: the first pass failed: {error}") from error
         log.warning("%s: the first pass failed: %s", spec.folder, error)
         raise _unserved(spec, "needs more than the ids of a text of any length") from error
-    for one in parts:
-        if isinstance(one, Keeping):
-            one.free_unused()
+    backend.free_unused()
     memory.trim()
     return LoadedModel(model, backend, budget)
 
@@ -207,8 +205,6 @@ def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
 
 def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
     """Return the token budget of a pass: the configured one, or less if the device lacks memory. Raises LoadError."""
-    if not isinstance(backend, Measured):
-        return engine.max_batch_tokens
     most = backend.max_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
     if most < engine.max_batch_tokens:
         log.warning("a pass takes at most %d tokens: memory is short; max-batch-tokens is %d", most, engine.max_batch_tokens)

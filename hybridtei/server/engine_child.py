@@ -64,9 +64,7 @@ class EngineChild:
         await engine.start()
         self._engines[number] = engine, registry
         spec = replace(one.spec, max_input_length=loaded.model.reader.max_input_length)  # the HTTP process has warned already
-        found = RemoteBackend(
-            spec, one.name, one.dtype, one.padding, tuple(one.lanes), getattr(one, "ahead", 0), loaded.budget_tokens
-        )
+        found = RemoteBackend(spec, one.name, one.dtype, one.padding, tuple(one.lanes), one.ahead, loaded.budget_tokens)
         del loaded
         memory.collect_as_usual()  # the HTTP process tokenises
         return found

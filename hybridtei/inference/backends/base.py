@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Backend(Protocol):
+class Backend:
     """One loaded model on one device.
 
     `padding`: the parts that cost n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: the size of a batch that fills
-    the device; more tokens only make other batches wait. `lanes`: the useful number of threads that call `forward`.
-    `fills_cores`: a pass outside a lane uses every core. `shares_prefixes`: it computes a batch's `prefix` once. `forwards`:
-    the number of the trunk's passes.
+    the device; more tokens only make other batches wait. `lanes`: the useful number of threads that call `forward`. `ahead`:
+    the number of batches that the engine may take beyond the lanes, to have them ready. `fills_cores`: a pass outside a lane
+    uses every core. `shares_prefixes`: it computes a batch's `prefix` once. `is_table`: one pass gives dense vectors of any
+    number of texts, without further memory.
     """
 
     spec: ModelSpec
@@ -43,22 +44,42 @@ class Backend(Protocol):
     padding: Padding
     busy_tokens: int
     lanes: tuple[LaneKind, ...]
-    fills_cores: bool
-    shares_prefixes: bool
+    ahead = 0
+    fills_cores = False
+    shares_prefixes = False
+    is_table = False
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._passes, self._counting = 0, threading.Lock()
 
     @property
-    def forwards(self) -> int: ...
+    def forwards(self) -> int:
+        """The number of the trunk's passes so far."""
+        return self._passes
+
+    def count(self) -> None:
+        """Count a pass."""
+        with self._counting:
+            self._passes += 1
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         """Run the trunk once, and each head of the batch once. `use_all_cores`: no batch waits, so the pass may use more
         threads than the caller's. Raises BackendError."""
-        ...
+        raise NotImplementedError
 
     def enter_lane(self, kind: LaneKind) -> None:
         """Prepare the calling thread. Each of several threads calls this once before `forward`, after setting its priority."""
-        ...
 
-    def close(self) -> None: ...
+    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
+        """Return the tokens of the largest pass, at most `limit`, on a device whose memory bounds it."""
+        return limit
+
+    def free_unused(self) -> None:
+        """Free the memory that is kept for later passes and that no running pass uses."""
+
+    def close(self) -> None:
+        """Free the weights."""
 
 
 STATES = 1 << 18  # numbers in a pass of one core: 1 MiB in float32
@@ -84,28 +105,13 @@ def made_up(spec: ModelSpec, lengths: Sequence[int], heads: frozenset[Head] = fr
     return pack([Encoding(piece) for piece in np.split(ids, np.cumsum(lengths)[:-1])], heads, spec.positions)
 
 
-@runtime_checkable
-class Measured(Protocol):
-    """A backend with its own memory, which bounds passes."""
-
-    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int: ...
-
-
-@runtime_checkable
-class Keeping(Protocol):
-    """A backend that keeps the memory of its largest pass for later passes."""
-
-    def free_unused(self) -> None:
-        """Free the memory that no running pass uses."""
-        ...
-
-
-class Several:
+class Several(Backend):
     """A `Backend` made of at least one other. The same lanes call all of them."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         first = backends[0]
-        self.backends, self.spec, self.lanes = backends, first.spec, first.lanes
+        super().__init__(first.spec)
+        self.backends, self.lanes = backends, first.lanes
         self.name, self.dtype, self.padding, self.busy_tokens = first.name, first.dtype, first.padding, first.busy_tokens
 
     @property
@@ -117,6 +123,10 @@ class Several:
         """Enter all backends, since a lane may call any of them."""
         for backend in self.backends:
             backend.enter_lane(kind)
+
+    def free_unused(self) -> None:
+        for backend in self.backends:
+            backend.free_unused()
 
     def close(self) -> None:
         for backend in self.backends:
@@ -140,7 +150,7 @@ class Replicas(Several):
         super().__init__(backends)
         first = backends[0]
         self.lanes: tuple[LaneKind, ...] = sum((backend.lanes for backend in backends), ())
-        self.ahead = sum(getattr(backend, "ahead", 0) for backend in backends)
+        self.ahead = sum(backend.ahead for backend in backends)
         self.fills_cores = len(backends) == 1 and first.fills_cores
         self.shares_prefixes = first.shares_prefixes
         self.replicas = [Replica(backend) for backend in backends]
@@ -162,8 +172,7 @@ class Replicas(Several):
         devices = [str(getattr(replica.backend, "device", place)) for place, replica in enumerate(self.replicas)]
         beside = Counter(devices)
         for device, replica in zip(devices, self.replicas, strict=True):
-            if isinstance(replica.backend, Measured):
-                limit = replica.backend.max_tokens(limit, longest, fraction, sharing * beside[device])
+            limit = replica.backend.max_tokens(limit, longest, fraction, sharing * beside[device])
         return limit
 
     def _take(self, tokens: int) -> Replica:
@@ -191,8 +200,6 @@ class Routed(Several):
     """Two models with a common vector space, chosen by `Encoding.route`: one reads documents, a smaller one queries. A batch
     with both takes two passes. Source: the Router of sentence-transformers."""
 
-    shares_prefixes = False
-
     def __init__(self, spec: ModelSpec, backends: Sequence[Backend]) -> None:
         super().__init__(backends)
         self.spec = spec
@@ -212,8 +219,7 @@ class Routed(Several):
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """The two models share the free memory."""
         for one in self.backends:
-            if isinstance(one, Measured):
-                limit = one.max_tokens(limit, min(longest, one.spec.max_input_length), fraction, sharing * len(self.backends))
+            limit = one.max_tokens(limit, min(longest, one.spec.max_input_length), fraction, sharing * len(self.backends))
         return limit
 
 

@@ -32,8 +32,7 @@ GATHERERS = 16  # 1 / SHARE of the permits may go to calls that still read their
 def permits_for(permits: int, backend: Backend, budget_tokens: int) -> int:
     """Return the default number of permits for a backend: `permits`, or on a GPU the number of texts of `SHORT_TOKENS` in all
     concurrent passes. With fewer permits, passes of short texts would not reach their budget of tokens."""
-    ahead = getattr(backend, "ahead", 0)
-    passes = len(backend.lanes) + ahead if ahead else 0
+    passes = len(backend.lanes) + backend.ahead if backend.ahead else 0
     return max(permits, passes * budget_tokens // SHORT_TOKENS)
 
 

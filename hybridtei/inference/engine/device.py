@@ -142,7 +142,7 @@ class Device:
             instance.served_tokens = min((other.served_tokens for other in self._instances), default=0)
             self._instances.append(instance)
             running = self.alive
-            while self._ahead < getattr(instance.backend, "ahead", 0):
+            while self._ahead < instance.backend.ahead:
                 self._ahead += 1
                 self._threads.append(self._thread(LaneKind.BULK, f"ahead-{self._ahead}"))
                 if running:

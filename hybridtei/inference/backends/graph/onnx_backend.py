@@ -10,7 +10,6 @@ Both give the same bits as the first, which takes their place until they are ope
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import wait
 from pathlib import Path
@@ -20,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.errors import BackendError, UnsupportedArchitecture
-from hybridtei.inference.backends.base import busy_tokens, made_up
+from hybridtei.inference.backends.base import Backend, busy_tokens, made_up
 from hybridtei.inference.backends.graph.host import Feed, HostHeads, MlmHead, end_to_end, ids_of, in_rectangle, padding_of
 from hybridtei.inference.backends.graph.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.inference.backends.graph.onnx_session import Opening, Session, open_file, open_sessions, there
@@ -35,12 +34,10 @@ from hybridtei.system.machine import LaneKind, available_cores, both_lanes
 POOLED_HEADS = frozenset({Head.DENSE})
 
 
-class OnnxBackend:
+class OnnxBackend(Backend):
     """ONNX Runtime's `Backend`."""
 
     name = "ort"
-    fills_cores = False
-    shares_prefixes = False
 
     def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1, cache_gb: float = 0) -> None:
         """`threads`: of one pass. More than one is for a single caller, since such passes share a processor badly. `cache_gb`:
@@ -76,14 +73,12 @@ class OnnxBackend:
         return backend
 
     def _start(self, spec: ModelSpec, dtype: str, threads: int) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.dtype = dtype
         # In mixed traffic MiniLM reaches 1.08 to 1.10 times the rate that it has with 512 (Xeon with AMX, 2 MB of L2 a core).
         self.busy_tokens = busy_tokens(spec.hidden_size, threads, most=256)
-        self.forwards = 0
         self.lanes = both_lanes(available_cores()) if threads == 1 else (LaneKind.BULK,)
         self._threads = threads
-        self._counting = threading.Lock()
         self._output = "hidden"
 
     def _counts(self) -> list[int]:
@@ -140,8 +135,7 @@ class OnnxBackend:
                 outputs = self._heads.outputs(batch, hidden, use_all_cores=use_all_cores)
         except Exception as error:  # the library has its own exceptions, and raises bare RuntimeErrors
             raise BackendError(f"the forward pass failed: {error}") from error
-        with self._counting:
-            self.forwards += 1
+        self.count()
         return outputs
 
     def enter_lane(self, kind: LaneKind) -> None:

@@ -29,7 +29,7 @@ from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import BackendError, LoadError
-from hybridtei.inference.backends.base import busy_tokens
+from hybridtei.inference.backends.base import Backend, busy_tokens
 from hybridtei.inference.backends.graph.host import Feed, HostHeads, MlmHead, Sizes, end_to_end
 from hybridtei.inference.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors, model_of, tensors_of
 from hybridtei.inference.backends.graph.writer import Graph
@@ -50,12 +50,11 @@ KERNELS = 60  # kernels that a thread keeps, 2 MB for a dozen of one shape; more
 ATTEMPTS = 8  # closed models; their idle threads may hinder new ones
 
 
-class OpenVinoBackend:
+class OpenVinoBackend(Backend):
     """OpenVINO's `Backend`."""
 
     name = "openvino"
     padding = Padding.ATTENTION
-    fills_cores = False
 
     def __init__(
         self,
@@ -73,12 +72,10 @@ class OpenVinoBackend:
         `int8`: the form for the `dtype` int8; default: groups of 64. `bulk_niceness`: of the bulk lanes' threads, since the
         callers' priority does not reach OpenVINO's threads. Raises LoadError.
         """
-        self.spec = spec
+        super().__init__(spec)
         self.dtype = dtype
-        self.forwards = 0
         self.shares_prefixes = graph.causal
         cores = available_cores()
-        self._counting = threading.Lock()
         self._lane = threading.local()
         words = word_table(spec, graph.weights)
         form = (int8 or Int8Form(64)) if dtype == "int8" else None
@@ -114,8 +111,7 @@ class OpenVinoBackend:
             outputs = self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
         except Exception as error:  # the library raises bare RuntimeErrors
             raise BackendError(f"the forward pass failed: {error}") from error
-        with self._counting:
-            self.forwards += 1
+        self.count()
         return outputs
 
     def enter_lane(self, kind: LaneKind) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hybridtei.batch import Offsets, PackedBatch, Padding, computed_once, offsets_of
 from hybridtei.errors import BackendError, DeviceLost
+from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.heads import (
     ENTRIES,
     HeadLayers,
@@ -57,8 +58,8 @@ class Staged:
     arrived: torch.cuda.Event | None
 
 
-class TorchBackend:
-    """torch's `Backend`. `ahead`: the number of batches that the engine may take beyond the lanes, to have them ready."""
+class TorchBackend(Backend):
+    """torch's `Backend`."""
 
     name = "torch"
     fills_cores = True
@@ -73,15 +74,13 @@ class TorchBackend:
         loaded: tuple[Trunk, HeadLayers] | None = None,
     ) -> None:
         """`loaded`: trunk and heads on the device, instead of the checkpoint's. Raises LoadError."""
-        self.spec = spec
+        super().__init__(spec)
         self.dtype = dtype
-        self.forwards = 0
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda"
         self.busy_tokens = BUSY_TOKENS.get(self.device.type, 4096)
         self.lanes = (LaneKind.BULK,) if on_gpu else both_lanes(available_cores())
         self.ahead = 1 if on_gpu else 0
-        self._counting = threading.Lock()
         self._launching: AbstractContextManager[Any] = threading.Lock() if on_gpu else nullcontext()
         if loaded is None:
             from hybridtei.inference.backends.torch.load import load
@@ -207,8 +206,7 @@ class TorchBackend:
             hidden = self._trunk(batch, layout, {name: one[kept] for name, one in ids.items()})[rows]
         else:
             hidden = self._trunk(batch, layout, ids)
-        with self._counting:
-            self.forwards += 1
+        self.count()
         words = self._trunk.word_embeddings(ids) if wants_words(batch, self.spec) else None
         at = Segments(batch.cu_seqlens, staged.integers[OFFSETS])
         states = States(hidden, at, words, staged.integers.get(KEPT), self._product)
