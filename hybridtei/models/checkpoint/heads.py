@@ -85,18 +85,24 @@ class MultivectorHead:
     shares: Shares | None = None
 
 
-def find_sparse_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> SparseHead | None:
-    """Return the lexical head beside a model, or None. Raises LoadError, naming the wrong file."""
-    file = _own_file(folder, heads_file)
-    if file is not None:
-        sparse = _fitting_description(file, hidden_size).sparse
-        if sparse is None:
-            return None
-        if sparse.activation is None:
-            return SparseHead("linear", file, sparse.inputs, idf=sparse.idf, own=True)
-        return SparseHead("mlp", file, sparse.inputs, sparse.activation, sparse.idf, own=True)
-    linear = _linear_file(folder, "sparse_linear", 1, hidden_size)
-    return None if linear is None else SparseHead("linear", linear[0], idf=False)  # BGE-M3's weights include it
+def find_heads(
+    folder: Path, hidden_size: int, heads_file: Path | None = None
+) -> tuple[SparseHead | None, MultivectorHead | None]:
+    """Return the lexical head and the multi-vector head beside a model. Raises LoadError, naming the wrong file."""
+    own = heads_file or folder / HEADS_FILE
+    if heads_file is None and not own.exists():
+        lexical = _linear_file(folder, "sparse_linear", 1, hidden_size)
+        colbert = _linear_file(folder, "colbert_linear", None, hidden_size)
+        found = None if lexical is None else SparseHead("linear", lexical[0], idf=False)  # BGE-M3's weights include the idf
+        return found, None if colbert is None else MultivectorHead(*colbert)
+    description = read_description(own)
+    if description.hidden_size != hidden_size:
+        raise WeightMismatch(f"{own}: made for a hidden size of {description.hidden_size}, the model has {hidden_size}")
+    sparse, many, found = description.sparse, description.multivector, None
+    if sparse is not None:
+        kind: Literal["linear", "mlp"] = "linear" if sparse.activation is None else "mlp"
+        found = SparseHead(kind, own, sparse.inputs, sparse.activation or "relu", sparse.idf, own=True)
+    return found, None if many is None else MultivectorHead(own, many.dim, many.drop, own=True, shares=description.rerank)
 
 
 def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = None) -> SparseHead:
@@ -120,17 +126,6 @@ def read_splade(folder: Path, modules: Modules, function: str, queries: Path | N
     return SparseHead("splade", double_log=double_log, queries=queries, active=active)
 
 
-def find_multivector_head(folder: Path, hidden_size: int, heads_file: Path | None = None) -> MultivectorHead | None:
-    """Return the multi-vector head beside a model, or None. Raises LoadError, naming the wrong file."""
-    file = _own_file(folder, heads_file)
-    if file is not None:
-        description = _fitting_description(file, hidden_size)
-        head = description.multivector
-        return None if head is None else MultivectorHead(file, head.dim, head.drop, own=True, shares=description.rerank)
-    linear = _linear_file(folder, "colbert_linear", None, hidden_size)
-    return None if linear is None else MultivectorHead(*linear)
-
-
 def token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
     """Return the projection of a late-interaction model: Dense modules, or a tensor among its weights."""
     dense = [step for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS) if isinstance(step, DenseModule)]
@@ -140,12 +135,6 @@ def token_projection(folder: Path, home: Path, modules: Modules, hidden_size: in
     if not weights.has(name):
         raise MissingArtifact(f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors")
     return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
-
-
-def _own_file(folder: Path, heads_file: Path | None) -> Path | None:
-    if heads_file is not None:
-        return heads_file
-    return folder / HEADS_FILE if (folder / HEADS_FILE).exists() else None
 
 
 class SparseDescription(Struct, frozen=True):
@@ -185,13 +174,6 @@ def read_description(file: Path) -> Description:
         raise LoadError(f"{file}: its metadata lacks `{METADATA_KEY}`") from error
     except Exception as error:  # safetensors' exceptions have no documented base class
         raise LoadError(f"{file}: its `{METADATA_KEY}` should describe heads of version 1: {error}") from error
-
-
-def _fitting_description(file: Path, hidden_size: int) -> Description:
-    description = read_description(file)
-    if description.hidden_size != hidden_size:
-        raise WeightMismatch(f"{file}: made for a hidden size of {description.hidden_size}, the model has {hidden_size}")
-    return description
 
 
 def _linear_file(folder: Path, stem: str, rows: int | None, hidden_size: int) -> tuple[Path, int] | None:

@@ -19,8 +19,7 @@ from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
 from hybridtei.models.checkpoint.heads import (
     MultivectorHead,
     SparseHead,
-    find_multivector_head,
-    find_sparse_head,
+    find_heads,
     read_coder,
     read_splade,
     token_projection,
@@ -231,8 +230,7 @@ def _read(
     pooled = not splade and classifier is None and late is None
     sparse, multivector = None, None
     if pooled:
-        sparse = find_sparse_head(folder, hidden_size, heads_file)
-        multivector = find_multivector_head(folder, hidden_size, heads_file)
+        sparse, multivector = find_heads(folder, hidden_size, heads_file)
     elif splade is not None:
         sparse = read_splade(folder, modules, splade, queries, sentence.count_if_any("max_active_dims") or 0)
     if late is not None:

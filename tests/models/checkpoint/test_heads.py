@@ -15,8 +15,7 @@ from hybridtei.batch import Head
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 from hybridtei.models.checkpoint.heads import (
     HEADS_FILE,
-    find_multivector_head,
-    find_sparse_head,
+    find_heads,
     read_description,
 )
 from hybridtei.models.checkpoint.spec import read_spec
@@ -24,7 +23,6 @@ from tests import tiny
 
 Copied = Callable[[Path], Path]
 LINEAR = ["sparse_linear", "colbert_linear"]
-FIND = {"sparse_linear": find_sparse_head, "colbert_linear": find_multivector_head}
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -33,7 +31,7 @@ def test_a_head_that_would_not_count_is_named(tmp_path: Path, name: str, suffixe
     for suffix in suffixes:
         tiny.write_linear(tmp_path / f"{name}{suffix}", 1)
     with pytest.raises(LoadError, match=f"{name}\\.pt or {name}\\.safetensors") as caught:
-        FIND[name](tmp_path, tiny.HIDDEN)
+        find_heads(tmp_path, tiny.HIDDEN)
     assert all(str(tmp_path / f"{name}{suffix}") in str(caught.value) for suffix in suffixes)
 
 
@@ -44,12 +42,11 @@ def test_a_head_that_would_not_count_is_named(tmp_path: Path, name: str, suffixe
 def test_a_head_that_is_no_matrix_of_the_width_is_an_error(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
     torch.save({"weight": torch.ones(shape), "bias": torch.ones(1)}, tmp_path / f"{name}.pt")
     with pytest.raises(WeightMismatch, match=rf"{name}\.pt.*\b{tiny.HIDDEN}\]"):
-        FIND[name](tmp_path, tiny.HIDDEN)
+        find_heads(tmp_path, tiny.HIDDEN)
 
 
 def test_no_file_is_no_head(tmp_path: Path) -> None:
-    assert find_sparse_head(tmp_path, tiny.HIDDEN) is None
-    assert find_multivector_head(tmp_path, tiny.HIDDEN) is None
+    assert find_heads(tmp_path, tiny.HIDDEN) == (None, None)
 
 
 @pytest.mark.parametrize(("lost", "left"), [("sparse_linear.pt", Head.MULTIVECTOR), ("colbert_linear.pt", Head.SPARSE)])
@@ -75,7 +72,7 @@ def test_a_head_that_is_half_there_is_an_error(tmp_path: Path, name: str, tensor
     path = tmp_path / f"{name}{suffix}"
     torch.save(tensors, path) if suffix == ".pt" else save_file(tensors, path)
     with pytest.raises(LoadError) as caught:
-        FIND[name](tmp_path, tiny.HIDDEN)
+        find_heads(tmp_path, tiny.HIDDEN)
     assert str(path) in str(caught.value)
     assert all(key in str(caught.value) for key in (*tensors, "weight", "bias"))
 
@@ -92,7 +89,7 @@ def test_a_head_that_is_half_there_is_an_error(tmp_path: Path, name: str, tensor
 def test_a_head_file_that_is_none_is_named(tmp_path: Path, name: str, content: bytes, kind: type[LoadError]) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(LoadError, match=name) as caught:
-        find_sparse_head(tmp_path, tiny.HIDDEN)
+        find_heads(tmp_path, tiny.HIDDEN)
     assert type(caught.value) is kind
 
 
@@ -102,10 +99,7 @@ def test_a_head_file_that_is_none_is_named(tmp_path: Path, name: str, content: b
 @pytest.mark.parametrize("head", ["sparse", "multivector"])
 def test_our_file_may_hold_one_head_only(tmp_path: Path, head: str) -> None:
     tiny.write_own_heads(tmp_path, **{head: None})
-    found = {
-        "sparse": find_sparse_head(tmp_path, tiny.HIDDEN),
-        "multivector": find_multivector_head(tmp_path, tiny.HIDDEN),
-    }
+    found = dict(zip(("sparse", "multivector"), find_heads(tmp_path, tiny.HIDDEN), strict=True))
     assert found.pop(head) is None
     assert None not in found.values()
 
@@ -113,7 +107,7 @@ def test_our_file_may_hold_one_head_only(tmp_path: Path, head: str) -> None:
 def test_our_file_goes_before_m3s(m3: Path, copied: Copied) -> None:
     folder = copied(m3)
     tiny.write_own_heads(folder)
-    sparse = find_sparse_head(folder, tiny.HIDDEN)
+    sparse, _ = find_heads(folder, tiny.HIDDEN)
     assert sparse is not None
     assert sparse.kind == "mlp"
 
@@ -122,17 +116,16 @@ def test_a_file_kept_elsewhere_must_be_there(tmp_path: Path) -> None:
     tiny.write_own_heads(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / HEADS_FILE).rename(tmp_path / "elsewhere" / "x.safetensors")
-    assert find_sparse_head(tmp_path, tiny.HIDDEN) is None
-    assert find_sparse_head(tmp_path, tiny.HIDDEN, tmp_path / "elsewhere" / "x.safetensors") is not None
+    assert find_heads(tmp_path, tiny.HIDDEN) == (None, None)
+    assert None not in find_heads(tmp_path, tiny.HIDDEN, tmp_path / "elsewhere" / "x.safetensors")
     with pytest.raises(MissingArtifact, match=r"y\.safetensors"):
-        find_sparse_head(tmp_path, tiny.HIDDEN, tmp_path / "elsewhere" / "y.safetensors")
+        find_heads(tmp_path, tiny.HIDDEN, tmp_path / "elsewhere" / "y.safetensors")
 
 
-@pytest.mark.parametrize("find", [find_sparse_head, find_multivector_head])
-def test_heads_made_for_another_model_are_refused(tmp_path: Path, find: Callable[[Path, int], Any]) -> None:
+def test_heads_made_for_another_model_are_refused(tmp_path: Path) -> None:
     tiny.write_own_heads(tmp_path)
     with pytest.raises(WeightMismatch, match=rf"{HEADS_FILE}.*{tiny.HIDDEN}.*{2 * tiny.HIDDEN}"):
-        find(tmp_path, 2 * tiny.HIDDEN)
+        find_heads(tmp_path, 2 * tiny.HIDDEN)
 
 
 @pytest.mark.parametrize(

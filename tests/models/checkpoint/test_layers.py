@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
-from hybridtei.models.checkpoint.heads import HEADS_FILE, MultivectorHead, SparseHead, find_multivector_head, find_sparse_head
+from hybridtei.models.checkpoint.heads import HEADS_FILE, MultivectorHead, SparseHead, find_heads
 from hybridtei.models.checkpoint.layers import (
     ACTIVATIONS,
     LinearLayer,
@@ -105,7 +105,7 @@ def test_a_bias_that_is_declared_must_be_there(tmp_path: Path) -> None:
 def test_m3s_files_hold_one_layer_each(tmp_path: Path, suffix: str, stored: torch.dtype) -> None:
     for seed, (name, width) in enumerate((("sparse_linear", 1), ("colbert_linear", 24))):
         tiny.write_linear(tmp_path / f"{name}{suffix}", width, dtype=stored, seed=seed)
-    sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
+    sparse, many = find_heads(tmp_path, tiny.HIDDEN)
     assert sparse is not None
     assert many is not None
     assert (sparse.kind, sparse.file) == ("linear", tmp_path / f"sparse_linear{suffix}")
@@ -121,7 +121,7 @@ def test_m3s_files_hold_one_layer_each(tmp_path: Path, suffix: str, stored: torc
 
 def test_our_perceptron_is_two_layers_in_order(tmp_path: Path) -> None:
     written = tiny.write_own_heads(tmp_path)
-    sparse, many = find_sparse_head(tmp_path, tiny.HIDDEN), find_multivector_head(tmp_path, tiny.HIDDEN)
+    sparse, many = find_heads(tmp_path, tiny.HIDDEN)
     assert sparse is not None
     assert many is not None
     assert (sparse.kind, sparse.inputs, sparse.activation, sparse.idf) == ("mlp", ("hidden", "embedding"), "gelu", True)
@@ -170,9 +170,9 @@ def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
 
 def test_our_own_file_may_have_the_name_of_m3s(tmp_path: Path) -> None:
     written = tiny.write_own_heads(tmp_path)
-    for stem, find in (("sparse_linear", find_sparse_head), ("colbert_linear", find_multivector_head)):
+    for stem, place in (("sparse_linear", 0), ("colbert_linear", 1)):
         file = next(tmp_path.glob("*.safetensors")).rename(tmp_path / f"{stem}.safetensors")
-        found = find(tmp_path / "elsewhere", tiny.HIDDEN, file)
+        found = find_heads(tmp_path / "elsewhere", tiny.HIDDEN, file)[place]
         if isinstance(found, SparseHead):
             holds(lexical_layers(found, tiny.HIDDEN)[1], written["sparse.out.weight"], written["sparse.out.bias"])
         else:
