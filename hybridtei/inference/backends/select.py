@@ -41,7 +41,7 @@ DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in nam
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """A backend's name, the precision, and the reason."""
 
     name: str
@@ -85,15 +85,15 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
     raise failure
 
 
-def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
+def choices(config: ModelConfig, spec: ModelSpec) -> list[BackendChoice]:
     """The possible choices for the model, the best first. Raises LoadError with all reasons if there is none."""
     if config.backend != "auto":
         reason = why_not(config.backend, config.dtype, spec)
         if reason is not None:
             raise LoadError(f"{spec.folder}: cannot run on {config.backend}: {reason}")
-        return [Choice(config.backend, _dtype(config.dtype, config.backend), "asked for")]
+        return [BackendChoice(config.backend, _dtype(config.dtype, config.backend), "asked for")]
     if no_gpu() is None:
-        return [Choice("torch", _dtype(config.dtype, "torch"), "torch finds a CUDA device")]
+        return [BackendChoice("torch", _dtype(config.dtype, "torch"), "torch finds a CUDA device")]
     dtype = config.dtype or "float32"
     refused = {name: why_not(name, config.dtype, spec) for name in _order(dtype)}
     able = [name for name, reason in refused.items() if reason is None]
@@ -101,7 +101,7 @@ def choices(config: ModelConfig, spec: ModelSpec) -> list[Choice]:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise LoadError(f"{spec.folder}: nothing here can run it in {dtype}: {reasons}")
     why = "the only one that can" if len(able) == 1 else "usually the best here; `hybridtei tune` measures all"
-    return [Choice(name, dtype, why) for name in able]
+    return [BackendChoice(name, dtype, why) for name in able]
 
 
 def _order(dtype: str) -> Sequence[str]:

@@ -39,7 +39,7 @@ def shared_tokens(backend: Backend, config: EngineConfig) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class EngineBatch:
     """The sequences of a pass, their callers, and the lane of their queue.
 
     `use_all_cores`: nothing else runs or waits, so the pass may use every core. `prefix`: as in `PackedBatch`.
@@ -179,7 +179,7 @@ class EngineCore:
             self._queue_of(kind).add(request, places, encodings)
         return request
 
-    def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK, *, device_idle: bool = True) -> Batch | None:
+    def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK, *, device_idle: bool = True) -> EngineBatch | None:
         """Return the next batch for a lane of one kind, or None if nothing waits for it, or lanes of another kind must first
         take work that was overtaken enough. Drops sequences of cancelled requests.
 
@@ -209,8 +209,8 @@ class EngineCore:
         self._running += 1
         return batch
 
-    def give(self, batch: Batch, parts: Sequence[Part], now_ns: int = 0) -> list[EngineRequest]:
-        """Give `parts`, from `Batch.split`, to their requests. Return the now complete requests."""
+    def give(self, batch: EngineBatch, parts: Sequence[Part], now_ns: int = 0) -> list[EngineRequest]:
+        """Give `parts`, from `EngineBatch.split`, to their requests. Return the now complete requests."""
         self._running -= 1
         for part in parts:
             part.request.keep(part.places, part.outputs)
@@ -219,7 +219,7 @@ class EngineCore:
                 self._remember(self._cache, part)
         return [part.request for part in parts if part.request.done]
 
-    def fail(self, batch: Batch, error: BaseException) -> list[EngineRequest]:
+    def fail(self, batch: EngineBatch, error: BaseException) -> list[EngineRequest]:
         """Fail the requests of a batch. Return them."""
         self._running -= 1
         return _failed([request for request, _ in batch.callers], error)
@@ -263,10 +263,10 @@ class EngineCore:
         prefix = order[0].encoding.prefix
         return [waiting for waiting in order if waiting.encoding.prefix == prefix], order[0].encoding.shared
 
-    def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool) -> Batch:
+    def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool) -> EngineBatch:
         encodings, rows = [waiting.encoding for waiting in chosen], [waiting.callers for waiting in chosen]
         prefix = encodings[0].shared if self._shared_tokens else 0
-        batch = Batch(encodings, rows, now_ns, self._positions, kind, use_all_cores, prefix)
+        batch = EngineBatch(encodings, rows, now_ns, self._positions, kind, use_all_cores, prefix)
         for request, _ in batch.callers:
             request.queue_ns += now_ns - request.added_ns
         return batch

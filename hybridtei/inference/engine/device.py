@@ -21,7 +21,7 @@ from time import monotonic, perf_counter_ns
 
 from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, PassOverdue
 from hybridtei.inference.backends.base import Backend
-from hybridtei.inference.engine.core import Batch, EngineCore
+from hybridtei.inference.engine.core import EngineBatch, EngineCore
 from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.system.machine import LaneKind, lower_priority
 
@@ -43,7 +43,7 @@ class ModelInstance:
 
     core: EngineCore
     backend: Backend
-    on_take: Callable[[Batch], None]
+    on_take: Callable[[EngineBatch], None]
     on_complete: Callable[[Sequence[EngineRequest]], None]
     on_death: Callable[[BackendError], None]
     healthy: bool = True
@@ -65,7 +65,7 @@ class _InFlightBatch:
     """A batch in a lane."""
 
     instance: ModelInstance
-    batch: Batch
+    batch: EngineBatch
     began_ns: int = field(default_factory=perf_counter_ns)
     abandoned: bool = False
     ended: bool = False
@@ -178,7 +178,7 @@ class Device:
             log.critical("a lane died; every waiting request fails", exc_info=True)
             self._die(BackendError(f"the engine stopped: {error}"))
 
-    def _next(self, kind: LaneKind) -> tuple[ModelInstance, Batch] | None:
+    def _next(self, kind: LaneKind) -> tuple[ModelInstance, EngineBatch] | None:
         """Wait for a batch. Return None when the device closes."""
         with self.lock:
             while True:
@@ -206,7 +206,7 @@ class Device:
         others = (other for other in self._instances if other is not instance)
         return not any(other.running or len(other.core) for other in others)
 
-    def _account(self, instance: ModelInstance, batch: Batch) -> None:
+    def _account(self, instance: ModelInstance, batch: EngineBatch) -> None:
         busy = [
             other.served_tokens for other in self._instances if other is not instance and (other.running or len(other.core))
         ]
@@ -214,7 +214,7 @@ class Device:
         instance.running += 1
         self.added(instance)  # one request may fill many batches, and lanes of another kind may have waited for this one
 
-    def _run(self, instance: ModelInstance, batch: Batch) -> list[EngineRequest]:
+    def _run(self, instance: ModelInstance, batch: EngineBatch) -> list[EngineRequest]:
         one = _InFlightBatch(instance, batch)
         watched = self._watchdog.begin(partial(self._abandon, one))
         try:

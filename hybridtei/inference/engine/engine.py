@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from hybridtei.batch import Encoding, Head
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.inference.backends.base import Backend
-from hybridtei.inference.engine.core import Batch, EngineCore
+from hybridtei.inference.engine.core import EngineBatch, EngineCore
 from hybridtei.inference.engine.device import Device, ModelInstance
 from hybridtei.inference.engine.scheduler import EngineRequest, ResultCache
 from hybridtei.system.machine import LaneKind
@@ -46,7 +46,7 @@ class BatchMetrics:
         self.cache_misses = registry.counter("hybridtei_cache_misses_total")
         self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
 
-    def taken(self, batch: Batch, budget_tokens: int) -> None:
+    def taken(self, batch: EngineBatch, budget_tokens: int) -> None:
         """Count a batch that a lane takes."""
         tokens = batch.tokens
         batches, lane_tokens = self._of_lane[batch.kind]
@@ -166,7 +166,7 @@ class Engine:
         except BackendError as error:
             raise Unhealthy from error
 
-    def _on_take(self, batch: Batch) -> None:
+    def _on_take(self, batch: EngineBatch) -> None:
         self.metrics.taken(batch, self._core.max_tokens)
 
     def _on_complete(self, requests: Sequence[EngineRequest]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.batch import Encoding, Head, Padding, Positions
-from hybridtei.inference.engine.core import Batch, EngineCore
+from hybridtei.inference.engine.core import EngineBatch, EngineCore
 from hybridtei.inference.engine.fairness import OVERTAKEN, FairQueue
 from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.outputs import HeadOutputs
@@ -163,10 +163,10 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
     def bulk() -> EngineRequest:
         return add([draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250) for _ in range(32)])
 
-    def end(batch: Batch) -> None:
+    def end(batch: EngineBatch) -> None:
         core.give(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
 
-    requests, running = [bulk() for _ in range(4)], deque[Batch]()
+    requests, running = [bulk() for _ in range(4)], deque[EngineBatch]()
     for query in range(400):
         if query % 10 == 0:  # a bulk lane is done
             if len(running) == 2:
