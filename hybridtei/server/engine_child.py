@@ -21,11 +21,10 @@ from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, HybridTeiError
 from hybridtei.inference.engine.engine import Engine
-from hybridtei.inference.engine.scheduler import apart
 from hybridtei.inference.engine.service import engine_of
 from hybridtei.inference.load import load_model
 from hybridtei.outputs import HeadOutputs
-from hybridtei.server.engine_process import COUNTED, RemoteBackend, receive, send
+from hybridtei.server.engine_process import COUNTED, RemoteBackend, apart, receive, send
 from hybridtei.server.start import ModelLoader, on_thread
 from hybridtei.system import logs, memory
 from hybridtei.system.metrics import Reading, Registry

@@ -16,17 +16,19 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
-from hybridtei.batch import Encoding, Head, Padding
+import numpy as np
+
+from hybridtei.batch import Encoding, Head, Ids, Padding
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import HybridTeiError, LoadError, Unhealthy
 from hybridtei.inference.backends.base import Backend
-from hybridtei.inference.engine.scheduler import EngineRequest, joined
+from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.inference.load import LoadedModel, text_model
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.system import machine
@@ -59,6 +61,26 @@ def send(connection: Connection, message: Any) -> None:
 def receive(connection: Connection) -> Any:
     """Block until a message is there, and return it. Raises EOFError, OSError if the other end is gone."""
     return pickle.loads(connection.recv_bytes(), buffers=iter(connection.recv_bytes, None))
+
+
+def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[int, ...]]]:
+    """Join encodings end to end for another process: ids int64[t], token types, and the numbers of each encoding.
+
+    Token types None may become zeros, which mean the same.
+    """
+    ids, types = [one.input_ids for one in encodings], [one.token_type_ids for one in encodings]
+    known = [np.zeros_like(own) if one is None else one for own, one in zip(ids, types, strict=True)]
+    numbers = [(len(one), one.unseen, one.adapter, one.shared, one.route) for one in encodings]
+    return np.concatenate(ids), None if all(one is None for one in types) else np.concatenate(known), [*numbers]
+
+
+def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> list[Encoding]:
+    """Split the result of `joined` into encodings that are views."""
+    ends = accumulate(length for length, *_ in numbers)
+    return [
+        Encoding(ids[end - length : end], None if types is None else types[end - length : end], *others)
+        for end, (length, *others) in zip(ends, numbers, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,27 @@
-"""The queue: sequences of many requests -> batches, and outputs -> their requests. It has no threads and no clock.
+"""The queue: sequences of many requests -> batches, and outputs -> their requests; and the cache of outputs. It has no threads
+and no clock.
 
 If the backend has express lanes, short requests have their own queue. Each queue is fair by itself. Later work overtakes a
-request, in either queue, by at most `fairness.OVERTAKEN` times its tokens.
+request, in either queue, by at most `scheduler.OVERTAKEN` times its tokens.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, Positions, pack
-from hybridtei.inference.engine.fairness import OVERTAKEN, OVERTAKEN_BY_BULK, Arrivals, CallerPlace, FairQueue, Waiting
 from hybridtei.inference.engine.scheduler import (
+    OVERTAKEN,
+    OVERTAKEN_BY_BULK,
+    Arrivals,
+    CallerPlace,
     EngineRequest,
-    ResultCache,
+    FairQueue,
+    Waiting,
     choose,
     lane_for,
     share,
@@ -98,6 +103,50 @@ class Part:
     request: EngineRequest
     places: list[int]
     outputs: HeadOutputs
+
+
+ENTRY_BYTES = 600  # bytes of an entry's Python objects besides its arrays
+
+
+class ResultCache:
+    """Outputs of sequences within a bound of bytes. The least recently used are evicted first. Not thread-safe.
+
+    A text that is requested with further outputs is computed again, and stored with these.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.hits = self.misses = self.bytes = 0
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[bytes, tuple[frozenset[Head], HeadOutputs, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, encoding: Encoding, heads: frozenset[Head]) -> HeadOutputs | None:
+        """Return the outputs of `heads` for these ids, or None if one is missing."""
+        entry = self._entries.get(encoding.key)
+        if entry is None or not heads <= entry[0]:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(encoding.key)
+        return entry[1].only(heads)
+
+    def keep(self, encoding: Encoding, heads: frozenset[Head], row: HeadOutputs) -> None:
+        """Store one sequence's outputs, unless they alone exceed the bound."""
+        size = row.nbytes + len(encoding.key) + ENTRY_BYTES
+        if size > self._max_bytes:
+            return
+        self._drop(encoding.key)
+        self._entries[encoding.key] = (heads, row, size)
+        self.bytes += size
+        while self.bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: bytes) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.bytes -= entry[2]
 
 
 class EngineCore:

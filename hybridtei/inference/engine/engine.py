@@ -20,9 +20,9 @@ from threadpoolctl import threadpool_limits
 from hybridtei.batch import Encoding, Head
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.inference.backends.base import Backend
-from hybridtei.inference.engine.core import EngineBatch, EngineCore
+from hybridtei.inference.engine.core import EngineBatch, EngineCore, ResultCache
 from hybridtei.inference.engine.device import Device, ModelInstance
-from hybridtei.inference.engine.scheduler import EngineRequest, ResultCache
+from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry, powers_of_two
 

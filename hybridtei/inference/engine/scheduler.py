@@ -1,21 +1,26 @@
-"""Requests, the choice of the sequences that run next, and the cache of outputs.
+"""Requests, their order in a queue, and the choice of the sequences that run next.
 
-`choose` and `lane_for` are functions of lengths, budgets and ages. Without padding, sequences keep the order of arrival, and
-smaller ones fill gaps. With padding, sequences of similar length join the first: a padded batch costs `sequences * longest`,
-and if only attention is padded, the same share of attention's cost.
+`FairQueue` orders sequences by tags; identical ones wait as one. A request's tags grow with each of its tokens, and the lowest
+tag runs first. So a request's thousandth text waits behind another's five-token query. Nothing starves, since virtual time
+advances with served tokens (start-time fair queueing, Goyal et al. 1996). `Arrivals` bounds that order: later work may overtake
+a request's last sequence by at most `OVERTAKEN` times the request's tokens, over all queues of a model. Then it is the
+request's turn.
+
+`choose` and `lane_for` are functions of lengths, budgets and ages. Without padding, sequences keep their order, and smaller
+ones fill gaps. With padding, sequences of similar length join the first: a padded batch costs `sequences * longest`, and if
+only attention is padded, the same share of attention's cost.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from hybridtei.batch import Encoding, Head, Ids, Padding
+from hybridtei.batch import Encoding, Head, Padding
 from hybridtei.outputs import HeadOutputs, Timings
 from hybridtei.system.machine import LaneKind
 
@@ -73,26 +78,6 @@ class EngineRequest:
         """The times, as means over the sequences."""
         n = max(len(self.encodings), 1)
         return Timings(queue_ns=self.queue_ns // n, inference_ns=self.inference_ns // n)
-
-
-def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[int, ...]]]:
-    """Join encodings end to end for another process: ids int64[t], token types, and the numbers of each encoding.
-
-    Token types None may become zeros, which mean the same.
-    """
-    ids, types = [one.input_ids for one in encodings], [one.token_type_ids for one in encodings]
-    known = [np.zeros_like(own) if one is None else one for own, one in zip(ids, types, strict=True)]
-    numbers = [(len(one), one.unseen, one.adapter, one.shared, one.route) for one in encodings]
-    return np.concatenate(ids), None if all(one is None for one in types) else np.concatenate(known), [*numbers]
-
-
-def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> list[Encoding]:
-    """Split the result of `joined` into encodings that are views."""
-    ends = accumulate(length for length, *_ in numbers)
-    return [
-        Encoding(ids[end - length : end], None if types is None else types[end - length : end], *others)
-        for end, (length, *others) in zip(ends, numbers, strict=True)
-    ]
 
 
 EXPRESS_TOKENS = 48  # tokens of the longest express request: some milliseconds of one core
@@ -165,45 +150,169 @@ def choose(
     return sorted(chosen)
 
 
-ENTRY_BYTES = 600  # bytes of an entry's Python objects besides its arrays
+CallerPlace = tuple[EngineRequest, int]  # a request, and the sequence's place in it
+
+OVERTAKEN = 2.0  # later work that may overtake a request, in times the request's tokens
+OVERTAKEN_BY_BULK = 0.25  # the part for short requests with express lanes, which must not wait for a bulk lane
 
 
-class ResultCache:
-    """Outputs of sequences within a bound of bytes. The least recently used are evicted first. Not thread-safe.
+@dataclass(frozen=True, slots=True, order=True)
+class Waiting:
+    """One sequence, and the requests that wait for it. `tag`: the lowest of theirs."""
 
-    A text that is requested with further outputs is computed again, and stored with these.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.hits = self.misses = self.bytes = 0
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, tuple[frozenset[Head], HeadOutputs, int]] = OrderedDict()
+    tag: int
+    arrived: int  # tokens that had arrived at its queue, its own included
+    encoding: Encoding = field(compare=False)
+    key: bytes = field(compare=False)  # the encoding's key
+    callers: list[CallerPlace] = field(compare=False)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.encoding)
 
-    def find(self, encoding: Encoding, heads: frozenset[Head]) -> HeadOutputs | None:
-        """Return the outputs of `heads` for these ids, or None if one is missing."""
-        entry = self._entries.get(encoding.key)
-        if entry is None or not heads <= entry[0]:
-            self.misses += 1
-            return None
-        self.hits += 1
-        self._entries.move_to_end(encoding.key)
-        return entry[1].only(heads)
+    @property
+    def awaited(self) -> bool:
+        """True if any request still waits for it."""
+        return any(not (caller.cancelled or caller.done) for caller, _ in self.callers)
 
-    def keep(self, encoding: Encoding, heads: frozenset[Head], row: HeadOutputs) -> None:
-        """Store one sequence's outputs, unless they alone exceed the bound."""
-        size = row.nbytes + len(encoding.key) + ENTRY_BYTES
-        if size > self._max_bytes:
-            return
-        self._drop(encoding.key)
-        self._entries[encoding.key] = (heads, row, size)
-        self.bytes += size
-        while self.bytes > self._max_bytes:
-            self._drop(next(iter(self._entries)))
 
-    def _drop(self, key: bytes) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.bytes -= entry[2]
+@dataclass(slots=True)
+class _Turn:
+    """A waiting request. `left`: the number of its waiting sequences. `limits`: for each queue, the `Waiting.arrived` up to
+    which work may be taken before the last of them."""
+
+    left: int
+    limits: dict[LaneKind, float]
+
+
+class Arrivals:
+    """The waiting requests in one model's queues, and the work that may overtake each. Not thread-safe.
+
+    `overtaken`: for each queue, the later work that may overtake a request, in times its tokens.
+    """
+
+    def __init__(self, overtaken: Mapping[LaneKind, float]) -> None:
+        self._overtaken = overtaken
+        self._tokens = dict.fromkeys(overtaken, 0)  # tokens that have arrived at each queue so far
+        self._turns: dict[EngineRequest, _Turn] = {}
+
+    def enter(self, kind: LaneKind, tokens: int) -> int:
+        """Count a sequence's tokens; return the tokens that have arrived at the queue, these included."""
+        self._tokens[kind] += tokens
+        return self._tokens[kind]
+
+    def opened(self, request: EngineRequest, sequences: int, tokens: int) -> None:
+        """Record a request that has entered `sequences` sequences with `tokens` tokens in total."""
+        limits = {kind: self._tokens[kind] + times * tokens for kind, times in self._overtaken.items()}
+        self._turns[request] = _Turn(sequences, limits)
+
+    def leave(self, sequences: Sequence[Waiting]) -> None:
+        """Remove sequences that no longer wait."""
+        for waiting in sequences:
+            for request, _ in waiting.callers:
+                turn = self._turns[request]
+                turn.left -= 1
+                if not turn.left:
+                    del self._turns[request]
+
+    def limit(self, kind: LaneKind, chosen: Sequence[Waiting] = ()) -> float:
+        """Return the `Waiting.arrived` up to which a queue's work may be taken now, if `chosen` is taken too."""
+        if len(self._turns) < 2:  # none waits but the one
+            return inf
+        leaving = Counter(request for waiting in chosen for request, _ in waiting.callers)
+        return min(
+            (
+                turn.limits[kind]
+                for request, turn in self._turns.items()
+                if turn.left > leaving[request] and not (request.cancelled or request.done)
+            ),
+            default=inf,
+        )
+
+
+class FairQueue:
+    """A fair queue. Not thread-safe. `kind`: of its lanes. `arrivals`: the model's, shared by its queues."""
+
+    def __init__(self, kind: LaneKind = LaneKind.BULK, arrivals: Arrivals | None = None) -> None:
+        self.kind = kind
+        self.tokens = 0
+        self.shared = 0  # count of added sequences that were waiting already
+        self._queue: list[Waiting] = []
+        self._by_key: dict[bytes, Waiting] = {}  # in order of arrival
+        self._virtual_time = 0
+        self._arrivals = arrivals or Arrivals({kind: OVERTAKEN})
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, request: EngineRequest, places: Sequence[int], encodings: Sequence[Encoding]) -> None:
+        """Queue some sequences of one request."""
+        tag = self._virtual_time
+        for place in places:
+            encoding = encodings[place]
+            key = encoding.key
+            waiting = self._by_key.get(key)
+            if waiting is not None:
+                waiting.callers.append((request, place))
+                self.shared += 1
+                if tag + len(encoding) >= waiting.tag:
+                    continue  # its tag is already low enough
+                del self._queue[bisect_left(self._queue, waiting)]
+                waiting = replace(waiting, tag=tag + len(encoding))
+            else:
+                arrived = self._arrivals.enter(self.kind, len(encoding))
+                waiting = Waiting(tag + len(encoding), arrived, encoding, key, [(request, place)])
+                self.tokens += len(encoding)
+            tag = waiting.tag
+            insort(self._queue, waiting)
+            self._by_key[key] = waiting
+        self._arrivals.opened(request, len(places), sum(len(encodings[place]) for place in places))
+
+    def head(self, size: int) -> list[Waiting]:
+        """Return the first `size` sequences, after removing those without a waiting request."""
+        while True:
+            head = self._queue[:size]
+            awaited: list[Waiting] = []
+            dropped: list[Waiting] = []
+            for waiting in head:  # read once, since another thread can cancel requests at any moment
+                (awaited if waiting.awaited else dropped).append(waiting)
+            if not dropped:
+                return head
+            self._queue[: len(head)] = awaited
+            self._forget(dropped)
+
+    def first_come(self, tokens: int) -> list[Waiting]:
+        """Return the first `tokens` of awaited sequences in order of arrival, and the work that may be taken before them."""
+        limit = self._arrivals.limit(self.kind)
+        found: list[Waiting] = []
+        for waiting in self._by_key.values():
+            if waiting.awaited:
+                tokens -= len(waiting)
+                if found and tokens < 0 and waiting.arrived > limit:
+                    break
+                found.append(waiting)
+        return found
+
+    def allowed(self, chosen: Sequence[Waiting]) -> list[Waiting]:
+        """Return the part of a choice that may be taken now."""
+        limit = self._arrivals.limit(self.kind, chosen)
+        return [waiting for waiting in chosen if waiting.arrived <= limit]
+
+    def remove(self, chosen: Sequence[Waiting]) -> None:
+        """Remove waiting sequences. Virtual time advances to the lowest tag."""
+        self._virtual_time = max(self._virtual_time, self._queue[0].tag)
+        arrived = {waiting.arrived for waiting in chosen}
+        end = bisect_left(self._queue, max(chosen)) + 1
+        self._queue[:end] = [waiting for waiting in self._queue[:end] if waiting.arrived not in arrived]
+        self._forget(chosen)
+
+    def clear(self) -> list[Waiting]:
+        """Empty the queue. Return its sequences."""
+        everything, self._queue = self._queue, []
+        self._forget(everything)
+        return everything
+
+    def _forget(self, removed: Sequence[Waiting]) -> None:
+        self._arrivals.leave(removed)
+        for waiting in removed:
+            del self._by_key[waiting.key]
+            self.tokens -= len(waiting)

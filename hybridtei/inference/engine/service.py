@@ -19,10 +19,9 @@ from hybridtei.config import EngineConfig
 from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRefused, TokenizerError, Unhealthy
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.admission import Admission, Bounds, Deadlines
-from hybridtei.inference.engine.core import EngineCore, shared_tokens
+from hybridtei.inference.engine.core import EngineCore, ResultCache, shared_tokens
 from hybridtei.inference.engine.device import Device
 from hybridtei.inference.engine.engine import Engine, EngineClient
-from hybridtei.inference.engine.scheduler import ResultCache
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import SHORT_CHARACTERS, Tokenizer

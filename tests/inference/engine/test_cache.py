@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.batch import Encoding, Head, Ragged
-from hybridtei.inference.engine.scheduler import ENTRY_BYTES, ResultCache
+from hybridtei.inference.engine.core import ENTRY_BYTES, ResultCache
 from hybridtei.outputs import HeadOutputs, SparseVectors
 
 DENSE = frozenset({Head.DENSE})

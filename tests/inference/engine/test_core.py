@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.errors import BackendError
-from hybridtei.inference.engine.core import LOOK_AHEAD, EngineCore
-from hybridtei.inference.engine.fairness import OVERTAKEN
-from hybridtei.inference.engine.scheduler import ResultCache
+from hybridtei.inference.engine.core import LOOK_AHEAD, EngineCore, ResultCache
+from hybridtei.inference.engine.scheduler import OVERTAKEN
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from tests.fake_backend import FakeBackend

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import Encoding, Head, Padding, Positions
 from hybridtei.inference.engine.core import EngineBatch, EngineCore
-from hybridtei.inference.engine.fairness import OVERTAKEN, FairQueue
-from hybridtei.inference.engine.scheduler import EngineRequest
+from hybridtei.inference.engine.scheduler import OVERTAKEN, EngineRequest, FairQueue
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind, both_lanes
 

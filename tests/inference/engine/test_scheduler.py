@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.batch import Encoding, Padding
+from hybridtei.batch import Padding
 from hybridtei.inference.engine.scheduler import (
     ALLOWED,
     EXPRESS_BACKLOG_TOKENS,
     EXPRESS_TOKENS,
     MIN_SHARE_TOKENS,
-    apart,
     choose,
-    joined,
     lane_for,
     price,
     share,
@@ -108,17 +103,3 @@ def test_a_share_is_no_more_than_the_budget_and_no_less_than_keeps_a_core_busy(w
     assert got <= budget
     assert got >= min(budget, MIN_SHARE_TOKENS)
     assert got * lanes >= min(waiting, budget * lanes)
-
-
-NUMBERS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9), st.integers(0, 1))
-SHAPES = st.tuples(st.integers(1, 9), st.sampled_from([None, 0, 1]), NUMBERS)
-
-
-@given(st.lists(SHAPES, min_size=1))
-def test_joined_encodings_mean_the_same(shapes):
-    encodings = [
-        Encoding(np.arange(length), None if kind is None else np.full(length, kind), *numbers)
-        for length, kind, numbers in shapes
-    ]
-    assert [(one.key, one.shared) for one in apart(*joined(encodings))] == [(one.key, one.shared) for one in encodings]
-    assert {field.name for field in fields(Encoding)} == {"input_ids", "token_type_ids", "unseen", "adapter", "shared", "route"}
