@@ -1,7 +1,6 @@
 """How to write a route: a coroutine function that returns a `Reply`, under `post` or `get`.
 
     @post("/embed", list[Vector], capability=EMBED, is_tei=True)
-    @handler("embed")
     async def embed(context: Context, request: EmbedRequest) -> Reply:
         \"\"\"Dense vectors, one an input.\"\"\"
 
@@ -36,7 +35,7 @@ from hybridtei.server.http.connection import ClientDisconnected
 from hybridtei.server.http.security import check_origin
 from hybridtei.server.models import Models, StoreContext, check_capacity
 from hybridtei.server.routing import ENDPOINT, Endpoint, allow_header
-from hybridtei.system.tracing import arrived
+from hybridtei.system.tracing import arrived, handler
 
 ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
 KEYLESS = "hybridtei.keyless"  # in a scope: the key may come in the body
@@ -191,18 +190,22 @@ SOURCES: Mapping[Any, Callable[[ApiRequest], Awaitable[Any]]] = {
 Work = TypeVar("Work", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
-def post(path: str | list[str], answer: Any, *, in_schema: bool = True, **needs: Any) -> Callable[[Work], Work]:
-    """Decorate a coroutine function that returns a `Reply`. `answer`: the type of its JSON. `needs`: fields of `Endpoint`."""
-    return _registering(path, ["POST"], answer, in_schema, Endpoint(**needs))
+def post(
+    path: str | list[str], answer: Any, *, span: str | None = "", in_schema: bool = True, **needs: Any
+) -> Callable[[Work], Work]:
+    """Decorate a coroutine function that returns a `Reply`. `answer`: the type of its JSON. `needs`: fields of `Endpoint`.
+    `span`: the name in logs and traces; default: the function's; None: it calls a function that has one."""
+    return _registering(path, ["POST"], answer, Endpoint(**needs), span=span, in_schema=in_schema)
 
 
 def get(path: str | list[str], answer: Any = None, *, in_schema: bool = True, **needs: Any) -> Callable[[Work], Work]:
     """Decorate a coroutine function that answers GET and HEAD. Without `answer` it returns a `Response`."""
-    return _registering(path, ["GET", "HEAD"], answer, in_schema, Endpoint(**{"role": "any", **needs, "takes_permits": False}))
+    endpoint = Endpoint(**{"role": "any", **needs, "takes_permits": False})
+    return _registering(path, ["GET", "HEAD"], answer, endpoint, span=None, in_schema=in_schema)
 
 
 def _registering(
-    path: str | list[str], methods: Any, answer: Any, in_schema: bool, endpoint: Endpoint
+    path: str | list[str], methods: Any, answer: Any, endpoint: Endpoint, *, span: str | None, in_schema: bool
 ) -> Callable[[Work], Work]:
     serve = litestar.route(
         path,
@@ -214,9 +217,10 @@ def _registering(
         request_class=ApiRequest,
     )
 
-    def register(work: Work) -> Work:
-        ROUTES.append(serve(_for_litestar(work, answer)))
-        return work
+    def register(work: Any) -> Any:
+        traced = work if span is None else handler(span or work.__name__)(work)
+        ROUTES.append(serve(_for_litestar(traced, answer)))
+        return traced
 
     return register
 

@@ -167,6 +167,11 @@ class Endpoint:
 
 
 ENDPOINT = "endpoint"  # in a handler's `opt`
+LISTED: Mapping[str, Any] = {
+    "error": ListedErrorResponse,
+    "needs_content_type": False,
+}  # of rerankers and classifiers in /v1, /v2
+FLAT: Mapping[str, Any] = {"error": OpenAICompatErrorResponse, "needs_content_type": False}  # of embeddings in /v1, /v2
 
 
 def endpoint_of(scope: Any) -> Endpoint | None:

@@ -16,9 +16,8 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import EMBED
-from hybridtei.server.routing import OpenAICompatErrorResponse
+from hybridtei.server.routing import FLAT
 from hybridtei.server.vectors import quantiser
-from hybridtei.system.tracing import handler
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
@@ -74,11 +73,8 @@ class CohereEmbedResponse(Struct, frozen=True):
 SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "document"}
 
 
-@post(
-    ["/v1/embed", "/v2/embed"], CohereEmbedResponse, capability=EMBED, error=OpenAICompatErrorResponse, needs_content_type=False
-)
-@handler("cohere_embed")
-async def embed(context: Context, request: CohereEmbedRequest, http: ApiRequest) -> Reply:
+@post(["/v1/embed", "/v2/embed"], CohereEmbedResponse, capability=EMBED, **FLAT)
+async def cohere_embed(context: Context, request: CohereEmbedRequest, http: ApiRequest) -> Reply:
     """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on null."""
     version = http.scope["path"][len("/v")]
     texts, bare = texts_of(request.read, "texts"), version == "1" and not request.embedding_types

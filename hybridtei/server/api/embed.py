@@ -45,7 +45,6 @@ from hybridtei.server.vectors import (
     splade_rows,
     unspelled,
 )
-from hybridtei.system.tracing import handler
 
 ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
 Side = Annotated[
@@ -103,7 +102,6 @@ NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 
 
 @post("/embed", list[Vector], capability=EMBED, is_tei=True)
-@handler("embed")
 async def embed(context: Context, request: EmbedRequest) -> Reply:
     """Dense vectors. Those of a SPLADE model are over the vocabulary."""
     inputs = parse_inputs(request.inputs)
@@ -124,7 +122,6 @@ async def _embed_splade(context: Context, task: Embed, inputs: Inputs) -> Reply:
 
 
 @post("/embed_all", list[list[Vector]], capability=EMBED, is_tei=True)
-@handler("embed_all")
 async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     """A raw vector for each token."""
     inputs = parse_inputs(request.inputs)
@@ -140,7 +137,6 @@ def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
 
 
 @post("/embed_sparse", list[list[SparseValue]], capability=EMBED_SPARSE, is_tei=True)
-@handler("embed_sparse")
 async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse) -> Reply:
     """Sparse vectors by SPLADE pooling or by lexical weights, depending on the model."""
     inputs = parse_inputs(request.inputs)
@@ -151,7 +147,6 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Wri
 
 
 @post("/embed_multivector", list[list[list[float | Vector] | PackedVectors] | PackedVectors], capability=EMBED_MULTIVECTOR)
-@handler("embed_multivector")
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """A unit vector for each token of an input, or fewer; with spans, a list of such lists."""
     inputs = parse_inputs(request.inputs)
@@ -162,7 +157,6 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
 
 
 @post("/embed_hybrid", list[HybridEmbedding | list[HybridEmbedding]], capability=EMBED_HYBRID)
-@handler("embed_hybrid")
 async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     """Every requested output, from one pass."""
     inputs = parse_inputs(request.inputs)
@@ -178,7 +172,6 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
 
 
 @post("/similarity", Vector, capability=EMBED, is_tei=True)
-@handler("similarity")
 async def similarity(context: Context, request: SimilarityRequest) -> Reply:
     """The cosine of the source sentence to each other one, from raw pooled vectors."""
     sentences = request.inputs.sentences

@@ -21,7 +21,6 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.http.body import SchemaError, SyntaxRefused, decode, keys_of
 from hybridtei.server.routing import StatusOnly
-from hybridtei.system.tracing import handler
 
 
 class _Fields(Struct, frozen=True):
@@ -43,7 +42,7 @@ async def root(context: Context, http: ApiRequest) -> Response[bytes]:
     return StatusOnly(200)
 
 
-@post(["/", "/invocations"], Any, in_schema=False, is_tei=True)
+@post(["/", "/invocations"], Any, span=None, in_schema=False, is_tei=True)
 async def by_model(context: Context, data: RawBody) -> Reply:
     """Reranking, similarity, or the route of the model's kind. The body's fields replace TEI's TASK variable."""
     fields = keys_of(data, _Fields)
@@ -72,8 +71,7 @@ async def of_kind(context: Context, data: bytes) -> Reply:
     return await embed(context, decode(data, tei.EmbedRequest))
 
 
-@post("/vertex", Any, in_schema=False, is_tei=True)
-@handler("vertex_compatibility")
+@post("/vertex", Any, in_schema=False, is_tei=True, span="vertex_compatibility")
 async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
     """Run all instances concurrently. Raises the error of the first failing instance; RequestRefused above the batch limit."""
     limit = context.server.max_client_batch_size

@@ -19,7 +19,6 @@ from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.models import EMBED, Models
 from hybridtei.server.vectors import SPLADE_NORMALIZE
-from hybridtei.system.tracing import handler
 
 
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
@@ -42,7 +41,6 @@ class OllamaEmbedResponse(Struct, frozen=True):
 
 
 @post("/api/embed", OllamaEmbedResponse, capability=EMBED, needs_content_type=False)
-@handler("ollama_embed")
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
     inputs = Inputs([*texts_of(request.input, "input")], is_batch=True)
@@ -73,7 +71,6 @@ class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
 
 
 @post("/api/embeddings", dict[Literal["embedding"], list[float]], capability=EMBED, needs_content_type=False)
-@handler("ollama_embeddings")
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
     """Ollama embeddings of one text: its vector is not scaled to length 1. A long text is cut."""
     if not request.prompt:
@@ -128,7 +125,6 @@ STARTED_AT = datetime.now(UTC).isoformat()
 
 
 @post("/api/show", OllamaShowResponse, role="any", needs_content_type=False, takes_permits=False)
-@handler("show")
 async def show(context: Context, request: OllamaShowRequest) -> Reply:
     """Facts of a model: Open WebUI reads `capabilities`, other clients read the context length."""
     spec, length = context.service.model.spec, context.service.reader.max_input_length

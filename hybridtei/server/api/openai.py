@@ -33,7 +33,7 @@ from hybridtei.server.api.tei import (
 from hybridtei.server.context import Context, Reply, usage_of
 from hybridtei.server.endpoint import post
 from hybridtei.server.models import EMBED
-from hybridtei.server.routing import OpenAICompatErrorResponse
+from hybridtei.server.routing import FLAT, OpenAICompatErrorResponse
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -46,7 +46,6 @@ from hybridtei.server.vectors import (
     smaller_vectors,
     unspelled,
 )
-from hybridtei.system.tracing import handler
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
@@ -146,12 +145,8 @@ class OpenAICompatResponse(Struct, frozen=True):
     usage: OpenAICompatUsage
 
 
-NEEDS: dict[str, Any] = {"capability": EMBED, "error": OpenAICompatErrorResponse}
-
-
-@post("/v1/embeddings", OpenAICompatResponse, **NEEDS, is_tei=True, needs_content_type=False)
-@post("/embeddings", OpenAICompatResponse, **NEEDS, is_tei=True, in_schema=False)
-@handler("openai_embed")
+@post("/v1/embeddings", OpenAICompatResponse, span=None, capability=EMBED, is_tei=True, **FLAT)
+@post("/embeddings", OpenAICompatResponse, in_schema=False, capability=EMBED, is_tei=True, error=OpenAICompatErrorResponse)
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""
     inputs = parse_inputs(request.items)
@@ -268,8 +263,7 @@ class ContextualizedResponse(Struct, frozen=True):
     usage: dict[str, int]
 
 
-@post("/v1/contextualizedembeddings", ContextualizedResponse, **NEEDS, needs_content_type=False)
-@handler("contextualized_embed")
+@post("/v1/contextualizedembeddings", ContextualizedResponse, capability=EMBED, **FLAT)
 async def contextualized_embed(context: Context, request: ContextualizedRequest) -> Reply:
     """Embeddings of documents' chunks: a list of unit vectors for each document."""
     with context.counting_failures():

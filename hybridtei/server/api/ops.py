@@ -156,6 +156,7 @@ class ModelState(Struct, frozen=True, omit_defaults=True):
 
 
 MANAGED: dict[str, Any] = {
+    "span": None,
     "in_schema": False,
     "role": "manage",
     "takes_permits": False,

@@ -28,7 +28,6 @@ from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.models import StoreContext
-from hybridtei.system.tracing import handler
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
@@ -101,7 +100,6 @@ async def collections(stores: StoreContext) -> Reply:
 
 # It finishes after a disconnect, since the client will send the same ids again.
 @post("/collections/{name:str}/points", PointsResponse, role="write", needs_store=True, outlives_client=True)
-@handler("upsert")
 async def upsert(stores: StoreContext, name: FromPath[str], request: PointsRequest) -> Reply:
     """Embed every output that the collection holds, and store the points."""
     return await stores.run(len(request.points), lambda: _upsert(stores, name, request))
@@ -266,7 +264,6 @@ async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
 
 # It finishes after a disconnect: the client will repeat the import, and points stored by then are skipped.
 @post("/collections/{name:str}/import", Imported, role="manage", needs_store=True, takes_lines=True, outlives_client=True)
-@handler("import")
 async def import_lines(stores: StoreContext, name: FromPath[str], http: ApiRequest) -> Reply:
     """Store the points of an export that the collection lacks."""
     from hybridtei.retrieval.store.transfer import PAGE_POINTS, import_from

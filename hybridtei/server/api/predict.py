@@ -31,7 +31,7 @@ from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
 from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import CLASSIFY, TAG
-from hybridtei.server.routing import ListedErrorResponse
+from hybridtei.server.routing import LISTED, ListedErrorResponse
 from hybridtei.system.tracing import handler
 
 
@@ -76,7 +76,6 @@ NUMBERS_A_LABEL = 20  # the cost of building and writing one label, in numbers
 
 
 @post("/predict", list[Prediction] | list[list[Prediction]], capability=CLASSIFY, is_tei=True)
-@handler("predict")
 async def predict(context: Context, request: PredictRequest) -> Reply:
     """Labels by score, the best first. A batch, or a client of Hugging Face, gets a list of such lists."""
     texts, is_batch = parse_predict(request.inputs)
@@ -105,7 +104,7 @@ def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
     return top_k, function
 
 
-@post("/classify", ClassifyResponse | VllmClassifyResponse, capability=CLASSIFY, error=ListedErrorResponse)
+@post("/classify", ClassifyResponse | VllmClassifyResponse, span=None, capability=CLASSIFY, error=ListedErrorResponse)
 async def classify(context: Context, request: ClassifyRequest) -> Reply:
     """Classification in infinity's or vLLM's format, depending on the server's setting."""
     return await (vllm_classify if context.server.classify_as == "vllm" else infinity_classify)(context, request)
@@ -123,8 +122,7 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
     return await _classify(context, task, write)
 
 
-@post("/v1/classify", VllmClassifyResponse, capability=CLASSIFY, error=ListedErrorResponse, needs_content_type=False)
-@handler("classify")
+@post("/v1/classify", VllmClassifyResponse, span="classify", capability=CLASSIFY, **LISTED)
 async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
     """Classification for vLLM's clients."""
     task = _task_of(context, request)
@@ -194,7 +192,6 @@ Items = list[dict[str, Any]]
 
 
 @post("/predict_tokens", list[list[TokenPrediction]], capability=TAG)
-@handler("predict_tokens")
 async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
     """Labels of tokens, or entities, for each item of `inputs`. The results of an inner list are joined."""
     inputs: list[str | list[str]] = [request.inputs] if isinstance(request.inputs, str) else request.inputs

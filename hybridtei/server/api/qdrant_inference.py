@@ -26,7 +26,6 @@ from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.models import EMBED_HYBRID, NO_NAMES, Models
 from hybridtei.server.routing import row_of
-from hybridtei.system.tracing import handler
 
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")
@@ -111,8 +110,7 @@ class _Target:
 
 
 @post("/qdrant/inference", InferenceResponse, error=InferenceError, needs_content_type=False, key_in_body=True)
-@handler("qdrant_inference")
-async def inference(models: Models, request: InferenceRequest, http: ApiRequest) -> Reply:
+async def qdrant_inference(models: Models, request: InferenceRequest, http: ApiRequest) -> Reply:
     """Embeddings for a Qdrant server. One pass gives all requested vectors of a text. Below the path of one model, inputs name
     only vectors. Errors name the input."""
     targets = _targets(models, http.alias, request)

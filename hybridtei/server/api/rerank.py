@@ -38,8 +38,7 @@ from hybridtei.server.context import (
 from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import decode
 from hybridtei.server.models import RANK
-from hybridtei.server.routing import ListedErrorResponse
-from hybridtei.system.tracing import handler
+from hybridtei.server.routing import LISTED
 
 MAX_RANK_FIELDS = 32  # the event loop looks up each field in each of thousands of documents
 
@@ -144,7 +143,6 @@ DOCUMENTS_PER_UNIT = 100  # Cohere bills by this
 
 
 @post("/rerank", list[Rank], capability=RANK, is_tei=True, only_tei=True)
-@handler("rerank")
 async def rerank(context: Context, request: RerankRequest) -> Reply:
     """Reranking of `texts`: the best first, ties in reverse order."""
     with context.counting_failures():
@@ -167,8 +165,7 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     return await context.reply(write, scored.scores, usage, numbers)
 
 
-@post(["/v1/rerank", "/v2/rerank"], DocumentsResponse, capability=RANK, error=ListedErrorResponse, needs_content_type=False)
-@handler("rerank")
+@post(["/v1/rerank", "/v2/rerank"], DocumentsResponse, span="rerank", capability=RANK, **LISTED)
 async def rerank_documents(context: Context, request: DocumentsRequest, *, plain: bool = False) -> Reply:
     """Reranking of `documents`."""
     raw = request.documents
@@ -214,7 +211,7 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
     return await rerank_either(context, decode(body, RerankRequest if context.server.only_tei_routes else BY_FIELD))
 
 
-@post("/rerank", list[Rank] | DocumentsResponse, capability=RANK, is_tei=True, by_field=BY_FIELD)
+@post("/rerank", list[Rank] | DocumentsResponse, span=None, capability=RANK, is_tei=True, by_field=BY_FIELD)
 async def rerank_either(context: Context, request: RerankRequest | DocumentsRequest) -> Reply:
     """Reranking of `texts` or `documents`."""
     if isinstance(request, RerankRequest):

@@ -17,9 +17,8 @@ from hybridtei.server.context import Context, Reply, check_instruction, envelope
 from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import RANK
-from hybridtei.server.routing import ListedErrorResponse
+from hybridtei.server.routing import LISTED
 from hybridtei.server.vectors import pooled, pooled_head
-from hybridtei.system.tracing import handler
 
 Side = str | list[str] | None
 
@@ -66,8 +65,7 @@ class ScoreResponse(Enveloped, frozen=True):
 Pairs = Sequence[tuple[str, str]]
 
 
-@post(["/score", "/v1/score"], ScoreResponse, capability=RANK, error=ListedErrorResponse, needs_content_type=False)
-@handler("score")
+@post(["/score", "/v1/score"], ScoreResponse, capability=RANK, **LISTED)
 async def score(context: Context, request: ScoreRequest) -> Reply:
     """Scores of pairs, in their order."""
     pairs = request.pairs

@@ -25,7 +25,6 @@ from hybridtei.retrieval.search.options import SearchFields, SearchHit, SearchOp
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
 from hybridtei.server.endpoint import post
 from hybridtei.server.models import Models, StoreContext
-from hybridtei.system.tracing import handler
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.search.searcher import Rank
@@ -109,7 +108,6 @@ MAX_SPANNED_CHARACTERS = 2_000_000  # total characters of these texts
 
 
 @post("/search", SearchResponse | SearchesResponse, role="search", needs_store=True)
-@handler("search")
 async def search(stores: StoreContext, request: SearchRequest) -> Reply:
     """Search a collection of the vector store: embed, find, fuse, rescore, rerank."""
     if request.query is None:

@@ -14,7 +14,6 @@ from hybridtei.server.answers import write_json
 from hybridtei.server.api.tei import DecodeRequest, SimpleToken, TokenizeRequest, parse_ids, texts_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import post
-from hybridtei.system.tracing import handler
 
 ANSWER_BYTES = 200_000_000
 
@@ -22,7 +21,6 @@ T = TypeVar("T")
 
 
 @post("/tokenize", list[list[SimpleToken]], takes_permits=False, is_tei=True)
-@handler("tokenize")
 async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
     """Tokens with their places in the text."""
     with context.counting_failures():
@@ -33,8 +31,7 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
 
 
 @post("/decode", list[str], takes_permits=False, is_tei=True)
-@handler("decode")
-async def decode_ids(context: Context, request: DecodeRequest) -> Reply:
+async def decode(context: Context, request: DecodeRequest) -> Reply:
     """Ids back to text."""
     with context.counting_failures():
         sequences = parse_ids(request.ids)
