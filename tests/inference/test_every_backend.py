@@ -58,8 +58,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module", params=["hybrid", "m3"])
 def folder(request: pytest.FixtureRequest, graphs: None) -> Path:
     """A checkpoint with every kind of output."""
-    found: Path = request.getfixturevalue(request.param)
-    return found
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +92,7 @@ def has_bfloat16() -> bool:
 
 def assert_close(one: Embeddings, other: Embeddings, dtype: str) -> None:
     assert one.dense is not None
-    assert one.sparse is not None
-    assert one.multivector is not None
-    assert one.tokens is not None
     assert other.dense is not None
-    assert other.sparse is not None
-    assert other.multivector is not None
-    assert other.tokens is not None
     np.testing.assert_allclose(one.dense, other.dense, atol=tolerances.UNIT[dtype], rtol=0)
     np.testing.assert_allclose(one.multivector.values, other.multivector.values, atol=tolerances.MULTIVECTOR[dtype], rtol=0)
     np.testing.assert_allclose(one.tokens.values, other.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0)

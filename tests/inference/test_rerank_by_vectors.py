@@ -29,12 +29,6 @@ def encoder(request: pytest.FixtureRequest) -> Iterator[Encoder]:
 def expected(encoder: Encoder, query: str, document: str, weights: RankWeights) -> float:
     """The formulas, one pair at a time, each text by itself."""
     q, d = (encoder.encode([text], EVERYTHING) for text in (query, document))
-    assert q.dense is not None
-    assert d.dense is not None
-    assert q.sparse is not None
-    assert d.sparse is not None
-    assert q.multivector is not None
-    assert d.multivector is not None
     dense = float(q.dense[0] @ d.dense[0])
     sparse = float(q.sparse.to_dense()[0] @ d.sparse.to_dense()[0])
     colbert = float((q.multivector.row(0) @ d.multivector.row(0).T).max(axis=1).mean())

@@ -59,7 +59,6 @@ def test_typed_and_expanded_texts_and_a_text_alone_share_nothing() -> None:
 def test_a_prefix_is_computed_once(own: list[int]) -> None:
     batch, fed = pack(encodings(own), TOKENS, Positions(), PREFIX), []
     once = computed_once(batch)
-    assert once is not None
     assert len(once.kept) == PREFIX + sum(own)
     for values in (batch.input_ids, batch.position_ids):
         assert np.array_equal(values[once.kept][once.rows], values)
@@ -87,8 +86,6 @@ def test_states_are_those_of_whole_texts(tmp_path: Path, family: str, name: str)
     tolerance = {"atol": tolerances.HIDDEN["float32"], "rtol": 0}
     np.testing.assert_allclose(shared.dense, whole.dense, **tolerance)
     for one, other in ((shared.tokens, whole.tokens), (shared.multivector, whole.multivector)):
-        assert one is not None
-        assert other is not None
         assert np.array_equal(one.offsets, other.offsets)
         np.testing.assert_allclose(one.values, other.values, **tolerance)
 
@@ -97,7 +94,6 @@ def test_states_are_those_of_whole_texts(tmp_path: Path, family: str, name: str)
 def test_kernels_that_know_of_no_prefix_get_whole_texts(window: int | None) -> None:
     batch, draw = pack(encodings([3, 9, 1]), TOKENS, Positions(), PREFIX), torch.Generator().manual_seed(0)
     once = computed_once(batch)
-    assert once is not None
     q, k, v = (torch.randn(len(once.kept), heads, 8, generator=draw) for heads in (4, 2, 2))
     kept, rows = torch.as_tensor(once.kept), torch.as_tensor(once.rows)
     found = []

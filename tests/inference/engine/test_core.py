@@ -125,14 +125,6 @@ def test_a_failed_batch_fails_its_riders_only():
         failing.outputs()
 
 
-def test_fail_all_empties_the_queue():
-    queue = core()
-    tickets = [queue.add(different(2, 3), DENSE) for _ in range(3)]
-    assert queue.fail_all(BackendError("no")) == tickets
-    assert queue.take() is None
-    assert all(ticket.done for ticket in tickets)
-
-
 def test_the_heads_of_a_batch_are_the_union_of_its_riders():
     queue = core()
     for heads in (DENSE, frozenset({Head.SPARSE}), DENSE | {Head.MULTIVECTOR}):

@@ -101,12 +101,7 @@ TAKE = st.tuples(st.just("take"), st.sampled_from([*LaneKind]))
 LEAVE = st.tuples(st.just("leave"), st.integers(0, 40))
 
 
-@given(
-    st.lists(ARRIVAL | TAKE | LEAVE, max_size=60),
-    st.sampled_from([*Padding]),
-    st.integers(1, 300),
-    st.sampled_from(LANES),
-)
+@given(st.lists(ARRIVAL | TAKE | LEAVE, max_size=60), st.sampled_from([*Padding]), st.integers(1, 300), st.sampled_from(LANES))
 def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events, padding, budget, lanes):
     core = EngineCore(max_tokens=budget, positions=Positions(), padding=padding, lanes=lanes)
     first = itertools.count()

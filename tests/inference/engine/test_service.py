@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding
-from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Overloaded, Unhealthy
+from hybridtei.errors import BackendError, EmptyInput, InvalidInput, Unhealthy
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
@@ -146,16 +146,6 @@ async def test_no_batch_exceeds_its_budget_or_count():
     assert max(len(batch) for batch in seen) == 4
 
 
-@pytest.mark.parametrize("error", [MemoryError(), BackendError("plain")])
-async def test_whatever_a_backend_raises_is_a_backend_error_and_the_next_request_works(error):
-    switch = Switch(error)
-    async with running(small.service(gate=switch)) as service:
-        with pytest.raises(BackendError, match=str(error) or type(error).__name__):
-            await answer(service, embed("one"))
-        switch.error = None
-        assert len((await answer(service, embed("one"))).dense) == 1
-
-
 async def test_health_flips_and_comes_back_by_a_one_token_probe():
     switch = Switch()
     async with running(small.service(gate=switch)) as service:
@@ -180,30 +170,6 @@ async def test_health_flips_and_comes_back_by_a_one_token_probe():
         assert service.backend.forwards == 6
 
 
-async def test_a_cancelled_caller_frees_its_permits_and_costs_no_pass():
-    gate = Held()
-    registry = Registry()
-    async with running(small.service(gate=gate, config={"max_concurrent_requests": 50}, registry=registry)) as service:
-        held = asyncio.create_task(answer(service, embed("one")))
-        await gate.someone_waits()
-        gone = [asyncio.create_task(answer(service, embed(*different(2)))) for _ in range(20)]
-        while queued(service) < 40:
-            await asyncio.sleep(0.001)
-        assert service.admission.free == 9
-        for task in gone:
-            task.cancel()
-        await asyncio.gather(*gone, return_exceptions=True)
-        assert service.admission.free == 49
-        gate.open()
-        await held
-        while queued(service):
-            await asyncio.sleep(0.001)
-        assert service.backend.forwards == 1
-        assert service.engine.metrics.dropped.value() == 20
-        assert len((await answer(service, embed("four"))).dense) == 1
-        assert "te_queue_size 0" in registry.text().splitlines()
-
-
 async def test_a_caller_cancelled_while_its_pass_runs_harms_nobody():
     gate = Held()
     async with running(small.service(gate=gate)) as service:
@@ -215,24 +181,6 @@ async def test_a_caller_cancelled_while_its_pass_runs_harms_nobody():
         gate.open()
         assert len((await staying).dense) == 1
         assert service.admission.free == service.config.max_concurrent_requests
-
-
-async def test_a_full_house_says_so_at_once_and_runs_nothing():
-    gate = Held()
-    async with running(small.service(gate=gate, config={"max_concurrent_requests": 3})) as service:
-        held = asyncio.create_task(answer(service, embed("one", "two")))
-        await gate.someone_waits()
-        with pytest.raises(Overloaded):
-            await answer(service, embed("three", "four"))
-        with pytest.raises(Overloaded):
-            await answer(service, embed(*["x"] * 4))
-        assert queued(service) == 0
-        gate.open()
-        await held
-        assert len((await answer(service, embed(*["x"] * 3))).dense) == 3
-        with pytest.raises(Overloaded):  # more than there are permits at all
-            await answer(service, embed(*["x"] * 4))
-        assert service.backend.forwards == 2
 
 
 REFUSED = [
@@ -304,33 +252,6 @@ async def test_stop_refuses_what_is_still_being_tokenised():
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, Unhealthy) for result in results)
     assert service.admission.free == service.config.max_concurrent_requests
-
-
-class LaneDeath(BaseException):
-    """An error that no pass should raise."""
-
-
-async def test_a_lane_that_dies_fails_every_waiter_and_health_says_so():
-    gate = Held()
-
-    def die(batch: PackedBatch) -> None:
-        gate(batch)
-        raise LaneDeath("boom")
-
-    async with running(small.service(gate=die)) as service:
-        running_one = asyncio.create_task(answer(service, embed("one")))
-        await gate.someone_waits()
-        waiting = [asyncio.create_task(answer(service, embed(*different(1)))) for _ in range(5)]
-        while queued(service) < 5:
-            await asyncio.sleep(0.001)
-        gate.open()
-        results = await asyncio.gather(running_one, *waiting, return_exceptions=True)
-        assert all(isinstance(result, BackendError) and "boom" in str(result) for result in results)
-        with pytest.raises(Unhealthy):
-            await service.check_health()
-        with pytest.raises(Unhealthy):
-            await answer(service, embed("late"))
-        assert service.admission.free == service.config.max_concurrent_requests
 
 
 class Homeless(FakeBackend):

@@ -38,7 +38,6 @@ def encoder(checkpoint: Path) -> Encoder:
 
 def dense(encoder: Encoder, prompt_name: str | None = None, **options: object) -> Floats:
     found = encoder.encode([TEXT], prompt_name=prompt_name, **options).dense  # type: ignore[arg-type]
-    assert found is not None
     return found[0]
 
 

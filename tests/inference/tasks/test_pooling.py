@@ -128,9 +128,7 @@ def model() -> Model:
 def merged_of(model: Model, texts: list[str], rows: Ragged, most: int) -> Ragged:
     """`Embed`'s result for raw multi-vectors, with one row for each token except the first."""
     task = Embed(texts, frozenset({Head.MULTIVECTOR}), multivector=MultivectorBudget(max_tokens=most))
-    found = task.finish(model, task.prepare(model), HeadOutputs(multivector=rows)).multivector
-    assert found is not None
-    return found
+    return task.finish(model, task.prepare(model), HeadOutputs(multivector=rows)).multivector
 
 
 def test_words_are_merged_and_what_is_between_them_is_left_out(model: Model) -> None:

@@ -31,8 +31,7 @@ def ranked(url: str, documents: list[str], **options: object) -> list[dict[str, 
     body = {"query": QUERY, "documents": documents, "relevant_spans": {"mode": "enabled", **options}}
     answer = httpx.post(f"{url}/v2/rerank", json=body)
     assert answer.status_code == 200, answer.text
-    results: list[dict[str, object]] = answer.json()["results"]
-    return results
+    return answer.json()["results"]
 
 
 def test_the_best_span_is_the_sentence_that_answers(url: str) -> None:
@@ -77,8 +76,6 @@ def test_all_gains_together_are_maxsim(name: str, request: pytest.FixtureRequest
     texts = ["baka beke bolo. dumi duna! boti", "kaba " * 300, "buka"]
     query = encoder.encode(["bolo duna"], ["multivector"], input_type="query")
     documents = encoder.encode(texts, ["multivector"], input_type="document", truncate=True)
-    assert query.multivector is not None
-    assert documents.multivector is not None
     encodings = model.reader.locate(texts, truncate=True)
     found = relevant_spans(model.spec, query, encodings, documents, RelevantSpans("enabled", threshold=0))
     assert any(found)

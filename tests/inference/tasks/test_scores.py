@@ -22,7 +22,6 @@ def test_several_labels_sum_to_one_and_one_is_a_sigmoid(values):
         np.testing.assert_allclose(scores, 1 / (1 + np.exp(-values.astype(np.float64))), atol=1e-6)
     else:
         np.testing.assert_allclose(scores.sum(axis=1), 1, atol=1e-6)
-    np.testing.assert_array_equal(values.argmax(axis=1), np.argmax(values, axis=1))
 
 
 def test_logits_at_the_end_of_float32_overflow_to_nothing():

@@ -31,13 +31,6 @@ def test_maxsim_is_the_sum_of_the_best_matches(counts, asked, mean, block):
         assert score == pytest.approx(best / asked if mean and asked else best, abs=1e-5)
 
 
-def test_negative_similarities_are_not_lost_to_padding():
-    """Where the reference implementation would say 0: its padding is a row of zeros."""
-    query = np.array([[1.0, 0.0]], np.float32)
-    documents = Ragged(np.array([[-0.5, 0.866], [-1, 0], [-0.9, 0.436], [-0.8, 0.6]], np.float32), offsets_of([1, 3]))
-    np.testing.assert_allclose(maxsim(query, documents, mean=True), [-0.5, -0.8], atol=1e-6)
-
-
 @given(st.lists(st.lists(st.integers(0, 1), min_size=8, max_size=8), min_size=2, max_size=6))
 def test_sparse_dot_is_the_dense_one(rows):
     dense = np.array(rows, np.float32) * np.arange(1, 9, dtype=np.float32)

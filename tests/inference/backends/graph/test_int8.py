@@ -14,15 +14,13 @@ import pytest
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.fidelity import Fidelity, Guard, compare
 from hybridtei.inference.backends.graph import int8
-from hybridtei.inference.backends.graph.int8 import int8_family_graph, int8_graph, make_int8
+from hybridtei.inference.backends.graph.int8 import int8_graph, make_int8
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph, integer_product_graph
-from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny, tolerances
-from tests.inference.backends.outputs import columns_of, run, sixty_four
 from tests.sampled import sampled
 from tests.tiny import change
 
@@ -65,27 +63,10 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
     assert not [node for node in model.graph.node if set(node.input) & set(made.held)]
 
 
-def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
-    """Only what float32 sums in another order may round otherwise; one scale for a batch would show at once."""
-    spec, weights = read_spec(hybrid), Weights.open(hybrid)
-    tensors = graph_tensors(family_graph(spec), weights)
-    backend = OnnxBackend(spec, int8_family_graph(spec, tensors, int8.max_weight()), weights)
-    texts = sixty_four(spec.vocab_size)
-    together = run(backend, texts)
-    for place, text in enumerate(texts):
-        alone, beside = columns_of(run(backend, [text]), 0)["dense"], columns_of(together, place)["dense"]
-        assert alone @ beside / np.linalg.norm(alone) / np.linalg.norm(beside) > 0.9999
-
-
 def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> None:
     spec, weights = parts(bert)
     with pytest.raises(LoadError, match=rf"{bert}: int8 is too far.*0\.\d+ at worst, 0\.\d+ on average.*0\.99999 at worst"):
         make_int8(spec, weights, Guard(worst=0.99999))
-
-
-def test_nan_does_not_pass() -> None:
-    assert not Fidelity(float("nan"), 1.0, 1.0).passes(Guard())
-    assert not Fidelity(1.0, float("nan"), 1.0).passes(Guard())
 
 
 def test_a_graph_is_made_once_for_the_weights_it_is_made_of(
@@ -105,15 +86,6 @@ def test_a_graph_is_made_once_for_the_weights_it_is_made_of(
     other = change(copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()})
     assert int8_graph(*parts(other)) != first
     assert len(made) == len(list(cache.iterdir())) == 2
-
-
-def test_a_cache_that_cannot_be_written_costs_a_warning(
-    bert: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(int8, "Guard", lambda: LOOSE)
-    cache.write_text("a file")
-    assert int8_graph(*parts(bert)).held
-    assert "cannot be kept" in caplog.text
 
 
 def test_products_of_the_largest_weights_are_exact_here() -> None:

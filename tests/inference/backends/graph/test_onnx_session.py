@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,30 +81,6 @@ def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run() -> None:
     with pytest.raises(Exception, match="rows"):
         every.run("product", {})
     assert os.sched_getaffinity(0) == everywhere
-
-
-def test_threads_call_one_session_at_once() -> None:
-    (session,) = opened(1)
-    feeds = [{"rows": DRAW.normal(size=(count, 33)).astype(np.float32)} for count in range(1, 40)]
-    with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda feed: session.run("product", feed), feeds))
-    for feed, product in zip(feeds, found, strict=True):
-        np.testing.assert_allclose(product, feed["rows"] @ MATRIX.T, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("feed", "why"),
-    [
-        ({}, "rows"),
-        ({"rows": ROWS[:, :5]}, "imension"),
-        ({"other": ROWS}, "other"),
-        ({"rows": ROWS.astype(np.int64)}, "int64"),
-    ],
-)
-def test_what_the_graph_does_not_take_is_an_error_in_the_librarys_words(feed: dict[str, Floats], why: str) -> None:
-    (session,) = opened(1)
-    with pytest.raises(Exception, match=why):
-        session.run("product", feed)
 
 
 def test_a_tensor_that_is_missing_is_a_load_error() -> None:

@@ -55,14 +55,6 @@ def hybrid_backend(request: pytest.FixtureRequest, hybrid: Path) -> OpenVinoBack
 # --- precision ---------------------------------------------------------------------------------------------------------
 
 
-@ABLE_ONLY
-@pytest.mark.parametrize("model_type", sampled([*tiny.QUICK, "deberta-v2", "t5"], {"qwen3"}))
-def test_families_in_bfloat16_are_near_torch_in_float32(tmp_path: Path, model_type: str) -> None:
-    spec = read_spec(tiny.write_family(tmp_path, model_type, seed=1), pooling="mean")
-    texts = random_encodings(spec)
-    same(run(openvino(spec, dtype="bfloat16"), texts), run(TorchBackend(spec), texts), len(texts), "bfloat16")
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_trunk_computes_in_the_precision_asked_for(bert: Path, dtype: str) -> None:
     spec = read_spec(bert)
@@ -193,17 +185,6 @@ def test_numbers_beyond_a_table_are_refused(hybrid_backend: OpenVinoBackend, wro
     """OpenVINO itself would answer, with whatever lies beyond the table."""
     with pytest.raises(BackendError, match=r"forward pass failed.*in a table of"):
         run(hybrid_backend, [wrong])
-
-
-def test_what_the_library_refuses_is_a_backend_error(m3_backend: OpenVinoBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes that do not belong together."""
-    monkeypatch.setattr(openvino_backend, "end_to_end", lambda _, inputs, run, *more: run(mismatched(inputs)))
-    with pytest.raises(BackendError, match="forward pass failed"):
-        run(m3_backend, [Encoding(np.array([0, 7, 2]))])
-
-
-def mismatched(names: frozenset[str]) -> dict[str, np.ndarray]:
-    return {name: np.ones((1, 3 + place), dtype=np.int64) for place, name in enumerate(sorted(names))}
 
 
 def test_a_closed_backend_fails_and_says_so(hybrid: Path) -> None:

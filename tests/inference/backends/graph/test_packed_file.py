@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from conformance.families.shapes.serving import Server, serving
 from hybridtei import cli
 from hybridtei.batch import Head, pack
 from hybridtei.errors import LoadError
@@ -33,7 +31,6 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 from tests import tiny
 from tests.inference.backends.outputs import random_encodings
-from tests.vocabulary import WORDS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files are kept where folders can be locked")
 
@@ -264,7 +261,6 @@ def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(halved: Pat
     """50 times; what one leaves is in nobody's way."""
     for number in range(50):
         with subprocess.Popen([sys.executable, "-c", OPEN, halved], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
             process.stdout.readline()
             time.sleep(number * 0.005)
             process.kill()
@@ -290,28 +286,6 @@ def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes()
             assert len(packed_files()) == 5
         assert {each.path for each in pruned.result()} == {old, beyond, left}
     assert {each.path for each in packed_files()} == {third, last}
-
-
-@pytest.mark.slow
-def test_servers_that_start_at_once_write_one_file_and_need_it_no_more_once_they_serve(tmp_path: Path, cache: Path) -> None:
-    folder = tiny.write_family(tmp_path / "model", "bert", hidden_size=512, intermediate_size=2048, num_hidden_layers=3)
-    cache.mkdir()
-
-    def server(name: str, *flags: str) -> AbstractContextManager[Server]:
-        return serving(folder, cache, ["--pooling", "mean", *flags], tmp_path / name)
-
-    def asked(one: Server) -> object:
-        return one.post("/embed", {"inputs": [" ".join(WORDS[:n]) for n in (1, 5, 20)]})
-
-    with server("alone", "--packed-cache-gb", "0") as one:
-        expected = asked(one)
-    assert not (cache / "packed").exists()
-    with ExitStack() as running, ThreadPoolExecutor(2) as threads:
-        both = [*threads.map(lambda name: running.enter_context(server(name)), ("first", "second"))]
-        assert kept().is_dir()
-        assert ["written in" in (tmp_path / name).read_text() for name in ("first", "second")].count(True) == 1
-        shutil.rmtree(cache)
-        assert [asked(one) for one in both] == [expected] * 2
 
 
 def test_the_command_packs_lists_and_prunes(widened: Path, capsys: pytest.CaptureFixture[str]) -> None:

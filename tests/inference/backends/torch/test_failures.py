@@ -170,6 +170,4 @@ def test_a_gpu_computes_what_the_cpu_does(hybrid: Path, dtype: str) -> None:
     ours, theirs = there.forward(asked), exact.forward(asked)
     assert ours.dense is not None
     np.testing.assert_allclose(ours.dense, theirs.dense, atol=tolerances.WEIGHTS[dtype], rtol=0)
-    assert ours.tokens is not None
-    assert theirs.tokens is not None
     np.testing.assert_allclose(ours.tokens.values, theirs.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0)

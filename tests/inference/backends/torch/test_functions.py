@@ -23,24 +23,6 @@ def rows(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, Segments]:
     return torch.randn(sum(lengths), 5, generator=torch.Generator().manual_seed(seed)), segments(lengths)
 
 
-@given(LENGTHS)
-def test_each_way_to_collapse_equals_a_loop_over_sequences(lengths: list[int]) -> None:
-    x, at = rows(lengths)
-    parts = torch.split(x, lengths)
-    assert torch.equal(POOLINGS["cls"](TORCH, x, at), torch.stack([part[0] for part in parts]))
-    assert torch.equal(POOLINGS["lasttoken"](TORCH, x, at), torch.stack([part[-1] for part in parts]))
-    assert torch.equal(segment_max(x, at), torch.stack([part.max(0).values for part in parts]))
-    torch.testing.assert_close(POOLINGS["mean"](TORCH, x, at), torch.stack([part.mean(0) for part in parts]))
-    torch.testing.assert_close(segment_sum(x, at), torch.stack([part.sum(0) for part in parts]))
-
-
-@given(LENGTHS)
-def test_starts_are_repeated_for_each_token(lengths: list[int]) -> None:
-    at = segments(lengths)
-    places = torch.arange(sum(lengths)) - TORCH.repeated(at.offsets[:-1], at)
-    assert places.tolist() == [place for length in lengths for place in range(length)]
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_added_up_in_single_precision(dtype: torch.dtype) -> None:
     x = torch.full((3000, 2), 1.0, dtype=dtype)  # neither 16-bit kind can count to 3000 by ones

@@ -14,7 +14,7 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from hybridtei.batch import kept_tokens, offsets_of
-from hybridtei.inference.backends.heads import POOLINGS, Segments, dense, lexical, pooled, through
+from hybridtei.inference.backends.heads import POOLINGS, Segments, dense, lexical, pooled
 from hybridtei.inference.backends.torch.load import placed
 from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.classifiers import LinearLayer
@@ -51,12 +51,6 @@ def test_pooling_equals_sentence_transformers(modes: list[str], side: str) -> No
     torch.testing.assert_close(pooled(TORCH, hidden, at, modes), theirs, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
-@pytest.mark.parametrize("mode", POOLINGS)
-def test_pooled_vectors_of_half_precision_rows_are_single_precision(mode: str) -> None:
-    hidden, at = hidden_rows()
-    assert pooled(TORCH, hidden.half(), at, [mode]).dtype == torch.float32
-
-
 @pytest.mark.parametrize(("name", "bias"), paired(["Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"], [True, False]))
 def test_a_dense_layer_equals_sentence_transformers(tmp_path: Path, name: str, bias: bool) -> None:
     torch.manual_seed(0)
@@ -87,14 +81,6 @@ def test_which_tokens_have_a_vector(sequences: list[list[int]]) -> None:
         expected = [[law(place, token) for place, token in enumerate(sequence)] for sequence in sequences]
         assert kept.tolist() == [one for row in expected for one in row]
         assert np.diff(offsets).tolist() == [sum(row) for row in expected]
-
-
-@pytest.mark.parametrize(("sequences", "ends"), [([[5], [0, 7, 2], [6]], [0, 0, 2, 2]), ([[5], [6]], [0, 0, 0])])
-def test_a_sequence_of_one_token_has_no_vectors(sequences: list[list[int]], ends: list[int]) -> None:
-    kept, offsets = kept_tokens("first", *flat(sequences), SPECIAL)
-    assert offsets.tolist() == ends
-    rows = torch.ones(len(kept), 3)[np.flatnonzero(kept)]
-    assert through(TORCH, rows, [LinearLayer(torch.ones(4, 3))]).shape == (ends[-1], 4)
 
 
 def test_inputs_of_lexical_weights_are_joined_in_the_order_named() -> None:

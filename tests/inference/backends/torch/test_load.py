@@ -18,15 +18,3 @@ def test_what_reads_tokens_comes_in_the_trunks_precision_and_the_rest_exactly(tm
     layers = {"exact": heads.dense, "half": [*heads.lexical, *heads.multivector]}
     found = {name: {one.weight.dtype for one in some} | {one.bias.dtype for one in some} for name, some in layers.items()}
     assert found == {"exact": {torch.float32}, "half": {torch.bfloat16}}
-
-
-def test_our_own_file_holds_both_heads(tmp_path: Path) -> None:
-    folder = tiny.write_bert(tmp_path)
-    written = tiny.write_own_heads(folder)
-    _, heads = load(read_spec(folder), dtype=torch.float32, device=torch.device("cpu"), trust_remote_code=False)
-    hidden, out = heads.lexical
-    assert torch.equal(hidden.weight, written["sparse.hidden.weight"].float())
-    assert torch.equal(out.bias, written["sparse.out.bias"].float())
-    (projection,) = heads.multivector
-    assert torch.equal(projection.weight, written["multivector.weight"].float())
-    assert projection.bias is None

@@ -107,8 +107,6 @@ def test_in_parts_as_at_once(lengths: list[int]) -> None:
     whole, memory = batch(lengths), Memory(40)
     expected, found = FakeBackend(SPEC).forward(whole), split_on_oom(memory.run, whole, memory.make_room)
     np.testing.assert_array_equal(found.dense, expected.dense)
-    assert found.tokens is not None
-    assert expected.tokens is not None
     np.testing.assert_array_equal(found.tokens.values, expected.tokens.values)
     np.testing.assert_array_equal(found.tokens.offsets, expected.tokens.offsets)
     assert sum(asked for asked in memory.asked if asked <= 40) == sum(lengths)  # each token is computed once
@@ -145,12 +143,6 @@ def test_another_fault_is_not_tried_again() -> None:
 
 
 CPU = torch.device("cpu")
-
-
-def test_half_precision_leaves_as_single() -> None:
-    found = start_copy({"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.arange(3)}, CPU)()
-    assert found["a"].dtype == np.float32
-    assert found["b"].dtype == np.int64
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])

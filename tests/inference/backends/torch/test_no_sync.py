@@ -107,11 +107,6 @@ def _moved(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     return module
 
 
-def ready(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> TorchBackend:
-    """A model as it is loaded for a GPU, on the CPU."""
-    return TorchBackend(spec)
-
-
 def launched(
     backend: TorchBackend, batch: PackedBatch, monkeypatch: pytest.MonkeyPatch, kernel: Kernel | None = None
 ) -> dict[str, Tensor]:
@@ -172,7 +167,7 @@ def test_a_launch_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (write, pooling), lengths = CASES[case], MANY if kernel == "varlen" else FEW
     spec = read_spec(write(tmp_path), pooling=pooling)
     batch = batch_of(spec, lengths)
-    found = launched(ready(spec, monkeypatch), batch, monkeypatch, KERNELS[kernel]())
+    found = launched(TorchBackend(spec), batch, monkeypatch, KERNELS[kernel]())
     assert {tensor.device.type for tensor in found.values()} == {DEVICE.type}
     assert found["tokens" if Head.TOKENS in spec.heads else next(iter(found))].shape[0] in (len(batch), len(batch.input_ids))
     assert len(found) == len(spec.heads)
@@ -181,7 +176,7 @@ def test_a_launch_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_nor_does_one_of_tokens_that_none_attends_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     spec = read_spec(tiny.write_m3(tmp_path))
-    assert len(launched(ready(spec, monkeypatch), batch_of(spec, FEW, unseen=3), monkeypatch, KERNELS[kernel]())) == 4
+    assert len(launched(TorchBackend(spec), batch_of(spec, FEW, unseen=3), monkeypatch, KERNELS[kernel]())) == 4
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -189,14 +184,14 @@ def test_nor_does_one_that_computes_a_prefix_once(tmp_path: Path, monkeypatch: p
     spec = read_spec(tiny.write_family(tmp_path, "qwen3"), pooling="lasttoken")
     texts = [Encoding(np.append(np.arange(5, 25), last)) for last in range(30, 40)]
     batch = pack(texts, spec.heads, spec.positions, prefix=20)
-    backend = ready(spec, monkeypatch)
+    backend = TorchBackend(spec)
     assert backend.shares_prefixes
     assert launched(backend, batch, monkeypatch, KERNELS[kernel]())["dense"].shape == (10, tiny.HIDDEN)
 
 
 def test_nor_does_one_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = read_spec(tiny.write_m3(tmp_path))
-    backend = ready(spec, monkeypatch)
+    backend = TorchBackend(spec)
     assert to_eight_bits(backend.trunk.model)
     assert len(launched(backend, batch_of(spec, MANY), monkeypatch, torch_varlen())) == 4
 

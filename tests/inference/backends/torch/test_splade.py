@@ -10,18 +10,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sentence_transformers import SparseEncoder
 from transformers import AutoModelForMaskedLM
 
 from hybridtei.batch import Encoding, Head, offsets_of, pack
-from hybridtei.encoder import Encoder
 from hybridtei.errors import UnsupportedArchitecture
 from hybridtei.inference.backends import heads
 from hybridtei.inference.backends.heads import Segments, strongest
 from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.ops import TORCH
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, tolerances, vocabulary
+from tests import tiny, tolerances
 
 # roberta's and camembert's heads are that of xlm-roberta
 KNOWN = ["bert", "distilbert", "xlm-roberta", "modernbert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3", "deberta-v2"]
@@ -30,7 +28,6 @@ KNOWN = ["bert", "distilbert", "xlm-roberta", "modernbert", "mpnet", "nomic_bert
 def weights_of(folder: Path, encodings: list[Encoding]) -> np.ndarray:
     backend = TorchBackend(read_spec(folder, pooling="splade"))
     outputs = backend.forward(pack(encodings, frozenset({Head.SPARSE}), backend.spec.positions))
-    assert outputs.splade is not None
     return outputs.splade.to_dense()
 
 
@@ -70,17 +67,6 @@ def test_a_head_that_nobody_described_is_refused(tmp_path: Path) -> None:
     spec = read_spec(tiny.write_family(tmp_path, "eurobert", task="ForMaskedLM"), pooling="splade")
     with pytest.raises(UnsupportedArchitecture, match="masked-language-model head of eurobert"):
         TorchBackend(spec)
-
-
-def test_a_saved_sparse_encoder_needs_no_flag(tmp_path: Path, splade: Path) -> None:
-    """Its modules.json says what it is."""
-    theirs = SparseEncoder(str(splade), device="cpu")
-    theirs.save_pretrained(str(tmp_path))
-    texts = vocabulary.texts(6, seed=1)
-    ours = Encoder.load(str(tmp_path)).encode(texts, outputs=["sparse"]).sparse
-    assert ours is not None
-    expected = theirs.encode(texts, convert_to_sparse_tensor=False).numpy()
-    np.testing.assert_allclose(ours.to_dense(), expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 20))

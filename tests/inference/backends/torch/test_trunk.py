@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModel
 
 from conformance.families.oracle import reference
@@ -21,7 +20,7 @@ from hybridtei.inference.backends.torch.backend import TorchBackend
 from hybridtei.inference.backends.torch.trunk import forget_lengths
 from hybridtei.inference.backends.weights import left_over
 from hybridtei.models.checkpoint.spec import read_spec
-from tests import tiny, tolerances
+from tests import tiny
 from tests.inference.backends.outputs import near as close
 from tests.inference.backends.outputs import random_encodings, run
 
@@ -42,24 +41,6 @@ def test_a_padding_id_inside_a_text_does_not_count_as_a_position(tmp_path: Path,
         tiny.edit_json(folder / "config.json", pad_token_id=told)
         backend = TorchBackend(read_spec(folder, pooling="mean"))
         close(np.concatenate(hidden_of(backend, encodings)), reference(folder, encodings))
-
-
-@pytest.mark.parametrize("model_type", ["qwen3", "modernbert"])
-def test_half_precision_stays_near_single_precision(tmp_path: Path, model_type: str) -> None:
-    spec = read_spec(tiny.write_family(tmp_path, model_type), pooling="mean")
-    exact, rough = (hidden_of(TorchBackend(spec, dtype=dtype), random_encodings(spec)) for dtype in ("float32", "bfloat16"))
-    for one, other in zip(exact, rough, strict=True):
-        np.testing.assert_allclose(one, other, atol=tolerances.HIDDEN["bfloat16"], rtol=0)
-
-
-def test_an_old_checkpoint_in_a_pickle_loads_the_same(tmp_path: Path) -> None:
-    spec = read_spec(tiny.write_bert(tmp_path))
-    encodings = random_encodings(spec)
-    before = hidden_of(TorchBackend(spec), encodings)
-    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    (tmp_path / "model.safetensors").unlink()
-    for one, other in zip(before, hidden_of(TorchBackend(spec), encodings), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -11,36 +11,6 @@ import torch
 from torch import Tensor
 
 
-def _documented(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: tuple[Tensor, Tensor],
-    longest: tuple[int, int],
-    scale: float,
-    window: tuple[int | None, int | None],
-) -> Tensor:
-    (queries, keys), out = offsets, torch.zeros_like(q)
-    assert queries.dtype == keys.dtype == torch.int32
-    assert longest == (int(queries.diff().max()), int(keys.diff().max()))
-    shared = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-    before, after = window
-    for i in range(len(queries) - 1):
-        own, others = slice(int(queries[i]), int(queries[i + 1])), slice(int(keys[i]), int(keys[i + 1]))
-        n, m = own.stop - own.start, others.stop - others.start
-        ahead = torch.arange(m)[None] - torch.arange(n)[:, None] - (m - n)
-        hidden = torch.zeros(n, m, dtype=torch.bool)
-        if before is not None:
-            hidden |= ahead < -before
-        if after is not None:
-            hidden |= ahead > after
-        scores = torch.einsum("qhd,khd->hqk", q[own], k[others]) * scale
-        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
-        out[own] = torch.einsum("hqk,khd->qhd", weights, v[others])
-    return out
-
-
 def _open(side: int) -> int | None:
     return None if side < 0 else side
 
@@ -54,15 +24,30 @@ def varlen_attn(
     max_q: int,
     max_k: int,
     *,
-    scale: float | None = None,
+    scale: float,
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch's, as of 2.12: causality is a window without keys after; fewer key heads have to be announced."""
-    assert scale is not None
+    """torch's, as of 2.12: causality is a window without keys after; the caller has to announce fewer key heads."""
     assert enable_gqa or query.shape[1] == key.shape[1]
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
+    shared, out = query.shape[1] // key.shape[1], torch.zeros_like(query)
+    key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     before, after = map(_open, window_size)
-    return _documented(query, key, value, (cu_seq_q, cu_seq_k), (max_q, max_k), scale, (before, after))
+    for i in range(len(cu_seq_q) - 1):
+        own, others = slice(int(cu_seq_q[i]), int(cu_seq_q[i + 1])), slice(int(cu_seq_k[i]), int(cu_seq_k[i + 1]))
+        n, m = own.stop - own.start, others.stop - others.start
+        ahead = torch.arange(m)[None] - torch.arange(n)[:, None] - (m - n)
+        hidden = torch.zeros(n, m, dtype=torch.bool)
+        if before is not None:
+            hidden |= ahead < -before
+        if after is not None:
+            hidden |= ahead > after
+        scores = torch.einsum("qhd,khd->hqk", query[own], key[others]) * scale
+        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+        out[own] = torch.einsum("hqk,khd->qhd", weights, value[others])
+    return out
 
 
 def varlen_attn_of_2_11(
@@ -78,5 +63,5 @@ def varlen_attn_of_2_11(
     window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:
     """torch's, before it knew of fewer key heads."""
-    assert query.shape[1] == key.shape[1]
+    assert scale is not None
     return varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)

@@ -26,22 +26,28 @@ from tests import tolerances
 from tests.inference.backends.torch.attention import libraries, textbook
 from tests.sampled import paired
 
-BOTH = pytest.mark.parametrize("kernel", [per_sequence, padded_groups])
 LISTS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
+KERNELS = {
+    "per sequence": per_sequence,
+    "padded groups": padded_groups,
+    "varlen_attn": varlen(libraries.varlen_attn),
+    "varlen_attn of 2.11": varlen(libraries.varlen_attn_of_2_11),
+}
+EACH = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+ON_GPU = kernels.OPENERS
+SEEN = [max(1, length - 2) for length in textbook.LENGTHS]
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize(("window", "key_heads", "causal"), paired([None, 1, 5, 100], [4, 2, 1], [False, True]))
 def test_packed_attention_equals_the_textbook(kernel: Kernel, causal: bool, window: int | None, key_heads: int) -> None:
     equals_the_textbook(kernel, window=window, key_heads=key_heads, causal=causal)
 
 
-@BOTH
-def test_tokens_that_nobody_sees(kernel: Kernel) -> None:
-    equals_the_textbook(kernel, seen=SEEN)
-
-
-SEEN = [max(1, length - 2) for length in textbook.LENGTHS]
+@EACH
+@pytest.mark.parametrize("window", [None, 5])
+def test_tokens_that_none_attends_to_are_left_out(kernel: Kernel, window: int | None) -> None:
+    equals_the_textbook(kernel, window=window, seen=SEEN)
 
 
 def equals_the_textbook(
@@ -88,26 +94,6 @@ def test_like_lengths_keep_the_budget_of_padding_and_lose_none(lengths: list[int
 def test_equal_lengths_are_one_call() -> None:
     assert like_lengths([7] * 50) == [list(range(50))]
     assert len(like_lengths([5, 500, 5, 500])) == 2
-
-
-DOCUMENTED = {
-    "varlen_attn": varlen(libraries.varlen_attn),
-    "varlen_attn of 2.11": varlen(libraries.varlen_attn_of_2_11),
-}
-EACH = pytest.mark.parametrize("kernel", DOCUMENTED.values(), ids=DOCUMENTED)
-ON_GPU = kernels.OPENERS
-
-
-@EACH
-@pytest.mark.parametrize(("window", "key_heads", "causal"), paired([None, 1, 5, 100], [4, 2, 1], [False, True]))
-def test_each_release_is_asked_for_the_textbook(kernel: Kernel, causal: bool, window: int | None, key_heads: int) -> None:
-    equals_the_textbook(kernel, window=window, key_heads=key_heads, causal=causal)
-
-
-@EACH
-@pytest.mark.parametrize("window", [None, 5])
-def test_each_release_leaves_out_tokens_that_nobody_sees(kernel: Kernel, window: int | None) -> None:
-    equals_the_textbook(kernel, window=window, seen=SEEN)
 
 
 @given(st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.integers(1, 50))
