@@ -122,18 +122,6 @@ def test_200_clients_that_leave_cost_no_pass_and_no_permit():
         running.is_well()
 
 
-def test_a_failing_text_harms_only_those_who_rode_with_it():
-    with serving(fail_on=small.IDS["poison"], budget_tokens=8, engine={"max_concurrent_requests": CONCURRENT}) as running:
-        # Equal texts would share one place in a pass.
-        requests: list[Request] = [("/embed", {"inputs": f"{'one' if i % 8 else 'poison'} {i}"}) for i in range(80)]
-        responses = asyncio.run(all_at_once(running, requests))
-        for (path, body), response in zip(requests, responses, strict=True):
-            assert response.status_code in ((424,) if "poison" in body["inputs"] else (200, 424))
-            assert response.status_code == 424 or response.json() == running.post(path, body).json()
-        assert sum(response.status_code == 200 for response in responses) >= 80 - 2 * 10
-        running.is_well()
-
-
 def test_work_ends_when_its_client_leaves_and_only_then():
     async def leave() -> int:
         disconnect, ended = Disconnect(), []

@@ -159,7 +159,6 @@ def test_what_a_model_counted_stays_counted_when_it_goes() -> None:
         models = Models({"first": context("first")}, opener)
         for number in range(2):
             entry = await models.load(NamedModel(model_id="guest", alias=f"guest-{number}"))
-            assert entry.context is not None
             entry.context.metrics.began(3, is_batch=True)
             entry.context.service.engine.metrics.queued.value = lambda: 7
             entry.context.service.engine.metrics.size.observe(3)

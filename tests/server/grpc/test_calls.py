@@ -145,11 +145,7 @@ OPEN = {
 def test_a_call_that_its_client_leaves_open_ends(monkeypatch, what):
     monkeypatch.setattr(calls, "IDLE_SECONDS", 0.2)
     patience = HANG if what in ("between two", "watch", "reflection") else 0.2
-    with (
-        rpc_serving(server={"body_timeout": patience}) as rpc,
-        silent() as one,
-        grpc.insecure_channel(rpc.address) as channel,
-    ):
+    with rpc_serving(server={"body_timeout": patience}) as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
         assert code_of(OPEN[what](channel, one)) == "DEADLINE_EXCEEDED"
         assert rpc.ask("Embed", {"inputs": "one"}).embeddings
         rpc.is_well()

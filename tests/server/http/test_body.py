@@ -40,15 +40,9 @@ def asked(server: Running) -> Iterator[Running]:
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
-        (b'{"inputs":NaN}', ""),
-        (b'{"inputs":"a","dimensions":Infinity}', ""),
         (b'\xef\xbb\xbf{"inputs":"a"}', ""),
         (b'{"inputs":"\xff"}', ""),
-        (b'{"inputs":"a\xc3"}', ""),
         (b'{"inputs":"\xed\xa0\x80"}', ""),  # a surrogate in UTF-8's form
-        (b'{"inputs":"\\ud800 and so on"}', ""),
-        (b'{"inputs":"\\udc00 and so on"}', ""),
-        (b'{"inputs":"a","prompt_name":"\\ud800"}', ""),
         (b'{"inputs":"a\0b"}', ""),
         (b'{"inputs":"a\nb"}', ""),
         (b'{"inputs":[1e400]}', "inputs[0]: "),
@@ -68,26 +62,18 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
     ("path", "body", "detail"),
     [
         ("/embed", b"[]", "expected `object`, got `array`"),
-        ("/embed", b"5", "expected `object`, got `int`"),
-        ("/embed", b'"inputs"', "expected `object`, got `str`"),
         ("/embed", DEEP, "expected `object`"),
         ("/embed", {"inputs": None}, "inputs: "),
-        ("/embed", {"inputs": True}, "inputs: "),
         ("/embed", {"inputs": {"text": "a"}}, "inputs: "),
         ("/embed", {"inputs": [1.0]}, "inputs[0]: "),
-        ("/embed", {"inputs": [-1]}, "inputs[0]: "),
         ("/embed", {"inputs": [2**63]}, "inputs[0]: "),
         ("/embed", {"inputs": [True]}, "inputs[0]: "),
-        ("/embed", {"inputs": [None]}, "inputs[0]: "),
         ("/embed", {"inputs": ["a", [2**32]]}, "inputs[1][0]: "),
         ("/embed", {"inputs": [["a"]]}, "inputs[0][0]: "),
         ("/embed", {"inputs": [1, "a"]}, MIXED),
         ("/embed", {"inputs": ["a", 1]}, MIXED),
         ("/embed", {"inputs": [[1], 1]}, MIXED),
         ("/embed", b'{"inputs":' + DEEP + b"}", "inputs[0][0]: "),
-        ("/embed", {"inputs": "a", "truncate": 1}, "truncate: "),
-        ("/embed", {"inputs": "a", "dimensions": "8"}, "dimensions: "),
-        ("/embed", {"inputs": "a", "prompt_name": 5}, "prompt_name: "),
         ("/embed", b'{"truncate":null,"inputs":"a","truncate":null}', "duplicate field `truncate`"),
         ("/embed", b'{"inputs":"a","inputs":"a","other":"\xff"}', "duplicate field `inputs`"),
         ("/embed", b'{"inputs":"a","inputs":"a","other":1' + b"0" * 5000 + b"}", "duplicate field `inputs`"),
@@ -98,8 +84,6 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
         ("/embed_hybrid", {"inputs": "a", "outputs": "dense"}, "outputs: "),
         ("/embed_hybrid", {"inputs": "a", "sparse_format": "csr"}, "sparse_format: "),
         ("/v1/embeddings", {"input": [1, "a"]}, "input: got ids beside texts"),
-        ("/tokenize", {"inputs": [1]}, "inputs[0]: "),
-        ("/decode", {"ids": [-1]}, "ids[0]: "),
         ("/decode", {"ids": [2**32]}, "ids[0]: "),
         ("/similarity", {"inputs": {"source_sentence": None, "sentences": ["a"]}}, "inputs.source_sentence: "),
         ("/vertex", {"instances": None}, "instances: "),
@@ -180,24 +164,10 @@ def test_v1_embeddings_needs_no_content_type(asked):
     assert asked.post("/embeddings", {"input": "a"}, headers={}).status_code == 415
 
 
-def test_a_body_far_over_the_limit(asked):
-    response = asked.post("/embed", b'{"inputs":"' + b"a" * 20_000_000 + b'"}')
-    assert (response.status_code, response.text) == (413, TOO_LARGE)
-    assert response.headers["content-type"] == "text/plain; charset=utf-8"
-
-
 def test_a_chunked_body_over_the_limit(asked):
     chunks = (b"a" * 100_000 for _ in range(100))
     response = asked.client.post("/embed", content=chunks, headers=JSON)
     assert (response.status_code, response.text) == (413, TOO_LARGE)
-
-
-def test_a_body_of_just_the_limit(asked):
-    frame = len(b'{"inputs":"a","other":""}')
-    exact = b'{"inputs":"a","other":"' + b"x" * (LIMIT - frame) + b'"}'
-    assert len(exact) == LIMIT
-    assert asked.post("/embed", exact).status_code == 200
-    assert asked.post("/embed", exact + b" ").status_code == 413
 
 
 def test_a_chunked_body_under_the_limit(asked):

@@ -15,7 +15,6 @@ from tests.server.live import Process, process
 
 def metrics_url(running: Process) -> str:
     found = re.search(r"Serving metrics: ([\d.]+:\d+)", "".join(running.lines))
-    assert found is not None
     return f"http://{found[1]}"
 
 

@@ -9,11 +9,7 @@ import pytest
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import Answering
-from hybridtei.server.http.protocol import (
-    HEADER_COUNT_LIMIT,
-    URL_LIMIT_BYTES,
-    BoundedHttpProtocol,
-)
+from hybridtei.server.http.protocol import HEADER_COUNT_LIMIT, URL_LIMIT_BYTES, BoundedHttpProtocol
 from tests.server.http.raw import BODY, CHUNKED, CLOSE, GET, LAST, POST, WHOLE, connected, fields, statuses, told
 from tests.server.live import serving
 

@@ -75,23 +75,6 @@ def test_stalled_clients_do_not_keep_it_alive(drain):
         assert "Traceback" not in "".join([*running.lines, *running.errors])
 
 
-def test_the_command_itself():
-    """With the embedded model, from its start to its end."""
-    with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"]) as running:
-        (vector,) = httpx.post(f"{running.wait_ready()}/embed", json={"inputs": "a hybrid search"}, timeout=HANG).json()
-        assert sum(number * number for number in vector) == pytest.approx(1, abs=1e-3)
-        running.terminate()
-        assert running.wait() == 0
-        assert running.errors == []
-
-
-def test_an_idle_server_ends_at_once_though_connections_are_open():
-    with process([*FAKE, "0"]) as running, httpx.Client(base_url=running.wait_ready()) as client:
-        assert client.get("/health").status_code == 200
-        running.terminate()
-        assert running.wait() == 0
-
-
 UNSHARE = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child"]
 SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"]
 

@@ -41,7 +41,6 @@ class Server:
             self.url = f"http://{found[1]}" if found else self.url
 
     def line(self) -> str:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "it has ended"
         return line
@@ -64,7 +63,6 @@ def unread(tmp_path: Path) -> Iterator[Server]:
     finally:
         server.process.kill()
         server.process.wait(HANG)
-        assert server.process.stdout is not None
         server.process.stdout.close()
 
 

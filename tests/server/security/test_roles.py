@@ -117,7 +117,6 @@ def test_how_roles_are_written(tmp_path: Path, line: str, roles: tuple[str, ...]
     (key,) = read_keys(tmp_path / "keys")
     assert (key.name, key.roles) == ("a", roles)
     found = Keyring(file=tmp_path / "keys").find(line.partition(":")[2].encode())
-    assert found is not None
     assert found.roles == roles
 
 

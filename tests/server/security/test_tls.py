@@ -64,23 +64,6 @@ def test_http_over_tls_and_nothing_else(files):
         assert "Traceback" not in "".join([*running.lines, *running.errors])
 
 
-@pytest.mark.slow
-def test_malformed_heads_are_refused_over_tls_too(files):
-    with process(["-m", "tests.server.processes.fake_server", "0"], {k.upper(): v for k, v in files.items()}) as running:
-        port = httpx.URL(running.wait_ready()).port
-        for said, status in ((b"nonsense\r\n\r\n", b"400"), (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200, b"431")):
-            with (
-                socket.create_connection(("127.0.0.1", port), timeout=HANG) as plain,
-                trusting(files).wrap_socket(plain, server_hostname="localhost") as client,
-            ):
-                client.sendall(said)
-                assert client.recv(1 << 16).startswith(b"HTTP/1.1 " + status)
-                assert client.recv(1) == b""
-        running.terminate()
-        assert running.wait() == 0
-        assert "Traceback" not in "".join([*running.lines, *running.errors])
-
-
 def test_grpc_over_tls(files):
     port = free_port()
     with serving_tls(files, port), open(files["certfile"], "rb") as chain:
