@@ -69,7 +69,6 @@ class FakeBackend(Backend):
         )
 
     def _multivector(self, batch: PackedBatch) -> Ragged:
-        assert self.spec.multivector is not None
         special = np.array(sorted(self.spec.removed_ids), dtype=np.int64)
         kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, special)
         return Ragged(_states(batch, self.spec.multivector.width)[kept], offsets)

@@ -57,9 +57,6 @@ def outputs(n: int, *, start: int = 0) -> HeadOutputs:
 
 
 def numbers_of(value: HeadOutputs) -> list[int]:
-    assert value.dense is not None
-    assert value.token_weights is not None
-    assert value.splade is not None
     numbers = [int(row[0]) for row in value.dense]
     assert [row.tolist() for row in value.token_weights] == [[i] * (i + 1) for i in numbers]
     assert [value.splade.row(k)[0].tolist() for k in range(len(numbers))] == [[i] for i in numbers]
@@ -82,7 +79,6 @@ def test_columns_are_joined_together(sizes: list[int]) -> None:
 def test_a_column_that_one_part_lacks_is_left_out() -> None:
     whole, bare = outputs(2), HeadOutputs(dense=np.zeros((1, 2), dtype=np.float32))
     joined = HeadOutputs.concat([whole, bare])
-    assert joined.dense is not None
     assert len(joined.dense) == 3
     assert joined.token_weights is None
     assert joined.splade is None

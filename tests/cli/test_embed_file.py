@@ -80,15 +80,6 @@ def texts_in(arrays) -> list[str]:
     return [arrays["texts"][begin:end].tobytes().decode() for begin, end in pairwise(ends)]
 
 
-def test_texts_in_npz_take_the_bytes_that_they_have(tmp_path):
-    (tmp_path / "in.txt").write_text("one\n" * 200 + "two " * 50 + "\n")
-    target = tmp_path / "out.npz"
-    embed_file(encoder(), str(tmp_path / "in.txt"), str(target), ["dense"])
-    with np.load(target) as arrays:
-        assert sum(arrays[name].nbytes for name in arrays if name.startswith("texts")) == 200 * 3 + 200 + 202 * 8
-        assert texts_in(arrays)[199:] == ["one", "two " * 50]
-
-
 def test_npz(source, chunk, tmp_path):
     target = tmp_path / "out.npz"
     embed_file(encoder(), source, str(target))

@@ -114,17 +114,8 @@ def test_a_full_disk_is_named(tmp_path):
         subprocess.run([*alone, mounted], capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"needs the right to mount a small file system: {error}")
-    words = [
-        "ingest",
-        str(source),
-        "--collection",
-        "notes",
-        "--qdrant-path",
-        str(disk / "q"),
-        "--qdrant-patience",
-        "0",
-        "--quiet",
-    ]
+    words = ["ingest", str(source), "--collection", "notes", "--quiet"]
+    words += ["--qdrant-path", str(disk / "q"), "--qdrant-patience", "0"]
     command = [*alone, f'{mounted} && exec "$0" "$@"', sys.executable, "-m", "hybridtei", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1

@@ -24,16 +24,15 @@ class Corpus:
         self.source, self._folder, self._capsys = folder / "corpus", folder, capsys
         self.source.mkdir()
 
-    def ingest(self, *words: str, source: str = "corpus") -> tuple[int, dict]:
+    def in_words(self, *words: str, source: str = "corpus") -> tuple[int, str, str]:
+        """Its status, what it says, and what it says on the side."""
         self._capsys.readouterr()
-        status = cli.main(["ingest", source, "--collection", "c", "--quiet", "--json", "--outputs", "dense", *words])
-        told = self._capsys.readouterr().out
-        return status, json.loads(told) if told else {}
+        status = cli.main(["ingest", source, "--collection", "c", "--quiet", "--outputs", "dense", *words])
+        return status, *self._capsys.readouterr()
 
-    def in_words(self, *words: str) -> str:
-        self._capsys.readouterr()
-        cli.main(["ingest", "corpus", "--collection", "c", "--quiet", "--outputs", "dense", *words])
-        return self._capsys.readouterr().out
+    def ingest(self, *words: str, source: str = "corpus") -> tuple[int, dict]:
+        status, told, _ = self.in_words("--json", *words, source=source)
+        return status, json.loads(told) if told else {}
 
     def write(self, name: str, texts: dict[str, str]) -> None:
         lines = [json.dumps({"id": key, "text": text}) for key, text in texts.items()]
@@ -79,36 +78,30 @@ def test_documents_that_left_the_source_are_told_of_and_deleted_where_asked(corp
     corpus.write("a.jsonl", {"a1": "one", "a3": "three, changed"})
     (corpus.source / "b.jsonl").unlink()
     for _ in range(2):  # the file is read in the first, and known to be unchanged in the second
-        told = corpus.in_words()
+        _, told, _ = corpus.in_words()
         assert "2 documents left the source and stay searchable: --delete-missing deletes them" in told
     assert corpus.stored() == ALL
-    status, told = corpus.ingest("--delete-missing")
-    assert (status, told["documents_deleted"], told["documents_missing"]) == (0, 2, 0)
-    assert told["points"] == 3
+    status, told, named = corpus.in_words("--delete-missing", "--json")
+    told = json.loads(told)
+    assert (status, told["documents_deleted"], told["documents_missing"], told["points"]) == (0, 2, 0, 3)
+    assert "deletes   b1 of corpus/b.jsonl" in named.splitlines()
     assert corpus.stored() == {"a1", "a3", "corpus/c.txt"}
     status, told = corpus.ingest("--delete-missing")
     assert (status, told["unchanged"], told["documents_deleted"]) == (0, 3, 0)
-    assert corpus.in_words().endswith(": 3 points\n")
+    assert corpus.in_words()[1].endswith(": 3 points\n")
 
 
-def test_a_dry_run_says_what_it_would_do_and_changes_nothing(corpus, capsys):
+def test_a_dry_run_says_what_it_would_do_and_changes_nothing(corpus):
     corpus.write("a.jsonl", {"a1": "one", "a3": "three, changed", "a4": "new"})
     (corpus.source / "b.jsonl").unlink()
-    told = corpus.in_words("--delete-missing", "--dry-run")
+    _, told, named = corpus.in_words("--delete-missing", "--dry-run")
+    assert "would delete b1 of corpus/b.jsonl" in named.splitlines()
     assert "nothing was changed: 2 documents would be stored, 2 are unchanged" in told
     assert "2 documents that left the source would be deleted" in told
     status, told = corpus.ingest("--dry-run", "--collection", "new")
     assert (status, told["documents"], told["points"], told["dry_run"]) == (0, 5 - 1, 0, True)
     assert corpus.stored() == ALL
     assert not (corpus.source.parent / "qdrant" / "new").exists()
-
-
-def test_what_is_deleted_is_named(corpus, capsys):
-    (corpus.source / "b.jsonl").unlink()
-    for words, line in ((["--dry-run"], "would delete b1 of corpus/b.jsonl"), ([], "deletes   b1 of corpus/b.jsonl")):
-        capsys.readouterr()
-        cli.main(["ingest", "corpus", "--collection", "c", "--quiet", "--outputs", "dense", "--delete-missing", *words])
-        assert line in capsys.readouterr().err.splitlines()
 
 
 def test_reread(corpus):
@@ -192,7 +185,7 @@ def test_a_file_that_changed_at_equal_size_and_time_is_read_again(corpus):
     assert "b2" in corpus.stored()
 
 
-def test_a_folder_of_the_same_name_is_another_source(corpus, capsys):
+def test_a_folder_of_the_same_name_is_another_source(corpus):
     other = corpus.source.parent / "elsewhere" / "corpus"
     other.mkdir(parents=True)
     (other / "d.jsonl").write_text(json.dumps({"id": "d1", "text": "six"}) + "\n")

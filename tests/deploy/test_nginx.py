@@ -41,7 +41,7 @@ http {{
 
 @contextmanager
 def nginx(folder: Path, server_port: int) -> Iterator[httpx.Client]:
-    """A client of nginx on a free port."""
+    """A client of nginx on a free port, once nginx passes requests on."""
     command = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
     openssl = shutil.which("openssl")
     if command is None or openssl is None:
@@ -72,6 +72,9 @@ def nginx(folder: Path, server_port: int) -> Iterator[httpx.Client]:
         trust.check_hostname = False
         transport = httpx.HTTPTransport(verify=trust, retries=5)
         with httpx.Client(base_url=f"https://127.0.0.1:{port}", transport=transport, timeout=HANG, trust_env=False) as client:
+            end = time.monotonic() + HANG
+            while not reachable(client):
+                assert time.monotonic() < end, (folder / "error.log").read_text()
             yield client
     finally:
         process.terminate()
@@ -85,9 +88,6 @@ def test_limits_are_the_servers() -> None:
 def test_requests_pass_and_what_is_the_operators_does_not(tmp_path: Path) -> None:
     with serving(server={"api_key": "a-key"}) as server, nginx(tmp_path, server.port) as client:
         key = {"authorization": "Bearer a-key"}
-        end = time.monotonic() + HANG
-        while not reachable(client):
-            assert time.monotonic() < end, (tmp_path / "error.log").read_text()
         assert client.post("/embed_hybrid", json=VALID, headers=key).json() == valid_answer()
         assert client.post("/embed_hybrid", json=VALID).status_code == 401
         for path in ("/metrics", "/m/small/metrics", "/models/load", "/models/unload"):
@@ -104,9 +104,6 @@ def test_a_slow_client_keeps_no_connection_of_the_server(tmp_path: Path) -> None
         b"POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n"
     )
     with serving() as server, nginx(tmp_path, server.port) as client:
-        end = time.monotonic() + HANG
-        while not reachable(client):
-            assert time.monotonic() < end, (tmp_path / "error.log").read_text()
         trust = ssl.create_default_context(cafile=str(tmp_path / "certificate"))
         trust.check_hostname = False
         with (

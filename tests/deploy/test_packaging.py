@@ -41,7 +41,6 @@ def test_the_version_is_said_once_or_the_same() -> None:
 )
 def test_openvino_comes_with_a_plain_install_where_it_is_the_faster_engine(system: str, machine: str, comes: bool) -> None:
     [openvino] = [one for one in map(Requirement, PYPROJECT["project"]["dependencies"]) if one.name == "openvino"]
-    assert openvino.marker is not None
     assert openvino.marker.evaluate({"platform_system": system, "platform_machine": machine}) is comes
     assert "openvino" in PYPROJECT["project"]["optional-dependencies"]  # of commands that name it
 

@@ -89,8 +89,6 @@ def test_it_encodes_as_a_full_one_does(environment: dict[str, str]) -> None:
     dense, sparse, multivector = json.loads(done.stdout)
     expected = Encoder.load().encode(TEXTS, ("dense", "sparse", "multivector"))
     np.testing.assert_allclose(dense, expected.dense, atol=tolerances.UNIT["float32"], rtol=0)
-    assert expected.sparse is not None
-    assert expected.multivector is not None
     assert (sparse, multivector) == (len(expected.sparse.values), len(expected.multivector.values))
 
 
@@ -138,8 +136,6 @@ def test_bge_m3_as_its_makers_lay_it_out(environment: dict[str, str], m3: Path, 
     full = Encoder.load(config=ModelConfig(model_id=str(m3), backend="torch"))
     expected = full.encode(TEXTS, ("dense", "sparse", "multivector"))
     np.testing.assert_allclose(dense, expected.dense, atol=tolerances.UNIT["float32"], rtol=0)
-    assert expected.sparse is not None
-    assert expected.multivector is not None
     assert (sparse, multivector) == (len(expected.sparse.values), len(expected.multivector.values))
 
 

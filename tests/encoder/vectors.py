@@ -15,9 +15,7 @@ EVERYTHING = ("dense", "sparse", "multivector", "tokens")
 
 
 def dense_of(encoder: Encoder, texts: Sequence[str] = TEXTS, **options: Any) -> np.ndarray:
-    dense = encoder.encode(texts, **options).dense
-    assert dense is not None
-    return dense
+    return encoder.encode(texts, **options).dense
 
 
 def close(ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]) -> None:
