@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,7 @@ from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, Aut
 
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import (
-    EmptyInput,
-    InvalidInput,
-    LoadError,
-    NotANumber,
-    UnsupportedArchitecture,
-    WeightMismatch,
-)
+from hybridtei.errors import EmptyInput, InvalidInput, LoadError, NotANumber, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.classifiers import DECODERS, PADDING
 from hybridtei.models.text.tokenizer import Text
 from tests import tiny, tolerances, vocabulary
@@ -149,15 +141,6 @@ def test_files_beside_a_reranker_mean_what_they_mean_to_cross_encoder(tmp_path: 
     assert (encoder.spec.has_token_types, encoder.spec.tokenizer_settings.lowercase) == (files != "names", False)
     assert encoder.spec.max_input_length == oracle.max_seq_length
     close(ours(encoder, PAIRS)[:, 0], expected, 3 * TOLERANCE)
-
-
-@pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
-@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
-def test_openvino_serves_classifiers_too(tmp_path: Path, model_type: str) -> None:
-    folder = tiny.write_classifier(tmp_path / "model", model_type, 3)
-    encoder = Encoder.load(str(folder), backend="openvino")
-    assert encoder.backend_name == "openvino"
-    close(ours(encoder, [*TEXTS, *PAIRS]), theirs(folder, [*TEXTS, *PAIRS]), 5 * TOLERANCE)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "qwen3"])

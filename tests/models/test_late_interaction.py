@@ -209,8 +209,6 @@ def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(
     plain, document = (
         encoder.encode(["baka, bulo"], ("multivector",), input_type=kind).multivector for kind in (None, "document")
     )
-    assert plain is not None
-    assert document is not None
     np.testing.assert_array_equal(plain.values, document.values)
     assert len(encoder.rerank("baka", ["", "baka"])) == 2
     with pytest.raises(UnsupportedHead, match="no `dense` output"):

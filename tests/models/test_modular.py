@@ -76,7 +76,6 @@ def test_a_code_is_theirs(tmp_path: Path, backend: str, normalize: bool) -> None
     encoder = Encoder.load(str(tmp_path / "saved"), backend=backend)
     assert encoder.spec.heads == {Head.DENSE, Head.SPARSE, Head.TOKENS}
     ours = encoder.encode(TEXTS, ("sparse",)).sparse
-    assert ours is not None
     np.testing.assert_allclose(ours.to_dense(), theirs, atol=TOLERANCE, rtol=0)
     with pytest.raises(UnsupportedHead, match="no token"):
         encoder.tokens(ours)
@@ -126,7 +125,6 @@ def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path: Path) -> None:
     both = encoder.encode(TEXTS, ("dense", "tokens"))  # by another way than the dense vectors alone
     np.testing.assert_allclose(both.dense, encoder.encode(TEXTS).dense, atol=1e-6, rtol=0)
     tokens = encoder.encode(["baka bulo"], ("tokens",)).tokens
-    assert tokens is not None
     assert len(tokens.values) < len(vocabulary.tokenizer("wordpiece")("baka bulo")["input_ids"])  # without special tokens
 
 

@@ -45,9 +45,7 @@ def saved(folder: Path, *, query_width: int = WIDTH, after: tuple[torch.nn.Modul
 
 
 def dense(encoder: Encoder, texts: list[str], **options: Any) -> np.ndarray:
-    found = encoder.encode(texts, normalize=False, **options).dense
-    assert found is not None
-    return found
+    return encoder.encode(texts, normalize=False, **options).dense
 
 
 def close(one: np.ndarray, other: np.ndarray) -> None:
@@ -92,10 +90,8 @@ def test_one_batch_holds_queries_and_documents(tmp_path: Path, backend: str) -> 
     texts = [Encoding(one, route=place % 2) for place, one in enumerate(ids)]
     spec, heads = encoder.spec, frozenset({Head.DENSE})
     together = encoder._backend.forward(pack(texts, heads, spec.positions)).dense
-    assert together is not None
     for place, text in enumerate(texts):
         alone = encoder._backend.forward(pack([text], heads, spec.positions)).dense
-        assert alone is not None
         close(together[place], alone[0])
     assert texts[0].key != Encoding(ids[0], route=1).key
 

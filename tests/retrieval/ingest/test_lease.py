@@ -35,7 +35,6 @@ async def collection(store: MemoryStore) -> MemoryStore:
 
 async def holder(store: MemoryStore) -> Any:
     schema = await store.describe("c")
-    assert schema is not None
     return (schema.metadata.get(LEASE) or {}).get("holder")
 
 

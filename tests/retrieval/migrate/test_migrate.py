@@ -234,7 +234,6 @@ def test_a_store_annotates_collections_and_gives_them_names(kind: str, tmp_path:
             run(store.create(name, plan(model_id=name)))
         run(store.annotate("a", {"note": {"x": 1}, "model_id": None}))
         described = run(store.describe("a"))
-        assert described is not None
         assert dict(described.metadata) == {"note": {"x": 1}}
         run(store.alias("a", "b"))
         assert run(store.aliases()) == {"a": "b"}
