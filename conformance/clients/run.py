@@ -126,7 +126,7 @@ def _run(client: Client, pythons: Mapping[str, Path | str], server: Path, vocabu
     if isinstance(python, str):
         return _broken(client, f"not installed: {python}")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "HF_", "CO_API"))}
-    settings = {**kept, "NO_PROXY": "127.0.0.1,localhost", "PYTHONWARNINGS": "ignore"}
+    settings = {**kept, "NO_PROXY": "127.0.0.1,localhost", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(CALLS.parent)}
     if vocabulary is not None:
         settings["TIKTOKEN_CACHE_DIR"] = vocabulary
     command = [str(python), str(CALLS / f"{client.script}.py"), str(server)]
