@@ -100,7 +100,6 @@ def round_of(folder: Path, killed: str) -> Counter[str]:
         waiting += [("ingest", pool.submit(said, ingest, lambda out: True))]
         waiting += [("eval", pool.submit(said, evaluation, lambda out: "1.00" in out))]
         for one in sessions:
-            assert one.stdin is not None
             one.stdin.write(mcp_lines())
             one.stdin.flush()
         time.sleep(KILLED_AFTER_S)
@@ -123,7 +122,6 @@ def round_of(folder: Path, killed: str) -> Counter[str]:
 
 def answered(session: subprocess.Popen[str]) -> str:
     """What an MCP session said to its search; it ends when its input does."""
-    assert session.stdout is not None
     for line in session.stdout:
         answer = json.loads(line)
         if answer.get("id") == 2:

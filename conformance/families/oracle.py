@@ -128,5 +128,4 @@ def unit_means(hidden: Floats, texts: Sequence[Encoding]) -> Floats:
 
 def _hidden(backend: Backend, texts: Sequence[Encoding]) -> Floats:
     tokens = backend.forward(pack([*texts], frozenset({Head.TOKENS}), backend.spec.positions)).tokens
-    assert tokens is not None
     return tokens.values

@@ -81,10 +81,7 @@ def measure(encoder: Encoder, folder: Path, *, timed: bool) -> list[str]:
 
     queries, documents = embed(collection.queries, "query"), embed(collection.documents, "document")
     assert queries.dense is not None
-    assert documents.dense is not None
     asked, whole = queries.multivector, documents.multivector
-    assert asked is not None
-    assert whole is not None
     top = np.argsort(-(queries.dense @ documents.dense.T), axis=1, kind="stable")[:, :TOP]
     full = gains(rescored(asked, whole, top), collection.relevance)
     print(

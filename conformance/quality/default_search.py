@@ -100,7 +100,6 @@ def measured(folder: Path, store: StoreConfig, outputs: tuple[str, ...], scratch
 
     async def runs() -> dict[str, Run]:
         opened = open_store(store)
-        assert opened is not None
         searcher = Searcher(opened, query_model(encoder, ModelConfig().model_id))
         grouped = {"group_by": "document", "limit": LIMIT, "with_payload": ["document_id"]}
         try:

@@ -127,11 +127,6 @@ def embedded(encoder: Encoder, pieces: list[PendingChunk], *, late: bool) -> Emb
 def scores(queries: Embeddings, chunks: Embeddings) -> dict[str, Scores]:
     """float32[queries, chunks] of each representation."""
     assert queries.dense is not None
-    assert chunks.dense is not None
-    assert queries.sparse is not None
-    assert chunks.sparse is not None
-    assert queries.multivector is not None
-    assert chunks.multivector is not None
     asked, held = queries.sparse.to_scipy(), chunks.sparse.to_scipy()
     weighted = asked.multiply(idf(held)[None]).tocsr()
     return {

@@ -32,7 +32,6 @@ def main() -> None:
     options = parser.parse_args()
     vectors = Encoder.load(measures=False).encode(chosen(options.descriptions.read_text("utf-8")), ("dense", "multivector"))
     assert vectors.dense is not None
-    assert vectors.multivector is not None
     narrower = {f"dense_{width}": ranges_of(unit(cut(vectors.dense, width))) for width in WIDTHS}
     dense, multivector = ranges_of(vectors.dense), ranges_of(vectors.multivector.values)
     np.savez_compressed(options.output, dense=dense, multivector=multivector, **narrower)  # type: ignore[arg-type,unused-ignore]

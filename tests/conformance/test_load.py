@@ -34,16 +34,15 @@ def test_each_scenario_tells_its_flags():
     assert named - {"NAME", "…"} <= set(SCENARIOS)
 
 
+SHORT = ["--rounds", "1", "--seconds", "0.3", "--clients", "2"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags", "rows"),
     [
-        (
-            "request_cost",
-            ["--rounds", "1", "--seconds", "0.3", "--clients", "2"],
-            ["2 clients / floor", "2 clients / ours", "640 clients / refused"],
-        ),
-        ("asgi_servers", ["--rounds", "1", "--seconds", "0.3", "--clients", "2"], ["2 clients / uvicorn"]),
+        ("request_cost", SHORT, ["2 clients / floor", "2 clients / ours", "640 clients / refused"]),
+        ("asgi_servers", SHORT, ["2 clients / uvicorn"]),
         ("http_load", ["--server", f"a={SERVER}", "--traffic", "mixed", "--rounds", "1", "--seconds", "1"], ["mixed / a"]),
         ("lone", ["--server", f"a={SERVER}", "--sizes", "6", "--turns", "1"], ["/embed 6 / a"]),
         (
@@ -75,15 +74,8 @@ def test_a_chart_keeps_the_kinds_that_it_has(tmp_path: Path):
 def test_what_a_collection_takes(tmp_path: Path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "one.txt").write_text("a hybrid search over a swept wing")
-    command = [
-        sys.executable,
-        "-m",
-        "conformance.load",
-        "stored_size",
-        str(tmp_path / "texts"),
-        "--folder",
-        str(tmp_path / "there"),
-    ]
+    flags = [str(tmp_path / "texts"), "--folder", str(tmp_path / "there")]
+    command = [sys.executable, "-m", "conformance.load", "stored_size", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True, cwd=ROOT)
     assert "1 documents" in done.stdout
     assert "dense vectors" in done.stdout

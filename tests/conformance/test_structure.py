@@ -1,11 +1,17 @@
-"""The figures of the source tree, on a package small enough to count by hand."""
+"""Packages import downwards only, as pyproject.toml says; and the figures of a source tree small enough to count by hand."""
 
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import hybridtei
 from conformance.structure.source import count_layers, find_circles, measure, read_imports, read_modules
+from tests.server.live import ROOT
+
+CONTRACTS = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
 
 FILES = {
     "__init__.py": "",
@@ -63,3 +69,9 @@ def test_figures(package: Path):
     assert figures["modules with one importer"] == 2  # middle and twin
     assert figures["files in the largest folder"] == "2 (small/low)"
     assert figures["lines of the largest file"] == "10 (small/middle.py)"
+
+
+@pytest.mark.skipif(find_spec("importlinter") is None, reason="import-linter is not installed")
+def test_packages_import_downwards_only():
+    done = subprocess.run([sys.executable, "-c", CONTRACTS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
