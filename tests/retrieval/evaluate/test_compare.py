@@ -95,9 +95,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == QUICK else pytest.mark.slow) for name in FAULTS])
-def test_a_planted_fault_is_named(
-    name: str, plain: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_fault_is_named(name, plain, tmp_path, capsys, monkeypatch):
     modules, others, changes, flags_a, flags_b, cause = FAULTS[name]
     first = second = write(tmp_path / "a", **modules) if modules else plain[0]
     if others is not None or name == "another revision":

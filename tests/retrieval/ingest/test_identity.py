@@ -84,9 +84,7 @@ def run(source: Path, url: str, machine: Path, monkeypatch: pytest.MonkeyPatch, 
     return ingest(source, "c", store=store, tell=tell, quarantine=quarantine, quiet=True, **more)
 
 
-def test_another_address_and_another_machine_embed_nothing_again(
-    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_address_and_another_machine_embed_nothing_again(tmp_path, source, nodes, monkeypatch):
     _, (a, b) = nodes
     assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
     again = run(source, f"{b},{a}", tmp_path / "m1", monkeypatch)
@@ -99,9 +97,7 @@ def test_another_address_and_another_machine_embed_nothing_again(
     assert (back.stats.documents, back.stats.unchanged, back.stats.points) == (0, COUNT, COUNT)
 
 
-def test_late_chunks_are_others_than_plain_ones_and_are_remembered(
-    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_chunks_are_others_than_plain_ones_and_are_remembered(tmp_path, source, nodes, monkeypatch):
     _, (a, _) = nodes
     lines: list[str] = []
     assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
@@ -116,9 +112,7 @@ def test_late_chunks_are_others_than_plain_ones_and_are_remembered(
         run(source, a, tmp_path / "m1", monkeypatch, chunking="late")
 
 
-def test_a_collection_made_anew_is_not_taken_for_the_old_one(
-    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collection_made_anew_is_not_taken_for_the_old_one(tmp_path, source, nodes, monkeypatch):
     (first, _), (a, b) = nodes
     run(source, a, tmp_path / "m1", monkeypatch)
     first.local.delete_collection("c")
@@ -128,9 +122,7 @@ def test_a_collection_made_anew_is_not_taken_for_the_old_one(
     assert (summary.stats.documents, summary.stats.points) == (COUNT, COUNT + 1)
 
 
-def test_heads_of_ours_that_were_trained_anew_are_told_apart(
-    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_of_ours_that_were_trained_anew_are_told_apart(tmp_path, source, nodes, monkeypatch):
     _, (a, _) = nodes
     run(source, a, tmp_path / "m1", monkeypatch)
     other = tmp_path / "other.safetensors"
@@ -141,8 +133,6 @@ def test_heads_of_ours_that_were_trained_anew_are_told_apart(
 
     def trained_anew(config: ModelConfig) -> ModelSpec:
         spec = find(config)
-        assert spec.sparse is not None
-        assert spec.multivector is not None
         return replace(spec, sparse=replace(spec.sparse, file=other), multivector=replace(spec.multivector, file=other))
 
     monkeypatch.setattr(running, "find_model", trained_anew)
@@ -150,9 +140,7 @@ def test_heads_of_ours_that_were_trained_anew_are_told_apart(
         run(source, a, tmp_path / "m1", monkeypatch)
 
 
-def test_an_ingest_goes_on_across_a_failover(
-    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ingest_goes_on_across_a_failover(tmp_path, source, nodes, monkeypatch):
     (first, second), (a, b) = nodes
     do, upserts = Node.do, []
 
@@ -172,7 +160,7 @@ def test_an_ingest_goes_on_across_a_failover(
     assert (later.stats.documents, later.stats.unchanged) == (0, COUNT)
 
 
-async def test_a_version_that_is_there_in_part_is_done_again(tmp_path: Path) -> None:
+async def test_a_version_that_is_there_in_part_is_done_again(tmp_path):
     """A chunk is missing, one is of another version, a payload claims more chunks than there are points."""
     text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(20))
     texts = {name: f"{text} {name}" for name in ("whole", "short", "mixed", "forged")}
@@ -206,7 +194,7 @@ KNOWN = {Path("/data/docs"): "docs", Path("/data/docs/deep/a.txt"): "a.txt", Pat
         ("/data/docs", "other", "other"),
     ],
 )
-def test_the_label_of_a_path(place: str, chosen: str | None, label: str) -> None:
+def test_the_label_of_a_path(place, chosen, label):
     assert Source.of(Path(place), known(KNOWN), chosen).label == label
 
 
@@ -214,7 +202,7 @@ def known(sources: dict[Path, str]) -> CollectionSchema:
     return CollectionSchema({}, {}, {SOURCES: {name: str(path) for path, name in sources.items()}})
 
 
-def test_two_sources_of_one_name_are_two(tmp_path: Path) -> None:
+def test_two_sources_of_one_name_are_two(tmp_path):
     with pytest.raises(InvalidInput, match=r"'docs', which is /data/docs.*--source-name"):
         Source.of(Path("/elsewhere/docs"), known(KNOWN))
     assert Source.of(Path("/data"), known(KNOWN)).labels == ["data", "docs", "a.txt"]
@@ -223,7 +211,7 @@ def test_two_sources_of_one_name_are_two(tmp_path: Path) -> None:
     assert Source.of(Path("/data/docs/b"), known(KNOWN)).record == {}
 
 
-async def test_however_a_path_is_typed_its_documents_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_however_a_path_is_typed_its_documents_are_the_same(tmp_path, monkeypatch):
     folder = tmp_path / "docs"
     folder.mkdir()
     (folder / "a.txt").write_text("one two")
@@ -243,7 +231,7 @@ async def test_however_a_path_is_typed_its_documents_are_the_same(tmp_path: Path
     )
 
 
-async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(tmp_path: Path) -> None:
+async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(tmp_path):
     folder = tmp_path / "docs"
     folder.mkdir()
     (folder / "a.txt").write_text("one two")
@@ -256,9 +244,7 @@ async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(t
     assert (await ingest.run(folder, store)).documents_missing == 1
 
 
-def test_a_large_run_leaves_the_threshold_as_it_was(
-    tmp_path: Path, source: Path, nodes: tuple[list[Node], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_run_leaves_the_threshold_as_it_was(tmp_path, source, nodes, monkeypatch):
     (first, _), (a, _) = nodes
     first.status[:] = ["yellow", "green"]
     told: list[str] = []
@@ -268,7 +254,7 @@ def test_a_large_run_leaves_the_threshold_as_it_was(
     assert told[-1] == "indexed   0 vectors, the collection is green"
 
 
-def test_a_collection_on_a_cluster_gets_copies(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collection_on_a_cluster_gets_copies(tmp_path, source, monkeypatch):
     node, told, plan = Node(peers=3), list[str](), CollectionPlan(shards=6, replicas=1)
     with serving_rest(node) as port:
         run(source, f"http://127.0.0.1:{port}", tmp_path, monkeypatch, plan=plan, tell=told.append)
@@ -277,9 +263,7 @@ def test_a_collection_on_a_cluster_gets_copies(tmp_path: Path, source: Path, mon
     node.local.close()
 
 
-def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(tmp_path, source, monkeypatch):
     for serving, scheme, says in ((serving_rest, "http", False), (serving_grpc, "grpc", True)):
         node, told = Node(), list[str]()
         with serving(node) as port:

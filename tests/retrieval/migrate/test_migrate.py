@@ -175,9 +175,7 @@ def test_searches_follow_the_switch_and_the_way_back(kind: str, folders: tuple[P
         asyncio.run(story(store))
 
 
-def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, monkeypatch):
     monkeypatch.setattr(running, "KEPT_S", -1.0)  # no search is under way
 
     async def story(state: Qdrant, store: Store, writes: int) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hybridtei.errors import InvalidInput
-from hybridtei.retrieval.ingest.chunking import Document
 from hybridtei.retrieval.ingest.files import documents_of, source_files
 from hybridtei.retrieval.ingest.options import ReadOptions
 
@@ -49,7 +48,6 @@ def test_a_beir_folder_is_its_corpus(tmp_path):
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n")
     (file,) = source_files(tmp_path, "beir")
     ((found, read_bytes),) = documents_of(file, ReadOptions())
-    assert isinstance(found, Document)
     assert (file.label, found.document_id, found.title) == ("beir/corpus.jsonl", "d1", "T")
     assert 0 < read_bytes <= file.size
 
@@ -77,13 +75,8 @@ def test_no_source(tmp_path, name, why):
 
 
 def test_what_ingests_write_is_no_source(tmp_path):
-    for name in (
-        "a.txt",
-        "notes.quarantine.jsonl",
-        "qdrant/.lock",
-        "qdrant/notes/layout.json",
-        "qdrant/notes/shard/wal/open-1",
-    ):
+    stored = ("qdrant/.lock", "qdrant/notes/layout.json", "qdrant/notes/shard/wal/open-1")
+    for name in ("a.txt", "notes.quarantine.jsonl", *stored):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     assert labels(tmp_path, "here") == ["here/a.txt"]

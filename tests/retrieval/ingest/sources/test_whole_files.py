@@ -38,16 +38,13 @@ def pdf_of(text: str) -> bytes:
 
 def test_text_is_one_document(tmp_path):
     found = read(tmp_path / "a.txt", b"\xef\xbb\xbfone\n\ntwo \xc3\xa9\n")
-    assert isinstance(found, Document)
     assert (found.document_id, found.source, found.indexed_text) == ("label", "label", "one\n\ntwo é")
 
 
 def test_markdown_opens_with_its_title(tmp_path):
     found = read(tmp_path / "a.md", b"# The title #\n\nbody **bold**\n")
-    assert isinstance(found, Document)
     assert (found.title, found.text.strip()) == ("The title", "body **bold**")
     without = read(tmp_path / "b.md", b"body\n# later\n")
-    assert isinstance(without, Document)
     assert (without.title, without.text) == (None, "body\n# later")
 
 
@@ -56,23 +53,19 @@ def test_html_as_a_reader_sees_it(tmp_path):
         <p>foo <b>b</b>ar
         baz<br>next<script>var hidden</script></p><table><tr><td>a</td><td>b</td></tr></table></body></html>"""
     found = read(tmp_path / "a.html", page)
-    assert isinstance(found, Document)
     assert found.title == "A page"
     assert found.text == "Head\nfoo bar baz\nnext\na\nb"
 
 
 def test_html_in_the_encoding_it_declares(tmp_path):
     found = read(tmp_path / "a.html", b'<meta charset="iso-8859-1"><p>caf\xe9</p>')
-    assert isinstance(found, Document)
     assert found.text == "café"
     wrong = read(tmp_path / "b.html", b'<meta charset="ascii"><p>caf\xe9</p>')
-    assert isinstance(wrong, Rejection)
     assert "encoding it declares" in wrong.reason
 
 
 def test_pdf(tmp_path):
     found = read(tmp_path / "a.pdf", pdf_of("boundary layer"))
-    assert isinstance(found, Document)
     assert found.text == "boundary layer"
 
 
@@ -81,12 +74,10 @@ def test_a_pdf_of_pictures_or_under_lock(tmp_path):
     writer.add_blank_page(100, 100)
     writer.write(tmp_path / "blank.pdf")
     found = read_whole(tmp_path / "blank.pdf", "label", ReadOptions())
-    assert isinstance(found, Rejection)
     assert "no text" in found.reason
     writer.encrypt("secret", algorithm="RC4-128")
     writer.write(tmp_path / "locked.pdf")
     locked = read_whole(tmp_path / "locked.pdf", "label", ReadOptions())
-    assert isinstance(locked, Rejection)
     assert "encrypted" in locked.reason
 
 
@@ -108,5 +99,4 @@ def test_a_pdf_of_pictures_or_under_lock(tmp_path):
 )
 def test_what_cannot_be_taken(tmp_path, name, data, options, why):
     found = read(tmp_path / name, data, **options)
-    assert isinstance(found, Rejection)
     assert why in found.reason
