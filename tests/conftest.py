@@ -112,6 +112,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert not left, f"a test left graphs where tests after it find them: {left}; it wants a HYBRIDTEI_CACHE of its own"
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of the test's own, which is made when something is kept."""
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT with mean pooling; read only."""

@@ -123,8 +123,7 @@ def test_a_full_disk_is_named(tmp_path):
     assert "disk is full" in error or "No space left" in error
 
 
-def test_a_server_gets_an_index_of_the_texts(tmp_path, monkeypatch, hybrid):
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+def test_a_server_gets_an_index_of_the_texts(tmp_path, cache, hybrid):
     (tmp_path / "note.txt").write_text("bake balo")
     with speaking() as qdrant:
         words = ["--qdrant-url", f"grpc://127.0.0.1:{qdrant.grpc_port}", "--model-id", str(hybrid), "--quiet"]

@@ -139,9 +139,7 @@ def test_a_collection_of_any_name_that_stores_take(ask: Ask, tmp_path: Any) -> N
         (("rerank", "one", [""] * 2 + ["x" * 3_000_000]), InvalidInput),
     ],
 )
-def test_what_the_server_refuses_raises_the_encoders_errors(
-    ask: Ask, server: Running, arguments: tuple[Any, ...], kind: type[Exception]
-) -> None:
+def test_what_the_server_refuses_raises_the_encoders_errors(ask, server, arguments, kind):
     with pytest.raises(kind):
         ask(server.url, *arguments)
 

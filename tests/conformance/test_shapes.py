@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -39,9 +38,7 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
 
 
 @pytest.mark.parametrize("backend", ["ort", "torch"])
-def test_a_row_of_the_table(
-    tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_of_the_table(tmp_path, backend, capsys, monkeypatch):
     monkeypatch.setattr("conformance.families.shapes.__main__.REST_SECONDS", 0.0)
     source = CHECKPOINTS["bge-m3"]
     checkpoint = msgspec.structs.replace(source, config={**source.config, **TINY, "max_position_embeddings": 130})

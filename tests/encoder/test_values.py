@@ -83,9 +83,7 @@ def test_the_checkpoints_default_prompt_is_put_before_texts_that_name_no_other(t
 @pytest.mark.parametrize(
     ("default", "of_queries", "of_documents"), [("s2p", "s2p", "s2p"), ("query", "query", None), ("passage", None, "passage")]
 )
-def test_a_default_prompt_is_for_inputs_of_a_type_without_a_prompt(
-    tmp_path: Path, default: str, of_queries: str | None, of_documents: str | None
-) -> None:
+def test_a_default_prompt_is_for_inputs_of_a_type_without_a_prompt(tmp_path, default, of_queries, of_documents):
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts={default: "lolo mo"}, default_prompt_name=default)
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
     for side, name in (("query", of_queries), ("document", of_documents)):
@@ -185,9 +183,7 @@ def abstracts() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("texts", "titles"), sampled([(2, 30), (20, 180)], {(2, 30)}))
-def test_the_embedded_models_dense_vectors_are_the_upstream_ones(
-    embedded: Encoder, abstracts: list[dict[str, str]], texts: int, titles: int
-) -> None:
+def test_the_embedded_models_dense_vectors_are_the_upstream_ones(embedded, abstracts, texts, titles):
     theirs = SentenceTransformer(str(upstream_folder()), device="cpu")
     inputs = [*(one["text"] for one in abstracts[:texts]), *(one["title"] for one in abstracts[:titles])]
     expected = theirs.encode(inputs, batch_size=16, normalize_embeddings=True)

@@ -126,9 +126,7 @@ def refusal_of(encoder: Encoder, name: str) -> tuple[type[BaseException], str]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_refused_alike_and_harms_nothing(
-    encoder: Encoder, refusals: dict[str, tuple[type[BaseException], str]], name: str
-) -> None:
+def test_bad_input_is_refused_alike_and_harms_nothing(encoder, refusals, name):
     before = encoder.forwards
     assert refusal_of(encoder, name) == refusals[name]
     assert encoder.forwards == before  # before any work is done

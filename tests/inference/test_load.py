@@ -89,11 +89,10 @@ def test_a_model_of_very_short_texts_loads(tmp_path: Path, longest: int) -> None
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of graphs, on a machine that has no NVIDIA device."""
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+def cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On a machine that has no NVIDIA device."""
     monkeypatch.setattr(backend_choice, "NVIDIA", tmp_path / "no-device")
-    return tmp_path / "cache"
+    return cache
 
 
 def backend_of(folder: Path, **config: Any) -> Any:

@@ -155,9 +155,7 @@ def described(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0,
         ((2**40,), (0,), 0, 60),
     ],
 )
-def test_a_tensor_beyond_its_storage_is_refused(
-    tmp_path: Path, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, count: int
-) -> None:
+def test_a_tensor_beyond_its_storage_is_refused(tmp_path, shape, strides, offset, count):
     path = saved(tmp_path / "pytorch_model.bin", {"a": BASE})
     rewritten(path, described((5, 12), (12, 1)))
     np.testing.assert_array_equal(Weights.open(tmp_path).float32("a"), BASE.numpy())
@@ -186,9 +184,7 @@ def test_a_byte_order_is_no_bomb(tmp_path: Path) -> None:
         (STORED + b")" * 1001, "more than 1000 opcodes"),
     ],
 )
-def test_a_description_is_bounded_by_its_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, description: bytes, message: str
-) -> None:
+def test_a_description_is_bounded_by_its_length(tmp_path, monkeypatch, description, message):
     monkeypatch.setattr(torch_zip, "MAX_OPCODES", 1000)
     path = saved(tmp_path / "pytorch_model.bin", {"a": BASE})
     rewritten(path, description)

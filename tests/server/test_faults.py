@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -117,9 +116,7 @@ print(len(Encoder.load(*sys.argv[1:]).encode(["baka bulo"]).dense[0]))
 
 
 @pytest.mark.parametrize(("model", "width"), [(None, 384), pytest.param("bert", 32, marks=pytest.mark.slow)])
-def test_a_full_disk_keeps_no_model_from_loading(
-    model: str | None, width: int, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_a_full_disk_keeps_no_model_from_loading(model, width, request, tmp_path):
     """The embedded model has been put together before; graphs and hashes cannot be written."""
     given = [] if model is None else [str(request.getfixturevalue(model))]
     if model is None:

@@ -4,7 +4,7 @@ alone and among neighbours, in tests/inference/test_every_backend.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -106,9 +106,7 @@ def test_a_backend_says_what_it_is(backend: Backend) -> None:
 
 
 @each
-def test_a_weight_that_is_missing_or_has_another_shape_is_named(
-    bert: Path, copied: Callable[[Path], Path], engine: str
-) -> None:
+def test_a_weight_that_is_missing_or_has_another_shape_is_named(bert, copied, engine):
     folder = change(copied(bert), lambda tensors: {**tensors, BIAS: torch.zeros(tiny.HIDDEN + 1)})
     with pytest.raises(WeightMismatch, match=rf"{folder}.*`{BIAS}`.*\[{tiny.HIDDEN + 1}\].*\[{tiny.HIDDEN}\]"):
         opened(engine, read_spec(folder))
@@ -119,9 +117,7 @@ def test_a_weight_that_is_missing_or_has_another_shape_is_named(
 
 @each
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
-def test_weights_in_half_precision_are_widened(
-    bert: Path, copied: Callable[[Path], Path], engine: str, stored: torch.dtype
-) -> None:
+def test_weights_in_half_precision_are_widened(bert, copied, engine, stored):
     folder = change(copied(bert), lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()})
     spec = read_spec(folder)
     texts = random_encodings(spec)

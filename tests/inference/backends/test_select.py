@@ -50,9 +50,7 @@ def test_a_precision_that_a_backend_lacks_is_named(bert: Path, name: str, dtype:
 
 
 @pytest.mark.parametrize(("name", "installed"), [("openvino", "openvino"), ("torch", "'.[torch]'")])
-def test_a_missing_package_is_named_with_the_command(
-    bert: Path, monkeypatch: pytest.MonkeyPatch, name: str, installed: str
-) -> None:
+def test_a_missing_package_is_named_with_the_command(bert, monkeypatch, name, installed):
     monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
     assert f"pip install {installed}" in (why_not(name, None, read_spec(bert)) or "")
 
@@ -76,9 +74,7 @@ def test_float16_wants_a_gpu(bert: Path, backend: str, monkeypatch: pytest.Monke
         choices(ModelConfig(backend=backend, dtype="float16"), read_spec(bert))  # type: ignore[arg-type]
 
 
-def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(
-    bert: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, monkeypatch, caplog):
     config, spec = ModelConfig(model_id=str(bert)), read_spec(bert)
     caplog.set_level(logging.INFO, "hybridtei")
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))

@@ -86,10 +86,7 @@ def test_a_lane_is_measured_and_counts_as_often_as_there_are_lanes_for_long_text
     assert threading.get_ident() not in threads
 
 
-def test_a_table_and_the_flags_are_printed_and_nothing_is_kept(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+def test_a_table_and_the_flags_are_printed_and_nothing_is_kept(bert: Path, cache: Path) -> None:
     config, engine = ModelConfig(model_id=str(bert), dtype="float32"), EngineConfig(max_batch_tokens=128)
     lines = [*tune(config, find_model(config), engine)]
     titles = [line.split()[0] for line in lines if line.endswith(":") and "one lane times" in line]
@@ -100,7 +97,7 @@ def test_a_table_and_the_flags_are_printed_and_nothing_is_kept(
     assert {" ".join(line.split()[:4]) for line in flags} == {f"--backend {name} --dtype float32" for name in titles}
     rates = [float(line.split()[4]) for line in flags]
     assert all(one >= other for one, other in pairwise(rates))
-    assert not (tmp_path / "cache").exists()
+    assert not cache.exists()
 
 
 def test_what_cannot_run_says_why_and_names_no_flags(bert: Path) -> None:
@@ -111,12 +108,11 @@ def test_what_cannot_run_says_why_and_names_no_flags(bert: Path) -> None:
     assert line.startswith("torch fp8: no, ")
 
 
-def test_a_start_measures_nothing_and_keeps_nothing(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_measures_nothing_and_keeps_nothing(bert: Path, cache: Path) -> None:
     """Its passes are those of the self-test."""
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     loaded = load_model(ModelConfig(model_id=str(bert), backend="ort"), EngineConfig())
     assert loaded.backend.forwards == 2
     assert loaded.budget_tokens == loaded.backend.busy_tokens
-    assert not (tmp_path / "cache").exists()
+    assert not cache.exists()
     few = load_model(ModelConfig(model_id=str(bert), backend="ort"), EngineConfig(max_batch_tokens=64, auto_truncate=True))
     assert few.budget_tokens == 64

@@ -70,9 +70,7 @@ def encoding_pieces(letters: str) -> list[str]:
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_a_span_that_was_cut_off_is_refused_and_the_others_keep_their_places(
-    direction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_span_that_was_cut_off_is_refused_and_the_others_keep_their_places(direction, monkeypatch):
     monkeypatch.setattr(spans, "MAX_WINDOWS", 1)
     words, room = "one " * 80, small.LONGEST - 2
     kept, cut = ((0, 3), (316, 319)) if direction == "right" else ((316, 319), (0, 3))

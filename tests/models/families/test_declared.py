@@ -40,9 +40,7 @@ NOTES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("family", "engine"), paired(["bert", "llama", "modernbert", "distilbert"], ENGINES))
-def test_what_transformers_ignores_is_ignored_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, engine: str
-) -> None:
+def test_what_transformers_ignores_is_ignored_and_named(tmp_path, caplog, family, engine):
     folder = tiny.write_family(tmp_path, family)
     tiny.edit_json(folder / "config.json", **NOTES)
     with caplog.at_level(logging.WARNING, "hybridtei.models.families"):

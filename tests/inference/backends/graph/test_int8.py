@@ -31,13 +31,8 @@ LOOSE = Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.
 # Tables, and what DeBERTa multiplies one of them by, once.
 NO_MATRIX = re.compile(r"(embeddings|embed_tokens|shared|relative_attention_bias|pos_key_proj|pos_query_proj)\.weight$")
 
+pytestmark = pytest.mark.usefixtures("cache")
 INT8_FAMILIES = (*tiny.QUICK, "deberta-v2", "t5", "gemma3_text", "gte")  # each other form of a layer's products
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def parts(folder: Path) -> tuple[ModelSpec, Weights]:
@@ -69,9 +64,7 @@ def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> 
         make_int8(spec, weights, Guard(worst=0.99999))
 
 
-def test_a_graph_is_made_once_for_the_weights_it_is_made_of(
-    bert: Path, copied: Copied, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_is_made_once_for_the_weights_it_is_made_of(bert, copied, cache, monkeypatch):
     made = list[Guard]()
     make = int8.make_int8
 

@@ -79,10 +79,8 @@ def test_a_text_alone_is_computed_as_among_others(tmp_path: Path, family: str) -
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta", "qwen3"])
-def test_a_text_alone_reads_the_weights_of_the_packed_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, pooling: str
-) -> None:
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("cache")
+def test_a_text_alone_reads_the_weights_of_the_packed_file(tmp_path, monkeypatch, family, pooling):
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
     spec = replace(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"), pooling=(pooling,))
     agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder), cache_gb=1))
@@ -100,16 +98,14 @@ def agree_alone(backend: OnnxBackend) -> None:
                 np.testing.assert_array_equal(found[name], values)
 
 
-def test_a_session_that_cannot_be_opened_leaves_its_work_to_the_first(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("cache")
+def test_a_session_that_cannot_be_opened_leaves_its_work_to_the_first(bert, monkeypatch, caplog):
     class OnlyFirst(Session):
         def __init__(self, graph: bytes | Path, threads: int, *more: Any, **named: Any) -> None:
             if threads > 1 or isinstance(graph, bytes):
                 raise MemoryError("no room for it")
             super().__init__(graph, threads, *more, **named)
 
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
     monkeypatch.setattr(onnx_session, "Session", OnlyFirst)
     spec = read_spec(bert, pooling="mean")

@@ -31,6 +31,7 @@ from tests.inference.backends.outputs import random_encodings, run, same
 from tests.sampled import paired
 
 Copied = Callable[[Path], Path]
+pytestmark = pytest.mark.usefixtures("cache")
 IDS = {"input_ids": ["n", "s"], "attention_mask": ["n", "s"]}
 ROWS = ["n", "s", tiny.HIDDEN]
 
@@ -105,9 +106,7 @@ def test_a_head_that_reads_word_embeddings_needs_them(hybrid: Path, copied: Copi
         (IDS, {"hidden": ROWS}, "", TensorProto.INT64),  # whose states have another shape than it promises
     ],
 )
-def test_a_graph_with_other_ends_is_refused(
-    bert: Path, copied: Copied, inputs: dict[str, Any], outputs: dict[str, Any], message: str, kind: int
-) -> None:
+def test_a_graph_with_other_ends_is_refused(bert, copied, inputs, outputs, message, kind):
     folder = copied(bert)
     path = toy(folder / "onnx" / "model.onnx", inputs, outputs, kind)
     with pytest.raises(UnsupportedArchitecture, match=rf"{path}.*{message}"):
@@ -157,12 +156,6 @@ def test_a_file_that_is_no_onnx_is_a_load_error(bert: Path, copied: Copied, cont
         OnnxBackend.from_file(read_spec(folder), folder / "model.onnx")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def exported(folder: Path, out: Path, dtype: Literal["float32", "int8"] = "float32", pooling: str | None = None) -> OnnxBackend:
     report = export_model(find_model(ModelConfig(model_id=str(folder), pooling=pooling)), out, dtype, LOOSE)
     assert str(report.path) in str(report)
@@ -199,9 +192,7 @@ def test_too_much_loss_writes_nothing(bert: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("largest", [0, 10**9])
-def test_large_weights_lie_beside_the_file_and_others_in_it(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int
-) -> None:
+def test_large_weights_lie_beside_the_file_and_others_in_it(bert, tmp_path, monkeypatch, largest):
     monkeypatch.setattr(module, "LARGEST_FILE", largest)
     out = tmp_path / "out"
     for _ in range(2):  # the second time over the first

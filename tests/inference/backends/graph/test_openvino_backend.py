@@ -75,9 +75,7 @@ def test_threads_of_one_pass_change_nothing(m3_backend: OpenVinoBackend) -> None
     same(run(team, texts), run(m3_backend, texts), len(texts))
 
 
-def test_a_model_of_large_matrices_is_compiled_once(
-    hybrid: Path, hybrid_backend: OpenVinoBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_large_matrices_is_compiled_once(hybrid, hybrid_backend, monkeypatch):
     assert len({id(model) for model in vars(hybrid_backend._models).values()}) > 1
     monkeypatch.setattr("hybridtei.inference.backends.graph.openvino_backend.LARGE_BYTES", 1000)
     texts = sixty_four(hybrid_backend.spec.vocab_size)

@@ -39,23 +39,14 @@ from hybridtei.inference.load import find_model
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from tests import tiny
-from tests.inference.backends.graph.test_int8 import INT8_FAMILIES, LOOSE, NO_MATRIX
+from tests.inference.backends.graph.test_int8 import INT8_FAMILIES, LOOSE, NO_MATRIX, parts
 from tests.inference.backends.outputs import sixty_four
 from tests.sampled import paired, sampled
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
+pytestmark = pytest.mark.usefixtures("cache")
 CLOSE, FAR = Fidelity(0.999, 0.9999, 0.99), Fidelity(0.98, 0.999, 0.99)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def parts(folder: Path) -> tuple[ModelSpec, Weights]:
-    return read_spec(folder, pooling="mean"), Weights.open(folder)
 
 
 def in_form(spec: ModelSpec, form: Int8Form = Int8Form(16)) -> OpenVinoBackend:  # noqa: B008
@@ -130,9 +121,7 @@ def test_the_form_is_that_of_the_first_instruction_that_the_processor_has(instru
 
 
 @pytest.mark.parametrize(("group", "lines"), [(BY_TOKEN, 1), (128, 0)])
-def test_int8_on_amx_names_bfloat16(
-    bert: Path, group: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_int8_on_amx_names_bfloat16(bert, group, lines, monkeypatch, caplog):
     monkeypatch.setattr(openvino_int8, "group_of", lambda _: group)
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: CLOSE)
     with suppress(LoadError):  # without bfloat16
@@ -144,9 +133,7 @@ def test_int8_on_amx_names_bfloat16(
     ("bad", "group"),
     paired([FAR, Fidelity(0.999, 0.9999, 0.96), Fidelity(float("nan"), 1, 1), Fidelity(1, 1, float("nan"))], [BY_TOKEN, 128]),
 )
-def test_a_model_that_loses_too_much_is_refused_with_all_figures(
-    bert: Path, cache: Path, bad: Fidelity, group: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_loses_too_much_is_refused_with_all_figures(bert, cache, bad, group, monkeypatch):
     monkeypatch.setattr(openvino_int8, "group_of", lambda _: group)
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: bad)
     form = "whole tokens" if group == BY_TOKEN else f"groups of {group}"
@@ -156,9 +143,7 @@ def test_a_model_that_loses_too_much_is_refused_with_all_figures(
     assert not cache.exists()
 
 
-def test_whole_tokens_are_of_the_products_that_make_more_numbers_than_they_take(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_tokens_are_of_the_products_that_make_more_numbers_than_they_take(bert, monkeypatch):
     spec, weights = parts(bert)
     graph = family_graph(spec)
     every, wide = (divisors(spec, graph, weights, gain=gain) for gain in (0, GAIN))
@@ -203,9 +188,7 @@ def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert: Path
     assert (unit(backend, texts) * np.concatenate([unit(backend, [text]) for text in texts])).sum(1).min() > 0.999
 
 
-def test_a_form_is_judged_once_for_the_weights_it_is_made_of(
-    bert: Path, copied: Copied, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache, monkeypatch):
     asked = list[Path]()
 
     def judge(spec: ModelSpec, *_: object) -> Fidelity:
@@ -236,9 +219,7 @@ def test_what_passed_another_guard_is_not_kept(bert: Path, cache: Path, monkeypa
         int8_form(*parts(bert))
 
 
-def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(
-    bert: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(bert, caplog, monkeypatch):
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: FAR)
     monkeypatch.setattr("hybridtei.inference.backends.graph.int8.Guard", lambda: LOOSE)  # random weights
     monkeypatch.setattr("hybridtei.inference.backends.select._sums_exactly", lambda: True)

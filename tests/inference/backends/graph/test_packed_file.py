@@ -36,11 +36,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files are kept 
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own, where tiny models are packed too."""
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
+def packed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models are packed too."""
     monkeypatch.setattr(module, "LEAST_BYTES", 0)
-    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +84,7 @@ def kept() -> Path:
 
 @pytest.mark.parametrize("cache_gb", [0, 1])
 @pytest.mark.parametrize("name", ["halved", "widened"])
-def test_states_are_those_of_sessions_that_pack_for_themselves(
-    request: pytest.FixtureRequest, expected: Floats, name: str, cache_gb: float
-) -> None:
+def test_states_are_those_of_sessions_that_pack_for_themselves(request, expected, name, cache_gb):
     folder: Path = request.getfixturevalue(name)
     for _ in range(2):
         np.testing.assert_array_equal(states(folder, cache_gb), expected)
@@ -157,9 +153,7 @@ def test_weights_that_changed_at_equal_size_and_time_have_another_file(widened: 
 @pytest.mark.parametrize(
     ("owner", "name", "value"), [(ort, "__version__", "1.99.0"), (module, "_processor", lambda: "another")]
 )
-def test_another_release_or_processor_has_another_file(
-    widened: Path, expected: Floats, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, value: object
-) -> None:
+def test_another_release_or_processor_has_another_file(widened, expected, monkeypatch, owner, name, value):
     states(widened)
     monkeypatch.setattr(owner, name, value)
     np.testing.assert_array_equal(states(widened), expected)
@@ -189,9 +183,7 @@ def elsewhere(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [read_only, open_to_others, elsewhere])
-def test_a_folder_that_is_not_ours_is_not_used(
-    widened: Path, expected: Floats, cache: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
-) -> None:
+def test_a_folder_that_is_not_ours_is_not_used(widened, expected, cache, caplog, spoil):
     spoil(cache)
     np.testing.assert_array_equal(states(widened), expected)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -199,9 +191,7 @@ def test_a_folder_that_is_not_ours_is_not_used(
     assert not [*cache.rglob(TENSORS)]
 
 
-def test_a_bound_that_is_too_small_is_told_and_kept_to(
-    widened: Path, expected: Floats, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bound_that_is_too_small_is_told_and_kept_to(widened, expected, caplog):
     np.testing.assert_array_equal(states(widened, 1e-6), expected)
     assert "--packed-cache-gb" in caplog.text
     assert not packed_files()
@@ -220,9 +210,7 @@ def full() -> Iterator[None]:
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("name", ["halved", "widened"])
-def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(
-    request: pytest.FixtureRequest, expected: Floats, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(request, expected, name, caplog):
     np.testing.assert_array_equal(states(request.getfixturevalue(name)), expected)
     assert not packed_files()
     assert len([record for record in caplog.records if "packed weights" in record.getMessage()]) == 2  # here, and in memory

@@ -40,12 +40,6 @@ def test_a_product_is_a_valid_model_of_a_product() -> None:
 GRAPH = Graph(b"onnx " * 200, {"embeddings.weight": (90, 32), "bias": (32,), "scale": ()})
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
@@ -59,13 +53,7 @@ def never() -> Graph:
     weights=st.dictionaries(st.text(), st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_size=5),
     causal=st.booleans(),
 )
-def test_what_was_made_once_is_read(
-    tmp_path_factory: pytest.TempPathFactory,
-    onnx: bytes,
-    held: tuple[str, ...],
-    weights: dict[str, tuple[int, ...]],
-    causal: bool,
-) -> None:
+def test_what_was_made_once_is_read(tmp_path_factory, onnx, held, weights, causal):
     path, graph = tmp_path_factory.mktemp("kept") / "deep" / "graph", Graph(onnx, weights, held, causal=causal)
     assert made_once(path, Graph, lambda: graph) is graph
     assert made_once(path, Graph, never) == graph

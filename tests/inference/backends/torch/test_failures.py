@@ -115,9 +115,7 @@ def ids(backend: TorchBackend, length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(5, backend.spec.vocab_size, length).tolist()
 
 
-async def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(
-    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(backend, monkeypatch, caplog):
     service = EngineService(small.model(backend.spec), backend, EngineConfig(tokenization_workers=1), budget_tokens=400)
     await service.start()
     await service.run(Embed([ids(backend, 9, 0)], DENSE))

@@ -52,9 +52,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("model_type", "settings"), [*((name, {}) for name in KNOWN), *SETTINGS])
-def test_weights_equal_the_formula_on_the_logits_of_each_text_alone(
-    tmp_path: Path, model_type: str, settings: dict[str, Any]
-) -> None:
+def test_weights_equal_the_formula_on_the_logits_of_each_text_alone(tmp_path, model_type, settings):
     folder = tiny.write_family(tmp_path, model_type, task="ForMaskedLM", **settings)
     model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
     encodings = encodings_below(model.config.vocab_size)

@@ -51,9 +51,7 @@ def test_a_padding_id_inside_a_text_does_not_count_as_a_position(tmp_path: Path,
         ("distilbert", "ForMaskedLM", {"n_layers": 1}, r"transformer\.layer\.1\."),
     ],
 )
-def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(
-    tmp_path: Path, model_type: str, task: str, changes: dict[str, Any], left: str
-) -> None:
+def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(tmp_path, model_type, task, changes, left):
     folder = tiny.write_family(tmp_path, model_type, task=task)
     TorchBackend(read_spec(folder, pooling="mean"))  # whatever else the task's head brings along may stay unused
     tiny.edit_json(folder / "config.json", **changes)

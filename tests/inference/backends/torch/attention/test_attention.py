@@ -86,9 +86,7 @@ def test_on_a_cpu_each_sequence_by_itself() -> None:
         (refusing, padded_groups, "is refused: RuntimeError: no kernel image is available"),
     ],
 )
-def test_what_cannot_run_on_a_card_is_passed_over_with_a_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernel: Kernel, taken: Kernel, told: str
-) -> None:
+def test_what_cannot_run_on_a_card_is_passed_over_with_a_reason(monkeypatch, caplog, kernel, taken, told):
     """A card whose tensors lie on the CPU."""
     openers: dict[str, Callable[[], Kernel]] = {**kernels.OPENERS, VARLEN: lambda: kernel}
     monkeypatch.setattr(kernels, "OPENERS", openers)

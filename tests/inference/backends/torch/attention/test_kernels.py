@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
@@ -113,9 +111,7 @@ def test_a_window_is_told_as_keys_before_and_after(window: int | None, causal: b
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize(("key_heads", "width"), [(4, 64), (2, 128), (1, 64)])
-def test_every_kernel_of_this_card_agrees(
-    open_kernel: Callable[[], Kernel], dtype: str, causal: bool, window: int | None, key_heads: int, width: int
-) -> None:
+def test_every_kernel_of_this_card_agrees(open_kernel, dtype, causal, window, key_heads, width):
     kernel = open_kernel()
     exact = textbook.drawn(textbook.LENGTHS, key_heads, width)
     q, k, v = (x.to("cuda", getattr(torch, dtype)) for x in exact)
