@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,18 @@ def new_engine(device: Device, **backend: Any) -> Engine:
     return Engine(core, FakeBackend(SPEC, **backend), device, Registry())
 
 
+@asynccontextmanager
+async def on_device(device: Device, *engines: Engine) -> AsyncIterator[None]:
+    """Engines at work. A test that fails leaves them so: a lane may be held for ever."""
+    for one in engines:
+        await one.start()
+    device.start()
+    yield
+    for one in engines:
+        await one.stop()
+    await asyncio.to_thread(device.stop)
+
+
 async def test_models_share_a_device_by_tokens():
     order: list[str] = []
     gate = Held()
@@ -41,22 +55,17 @@ async def test_models_share_a_device_by_tokens():
     first = new_engine(device, gate=lambda batch: order.extend(["first"] * len(batch.input_ids)))
     second = new_engine(device, gate=lambda batch: order.extend(["second"] * len(batch.input_ids)))
     holder = new_engine(device, gate=gate)
-    for one in (first, second, holder):
-        await one.start()
-    device.start()
-    held = asyncio.create_task(holder.run(encodings(1, 10), DENSE, 0))
-    await gate.someone_waits()
-    long = asyncio.create_task(first.run(encodings(60, 20), DENSE, 0))
-    short = asyncio.create_task(second.run(encodings(20, 20), DENSE, 0))
-    while first.metrics.queued.value() < 60 or second.metrics.queued.value() < 20:
-        await asyncio.sleep(0.001)
-    gate.open()
-    await asyncio.gather(held, long, short)
-    half = order[: order.index("second") + 800]  # while both had work
-    assert abs(half.count("first") - half.count("second")) <= 80
-    for one in (first, second, holder):
-        await one.stop()
-    device.stop()
+    async with on_device(device, first, second, holder):
+        held = asyncio.create_task(holder.run(encodings(1, 10), DENSE, 0))
+        await gate.someone_waits()
+        long = asyncio.create_task(first.run(encodings(60, 20), DENSE, 0))
+        short = asyncio.create_task(second.run(encodings(20, 20), DENSE, 0))
+        while first.metrics.queued.value() < 60 or second.metrics.queued.value() < 20:
+            await asyncio.sleep(0.001)
+        gate.open()
+        await asyncio.gather(held, long, short)
+        half = order[: order.index("second") + 800]  # while both had work
+        assert abs(half.count("first") - half.count("second")) <= 80
 
 
 async def test_an_idle_model_saves_nothing_up():
@@ -66,19 +75,14 @@ async def test_an_idle_model_saves_nothing_up():
         new_engine(device, gate=lambda batch, name=name: order.append(name))  # type: ignore[misc]
         for name in ("busy", "late")
     )
-    await busy.start()
-    await late.start()
-    device.start()
-    await busy.run(encodings(200, 20), DENSE, 0)
-    order.clear()
-    with device.lock:  # both wait before any lane looks
-        pass
-    both = asyncio.gather(late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0))
-    await both
-    assert "busy" in order[:25]  # it does not wait for 200 texts of the other
-    for one in (busy, late):
-        await one.stop()
-    device.stop()
+    async with on_device(device, busy, late):
+        await busy.run(encodings(200, 20), DENSE, 0)
+        order.clear()
+        with device.lock:  # both wait before any lane looks
+            pass
+        both = asyncio.gather(late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0))
+        await both
+        assert "busy" in order[:25]  # it does not wait for 200 texts of the other
 
 
 async def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
@@ -111,17 +115,12 @@ async def test_a_model_that_leaves_fails_its_own_and_waits_for_what_runs():
 async def test_a_failing_model_leaves_the_others_healthy():
     device = Device([LaneKind.BULK])
     bad, good = new_engine(device, fail_on=1), new_engine(device)
-    await bad.start()
-    await good.start()
-    device.start()
-    with pytest.raises(BackendError):
-        await bad.run([Encoding(np.array([1]))], DENSE, 0)
-    assert len((await good.run([Encoding(np.array([1]))], DENSE, 0)).outputs().dense) == 1
-    await good.check_health()
-    await bad.check_health()  # a probe decides, and this one passes
-    for one in (bad, good):
-        await one.stop()
-    device.stop()
+    async with on_device(device, bad, good):
+        with pytest.raises(BackendError):
+            await bad.run([Encoding(np.array([1]))], DENSE, 0)
+        assert len((await good.run([Encoding(np.array([1]))], DENSE, 0)).outputs().dense) == 1
+        await good.check_health()
+        await bad.check_health()  # a probe decides, and this one passes
 
 
 async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
@@ -133,11 +132,8 @@ async def test_a_batch_is_packed_while_others_may_queue(monkeypatch):
 
     monkeypatch.setattr(core_module, "pack", seen)
     one = new_engine(device)
-    await one.start()
-    device.start()
-    await one.run(encodings(3, 10), DENSE, 0)
-    await one.stop()
-    await asyncio.to_thread(device.stop)
+    async with on_device(device, one):
+        await one.run(encodings(3, 10), DENSE, 0)
     assert held == [False]
 
 
@@ -153,15 +149,12 @@ async def test_the_event_loop_wakes_once_for_all_requests_that_a_pass_completes(
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", noting)
     one = new_engine(device, gate=gate)
-    await one.start()
-    device.start()
-    first = asyncio.create_task(one.run(encodings(1, 5), DENSE, 0))
-    await gate.someone_waits()
-    others = [asyncio.create_task(one.run(encodings(1, 5, number), DENSE, 0)) for number in range(1, 6)]
-    while one.metrics.queued.value() < len(others):
-        await asyncio.sleep(0)
-    gate.open()
-    await asyncio.gather(first, *others)
-    await one.stop()
-    await asyncio.to_thread(device.stop)
+    async with on_device(device, one):
+        first = asyncio.create_task(one.run(encodings(1, 5), DENSE, 0))
+        await gate.someone_waits()
+        others = [asyncio.create_task(one.run(encodings(1, 5, number), DENSE, 0)) for number in range(1, 6)]
+        while one.metrics.queued.value() < len(others):
+            await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(first, *others)
     assert woken == [1, len(others)]

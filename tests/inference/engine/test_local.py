@@ -21,6 +21,7 @@ from hybridtei.system.machine import LaneKind, both_lanes
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
+from tests.inference.engine.test_device import on_device
 
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
@@ -44,11 +45,8 @@ async def test_many_requests_at_once_are_answered_as_by_the_plain_loop(lanes: tu
     device = Device(lanes)
     core = EngineCore(max_tokens=64, positions=spec.positions, padding=Padding.ATTENTION, lanes=lanes)
     engine = Engine(core, FakeBackend(spec), device, Registry())
-    await engine.start()
-    device.start()
-    answered = await asyncio.gather(*(engine.run(encodings, HEADS, 0) for encodings in requests))
-    await engine.stop()
-    await asyncio.to_thread(device.stop)
+    async with on_device(device, engine):
+        answered = await asyncio.gather(*(engine.run(encodings, HEADS, 0) for encodings in requests))
     for encodings, ours in zip(requests, answered, strict=True):
         plain = EngineCore(max_tokens=64, positions=spec.positions)
         expected = plain.add(encodings, HEADS)

@@ -18,6 +18,7 @@ from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend, Held
 from tests.inference.engine import small
+from tests.inference.engine.test_device import on_device
 
 HANG = 120
 DENSE = frozenset({Head.DENSE})
@@ -54,26 +55,23 @@ async def test_only_the_requests_that_do_not_fit_fail():
     gate = Held()
     device = Device([LaneKind.BULK])
     rides = new_engine(device, Narrow(SPEC, gate=gate))
-    await rides.start()
-    device.start()
-    first = asyncio.create_task(rides.run([encoding(2)], DENSE, 0))
-    await gate.someone_waits()
-    small_ones = [asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
-    large = asyncio.create_task(rides.run([encoding(5, 7), encoding(30, 7)], DENSE, 0))
-    while rides.metrics.queued.value() < 8:
-        await asyncio.sleep(0.001)
-    gate.open()
-    await first
-    for i, one in enumerate(small_ones, start=1):
-        outputs = (await one).outputs()
-        expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))  # as if nobody else had been there
-        np.testing.assert_array_equal(outputs.dense, expected.dense)
-    with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
-        await large
-    await rides.check_health()
-    assert len((await rides.run([encoding(12, 9)], DENSE, 0)).outputs().dense) == 1
-    await rides.stop()
-    device.stop()
+    async with on_device(device, rides):
+        first = asyncio.create_task(rides.run([encoding(2)], DENSE, 0))
+        await gate.someone_waits()
+        small_ones = [asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
+        large = asyncio.create_task(rides.run([encoding(5, 7), encoding(30, 7)], DENSE, 0))
+        while rides.metrics.queued.value() < 8:
+            await asyncio.sleep(0.001)
+        gate.open()
+        await first
+        for i, one in enumerate(small_ones, start=1):
+            outputs = (await one).outputs()
+            expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))  # as if nobody else had been there
+            np.testing.assert_array_equal(outputs.dense, expected.dense)
+        with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
+            await large
+        await rides.check_health()
+        assert len((await rides.run([encoding(12, 9)], DENSE, 0)).outputs().dense) == 1
 
 
 def packed(encodings: list[Encoding]) -> PackedBatch:
@@ -87,18 +85,15 @@ async def test_a_batch_is_taken_while_another_runs_and_no_third(joins_first: boo
     rides = new_engine(device, Ahead(SPEC, gate=gate), max_tokens=10)
     if not joins_first:
         device.start()
-    await rides.start()
-    device.start()
-    asked = [asyncio.create_task(rides.run([encoding(8, i)], DENSE, 0)) for i in range(3)]
-    await gate.someone_waits()
-    await gate.someone_waits()
-    while rides.metrics.queued.value() != 1:
-        await asyncio.sleep(0.001)
-    assert not gate.entered.acquire(blocking=False)
-    gate.open()
-    await asyncio.gather(*asked)
-    await rides.stop()
-    device.stop()
+    async with on_device(device, rides):
+        asked = [asyncio.create_task(rides.run([encoding(8, i)], DENSE, 0)) for i in range(3)]
+        await gate.someone_waits()
+        await gate.someone_waits()
+        while rides.metrics.queued.value() != 1:
+            await asyncio.sleep(0.001)
+        assert not gate.entered.acquire(blocking=False)
+        gate.open()
+        await asyncio.gather(*asked)
     assert not device.alive
 
 

@@ -13,7 +13,7 @@ from hybridtei.errors import PassOverdue, Unhealthy
 from hybridtei.inference.engine.device import Device, Watchdog
 from hybridtei.system.machine import LaneKind
 from tests.inference.engine.clock import Clock
-from tests.inference.engine.test_device import DENSE, HANG, encodings, new_engine
+from tests.inference.engine.test_device import DENSE, HANG, encodings, new_engine, on_device
 
 SOON = 0.05  # the bound of a pass, on a clock that tests move: none is overdue because the machine is slow
 
@@ -84,67 +84,57 @@ async def overdue(stuck: Stuck, clock: Clock) -> None:
 
 async def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_until_it_returns(caplog):
     device, stuck, engine, clock = scene(lanes=2)
-    await engine.start()
-    device.start()
-    first = asyncio.create_task(engine.run(encodings(3, 10), DENSE, 0))
-    await overdue(stuck, clock)
-    with pytest.raises(PassOverdue) as told:
-        await first
-    for word in ("a pass of 3 inputs, 30 tokens, the longest 10, for dense, on fake in float32", "pass-timeout"):
-        assert word in str(told.value)
-    assert [record.levelname for record in caplog.records] == ["CRITICAL"]
-    with pytest.raises(Unhealthy):
+    async with on_device(device, engine):
+        first = asyncio.create_task(engine.run(encodings(3, 10), DENSE, 0))
+        await overdue(stuck, clock)
+        with pytest.raises(PassOverdue) as told:
+            await first
+        for word in ("a pass of 3 inputs, 30 tokens, the longest 10, for dense, on fake in float32", "pass-timeout"):
+            assert word in str(told.value)
+        assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+        with pytest.raises(Unhealthy):
+            await engine.check_health()
+        assert len((await engine.run(encodings(2, 5), DENSE, 0)).outputs().dense) == 2  # the other lane goes on
+        with pytest.raises(Unhealthy):
+            await engine.check_health()
+        stuck.go.set()
+        while device.overdue:
+            await asyncio.sleep(0.001)
         await engine.check_health()
-    assert len((await engine.run(encodings(2, 5), DENSE, 0)).outputs().dense) == 2  # the other lane goes on
-    with pytest.raises(Unhealthy):
-        await engine.check_health()
-    stuck.go.set()
-    while device.overdue:
-        await asyncio.sleep(0.001)
-    await engine.check_health()
-    assert "has ended" in caplog.records[-1].getMessage()
-    await engine.stop()
-    await asyncio.to_thread(device.stop)
+        assert "has ended" in caplog.records[-1].getMessage()
     assert not device.alive
 
 
 async def test_while_every_lane_is_stuck_nobody_is_let_wait():
     device, stuck, engine, clock = scene(lanes=1)
     other = new_engine(device)
-    await engine.start()
-    await other.start()
-    device.start()
-    first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
-    await asyncio.to_thread(stuck.entered.wait, HANG)
-    waiting = [asyncio.create_task(one.run(encodings(1, 10, 300), DENSE, 0)) for one in (engine, other)]
-    await asyncio.sleep(0)  # both wait
-    await overdue(stuck, clock)
-    for each in (first, *waiting):
-        with pytest.raises(PassOverdue):
-            await each
-    for one in (engine, other):
-        with pytest.raises(Unhealthy):
-            await one.run(encodings(1, 5), DENSE, 0)
-    stuck.go.set()
-    while device.stuck:
-        await asyncio.sleep(0.001)
-    for one in (engine, other):
-        assert len((await one.run(encodings(1, 5), DENSE, 0)).outputs().dense) == 1
-        await one.check_health()
-        await one.stop()
-    await asyncio.to_thread(device.stop)
+    async with on_device(device, engine, other):
+        first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
+        await asyncio.to_thread(stuck.entered.wait, HANG)
+        waiting = [asyncio.create_task(one.run(encodings(1, 10, 300), DENSE, 0)) for one in (engine, other)]
+        await asyncio.sleep(0)  # both wait
+        await overdue(stuck, clock)
+        for each in (first, *waiting):
+            with pytest.raises(PassOverdue):
+                await each
+        for one in (engine, other):
+            with pytest.raises(Unhealthy):
+                await one.run(encodings(1, 5), DENSE, 0)
+        stuck.go.set()
+        while device.stuck:
+            await asyncio.sleep(0.001)
+        for one in (engine, other):
+            assert len((await one.run(encodings(1, 5), DENSE, 0)).outputs().dense) == 1
+            await one.check_health()
 
 
 async def test_a_pass_that_never_ends_does_not_keep_the_server_from_ending():
     device, stuck, engine, clock = scene(lanes=2)
-    await engine.start()
-    device.start()
-    first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
-    await overdue(stuck, clock)
-    with pytest.raises(PassOverdue):
-        await first
-    await engine.stop()
-    await asyncio.to_thread(device.stop)
+    async with on_device(device, engine):
+        first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
+        await overdue(stuck, clock)
+        with pytest.raises(PassOverdue):
+            await first
     assert device.overdue == 1  # and yet it has stopped
     stuck.go.set()
 
@@ -159,16 +149,13 @@ async def test_a_failure_that_comes_too_late_is_nobodys():
             raise RuntimeError("too late")
 
     engine = new_engine(device, gate=fail_late)
-    await engine.start()
-    device.start()
-    first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
-    await overdue(stuck, clock)
-    with pytest.raises(PassOverdue):
-        await first
-    stuck.go.set()
-    while device.overdue:
-        await asyncio.sleep(0.001)
-    assert len((await engine.run(encodings(1, 5), DENSE, 0)).outputs().dense) == 1
-    await engine.check_health()
-    await engine.stop()
-    await asyncio.to_thread(device.stop)
+    async with on_device(device, engine):
+        first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
+        await overdue(stuck, clock)
+        with pytest.raises(PassOverdue):
+            await first
+        stuck.go.set()
+        while device.overdue:
+            await asyncio.sleep(0.001)
+        assert len((await engine.run(encodings(1, 5), DENSE, 0)).outputs().dense) == 1
+        await engine.check_health()
