@@ -61,18 +61,26 @@ STALLED = {
 }
 
 
-@pytest.mark.parametrize("drain", sampled(["0", "0.5"], ["0"]))
-def test_stalled_clients_do_not_keep_it_alive(drain):
-    """Each stalled at a place of its own."""
+def said_with_stalled(drain: str, *places: bytes) -> list[str]:
+    """What a server says until it has ended, while a client stalls at each of these places."""
     with process([*FAKE, "0", drain]) as running, ExitStack() as stack:
         url = running.wait_ready()
-        for sent in STALLED.values():
+        for sent in places:
             stalled = stack.enter_context(socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=HANG))
             stalled.sendall(sent)
         assert httpx.get(f"{url}/health").status_code == 200
         running.terminate()
         assert running.wait() == 0
-        assert "Traceback" not in "".join([*running.lines, *running.errors])
+        return [*running.lines, *running.errors]
+
+
+@pytest.mark.parametrize("drain", sampled(["0", "0.5"], ["0"]))
+def test_stalled_clients_do_not_keep_it_alive(drain):
+    assert "Traceback" not in "".join(said_with_stalled(drain, *STALLED.values()))
+
+
+def test_two_stalled_clients_do_not_take_the_whole_drain():
+    assert "the drain is over" not in "".join(said_with_stalled("2", GET, POST + b"{"))
 
 
 UNSHARE = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child"]
@@ -139,15 +147,3 @@ async def test_a_signal_while_the_engine_is_looked_at_is_not_lost():
     server = DrainingServer(settings, drain_seconds=0, dead=lambda: server.handle_exit(signal.SIGTERM, None))
     assert await server.on_tick(0)
     assert server.should_exit
-
-
-def test_two_stalled_clients_do_not_take_the_whole_drain():
-    with process([*FAKE, "0", "2"]) as running, ExitStack() as stack:
-        url = running.wait_ready()
-        for sent in (GET, POST + b"{"):
-            stalled = stack.enter_context(socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=HANG))
-            stalled.sendall(sent)
-        assert httpx.get(f"{url}/health").status_code == 200
-        running.terminate()
-        assert running.wait() == 0
-        assert not [line for line in running.lines if "the drain is over" in line]
