@@ -64,31 +64,28 @@ class Candidate:
     vectors: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class Candidates:
     """The candidates of one query, found as pages need them.
 
     `options`: with a mode, as `Searcher` sets it. `packed`: the format of multi-vectors stored as bytes, if any. `max_points`:
-    the bound of all tiers' depths when points are grouped. `budget`: of the group keys' values. Raises InvalidInput for a
-    `group_by` that is no key.
+    the bound of all tiers' depths when points are grouped. `budget`: of the group keys' values. `key`: of the groups. Raises
+    InvalidInput for a `group_by` that is no key.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        collection: str,
-        legs: Legs,
-        options: SearchOptions,
-        *,
-        packed: PackedFormat | None = None,
-        max_points: int = MAX_LIMIT,
-        budget: PayloadBudget | None = None,
-    ) -> None:
-        self._store, self._collection = store, collection
-        self._legs, self._options, self._packed = legs, options, packed
-        self._max_points, self._budget = max_points, budget
-        self._key = None if options.group_by is None else _key_of(options.group_by)
-        self._scale: dict[str, tuple[float, float]] = {}  # leg -> (mean, deviation) in the first tier
-        self._stages: dict[str, Stage] = {}
+    store: Store
+    collection: str
+    legs: Legs
+    options: SearchOptions
+    packed: PackedFormat | None = None
+    max_points: int = MAX_LIMIT
+    budget: PayloadBudget | None = None
+    key: str | None = field(init=False)
+    _scale: dict[str, tuple[float, float]] = field(default_factory=dict)  # leg -> (mean, deviation) in the first tier
+    _stages: dict[str, Stage] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.key = None if self.options.group_by is None else _key_of(self.options.group_by)
 
     @property
     def stages(self) -> list[Stage]:
@@ -98,19 +95,19 @@ class Candidates:
     async def best(self, count: int) -> list[Candidate]:
         """The best `count` candidates, or all of them. Raises the errors of `Store.query`."""
         found: dict[PointId, Candidate] = {}
-        depth, spent = self._options.prefetch_limit, 0
-        while len(found) < count and self._legs.finders:
-            query_filter = self._options.query_filter
-            if self._key is not None and found:
-                query_filter = _without(self._key, list(found.values()), query_filter)
-            tier, is_last = await self._tier(depth, query_filter, found, key=self._key)
-            for candidate in tier if self._key is None else _one_a_group(tier):
+        depth, spent = self.options.prefetch_limit, 0
+        while len(found) < count and self.legs.finders:
+            query_filter = self.options.query_filter
+            if self.key is not None and found:
+                query_filter = _without(self.key, list(found.values()), query_filter)
+            tier, is_last = await self._tier(depth, query_filter, found, key=self.key)
+            for candidate in tier if self.key is None else _one_a_group(tier):
                 found[candidate.id] = candidate
             # legs may find the same points: go deeper
             is_last = is_last or (not tier and depth == MAX_LIMIT)
             spent += depth
             depth = min(2 * depth, MAX_LIMIT)
-            if is_last or (self._key is not None and spent + depth > self._max_points):
+            if is_last or (self.key is not None and spent + depth > self.max_points):
                 break
         return list(found.values())[:count]
 
@@ -123,13 +120,13 @@ class Candidates:
         if not found:
             return [], is_last
         known, totals = await self._known(found, depth, query_filter), await self._totals(found, lists, depth)
-        mode = self._options.mode or ""
-        if mode not in NAMES and not self._options.rescore:
+        mode = self.options.mode or ""
+        if mode not in NAMES and not self.options.rescore:
             totals = totals.round(DIGITS.get(mode, DIGITS_OF_FLOATS))
         for one, total in zip(found, totals.tolist(), strict=True):
             one.score = known[one.id].score if one.id in known else total
         found.sort(key=lambda one: (one.id not in known, -one.score, isinstance(one.id, str), one.id))
-        threshold = self._options.score_threshold
+        threshold = self.options.score_threshold
         kept = found if threshold is None else [one for one in found if one.score >= threshold]
         return kept, is_last or len(kept) < len(found)
 
@@ -139,21 +136,21 @@ class Candidates:
         def query(leg: str) -> Query:
             return Query(
                 using=leg,
-                vector=self._legs.vectors[leg],
+                vector=self.legs.vectors[leg],
                 limit=depth,
                 filter=query_filter,
-                exact=self._options.exact,
-                oversampling=self._options.oversampling,
+                exact=self.options.exact,
+                oversampling=self.options.oversampling,
                 with_payload=() if key is None else (key,),
             )
 
-        legs = self._legs.finders
-        lists = (self._timed(leg, best_points(self._store, self._collection, query(leg), budget=self._budget)) for leg in legs)
+        legs = self.legs.finders
+        lists = (self._timed(leg, best_points(self.store, self.collection, query(leg), budget=self.budget)) for leg in legs)
         return dict(zip(legs, await asyncio.gather(*lists), strict=True))
 
     async def _known(self, found: Sequence[Candidate], depth: int, query_filter: Filter | None) -> dict[PointId, Candidate]:
         """For few candidates: search without the filter, deep enough for statistics, and set the scale by it."""
-        is_normalised = self._options.mode == "zscore" and not self._options.rescore
+        is_normalised = self.options.mode == "zscore" and not self.options.rescore
         if not is_normalised or self._scale or len(found) >= FEW or (query_filter is None and depth >= ENOUGH):
             return {}
         plain, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
@@ -161,20 +158,20 @@ class Candidates:
 
     async def _totals(self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int) -> Column:
         """Each candidate's score: MaxSim, one leg's score, or the fusion of all legs' places or scores."""
-        mode, weights = self._options.mode, self._legs.weights
-        if self._options.rescore:
+        mode, weights = self.options.mode, self.legs.weights
+        if self.options.rescore:
             await self._score(MULTIVECTOR, found)
             return _scores(found, MULTIVECTOR)
         if mode in NAMES:
             return _scores(found, mode)
         if mode == "rrf":
-            return reciprocal_ranks({leg: _places(found, leg) for leg in lists}, weights, self._options.k)
+            return reciprocal_ranks({leg: _places(found, leg) for leg in lists}, weights, self.options.k)
         await self._complete(found, lists, depth)
         if mode == "zscore":
             return await self._normalised(found, depth)
         for leg in [leg for leg in weights if leg not in lists]:
             await self._score(leg, found)
-        rows = len(self._legs.vectors.get(MULTIVECTOR, (0,)))
+        rows = len(self.legs.vectors.get(MULTIVECTOR, (0,)))
         shares = {leg: weight / rows if leg == MULTIVECTOR else weight for leg, weight in weights.items()}
         return weighted_sum({leg: _scores(found, leg) for leg in weights}, shares)
 
@@ -187,12 +184,12 @@ class Candidates:
 
     async def _normalised(self, found: list[Candidate], depth: int) -> Column:
         """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum of shares of the best."""
-        weights = self._legs.weights
+        weights = self.legs.weights
         by_share = len(found) < FEW and not self._scale
         total = np.zeros(len(found))
-        for leg in self._legs.finders:
+        for leg in self.legs.finders:
             total += self._part(leg, found)
-        if MULTIVECTOR in weights and MULTIVECTOR not in self._legs.finders:
+        if MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders:
             most = len(found) if by_share else max(depth // MAXSIM_SHARE, 1)
             await self._score(MULTIVECTOR, [found[i] for i in np.argsort(-total, kind="stable")[:most]])
             total += self._part(MULTIVECTOR, found)
@@ -204,18 +201,18 @@ class Candidates:
         column = complete(_scores(found, leg))
         if len(found) >= FEW:
             self._scale.setdefault(leg, (float(column.mean()), float(column.std())))
-        return normalised(column, *self._scale.get(leg, (0.0, 0.0)), self._legs.weights[leg])
+        return normalised(column, *self._scale.get(leg, (0.0, 0.0)), self.legs.weights[leg])
 
     async def _score(self, leg: str, some: Sequence[Candidate]) -> None:
         """Give candidates a leg's exact score. Without its vector a candidate gets none; without a sparse vector, 0."""
         if not some:
             return
-        ids, vector = [one.id for one in some], self._legs.vectors[leg]
-        if leg == MULTIVECTOR and self._packed is not None:
-            known = await self._timed(leg, packed_scores(self._store, self._collection, ids, vector, self._packed))
+        ids, vector = [one.id for one in some], self.legs.vectors[leg]
+        if leg == MULTIVECTOR and self.packed is not None:
+            known = await self._timed(leg, packed_scores(self.store, self.collection, ids, vector, self.packed))
         else:
             query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
-            points = await self._timed(leg, self._store.query(self._collection, query))
+            points = await self._timed(leg, self.store.query(self.collection, query))
             known = dict.fromkeys(ids, 0.0) if leg == SPARSE else {}
             known |= {point.id: point.score for point in points}
         for one in some:

@@ -171,8 +171,7 @@ class Searcher:
             options.check_reranked()
         began, packed = perf_counter_ns(), packed_format(schema)
         legs = legs_of(embedded, row, options, is_packed=packed is not None)
-        bounds: dict[str, Any] = {"packed": packed, "max_points": self._max_points, "budget": self._budget}
-        candidates = Candidates(self.store, collection, legs, options, **bounds)
+        candidates = Candidates(self.store, collection, legs, options, packed, self._max_points, self._budget)
         last = options.offset + options.limit
         best = await candidates.best(last if rank is None else max(options.rerank_limit, last))
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)

@@ -225,10 +225,6 @@ class PackedFormat:
             return Ragged(unpacked(rows, self.width), offsets)
         return Ragged(unit(rows.view(np.int8).astype(np.float32)), offsets)
 
-    def cut(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Cut a wider model's rows, as bytes, to this width."""
-        return rows[:, : self.row_bytes]
-
 
 def packed_format(schema: CollectionSchema) -> PackedFormat | None:
     """The format of a collection with multi-vectors in payloads; None for other collections."""

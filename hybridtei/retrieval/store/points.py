@@ -74,7 +74,7 @@ def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embedding
     if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:
         dense = unit(cut(dense, schema.vectors[DENSE].size))
     if multivector is not None and multivector.values.dtype != np.float32:
-        multivector = multivector if packed is None else Ragged(packed.cut(multivector.values), multivector.offsets)
+        multivector = multivector if packed is None else Ragged(multivector.values[:, : packed.row_bytes], multivector.offsets)
     elif multivector is not None and (packed is not None or MULTIVECTOR in schema.vectors):
         width = schema.vectors[MULTIVECTOR].size if packed is None else packed.width
         if width < multivector.values.shape[1]:

@@ -205,13 +205,10 @@ def test_fields_of_the_payload_as_asked_for_whatever_else_needs_the_text(searche
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limit": 0}, "`limit` is 0"),
-        ({"weights": "unheard-of", "mode": "rrf"}, "presets are"),
         ({"limit": "3"}, "`limit` is '3': expected `int`, got `str`"),
         ({"offset": None}, "`offset` is None: expected `int`"),
         ({"legs": "dense"}, "`legs` is 'dense': expected `array"),
         ({"rescore": "x"}, "`rescore` is 'x': .* known: multivector"),
-        ({"score_threshold": 2.0, "mode": "nonsense"}, "`mode` is 'nonsense'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(searcher, options, message):
@@ -311,12 +308,3 @@ def test_highlights_are_made_beside_the_event_loop(store, encoder):
         return await searcher.search("papers", QUERY, SearchOptions(highlights=True))
 
     assert any(hit.highlights for hit in run(story()).hits)
-
-
-@pytest.mark.parametrize(
-    "options", [{"mode": "rrf"}, {"mode": "dense", "rescore": True}, {"mode": "rrf", "rescore": True}], ids=str
-)
-def test_pages_beyond_the_candidates_do_not_overlap(searcher, options):
-    pages = [ask(searcher, "three words text", limit=1, offset=offset, prefetch_limit=2, **options) for offset in range(10)]
-    ids = [hit.id for page in pages for hit in page.hits]
-    assert len(ids) == len(set(ids))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qdrant_client import models
 
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
@@ -27,7 +26,6 @@ from hybridtei.retrieval.store.plan import (
     spread,
 )
 from hybridtei.retrieval.store.query import CollectionPlan
-from hybridtei.retrieval.store.server import create_arguments
 from tests.retrieval.store.stores import asked, plan
 
 TOKENIZER = b'{"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}'
@@ -90,22 +88,6 @@ def test_a_lone_multivector_is_indexed(spec: ModelSpec) -> None:
     assert alone.vectors["multivector"].hnsw_config is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "config"),
-    [
-        ("scalar", models.ScalarQuantization),
-        ("binary", models.BinaryQuantization),
-        ("binary-2bit", models.BinaryQuantization),
-        ("product", models.ProductQuantization),
-        ("turbo", models.TurboQuantization),
-    ],
-)
-def test_quantisation_is_of_the_dense_vector(spec: ModelSpec, kind: Any, config: type) -> None:
-    plan = schema_for(spec, "m", quantization=kind)
-    assert isinstance(create_arguments(plan)["vectors_config"]["dense"].quantization_config, config)
-    assert plan.vectors["multivector"].quantization_config is None
-
-
 def test_an_unknown_quantisation_is_named(spec: ModelSpec) -> None:
     unknown: Any = "int3"
     with pytest.raises(InvalidInput, match="`quantization` is 'int3'"):
@@ -116,12 +98,6 @@ def test_without_a_tokenizer_there_is_no_label(spec: ModelSpec) -> None:
     (spec.folder / "tokenizer.json").unlink()
     with pytest.raises(MissingArtifact, match=r"tokenizer\.json"):
         schema_for(spec, "m")
-
-
-def test_a_plan_survives_json(spec: ModelSpec) -> None:
-    plan = schema_for(spec, "m", quantization="scalar", on_disk=True, on_disk_payload=True, shards=3, replicas=2)
-    assert schema_from_dict(schema_to_dict(plan)) == plan
-    check_fits(schema_from_dict(schema_to_dict(plan)), plan)
 
 
 def test_every_difference_is_shown(spec: ModelSpec) -> None:
@@ -199,7 +175,7 @@ PLANS: list[dict[str, Any]] = [
     {},
     {"multivector_tokens": 32, "multivector_dtype": "int8", "multivector_dim": 16},
     {"multivector_tokens": 0, "multivector_dtype": "float", "datatype": "float16", "dense_dim": 8},
-    {"quantization": "scalar", "on_disk": True, "on_disk_payload": True},
+    {"quantization": "scalar", "on_disk": True, "on_disk_payload": True, "multivector_dtype": "float"},
     {"quantization": "binary-2bit", "shards": 3, "replicas": 2},
 ]
 
@@ -212,6 +188,7 @@ def test_a_plan_is_read_off_the_collection_that_it_made(spec: Any, chosen: dict[
     assert {name: getattr(there, name) for name in chosen if chosen[name]} == {name: one for name, one in chosen.items() if one}
     kept = settled(CollectionPlan(**chosen), made, ALL, "c")
     assert kept == there
+    assert all(one.quantization_config is None for name, one in made.vectors.items() if name != "dense")
     check_fits(made, schema_for(spec, "org/model", kept, is_there=True), "c")
 
 

@@ -13,9 +13,9 @@ from msgspec import structs
 
 from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
-from hybridtei.errors import InvalidPoint, StoreError, StoreUnavailable
+from hybridtei.errors import StoreError, StoreUnavailable
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.store.base import CollectionSchema, Stored
+from hybridtei.retrieval.store.base import CollectionSchema
 from hybridtei.retrieval.store.nodes import Address, address_of
 from hybridtei.retrieval.store.points import MAX_BATCH_BYTES, to_points
 from hybridtei.retrieval.store.server import ServerStore
@@ -165,16 +165,6 @@ async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol: str) -> N
             assert not isinstance(refused.value, StoreUnavailable)
             assert "another" not in str(refused.value)
         assert state.calls == ["create", "index", "index", "list"]
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_bad_point_is_never_sent(qdrant: Qdrant, protocol: str) -> None:
-    async with telling(qdrant, protocol) as store:
-        await store.create("c", plan())
-        bad = Stored(99, {}, {"dense": [1.0]})
-        with pytest.raises(InvalidPoint, match="point 99"):
-            await store.upsert("c", [*POINTS, bad])
-        assert "upsert" not in qdrant.calls
 
 
 async def test_another_service_at_the_address_is_told(qdrant: Qdrant) -> None:
