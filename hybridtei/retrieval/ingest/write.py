@@ -30,7 +30,8 @@ from hybridtei.retrieval.ingest.chunking import Rejection, payload_of
 from hybridtei.retrieval.ingest.ledger import IDS_AT_ONCE, Ledger
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, PendingDocument, Preparation
 from hybridtei.retrieval.store.base import CollectionSchema, Stored
-from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
+from hybridtei.retrieval.store.plan import fit_to_schema
+from hybridtei.retrieval.store.points import check_points, point_id, to_points
 from hybridtei.system.retries import retry_unavailable
 
 log = logging.getLogger(__name__)

@@ -36,6 +36,7 @@ from hybridtei.retrieval.store.plan import (
     FINGERPRINT,
     MODEL_ID,
     MODEL_KEYS,
+    fit_to_schema,
     plan_of,
     schema_for,
     settled,
@@ -43,7 +44,7 @@ from hybridtei.retrieval.store.plan import (
     with_budget,
     without_packed,
 )
-from hybridtei.retrieval.store.points import fit_to_schema, to_points
+from hybridtei.retrieval.store.points import to_points
 
 Tell = Callable[[str], None]
 Convert = Callable[[Sequence[Stored]], Awaitable[list[Stored]]]  # records of the source -> points of the copy

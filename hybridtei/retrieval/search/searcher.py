@@ -28,8 +28,7 @@ from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
 from hybridtei.retrieval.store.base import MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, Selector, Store
 from hybridtei.retrieval.store.collection import CollectionSchemas, check_searchable, common_heads
-from hybridtei.retrieval.store.plan import FINGERPRINT, packed_format, payload_of
-from hybridtei.retrieval.store.points import fit_to_schema
+from hybridtei.retrieval.store.plan import FINGERPRINT, fit_to_schema, packed_format, payload_of
 from hybridtei.retrieval.store.query import MAX_LIMIT
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]

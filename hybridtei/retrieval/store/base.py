@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+from uuid import UUID
 
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hybridtei.errors import PayloadsTooLarge, StoreError, StoreUnavailable
+from hybridtei.errors import InvalidPoint, PayloadsTooLarge, StoreError, StoreUnavailable
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Query
 
 PointId = int | str
@@ -140,6 +141,13 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Flush everything to disk. No call is allowed afterwards."""
+
+
+def check_ids(ids: Sequence[Any]) -> None:
+    """Raises InvalidPoint unless every id is an integer, a text or a UUID."""
+    for value in ids:
+        if isinstance(value, bool) or not isinstance(value, int | str | UUID):
+            raise InvalidPoint(f"point {value!r}: `id` is {type(value).__name__}, should be an integer or a UUID")
 
 
 SPARES = (4, 100, 1_000)  # points queried beyond the page, step by step while ties need more

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
-from hybridtei.retrieval.store.base import LAYOUT, CollectionSchema, PointId, Selector, Stored
+from hybridtei.retrieval.store.base import LAYOUT, CollectionSchema, PointId, Selector, Stored, check_ids
 from hybridtei.retrieval.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
 from hybridtei.retrieval.store.embedded_process import is_own, listening_at, release
-from hybridtei.retrieval.store.points import check_ids, checked_batches
+from hybridtei.retrieval.store.points import checked_batches
 from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe

@@ -22,7 +22,7 @@ from hybridtei.errors import CollectionMismatch, InvalidInput
 from hybridtei.inference.tasks.pooling import MultivectorBudget, unpacked
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import fingerprint, tokenizer_sha256
-from hybridtei.outputs import unit
+from hybridtei.outputs import Embeddings, cut, unit
 from hybridtei.retrieval.store.base import (
     DENSE,
     MULTIVECTOR,
@@ -245,6 +245,20 @@ def without_packed(payload: Mapping[str, Any]) -> dict[str, Any]:
 def payload_of(schema: CollectionSchema) -> Selector:
     """A selector of the payload without a packed multi-vector."""
     return True if packed_format(schema) is None else {"exclude": [PACKED]}
+
+
+def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embeddings:
+    """Cut dense and multi-vectors to the collection's widths, and scale floats to length 1."""
+    dense, multivector, packed = embeddings.dense, embeddings.multivector, packed_format(schema)
+    if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:
+        dense = unit(cut(dense, schema.vectors[DENSE].size))
+    if multivector is not None and multivector.values.dtype != np.float32:
+        multivector = multivector if packed is None else Ragged(multivector.values[:, : packed.row_bytes], multivector.offsets)
+    elif multivector is not None and (packed is not None or MULTIVECTOR in schema.vectors):
+        width = schema.vectors[MULTIVECTOR].size if packed is None else packed.width
+        if width < multivector.values.shape[1]:
+            multivector = Ragged(unit(cut(multivector.values, width)), multivector.offsets)
+    return replace(embeddings, dense=dense, multivector=multivector)
 
 
 NO_GRAPH = {"m": 0, "payload_m": 0}  # m=0 alone would still link points whose payload is indexed

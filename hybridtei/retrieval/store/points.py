@@ -20,10 +20,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Ragged
 from hybridtei.errors import InvalidPoint, StoreError
-from hybridtei.outputs import Embeddings, cut, unit
-from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, SPARSE, CollectionSchema, PointId, Store, Stored, VectorParams
+from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.store.base import (
+    DENSE,
+    MULTIVECTOR,
+    SPARSE,
+    CollectionSchema,
+    PointId,
+    Store,
+    Stored,
+    VectorParams,
+    check_ids,
+)
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat, packed_format, packed_text
 
 MAX_ID = 2**64 - 1
@@ -66,20 +75,6 @@ def to_points(
         Stored(identity, dict(payload), _vectors(embeddings, i))
         for i, (identity, payload) in enumerate(zip(ids, payloads, strict=True))
     ]
-
-
-def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embeddings:
-    """Cut dense and multi-vectors to the collection's widths, and scale floats to length 1."""
-    dense, multivector, packed = embeddings.dense, embeddings.multivector, packed_format(schema)
-    if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:
-        dense = unit(cut(dense, schema.vectors[DENSE].size))
-    if multivector is not None and multivector.values.dtype != np.float32:
-        multivector = multivector if packed is None else Ragged(multivector.values[:, : packed.row_bytes], multivector.offsets)
-    elif multivector is not None and (packed is not None or MULTIVECTOR in schema.vectors):
-        width = schema.vectors[MULTIVECTOR].size if packed is None else packed.width
-        if width < multivector.values.shape[1]:
-            multivector = Ragged(unit(cut(multivector.values, width)), multivector.offsets)
-    return replace(embeddings, dense=dense, multivector=multivector)
 
 
 def check_key_is_free(payload: Mapping[str, Any]) -> None:
@@ -145,13 +140,6 @@ def _checked(point: Stored, schema: CollectionSchema) -> Stored:
 
 def _names(schema: CollectionSchema) -> str:
     return ", ".join(f"`{name}`" for name in (*schema.vectors, *schema.sparse)) or "none"
-
-
-def check_ids(ids: Sequence[Any]) -> None:
-    """Raises InvalidPoint unless every id is an integer, a text or a UUID."""
-    for value in ids:
-        if isinstance(value, bool) or not isinstance(value, int | str | uuid.UUID):
-            raise InvalidPoint(f"point {value!r}: `id` is {type(value).__name__}, should be an integer or a UUID")
 
 
 def _identity(value: Any) -> PointId:

@@ -21,10 +21,18 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import HybridTeiError, StoreError
-from hybridtei.retrieval.store.base import CollectionSchema, PointId, Selector, SparseVectorParams, Stored, VectorParams
+from hybridtei.retrieval.store.base import (
+    CollectionSchema,
+    PointId,
+    Selector,
+    SparseVectorParams,
+    Stored,
+    VectorParams,
+    check_ids,
+)
 from hybridtei.retrieval.store.collection import check_fits, check_names
 from hybridtei.retrieval.store.nodes import CLIENT_ERRORS, Attempt, Nodes, address_of, client_of, store_error, urls_of
-from hybridtei.retrieval.store.points import check_ids, checked_batches
+from hybridtei.retrieval.store.points import checked_batches
 from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system.frames import nested
 from hybridtei.system.retries import retry_unavailable

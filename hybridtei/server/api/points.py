@@ -115,8 +115,7 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
 
 async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> Reply | None:
     from hybridtei.retrieval.store.collection import common_heads
-    from hybridtei.retrieval.store.plan import budget_of_plan, packed_format, plan_of
-    from hybridtei.retrieval.store.points import fit_to_schema
+    from hybridtei.retrieval.store.plan import budget_of_plan, fit_to_schema, packed_format, plan_of
 
     context, schema, created = await _collection(stores, name, create=request.create)
     new, failed = _checked(request.points, is_packed=packed_format(schema) is not None)

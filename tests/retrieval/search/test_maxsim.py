@@ -20,8 +20,17 @@ from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import CollectionSchema, Stored
 from hybridtei.retrieval.store.collection import heads_of
-from hybridtei.retrieval.store.plan import DTYPE, PACKED, WIDTH, PackedFormat, packed_format, payload_of, without_packed
-from hybridtei.retrieval.store.points import check_points, fit_to_schema, point_id, to_points
+from hybridtei.retrieval.store.plan import (
+    DTYPE,
+    PACKED,
+    WIDTH,
+    PackedFormat,
+    fit_to_schema,
+    packed_format,
+    payload_of,
+    without_packed,
+)
+from hybridtei.retrieval.store.points import check_points, point_id, to_points
 from tests.retrieval.store.stores import KINDS, ROW_WIDTH, Asked, asked, embeddings, emptied, plan
 
 COUNT = 30
