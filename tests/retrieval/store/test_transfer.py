@@ -134,8 +134,8 @@ def test_a_file_of_something_else_stays_as_it_is(filled, tmp_path):
 
     for content, message in (
         (stream(filled), "docs.jsonl is a whole export, of 150 points: delete it"),
-        (b"my diary", "no export of this collection as it is now"),
-        (b'{"hybridtei":"0","collection":"others"}\n', "no export of this collection as it is now"),
+        (b"my diary", "not an export of this collection's current schema"),
+        (b'{"hybridtei":"0","collection":"others"}\n', "not an export of this collection's current schema"),
     ):
         path.write_bytes(content)
         with pytest.raises(InvalidInput, match=message):
