@@ -146,8 +146,7 @@ class SearchHit(Struct, frozen=True, omit_defaults=True):
 
     def as_dict(self) -> dict[str, Any]:
         """The hit as JSON types, without optional fields that are None."""
-        fields: dict[str, Any] = to_builtins(self)
-        return fields
+        return dict(to_builtins(self))
 
 
 class Stage(Struct, frozen=True):
@@ -167,5 +166,4 @@ class SearchResult(Struct, frozen=True):
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON types, without optional fields that are None."""
-        fields: dict[str, Any] = to_builtins(self)
-        return fields
+        return dict(to_builtins(self))

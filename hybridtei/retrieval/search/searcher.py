@@ -35,7 +35,6 @@ EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
 LookUpQueries = Callable[[Sequence[str]], Awaitable[Embeddings]]
 Rank = Callable[[str, Sequence[str]], Awaitable[Floats]]
 Aside = Callable[[Callable[[], Any]], Awaitable[Any]]
-Selectors = tuple[Selector, Selector]  # which payload keys, which vectors
 FILLED_AT_ONCE = 100  # points retrieved with payloads and vectors in one call
 HIGHLIGHTED_AT_ONCE = 8  # hits in a group; a search can be cancelled between groups
 SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
@@ -258,7 +257,9 @@ def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:
         one.legs[stage] = StageScore(one.score, place)
 
 
-def _selectors(options: SearchOptions, embedded: Embeddings, schema: CollectionSchema, *, ranked: bool) -> Selectors:
+def _selectors(
+    options: SearchOptions, embedded: Embeddings, schema: CollectionSchema, *, ranked: bool
+) -> tuple[Selector, Selector]:
     """The selectors (payload, vectors) of everything that the answer, a reranker or highlights need."""
     payload: Selector
     if options.with_payload is True:

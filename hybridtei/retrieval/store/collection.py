@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -81,14 +81,9 @@ def _facts(schema: CollectionSchema) -> Iterator[tuple[str, Any]]:
 
 
 def schema_to_dict(schema: CollectionSchema) -> dict[str, Any]:
-    """The schema as JSON types, without fields that are None."""
+    """The schema as JSON types, without fields that are None. `msgspec.convert` reads it."""
     plain = msgspec.to_builtins(replace(schema, stored_as=None))
     return {name: value for name, value in plain.items() if value is not None}
-
-
-def schema_from_dict(plain: Mapping[str, Any]) -> CollectionSchema:
-    """The schema that `schema_to_dict` wrote."""
-    return msgspec.convert(plain, CollectionSchema)
 
 
 KEPT_S = 2.0  # until a search notices that an alias has moved

@@ -19,9 +19,11 @@ from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msgspec import convert
+
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
 from hybridtei.retrieval.store.base import LAYOUT, CollectionSchema, PointId, Selector, Stored, check_ids
-from hybridtei.retrieval.store.collection import check_name, check_names, schema_from_dict, schema_to_dict
+from hybridtei.retrieval.store.collection import check_name, check_names, schema_to_dict
 from hybridtei.retrieval.store.embedded_process import is_own, listening_at, release
 from hybridtei.retrieval.store.points import checked_batches
 from hybridtei.retrieval.store.query import Filter, Query
@@ -61,12 +63,11 @@ class EmbeddedStore:
         self._closed = False
 
     async def collections(self) -> list[str]:
-        names: list[str] = await self._call("collections")
-        return names
+        return list(await self._call("collections"))
 
     async def describe(self, name: str) -> CollectionSchema | None:
         fields = await self._call("describe", name)
-        return None if fields is None else schema_from_dict(fields)
+        return None if fields is None else convert(fields, CollectionSchema)
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
         check_names(name, schema)
@@ -79,8 +80,7 @@ class EmbeddedStore:
         await self._call("annotate", name, dict(metadata))
 
     async def aliases(self) -> dict[str, str]:
-        aliases: dict[str, str] = await self._call("aliases")
-        return aliases
+        return dict(await self._call("aliases"))
 
     async def alias(self, name: str, collection: str) -> None:
         await self._call("alias", name, collection)
@@ -113,8 +113,7 @@ class EmbeddedStore:
         return await _points(points), following
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
-        count: int = await self._call("count", name, count_filter)
-        return count
+        return int(await self._call("count", name, count_filter))
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
         check_ids(ids)

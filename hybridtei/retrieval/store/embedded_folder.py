@@ -121,8 +121,7 @@ class Folder:
 
     def _stored_as(self, name: str) -> str:
         """The collection of a name, which may be an alias."""
-        stored_as: str = (self._layout(name) or {}).get(ALIAS_OF, name)
-        return stored_as
+        return str((self._layout(name) or {}).get(ALIAS_OF, name))
 
     def create(self, name: str, layout: Plain) -> None:
         """Create the collection under a temporary name and rename it: a crash leaves all of it or nothing."""

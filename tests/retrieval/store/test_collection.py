@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hybridtei.batch import Head, Positions
@@ -14,7 +15,8 @@ from hybridtei.errors import CollectionMismatch, InvalidInput, MissingArtifact
 from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import fingerprint
-from hybridtei.retrieval.store.collection import check_fits, check_name, check_searchable, schema_from_dict, schema_to_dict
+from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.store.collection import check_fits, check_name, check_searchable, schema_to_dict
 from hybridtei.retrieval.store.plan import (
     FINGERPRINT,
     PackedFormat,
@@ -183,7 +185,7 @@ PLANS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("chosen", PLANS)
 def test_a_plan_is_read_off_the_collection_that_it_made(spec: Any, chosen: dict[str, Any]) -> None:
     plan = settled(CollectionPlan(**chosen), None, ALL, "c")
-    made = schema_from_dict(schema_to_dict(schema_for(spec, "org/model", plan)))
+    made = msgspec.convert(schema_to_dict(schema_for(spec, "org/model", plan)), CollectionSchema)
     there = plan_of(made)
     assert {name: getattr(there, name) for name in chosen if chosen[name]} == {name: one for name, one in chosen.items() if one}
     kept = settled(CollectionPlan(**chosen), made, ALL, "c")
@@ -223,7 +225,7 @@ def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec: Any) -> None:
     made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
     fields = schema_to_dict(made)
     fields["vectors"]["dense"]["size"] = 64
-    wider = schema_from_dict(fields)
+    wider = msgspec.convert(fields, CollectionSchema)
     with pytest.raises(CollectionMismatch, match="size: there 64, wanted 32"):
         check_fits(wider, schema_for(spec, "org/model", settled(CollectionPlan(), wider, ALL, "c"), is_there=True), "c")
 
