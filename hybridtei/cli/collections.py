@@ -14,7 +14,7 @@ from msgspec import json
 from hybridtei.cli.flags import Commands, add_flags, new_parser, read_settings
 from hybridtei.config import StoreConfig
 from hybridtei.errors import UsageError
-from hybridtei.retrieval.store import open_store, place_of, with_default
+from hybridtei.retrieval.store import opened, place_of, with_default
 from hybridtei.system.machine import require_extra
 
 if TYPE_CHECKING:
@@ -58,14 +58,9 @@ def run(arguments: argparse.Namespace) -> None:
     require_extra("qdrant", "qdrant_client")
     from hybridtei.retrieval.store.collection import CollectionSchemas
 
-    store = open_store(with_default(read_settings(arguments, StoreConfig)))
-    assert store is not None
-
     async def act() -> None:
-        try:
+        async with opened(read_settings(arguments, StoreConfig)) as store:
             await arguments.act(CollectionSchemas(store), arguments)
-        finally:
-            await store.close()
 
     asyncio.run(act())
 

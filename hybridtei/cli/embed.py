@@ -51,7 +51,9 @@ def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str
     texts = list(read_texts(Path(source), field))
     if not texts:
         raise EmptyInput(f"{source}: holds no text")
-    heads = _heads(encoder, outputs)
+    heads = heads_named(name.strip() for name in outputs) if outputs else encoder.spec.heads - {Head.TOKENS}
+    if Head.TOKENS in heads:
+        raise InvalidInput("`outputs`: token states are not written to files")
     with whole(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
         write(file, _embedded(encoder, texts, heads, bar))
     return len(texts)
@@ -62,13 +64,6 @@ def _embedded(encoder: Encoder, texts: Sequence[str], heads: frozenset[Head], ba
         chunk = texts[start : start + CHUNK]
         yield chunk, encoder.encode(chunk, outputs=heads)
         bar.update(len(chunk))
-
-
-def _heads(encoder: Encoder, outputs: Sequence[str] | None) -> frozenset[Head]:
-    heads = heads_named(name.strip() for name in outputs) if outputs else encoder.spec.heads - {Head.TOKENS}
-    if Head.TOKENS in heads:
-        raise InvalidInput("`outputs`: token states are not written to files")
-    return heads
 
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:

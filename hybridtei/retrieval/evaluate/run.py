@@ -22,7 +22,7 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, StoreError
 from hybridtei.retrieval.evaluate.measures import MEASURES, Evaluation, Judgements, evaluate
 from hybridtei.retrieval.ingest.run import ingest
-from hybridtei.retrieval.store import open_store
+from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.collection import check_name
 from hybridtei.system.machine import require_extra
 
@@ -159,9 +159,5 @@ def ingest_missing(
 
 
 async def _exists(config: StoreConfig, collection: str) -> bool:
-    store = open_store(config)
-    assert store is not None
-    try:
+    async with opened(config) as store:
         return await store.describe(collection) is not None and await store.count(collection) > 0
-    finally:
-        await store.close()

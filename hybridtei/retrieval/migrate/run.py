@@ -29,7 +29,7 @@ from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, UnknownCollection
 from hybridtei.retrieval.migrate import MigrateOptions
-from hybridtei.retrieval.store import open_store, with_default
+from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.base import NAMES, CollectionSchema, Store, Stored
 from hybridtei.retrieval.store.collection import KEPT_S, MIGRATION_OF, STAND_IN, SWITCHING, check_fits, check_name, heads_of
 from hybridtei.retrieval.store.plan import (
@@ -63,16 +63,12 @@ def run_migration(
 ) -> None:
     """Take a step of a migration. Raises HybridTeiError or OSError; the same command continues where it stopped."""
     check_name(options.collection)
-    opened = open_store(with_default(store))
-    assert opened is not None
 
-    async def closing() -> None:
-        try:
-            await MigrationRun(opened, options, model, engine, tell).run()
-        finally:
-            await opened.close()
+    async def run() -> None:
+        async with opened(store) as there:
+            await MigrationRun(there, options, model, engine, tell).run()
 
-    asyncio.run(closing())
+    asyncio.run(run())
 
 
 class MigrationRun:

@@ -6,6 +6,8 @@ unlike a cache, which other programs may empty.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,17 @@ def place_of(config: StoreConfig) -> str:
 def state_folder(config: StoreConfig) -> Path:
     """The folder of ingests' own files: in the store's folder, or for servers in the user's cache."""
     return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest" if config.qdrant_url is None else cache_folder("ingest")
+
+
+@asynccontextmanager
+async def opened(config: StoreConfig) -> AsyncIterator[Store]:
+    """A context with the store of the settings, by default the folder `./qdrant`. Raises the errors of `open_store`."""
+    store = open_store(with_default(config))
+    assert store is not None
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
