@@ -60,13 +60,10 @@ def graph_keys(graph: Graph, weights: Weights) -> dict[str, str]:
 
 
 def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
-    """The name of the word embeddings if the sparse head reads them, else None. Raises LoadError."""
-    read = spec.is_splade or (spec.sparse is not None and "embedding" in spec.sparse.inputs)
-    return _one_word_table(spec, shapes) if read else None
-
-
-def _one_word_table(spec: ModelSpec, shapes: Shapes) -> str:
-    """The name of the only tensor with a row for each word. Raises LoadError if none or several have that shape."""
+    """The name of the word embeddings, the only tensor with a row for each word, if the sparse head reads them; else None.
+    Raises LoadError if none or several tensors have that shape."""
+    if not (spec.is_splade or (spec.sparse is not None and "embedding" in spec.sparse.inputs)):
+        return None
     tables = [name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)]
     if not tables:
         wanted = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"

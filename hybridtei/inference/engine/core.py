@@ -168,7 +168,8 @@ class EngineCore:
         cache: ResultCache | None = None,
         shared_tokens: int = 0,
     ) -> None:
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
+        self.running = 0  # batches that lanes have taken and not given back
         self._max_sequences = max_sequences
         self._padding = padding
         self._positions = positions
@@ -176,41 +177,31 @@ class EngineCore:
         self._look_ahead = max(LOOK_AHEAD, max_tokens // SHORT_TOKENS)
         self._shared_tokens = shared_tokens
         both = {LaneKind.EXPRESS: OVERTAKEN - OVERTAKEN_BY_BULK, LaneKind.BULK: OVERTAKEN_BY_BULK}
-        arrivals = Arrivals(both if LaneKind.EXPRESS in lanes else {LaneKind.BULK: OVERTAKEN})
-        self._bulk = FairQueue(LaneKind.BULK, arrivals)
-        self._express = FairQueue(LaneKind.EXPRESS, arrivals) if LaneKind.EXPRESS in lanes else None
+        overtaken = both if LaneKind.EXPRESS in lanes else {LaneKind.BULK: OVERTAKEN}
+        arrivals = Arrivals(overtaken)
+        self._queues = {kind: FairQueue(kind, arrivals) for kind in overtaken}
         self._lanes = Counter(lanes)
-        self._running = 0  # batches that lanes have taken and not given back
         self._parts_left = self._part_tokens = 0
 
     def __len__(self) -> int:
         """The number of waiting sequences. Those of cancelled requests count until their turn."""
-        return len(self._bulk) + (0 if self._express is None else len(self._express))
+        return sum(map(len, self._queues.values()))
 
     @property
     def shared(self) -> int:
         """The count of sequences so far that were identical to a waiting one."""
-        return self._bulk.shared + (0 if self._express is None else self._express.shared)
+        return sum(queue.shared for queue in self._queues.values())
 
     @property
     def waiting_tokens(self) -> int:
-        return self._bulk.tokens + (0 if self._express is None else self._express.tokens)
-
-    @property
-    def running(self) -> int:
-        """The number of batches that lanes have taken and not given back."""
-        return self._running
-
-    @property
-    def max_tokens(self) -> int:
-        return self._max_tokens
+        return sum(queue.tokens for queue in self._queues.values())
 
     @property
     def is_one_pass(self) -> bool:
         """True if, on an idle device, one pass takes all work that waits for bulk lanes."""
-        lengths = [len(waiting) for waiting in self._bulk.head(self._look_ahead)]
-        waiting_tokens = self._bulk.tokens
-        return share(lengths, waiting_tokens, self._lanes[LaneKind.BULK], self._max_tokens, idle=True) >= waiting_tokens
+        bulk = self._queues[LaneKind.BULK]
+        lengths = [len(waiting) for waiting in bulk.head(self._look_ahead)]
+        return share(lengths, bulk.tokens, self._lanes[LaneKind.BULK], self.max_tokens, idle=True) >= bulk.tokens
 
     def waiting(self, kind: LaneKind) -> int:
         """The number of sequences that wait for lanes of one kind."""
@@ -224,7 +215,7 @@ class EngineCore:
         places = self._unknown(request) if self._cache is not None else range(len(encodings))
         if places:
             tokens = sum(len(encodings[place]) for place in places)
-            kind = LaneKind.BULK if self._express is None else lane_for(tokens, self._express.tokens)
+            kind = lane_for(tokens, self._queue_of(LaneKind.EXPRESS).tokens)
             self._queue_of(kind).add(request, places, encodings)
         return request
 
@@ -241,8 +232,8 @@ class EngineCore:
         alike, prefix = self._alike(head)
         lengths = [len(waiting) - prefix for waiting in alike]
         waiting_tokens = queue.tokens - prefix * len(alike)
-        idle = device_idle and self._running == 0 and self.waiting_tokens == queue.tokens
-        budget = share(lengths, waiting_tokens, self._lanes[kind], self._max_tokens, idle=idle)
+        idle = device_idle and self.running == 0 and self.waiting_tokens == queue.tokens
+        budget = share(lengths, waiting_tokens, self._lanes[kind], self.max_tokens, idle=idle)
         if idle:  # all waiting work is one burst: the other lanes take parts of the same size
             self._parts_left, self._part_tokens = self._lanes[kind] - 1, budget
         elif self._parts_left:
@@ -255,12 +246,12 @@ class EngineCore:
             return None
         queue.remove(chosen)
         batch = self._batch(chosen, now_ns, kind, use_all_cores=idle and not len(self))
-        self._running += 1
+        self.running += 1
         return batch
 
     def give(self, batch: EngineBatch, parts: Sequence[Part], now_ns: int = 0) -> list[EngineRequest]:
         """Give `parts`, from `EngineBatch.split`, to their requests. Return the now complete requests."""
-        self._running -= 1
+        self.running -= 1
         for part in parts:
             part.request.keep(part.places, part.outputs)
             part.request.inference_ns += (now_ns - batch.taken_ns) * len(part.places)
@@ -270,19 +261,17 @@ class EngineCore:
 
     def fail(self, batch: EngineBatch, error: BaseException) -> list[EngineRequest]:
         """Fail the requests of a batch. Return them."""
-        self._running -= 1
+        self.running -= 1
         return _failed([request for request, _ in batch.callers], error)
 
     def fail_all(self, error: BaseException) -> list[EngineRequest]:
         """Fail every waiting request, empty the queues, and return the requests."""
-        waiting = [waiting for queue in self._queues() for waiting in queue.clear()]
+        waiting = [waiting for queue in self._queues.values() for waiting in queue.clear()]
         return _failed([request for one in waiting for request, _ in one.callers], error)
 
-    def _queues(self) -> list[FairQueue]:
-        return [self._bulk] if self._express is None else [self._express, self._bulk]
-
     def _queue_of(self, kind: LaneKind) -> FairQueue:
-        return self._bulk if self._express is None or kind is LaneKind.BULK else self._express
+        """The queue of a kind of lanes. Without express lanes, all work is bulk."""
+        return self._queues.get(kind, self._queues[LaneKind.BULK])
 
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
         """Return the next sequences by tags, or, if a request has been overtaken enough, the allowed ones in order of

@@ -173,7 +173,8 @@ class Embed(Task[Embeddings]):
 
     def _multivector(self, model: Model, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
         spec, side = model.spec, self.side(model.spec)
-        if not (self._merges or (side is not None and side.skipped)):
+        merges = self._budget is not None and self._budget.max_tokens is not None
+        if not (merges or (side is not None and side.skipped)):
             return self.merged(model, side, rows)
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
         input_ids = input_ids[have_vectors(spec, input_ids, offsets_of([len(encoding) for encoding in encodings]))]
@@ -193,10 +194,6 @@ class Embed(Task[Embeddings]):
         if self._budget is not None:
             return budgeted(rows, self._budget)
         return rows if is_unit else Ragged(unit(rows.values), rows.offsets)
-
-    @property
-    def _merges(self) -> bool:
-        return self._budget is not None and self._budget.max_tokens is not None
 
     @property
     def _budget(self) -> MultivectorBudget | None:

@@ -210,17 +210,10 @@ Ranking = Rerank | RerankByVectors
 
 
 def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) -> Floats:
+    one, many = (getattr(side, head) for side in (query, documents))  # heads have the names of columns
     if head is Head.DENSE:
-        assert query.dense is not None
-        assert documents.dense is not None
-        return np.asarray(documents.dense @ query.dense[0])
-    if head is Head.SPARSE:
-        assert query.sparse is not None
-        assert documents.sparse is not None
-        return sparse_dot(query.sparse, documents.sparse)
-    assert query.multivector is not None
-    assert documents.multivector is not None
-    return maxsim(query.multivector.row(0), documents.multivector, mean=mean)
+        return np.asarray(many @ one[0])
+    return sparse_dot(one, many) if head is Head.SPARSE else maxsim(one.row(0), many, mean=mean)
 
 
 def _has_vectors(spec: ModelSpec) -> bool:

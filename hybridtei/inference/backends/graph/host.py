@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Ids, Once, PackedBatch, Padding, computed_once, pad, seen_mask
+from hybridtei.errors import BackendError
+from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.graph.onnx_session import open_sessions, there
 from hybridtei.inference.backends.graph.writer import Graph, product_graph
 from hybridtei.inference.backends.heads import (
@@ -31,7 +34,7 @@ from hybridtei.inference.backends.weights import mlm_layers
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
-from hybridtei.system.machine import available_cores
+from hybridtei.system.machine import LaneKind, available_cores
 
 Feed = dict[str, NDArray[np.int64]]
 Sizes = tuple[int, int, int]  # tokens of a batch; rows and columns of attention's rectangle
@@ -193,3 +196,25 @@ class HostHeads:
         found = compute(NUMPY, states, batch.heads, self.spec, self._layers)
         rows = found.pop(ENTRIES, None)
         return outputs_of(found, batch, vectors, None if rows is None else SparseVectors.from_dense(rows))
+
+
+class HostBackend(Backend):
+    """A `Backend` of graphs on the CPU. `_heads`: its heads, in numpy."""
+
+    _heads: HostHeads
+
+    def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:
+        """Compute a batch. Raises the runtime's own exceptions."""
+        raise NotImplementedError
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        try:
+            outputs = self.outputs(batch, use_all_cores=use_all_cores)
+        except Exception as error:  # runtimes have their own exceptions, and raise bare RuntimeErrors
+            raise BackendError(f"the forward pass failed: {error}") from error
+        self.count()
+        return outputs
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """Limit numpy's products to the calling thread, so that lanes do not wait for each other."""
+        threadpool_limits(limits=1, user_api="blas")

@@ -15,12 +15,20 @@ from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.errors import BackendError, UnsupportedArchitecture
-from hybridtei.inference.backends.base import Backend, busy_tokens, made_up
-from hybridtei.inference.backends.graph.host import Feed, HostHeads, MlmHead, end_to_end, ids_of, in_rectangle, padding_of
+from hybridtei.inference.backends.base import busy_tokens, made_up
+from hybridtei.inference.backends.graph.host import (
+    Feed,
+    HostBackend,
+    HostHeads,
+    MlmHead,
+    end_to_end,
+    ids_of,
+    in_rectangle,
+    padding_of,
+)
 from hybridtei.inference.backends.graph.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.inference.backends.graph.onnx_session import Opening, Session, open_file, open_sessions, there
 from hybridtei.inference.backends.graph.ops import POOLED, family_graph
@@ -34,7 +42,7 @@ from hybridtei.system.machine import LaneKind, available_cores, both_lanes
 POOLED_HEADS = frozenset({Head.DENSE})
 
 
-class OnnxBackend(Backend):
+class OnnxBackend(HostBackend):
     """ONNX Runtime's `Backend`."""
 
     name = "ort"
@@ -125,22 +133,11 @@ class OnnxBackend(Backend):
                 f"{path}: gives states of shape {list(tokens.values.shape)} for {sum(map(len, texts))} tokens"
             )
 
-    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        try:
-            alone = self._alone if use_all_cores and len(batch) == 1 and batch.unseen is None else None
-            if alone is not None:
-                outputs = self._of_one(batch, alone)
-            else:
-                hidden = self._hidden(batch, use_all_cores=use_all_cores)
-                outputs = self._heads.outputs(batch, hidden, use_all_cores=use_all_cores)
-        except Exception as error:  # the library has its own exceptions, and raises bare RuntimeErrors
-            raise BackendError(f"the forward pass failed: {error}") from error
-        self.count()
-        return outputs
-
-    def enter_lane(self, kind: LaneKind) -> None:
-        """The session starts no threads. Limit numpy's products to one thread too, so that lanes do not wait for each other."""
-        threadpool_limits(limits=1, user_api="blas")
+    def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:
+        alone = self._alone if use_all_cores and len(batch) == 1 and batch.unseen is None else None
+        if alone is not None:
+            return self._of_one(batch, alone)
+        return self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
 
     def close(self) -> None:
         """Free the weights."""

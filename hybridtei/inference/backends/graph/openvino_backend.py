@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import PackedBatch, Padding
-from hybridtei.errors import BackendError, LoadError
-from hybridtei.inference.backends.base import Backend, busy_tokens
-from hybridtei.inference.backends.graph.host import Feed, HostHeads, MlmHead, Sizes, end_to_end
+from hybridtei.errors import LoadError
+from hybridtei.inference.backends.base import busy_tokens
+from hybridtei.inference.backends.graph.host import Feed, HostBackend, HostHeads, MlmHead, Sizes, end_to_end
 from hybridtei.inference.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors, model_of, tensors_of
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.weights import word_table
@@ -50,7 +49,7 @@ KERNELS = 60  # kernels that a thread keeps, 2 MB for a dozen of one shape; more
 ATTEMPTS = 8  # closed models; their idle threads may hinder new ones
 
 
-class OpenVinoBackend(Backend):
+class OpenVinoBackend(HostBackend):
     """OpenVINO's `Backend`."""
 
     name = "openvino"
@@ -106,18 +105,13 @@ class OpenVinoBackend(Backend):
         self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
         self._heads = HostHeads(spec, table, mlm)
 
-    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        try:
-            outputs = self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
-        except Exception as error:  # the library raises bare RuntimeErrors
-            raise BackendError(f"the forward pass failed: {error}") from error
-        self.count()
-        return outputs
+    def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:
+        return self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """Choose the compiled model for this thread. Limit numpy's products to it, so that lanes do not wait for each other."""
+        """Choose the compiled model for this thread too."""
         self._lane.kind = kind
-        threadpool_limits(limits=1, user_api="blas")
+        super().enter_lane(kind)
 
     def free_unused(self) -> None:
         """Free idle memory. The next pass packs the matrices again, and reads the checkpoint's files for that."""
