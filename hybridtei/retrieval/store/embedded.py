@@ -15,7 +15,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -145,7 +144,7 @@ class EmbeddedStore:
             raise StoreError(f"{self._path}: the store is closed")
         if not self._is_joined and not self._holds_collections():
             if call in WITHOUT_COLLECTIONS:
-                return copy(WITHOUT_COLLECTIONS[call])
+                return WITHOUT_COLLECTIONS[call]
             if call != "create":
                 raise StoreError(f"embedded Qdrant: there is no collection {arguments[0]!r} in {self._folder}")
         if is_bounded:

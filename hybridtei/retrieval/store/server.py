@@ -39,6 +39,7 @@ from hybridtei.system.retries import retry_unavailable
 
 T = TypeVar("T")
 JSON_BYTES_PER_NUMBER = 20
+PASSED_ON = ("shard_number", "replication_factor", "on_disk_payload")  # settings of a collection
 TEXTS = ("text", "title")  # keys of payloads
 # With this index `match: text` finds words, as in the embedded engine; without it, parts of words.
 OF_WORDS = models.TextIndexParams(
@@ -227,10 +228,8 @@ def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
     return {
         "vectors_config": {name: models.VectorParams(**plain(one)) for name, one in schema.vectors.items()},
         "sparse_vectors_config": {name: models.SparseVectorParams(**plain(one)) for name, one in schema.sparse.items()} or None,
-        "shard_number": schema.shard_number,
-        "replication_factor": schema.replication_factor,
-        "on_disk_payload": schema.on_disk_payload,
         "metadata": dict(schema.metadata) or None,
+        **{name: getattr(schema, name) for name in PASSED_ON},
     }
 
 
@@ -242,9 +241,7 @@ def schema_of(info: models.CollectionInfo) -> CollectionSchema:
         vectors=msgspec.convert({"": vectors} if "size" in vectors else vectors, dict[str, VectorParams]),
         sparse=msgspec.convert(params.get("sparse_vectors", {}), dict[str, SparseVectorParams]),
         metadata=info.config.metadata or {},
-        shard_number=params.get("shard_number"),
-        replication_factor=params.get("replication_factor"),
-        on_disk_payload=params.get("on_disk_payload"),
+        **{name: params.get(name) for name in PASSED_ON},
     )
 
 
@@ -281,13 +278,12 @@ def query_arguments(query: Query) -> dict[str, Any]:
     quantization = None
     if query.oversampling is not None:
         quantization = models.QuantizationSearchParams(rescore=True, oversampling=query.oversampling)
-    is_plain = not query.exact and quantization is None
     return {
         "query": _listed(query.vector),
         "using": query.using,
         "limit": query.limit,
         "query_filter": served_filter(query.filter),
-        "search_params": None if is_plain else models.SearchParams(exact=query.exact or None, quantization=quantization),
+        "search_params": models.SearchParams(exact=query.exact or None, quantization=quantization),
         "with_payload": list(query.with_payload) or False,
     }
 
