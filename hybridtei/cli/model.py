@@ -33,9 +33,38 @@ def add_train(commands: Commands) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output_help)
     cache_help = "folder of token states; a later run with the same model and texts uses them again"
     parser.add_argument("--cache", type=Path, required=True, metavar="FOLDER", help=cache_help)
-    _add_data_flags(parser.add_argument_group("data"))
-    _add_head_flags(parser.add_argument_group("heads"))
-    _add_training_flags(parser.add_argument_group("training"))
+    group = parser.add_argument_group("data")
+    pairs_help = 'JSON lines of {"query" or "title", "text"}'
+    group.add_argument("--pairs", type=Path, nargs="+", required=True, metavar="FILE", help=pairs_help)
+    _flag(group, "--min-words", 20, "leave out texts with fewer words")
+    _flag(group, "--opening", 100, "characters that make two texts repeats if equal")
+    _flag(group, "--sentences", True, "add sentence pairs")
+    _flag(group, "--max-tokens", 192, "truncate training texts to this length")
+    group.add_argument("--data", metavar="TEXT", help="description of the data, for the head file [default: not stated]")
+    group.add_argument("--licence", metavar="TEXT", help="licence of the data, for the head file [default: not stated]")
+    group.add_argument("--base-name", metavar="NAME", help="base model, for the head file [default: the folder's name]")
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    group.add_argument("--date", default=today, metavar="DATE", help="date, for the head file [default: today]")
+    group = parser.add_argument_group("heads")
+    inputs = ["hidden", "embedding"]
+    _flag(group, "--sparse-width", 256, "hidden units of the sparse head; 0: linear")
+    _flag(group, "--sparse-inputs", inputs, "of the sparse head", nargs="+", choices=inputs)
+    _flag(group, "--activation", "gelu", "of the sparse head", choices=ACTIVATIONS)
+    _flag(group, "--dim", 256, "dimensions of a token's vector")
+    _flag(group, "--prefixes", [64, 128], "dimensions that also serve alone", type=int, nargs="*", metavar="N")
+    _flag(group, "--bias", False, "of the projection")
+    _flag(group, "--drop", "first", "tokens that get no vector", choices=DROPS)
+    group = parser.add_argument_group("training")
+    _flag(group, "--pooling", "mean", "of the model's dense vectors", choices=["mean", "cls"])
+    _flag(group, "--dense-temperature", 0.05, "of the teacher's cosine")
+    _flag(group, "--maxsim-temperature", 0.03, "of the teacher's mean MaxSim")
+    _flag(group, "--epochs", 3, "passes over the data")
+    _flag(group, "--learning-rate", 1e-3, "highest; rises first, then falls to 0")
+    _flag(group, "--group-size", 16, "neighbouring texts that stay together")
+    _flag(group, "--groups", 4, "groups in a batch")
+    _flag(group, "--seed", 0, "of the starting weights and of the order")
+    _flag(group, "--dtype", "float32", "of matrix products", choices=["float32", "bfloat16"])
+    _flag(group, "--threads", 1, "CPU threads; another number can change the last digits")
 
 
 def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> None:
@@ -48,44 +77,6 @@ def _flag(group: Any, name: str, default: Any, text: str, **options: Any) -> Non
         options |= {"metavar": "N"} if isinstance(default, int | float) else {}
         shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
     group.add_argument(name, default=default, help=f"{text} [default: {shown}]", **options)
-
-
-def _add_data_flags(group: Any) -> None:
-    pairs_help = 'JSON lines of {"query" or "title", "text"}'
-    group.add_argument("--pairs", type=Path, nargs="+", required=True, metavar="FILE", help=pairs_help)
-    _flag(group, "--min-words", 20, "leave out texts with fewer words")
-    _flag(group, "--opening", 100, "characters that make two texts repeats if equal")
-    _flag(group, "--sentences", True, "add sentence pairs")
-    _flag(group, "--max-tokens", 192, "truncate training texts to this length")
-    group.add_argument("--data", metavar="TEXT", help="description of the data, for the head file [default: not stated]")
-    group.add_argument("--licence", metavar="TEXT", help="licence of the data, for the head file [default: not stated]")
-    group.add_argument("--base-name", metavar="NAME", help="base model, for the head file [default: the folder's name]")
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    group.add_argument("--date", default=today, metavar="DATE", help="date, for the head file [default: today]")
-
-
-def _add_head_flags(group: Any) -> None:
-    inputs = ["hidden", "embedding"]
-    _flag(group, "--sparse-width", 256, "hidden units of the sparse head; 0: linear")
-    _flag(group, "--sparse-inputs", inputs, "of the sparse head", nargs="+", choices=inputs)
-    _flag(group, "--activation", "gelu", "of the sparse head", choices=ACTIVATIONS)
-    _flag(group, "--dim", 256, "dimensions of a token's vector")
-    _flag(group, "--prefixes", [64, 128], "dimensions that also serve alone", type=int, nargs="*", metavar="N")
-    _flag(group, "--bias", False, "of the projection")
-    _flag(group, "--drop", "first", "tokens that get no vector", choices=DROPS)
-
-
-def _add_training_flags(group: Any) -> None:
-    _flag(group, "--pooling", "mean", "of the model's dense vectors", choices=["mean", "cls"])
-    _flag(group, "--dense-temperature", 0.05, "of the teacher's cosine")
-    _flag(group, "--maxsim-temperature", 0.03, "of the teacher's mean MaxSim")
-    _flag(group, "--epochs", 3, "passes over the data")
-    _flag(group, "--learning-rate", 1e-3, "highest; rises first, then falls to 0")
-    _flag(group, "--group-size", 16, "neighbouring texts that stay together")
-    _flag(group, "--groups", 4, "groups in a batch")
-    _flag(group, "--seed", 0, "of the starting weights and of the order")
-    _flag(group, "--dtype", "float32", "of matrix products", choices=["float32", "bfloat16"])
-    _flag(group, "--threads", 1, "CPU threads; another number can change the last digits")
 
 
 def run_train(arguments: argparse.Namespace) -> None:

@@ -52,7 +52,9 @@ def run(arguments: argparse.Namespace) -> None:
     is_json = server.json_output or server.log_format == "json"
     logs.configure(json_output=is_json, level=server.log_level, spans=not server.disable_spans)
     as_tei = arguments.as_tei or server.only_tei_routes or server.json_output
-    settings = described((model, engine, server, store), models=arguments.models, model_id=_shown(model.model_id, model_ids))
+    settings = described(
+        (model, engine, server, store), models=arguments.models, model_id=model_ids if len(model_ids) > 1 else model.model_id
+    )
     log.log(logging.INFO if as_tei else logging.DEBUG, "%s", settings)
     for warning in outdated(vars(arguments), os.environ):
         log.warning("%s", warning)
@@ -113,7 +115,3 @@ def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str,
     if server.api_key is not None or server.api_key_file is not None:
         return EVERYWHERE, "requests need an API key"
     return THIS_MACHINE, f"no API key is set, so other machines cannot connect; --api-key or --hostname {EVERYWHERE} lets them"
-
-
-def _shown(model_id: str, model_ids: Sequence[str]) -> str | list[str]:
-    return [*model_ids] if len(model_ids) > 1 else model_id

@@ -71,10 +71,6 @@ def _utf8(data: bytes) -> str:
         raise Unfit(f"not UTF-8: byte {mark + error.start} of the file") from None
 
 
-def _plain(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
-    return None, _utf8(data)
-
-
 def _markdown(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
     """The unchanged Markdown. A first-level heading in the first line is the title."""
     text = _utf8(data).strip()
@@ -143,7 +139,7 @@ def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
 
 
 PARSERS: dict[str, Parse] = {
-    **dict.fromkeys((".txt", ".text"), _plain),
+    **dict.fromkeys((".txt", ".text"), lambda data, options: (None, _utf8(data))),
     **dict.fromkeys((".md", ".markdown"), _markdown),
     **dict.fromkeys((".html", ".htm", ".xhtml"), _html),
     ".pdf": _pdf,
@@ -268,8 +264,13 @@ class Quarantine:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._counts: Counter[str] = Counter()
-        if path.exists() and not _is_quarantine(path):
-            raise InvalidInput(f"{path}: holds something else than what an earlier ingest could not take; name another file")
+        if path.exists():
+            with path.open("rb") as file:
+                first = file.readline(MAX_FIRST_BYTES)  # of a killed ingest it may be incomplete
+            if first and not (first.startswith(b'{"source":') and b'"location":' in first):
+                raise InvalidInput(
+                    f"{path}: holds something else than what an earlier ingest could not take; name another file"
+                )
         path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
@@ -294,13 +295,6 @@ class Quarantine:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.write(orjson.dumps(entry) + b"\n")
-
-
-def _is_quarantine(path: Path) -> bool:
-    """True if the first line, possibly incomplete, is a rejection."""
-    with path.open("rb") as file:
-        first = file.readline(MAX_FIRST_BYTES)
-    return not first or (first.startswith(b'{"source":') and b'"location":' in first)
 
 
 def _excerpt(data: object) -> str:

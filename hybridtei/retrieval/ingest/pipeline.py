@@ -90,7 +90,8 @@ async def ingest(
     writer, stats.stopped = Writer(schema, preparation, patience_s), True
     try:
         with stop_on_signals() as stopping:
-            is_large = preparation.unread_bytes >= defer_indexing_bytes
+            unread_bytes = sum(file.size for file in preparation.files if file.label not in preparation.unchanged)
+            is_large = unread_bytes >= defer_indexing_bytes
             async with deferred_indexing(ledger.store, ledger.name, is_large=is_large):
                 await _flow(preparation, encode, writer, stopping, parallel)
         stats.stopped = stopping.is_set()
@@ -137,8 +138,9 @@ async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stoppi
     """Read and embed batches in threads, and write them in order. The first failure ends everything."""
     embedded: asyncio.Queue[asyncio.Future[Embedded | None] | None] = asyncio.Queue(parallel + BATCHES_AHEAD)
     loop, stats = asyncio.get_running_loop(), preparation.stats
+    total_bytes = sum(file.size for file in preparation.files)
     bar = tqdm(
-        total=max(preparation.total_bytes, 1) / MEGABYTE,
+        total=max(total_bytes, 1) / MEGABYTE,
         disable=preparation.options.quiet,
         bar_format="{percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}",
         mininterval=0.5,
@@ -173,7 +175,7 @@ async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stoppi
                 group.create_task(write())
         except BaseExceptionGroup as failures:  # the store's error first, since it names the remedy
             raise (failures.subgroup(StoreError) or failures).exceptions[0] from None
-        show(0 if stopping.is_set() else preparation.total_bytes)
+        show(0 if stopping.is_set() else total_bytes)
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from hybridtei.retrieval.ingest.chunking import Chunk, Chunker, Document, Rejection, document_key
 from hybridtei.retrieval.ingest.files import Quarantine, SourceFile, documents_of
@@ -84,14 +83,6 @@ class Preparation:
     unchanged: set[str] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(file.size for file in self.files)
-
-    @property
-    def unread_bytes(self) -> int:
-        return sum(file.size for file in self.files if file.label not in self.unchanged)
-
     def find_unchanged(self) -> None:
         """Find the files whose documents, by the cache, equal the stored ones."""
         if self.options.reread:
@@ -121,10 +112,11 @@ class Preparation:
             documents: list[tuple[str, str]] = []
             for group, read_bytes in self._groups(file, documents):
                 for pieces in self._cut(group):
-                    for piece, following in zip_longest(pieces, pieces[1:]):
+                    windows = [piece.chunk.window for piece in pieces]
+                    for piece, window, following in zip(pieces, windows, [*windows[1:], None], strict=True):
                         batch.pieces.append(piece)
                         batch.tokens += piece.chunk.tokens
-                        if batch.is_full and not _read_together(piece, following):
+                        if batch.is_full and (window is None or window != following):  # one pass reads a window's chunks
                             yield batch
                             batch = Batch(done_bytes=batch.done_bytes)
                 batch.done_bytes = before + read_bytes
@@ -193,8 +185,3 @@ class Preparation:
                 self._reject(pending.document, "its text becomes no token of the model's")
                 continue
             yield [PendingChunk(pending, chunk) for chunk in chunks]
-
-
-def _read_together(one: PendingChunk, following: PendingChunk | None) -> bool:
-    """True if one pass reads both chunks of a document. In two batches it would run twice."""
-    return following is not None and one.chunk.window is not None and one.chunk.window == following.chunk.window
