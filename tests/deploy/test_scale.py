@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deploy import scale
 from deploy.scale import LAPTOP, LAYOUTS, PAGE, SERVER, Facts, Layout
 from hybridtei.batch import Ragged
-from hybridtei.inference.tasks import quantize
+from hybridtei.inference.tasks.pooling import quantized
 from hybridtei.outputs import Embeddings, SparseVectors
 from hybridtei.retrieval.store.points import POINT_OVERHEAD, size_of, to_points
 
@@ -80,9 +80,9 @@ def test_no_rate_of_a_gpu_is_made_up() -> None:
 
 
 @given(st.integers(1, 2000), st.sampled_from([("float16", "float16"), ("int8", "int8"), ("binary", "ubinary")]))
-def test_widths_are_those_of_quantised_answers(numbers: int, kinds: tuple[str, quantize.Precision]) -> None:
+def test_widths_are_those_of_quantised_answers(numbers: int, kinds: tuple[str, str]) -> None:
     ranges = np.array([[-1.0], [1.0]], np.float32).repeat(numbers, 1)
-    row = quantize.quantized(np.ones((1, numbers), np.float32), kinds[1], ranges)
+    row = quantized(np.ones((1, numbers), np.float32), kinds[1], ranges)
     assert row.nbytes == scale.vector_bytes(numbers, kinds[0])
 
 
