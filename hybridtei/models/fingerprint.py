@@ -24,8 +24,8 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw, tokeniz
 
 Fingerprint = Mapping[str, str | None]
 log = logging.getLogger(__name__)
-WEIGHTS = (".safetensors", ".bin", ".pt")  # if a model has its weights in several formats, the first counts
-# Both cases, accents, Chinese, spaces at the start and inside, special tokens as text.
+WEIGHTS = (".safetensors", ".bin", ".pt")  # if a model has weights in several formats, the first format counts
+# Upper and lower case, accents, Chinese, leading and inner spaces, special tokens as text.
 PROBE = " Na\u00efve CAF\u00c9,  \u6771\u4eac</s>[SEP]<|endoftext|> end"
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_function")
 

@@ -27,7 +27,7 @@ MAX_HITS = 50
 MAX_QUERY_CHARACTERS = 10_000
 MAX_TEXT_CHARACTERS = 1_000_000
 MAX_METADATA_BYTES = 100_000
-MAX_ANSWER_BYTES = 1_000_000  # a language model reads the whole answer
+MAX_ANSWER_BYTES = 1_000_000  # bound, since a language model reads the whole answer
 
 Query = Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="What to look for, in plain words.")]
 Limit = Annotated[int, Field(ge=1, le=MAX_HITS, description="How many hits at most.")]

@@ -135,7 +135,7 @@ def private_folder(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise OSError(f"{folder} is not a folder of this user's own (`chmod 700 {folder}` where it is yours)")
+        raise OSError(f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is yours)")
     return folder
 
 
@@ -249,8 +249,8 @@ def turn_off_telemetry() -> None:
     """Set the variables that the user has not set. Warn if ONNX Runtime is already imported: it may send reports already."""
     if "onnxruntime" in sys.modules and "ORT_DISABLE_TELEMETRY" not in os.environ:
         warnings.warn(
-            "onnxruntime was imported before hybridtei, so hybridtei cannot turn off the usage reports that it sends to its "
-            "maker: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment",
+            "onnxruntime was imported before hybridtei, so hybridtei cannot turn off onnxruntime's usage reports: import "
+            "hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -1,7 +1,7 @@
 """Settings of glibc's allocator: few heaps, and one trim after a model is loaded.
 
-glibc keeps freed memory as gaps too small to give back, in a heap for each of many threads. More heaps mean more gaps: after
-40,000 fuzzed requests five models held 85 MB more than at first with glibc's 8 heaps a core, and 5 MB with one heap a core.
+glibc keeps freed memory as gaps too small to give back, in a heap for each of many threads. After 40,000 fuzzed requests, five
+models held 85 MB more than at first with glibc's 8 heaps per core, and 5 MB more with one heap per core.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ TRIMMED_BYTES = 131_072  # glibc's variable for the free bytes at its end that a
 REUSED_BYTES = 64_000_000  # larger than any matrix
 
 COLLECTION = gc.get_threshold()  # Python's default
-START_OBJECTS = 50_000  # new objects between two collections while a program starts
+START_OBJECTS = 50_000  # new objects per garbage collection while a program starts
 
 
 def collect_seldom() -> None:
-    """Collect garbage seldom while a program starts: nearly all objects stay, and 150 collections take a tenth of the start."""
+    """Collect garbage rarely while a program starts: nearly all objects stay, and 150 collections would take a tenth of the
+    start."""
     gc.set_threshold(START_OBJECTS, *COLLECTION[1:])
 
 

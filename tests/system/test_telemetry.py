@@ -44,8 +44,8 @@ def test_one_that_imported_onnx_runtime_before_is_warned_once(tmp_path: Path) ->
     done = run("import onnxruntime\nimport hybridtei\nimport hybridtei.encoder", bare(tmp_path), "-W", "always")
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "RuntimeWarning" in line] == [
-        "<string>:2: RuntimeWarning: onnxruntime was imported before hybridtei, so hybridtei cannot turn off the usage reports "
-        "that it sends to its maker: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment"
+        "<string>:2: RuntimeWarning: onnxruntime was imported before hybridtei, so hybridtei cannot turn off "
+        "onnxruntime's usage reports: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment"
     ]
     assert device_ids(tmp_path) != []  # so this test would see it if the others left one too
     quiet = run("import onnxruntime, hybridtei", bare(tmp_path, ORT_DISABLE_TELEMETRY="1"), "-W", "error")

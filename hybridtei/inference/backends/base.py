@@ -33,9 +33,9 @@ class Backend:
 
     `padding`: the parts that cost n * max_seqlen tokens, not the sum of lengths. `busy_tokens`: the size of a batch that fills
     the device; more tokens only make other batches wait. `lanes`: the useful number of threads that call `forward`. `ahead`:
-    the number of batches that the engine may take beyond the lanes, to have them ready. `fills_cores`: a pass outside a lane
-    uses every core. `shares_prefixes`: it computes a batch's `prefix` once. `is_table`: one pass gives dense vectors of any
-    number of texts, without further memory.
+    the number of batches that the engine may prepare in addition to one per lane. `fills_cores`: a pass outside a lane uses
+    every core. `shares_prefixes`: it computes a batch's `prefix` once. `is_table`: one pass gives dense vectors of any number
+    of texts, without further memory.
     """
 
     spec: ModelSpec

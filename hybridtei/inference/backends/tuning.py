@@ -23,8 +23,8 @@ from hybridtei.system.machine import LaneKind
 FIRST_TOKENS = 64
 BEYOND = 2  # the largest measured pass, in sizes of the server's passes
 TEXT_TOKENS = 64  # tokens of each measured text
-PASSES = 5  # runs of a size; the fastest counts, since other programs can only slow a run down
-FLAT = 0.97  # share of the best rate that makes a smaller pass large enough
+PASSES = 5  # runs per size; the fastest counts, since other programs can only slow a run down
+FLAT = 0.97  # a smaller pass is large enough at this share of the best rate
 
 Rates = dict[int, float]  # size of a pass -> tokens a second of all bulk lanes; the smallest size first
 
@@ -64,7 +64,7 @@ def _table(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Genera
 
 
 def enough(rates: Mapping[int, float]) -> int:
-    """The smallest size that is about as fast as the fastest, of at least one."""
+    """The smallest size that is about as fast as the fastest one. `rates` is not empty."""
     return min(tokens for tokens, rate in rates.items() if rate >= FLAT * max(rates.values()))
 
 

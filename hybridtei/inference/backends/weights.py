@@ -1,8 +1,8 @@
 """Finds a checkpoint's tensors for a graph without weights, under the graph's names, independent of the runtime; and the parts
 of SPLADE's masked-language-model head in each family.
 
-All names of a checkpoint may have one prefix more, or one less, than the graph's. Any other difference means another model, and
-is refused.
+All names of a checkpoint may have a prefix that the graph's names lack, or the reverse. Any other difference means another
+model, and is refused.
 """
 
 from __future__ import annotations

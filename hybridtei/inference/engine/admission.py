@@ -4,7 +4,7 @@ Over HTTP a request without a free permit is refused at once. Over gRPC, streams
 tasks that they start, so that the same handlers serve both.
 
 A request of many inputs runs in several turns with the same permits, and a waiting stream may have endless messages. A few of
-these could hold all permits for minutes, so they leave a share to requests of one turn: a query finds a permit.
+these could hold all permits for minutes, so they leave a share of the permits to requests of one turn, such as queries.
 """
 
 from __future__ import annotations
@@ -68,10 +68,8 @@ class Bounds:
 
     @classmethod
     def of(cls, inputs: int, *, largest: int, permits: int) -> Self:
-        """Return bounds for more inputs than the `largest` allowed request. `permits`, all there are, may be fewer than that.
-
-        The inputs inside at once are those of `MAX_CHUNKS_AT_ONCE` ordinary requests. The answer grows with the request, so it
-        is bounded too.
+        """Return bounds for more inputs than the `largest` allowed request. `permits`, the total, may be fewer. As many inputs
+        are inside as in `MAX_CHUNKS_AT_ONCE` ordinary requests. The answer grows with the request, so it is bounded too.
         """
         if inputs <= min(largest, permits):
             return cls(inputs, max(inputs, 1), 1, inputs, MAX_ANSWER_NUMBERS)
@@ -139,7 +137,7 @@ class Admission:
     async def wait(self, inputs: int) -> int:
         """Wait for one permit an input. Return the number taken, at most what waiting callers may hold.
 
-        First come, first served: the first in line collects all permits that others give back.
+        First come, first served: the first waiting caller collects all permits that others give back.
         """
         inputs = min(inputs, self.permits - self._left)
         waiter = _Waiter(inputs, asyncio.get_running_loop().create_future())
@@ -208,8 +206,8 @@ class _Running:
 class Deadlines:
     """Bounds each piece of work to `seconds` of `clock`; 0: no bound. Used from one event loop's thread.
 
-    `asyncio.timeout` would make and cancel a timer for each request, which costs as much as tokenising a short text. All work
-    has the same bound, so the oldest is late first, and a single timer waits for it.
+    `asyncio.timeout` would make and cancel a timer per request, which costs as much as tokenising a short text. All work has
+    the same bound, so a single timer for the oldest work suffices.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:

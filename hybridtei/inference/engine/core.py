@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from hybridtei.inference.backends.base import Backend
 
 LOOK_AHEAD = 512  # the least number of waiting sequences that one choice considers
-SHORT_TOKENS = 16  # a choice considers as many texts of this length as a pass takes, and on a GPU there are permits for them
-MAX_SHARED_TOKENS = 8192  # tokens of a batch with a common prefix, which attention reads again for each sequence
+SHORT_TOKENS = 16  # a choice considers as many texts of this length as fill a pass; a GPU's default permits allow them
+MAX_SHARED_TOKENS = 8192  # tokens of a batch with a common prefix, counted for each sequence: attention reads it for each
 
 
 def shared_tokens(backend: Backend, config: EngineConfig) -> int:
@@ -47,7 +47,7 @@ def shared_tokens(backend: Backend, config: EngineConfig) -> int:
 class EngineBatch:
     """The sequences of a pass, their callers, and the lane of their queue.
 
-    `use_all_cores`: nothing else runs or waits, so the pass may use every core. `prefix`: as in `PackedBatch`.
+    `use_all_cores`: no other batch runs or waits, so the pass may use every core. `prefix`: as in `PackedBatch`.
     """
 
     encodings: Sequence[Encoding]
@@ -239,7 +239,7 @@ class EngineCore:
         elif self._parts_left:
             self._parts_left -= 1
             budget = max(budget, self._part_tokens)
-        if prefix and sum(lengths) <= budget + prefix:  # a second pass for the rest would compute the prefix again
+        if prefix and sum(lengths) <= budget + prefix:  # a second pass would compute the prefix again
             budget = sum(lengths)
         chosen = self._choose(queue, head, budget)
         if not chosen:
@@ -274,7 +274,7 @@ class EngineCore:
         return self._queues.get(kind, self._queues[LaneKind.BULK])
 
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
-        """Return the next sequences by tags, or, if a request has been overtaken enough, the allowed ones in order of
+        """Return the next sequences by tags; if a request has been overtaken enough, only the allowed ones, in order of
         arrival."""
         chosen = self._fitting(head, budget)
         allowed = queue.allowed(chosen)

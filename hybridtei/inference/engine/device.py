@@ -47,7 +47,7 @@ class ModelInstance:
     on_complete: Callable[[Sequence[EngineRequest]], None]
     on_death: Callable[[BackendError], None]
     healthy: bool = True
-    served_tokens: int = 0  # virtual tokens: an idle model gains no credit
+    served_tokens: int = 0  # virtual tokens: a model gains no credit while it is idle
     running: int = 0
     overdue: int = 0  # the running batches
     entered: set[int] = field(default_factory=set)  # threads that have called the backend's `enter_lane`
@@ -174,7 +174,7 @@ class Device:
                 instance, batch = work
                 instance.enter(kind)
                 instance.on_complete(self._run(instance, batch))
-        except BaseException as error:  # a defect in this package must not make requests wait for ever
+        except BaseException as error:  # after a defect in this package, requests must not wait for ever
             log.critical("a lane died; every waiting request fails", exc_info=True)
             self._die(BackendError(f"the engine stopped: {error}"))
 

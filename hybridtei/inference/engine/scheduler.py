@@ -1,7 +1,7 @@
 """Requests, their order in a queue, and the choice of the sequences that run next.
 
 `FairQueue` orders sequences by tags; identical ones wait as one. A request's tags grow with each of its tokens, and the lowest
-tag runs first. So a request's thousandth text waits behind another's five-token query. Nothing starves, since virtual time
+tag runs first. So a request's thousandth text waits for another request's five-token query. Nothing starves, since virtual time
 advances with served tokens (start-time fair queueing, Goyal et al. 1996). `Arrivals` bounds that order: later work may overtake
 a request's last sequence by at most `OVERTAKEN` times the request's tokens, over all queues of a model. Then it is the
 request's turn.
@@ -47,7 +47,7 @@ class EngineRequest:
     _missing: int = 0
 
     def __post_init__(self) -> None:
-        self._missing = len(self.encodings) if self.heads else 0  # a request without heads needs no pass
+        self._missing = len(self.encodings) if self.heads else 0  # a request without heads needs no forward pass
 
     @property
     def done(self) -> bool:
@@ -82,9 +82,9 @@ class EngineRequest:
 
 EXPRESS_TOKENS = 48  # tokens of the longest express request: some milliseconds of one core
 EXPRESS_BACKLOG_TOKENS = 8192  # with more waiting tokens, short requests are bulk work in small pieces
-ALLOWED = {Padding.ATTENTION: 1.06, Padding.ALL: 1.25}  # bound of a batch's cost, in times its useful tokens
+ALLOWED = {Padding.ATTENTION: 1.06, Padding.ALL: 1.25}  # bound of a batch's cost, as a multiple of its useful tokens
 ATTENTION_TOKENS = 1000  # length of texts in which attention costs as much as the rest, in small models
-MIN_SHARE_TOKENS = 128  # in smaller batches a core waits for weights
+MIN_SHARE_TOKENS = 128  # in smaller batches a core waits for memory
 
 
 def lane_for(request_tokens: int, backlog_tokens: int) -> LaneKind:
@@ -96,8 +96,8 @@ def lane_for(request_tokens: int, backlog_tokens: int) -> LaneKind:
 def share(lengths: Sequence[int], waiting_tokens: int, lanes: int, max_tokens: int, *, idle: bool = False) -> int:
     """Return the token budget of one batch if `lanes` share the waiting work, so that no lane takes all while another idles.
 
-    `lengths`: of the next sequences. `idle`: nothing runs, so one pass on all cores may take everything if one sequence is
-    longer than a lane's part, since a division would end no sooner.
+    `lengths`: of the next sequences. `idle`: no pass runs. If one sequence is then longer than a lane's part, one pass on all
+    cores may take all waiting work, since dividing it would not end earlier.
     """
     part = -(-waiting_tokens // lanes)
     if idle and waiting_tokens <= max_tokens and max(lengths, default=0) > part:
@@ -124,10 +124,10 @@ def choose(
 ) -> list[int]:
     """Return the ascending places in `waiting` (lengths in tokens, in order of turn) of the sequences that run next.
 
-    The first is always chosen, even if it is too long, so the queue moves. Equal queues give equal batches.
+    The first is always chosen, even if it is too long, so that the queue never stops. Equal queues give equal batches.
 
-    `prefix`: the tokens before each sequence that a batch computes once. Padding may cost that much more, since another batch
-    would compute the prefix again. With the prefix counted for each sequence, a batch has at most `shared_tokens` tokens.
+    `prefix`: the tokens before each sequence that a batch computes once. Padding may cost up to `prefix` more, since another
+    batch would compute the prefix again. With the prefix counted for each sequence, a batch has at most `shared_tokens` tokens.
     """
     if not waiting:
         return []
@@ -152,8 +152,8 @@ def choose(
 
 CallerPlace = tuple[EngineRequest, int]  # a request, and the sequence's place in it
 
-OVERTAKEN = 2.0  # later work that may overtake a request, in times the request's tokens
-OVERTAKEN_BY_BULK = 0.25  # the part for short requests with express lanes, which must not wait for a bulk lane
+OVERTAKEN = 2.0  # later work that may overtake a request, as a multiple of the request's tokens
+OVERTAKEN_BY_BULK = 0.25  # bulk work that may overtake a short request, which must not wait for a bulk lane
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -161,7 +161,7 @@ class Waiting:
     """One sequence, and the requests that wait for it. `tag`: the lowest of theirs."""
 
     tag: int
-    arrived: int  # tokens that had arrived at its queue, its own included
+    arrived: int  # tokens that have arrived at its queue, including its own
     encoding: Encoding = field(compare=False)
     key: bytes = field(compare=False)  # the encoding's key
     callers: list[CallerPlace] = field(compare=False)
@@ -216,7 +216,7 @@ class Arrivals:
 
     def limit(self, kind: LaneKind, chosen: Sequence[Waiting] = ()) -> float:
         """Return the `Waiting.arrived` up to which a queue's work may be taken now, if `chosen` is taken too."""
-        if len(self._turns) < 2:  # none waits but the one
+        if len(self._turns) < 2:  # it is the only waiting request
             return inf
         leaving = Counter(request for waiting in chosen for request, _ in waiting.callers)
         return min(
@@ -255,7 +255,7 @@ class FairQueue:
                 waiting.callers.append((request, place))
                 self.shared += 1
                 if tag + len(encoding) >= waiting.tag:
-                    continue  # its tag is already low enough
+                    continue  # its tag is low enough already
                 del self._queue[bisect_left(self._queue, waiting)]
                 waiting = replace(waiting, tag=tag + len(encoding))
             else:

@@ -99,7 +99,7 @@ class EngineService:
         if self._own_device is not None:
             await asyncio.to_thread(self._own_device.stop, end - monotonic())
         for pool in (self._pool, self._side_pool):
-            pool.shutdown(wait=False)  # its remaining work ends there: the queue refuses it
+            pool.shutdown(wait=False)  # the queue refuses its remaining work
 
     @property
     def reader(self) -> TextReader:
@@ -176,7 +176,7 @@ class EngineService:
         lengths = [len(encoding) for encoding in encodings]
         self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
         tokenised = perf_counter_ns()
-        if not chunk.heads:  # nothing to compute, so it needs no place in the queue
+        if not chunk.heads:  # nothing to compute
             return Answered(
                 chunk.finish(self.model, encodings, HeadOutputs()), chunk.size, lengths, Timings(tokenised - began, 0, 0)
             )

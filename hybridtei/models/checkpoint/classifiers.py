@@ -261,7 +261,7 @@ def in_modules(folder: Path, modules: Modules, config: JsonObject, hidden_size: 
     steps = read_steps(folder, modules, None, hidden_size * len(poolings))
     count, declared = steps[-1].out_features, config.get("id2label")
     if len(poolings) > 1:
-        raise UnsupportedArchitecture(f"{folder}: scores of {len(poolings)} poolings side by side are not supported")
+        raise UnsupportedArchitecture(f"{folder}: scores of {len(poolings)} concatenated poolings are not supported")
     named = isinstance(declared, dict) and len(declared) == count
     labels = _labels(config) if named else tuple(f"LABEL_{i}" for i in range(count))
     return ClassifierHead(poolings[0], steps, "", labels)

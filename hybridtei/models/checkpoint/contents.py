@@ -17,7 +17,7 @@ INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 READ = "hybridtei reads model.safetensors or its shards, or pytorch_model.bin"
 NOT_FETCHED = "GGUF, TensorFlow's and Flax's files are not fetched from the hub"
 ORIGINAL = "give the model that they were made from, whose repository has them"
-# Files of other programs' weights -> what they are, and what the user should do.
+# Pattern of unsupported weight files -> their description, and what the user should do.
 FOREIGN: Mapping[str, tuple[str, str]] = {
     "*.gguf": ("weights for llama.cpp (GGUF)", ORIGINAL),
     "tf_model*.h5": ("TensorFlow's weights", "transformers 4 converts them, by `from_tf=True` and `save_pretrained`"),
@@ -78,8 +78,10 @@ def _check_adapter(folder: Path) -> None:
     kind = _shown(settings.get("peft_type") or "of an unnamed kind")
     own = "beside weights of a model" if weight_files(folder) else "without the weights of its model"
     raise LoadError(
-        f"{file}: an adapter ({kind}) of {base}, {own}; adapters in files of their own are not applied. Merge it into that "
-        "model once, by these two lines of Python with peft, and serve the new folder with the tokenizer's files beside it:\n"
+        f"{file}: an adapter ({kind}) of {base}, "
+        f"{own}; hybridtei does not apply adapters "
+        "in separate files. Merge it into that model once, by these two lines of Python "
+        "with peft, and serve the new folder with the tokenizer's files beside it:\n"
         "from peft import AutoPeftModelForFeatureExtraction as Model\n"
         f'Model.from_pretrained("{folder}").merge_and_unload().save_pretrained("{folder}-merged")'
     )

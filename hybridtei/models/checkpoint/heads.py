@@ -1,7 +1,6 @@
 """Head files beside a model: BGE-M3's two files, or our one file. They are found by name and checked by shape.
 
-An incomplete head is an error. The reference implementation uses random weights if a file is missing, and logs that only at
-level info.
+An incomplete head is an error; the reference implementation uses random weights if a file is missing.
 
 Our file (`hybridtei_heads.safetensors`, written by `hybridtei train`) has its description as JSON in the safetensors metadata,
 under `hybridtei_heads`.
@@ -35,7 +34,7 @@ class SparseHead:
 
     `inputs`: the parts of x: "hidden" (last hidden state), "embedding" (layer-normed word embedding).
     `idf`: query weights are multiplied by the collection's inverse document frequency.
-    `own`: the file is ours, with several named heads.
+    `own`: the file is in our format, with several named heads.
     `active` of `splade`: the number of largest weights to keep; 0: all.
     `double_log`: SPLADE's weights go through log(1 + x) twice.
     `queries`: the table that replaces the model for queries (a folder, or `idf.json`).

@@ -256,8 +256,8 @@ def _rename(config: Config, name: str, ours: str, file: Path) -> None:
         raise LoadError(f"{file}: `{name}` is {value!r}, but `{ours}` is {config[ours]!r}")
 
 
-# Classes of publishers' own code -> the family that computes the same. The names lack the final "Model" or "For…"; a name that
-# transformers also has includes its module.
+# Classes of publishers' own code -> the family that computes the same. Names lack the final "Model" or "For…"; a name that also
+# exists in transformers includes its module.
 CODE: Mapping[str, str] = {
     "EuroBert": "eurobert",
     "Gte": "gte",

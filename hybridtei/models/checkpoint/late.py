@@ -191,7 +191,7 @@ class _Words:
         names = [token] if token is not None else [token_text(self.tokenizer.get(key)) for key in ("mask_token", "eos_token")]
         token_id = next((self.vocabulary[name] for name in names if name is not None and name in self.vocabulary), None)
         if token_id is None:
-            raise LoadError(f"{file}: queries are to be widened with one of {names}, which the vocabulary lacks")
+            raise LoadError(f"{file}: queries should be expanded with one of {names}, which the vocabulary lacks")
         return token_id
 
     def marked(self, prefix: str | None, **settings: Any) -> Side:

@@ -108,7 +108,7 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
 
 
 def activation_name(name: str, where: Path | str) -> str:
-    """Return an activation's name ("gelu") from it or from a class path ("torch.nn.GELU"). Imports nothing."""
+    """Return an activation's name ("gelu") from the name or a class path ("torch.nn.GELU"). Imports nothing."""
     plain = name.rsplit(".", 1)[-1].lower()
     plain = OTHER_NAMES.get(plain, plain)
     if plain not in ACTIVATIONS or ("." in name and not name.startswith(("torch.nn.", "transformers.activations."))):

@@ -28,7 +28,7 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 TRANSFORMERS = ("MLMTransformer", "Transformer")
-QUANTIZER = "FlexibleQuantizer"  # of pplx-embed's repository: rounds pooled vectors (`ModelSpec.is_rounded`)
+QUANTIZER = "FlexibleQuantizer"  # pplx-embed's module, which rounds pooled vectors (`ModelSpec.is_rounded`)
 STATIC, CODER = "StaticEmbedding", "SparseAutoEncoder"
 STEPS = ("Dense", "LayerNorm")  # on pooled vectors, in any number and order
 ORDER = (*TRANSFORMERS, STATIC, "LogitScore", "Pooling", "SpladePooling", *STEPS, QUANTIZER, CODER, "Normalize")
@@ -214,7 +214,7 @@ def read_pooling(
             f"{file}: missing, so nothing says how states of {name} become one vector; give --pooling mean, which "
             f"sentence-transformers takes then, or last-token, which most language models that embed are trained with{ranks}"
         )
-    log.warning("%s: missing; taking the first token (cls), as TEI does: say --pooling if the model wants another", file)
+    log.warning("%s: missing; taking the first token (cls), as TEI does: set --pooling if the model needs another", file)
     return ("cls",)
 
 

@@ -3,8 +3,8 @@
 The template comes from our own file beside the model, else from the chat template that sentence-transformers renders, else from
 the table of known families. config.json never has one, and without a template the model ranks almost at random.
 
-Templates may contain special tokens. In queries and documents, which come from users, special tokens are read as plain text
-(`text.reader`).
+Templates may contain special tokens. In queries and documents, which come from users, the tokenizer reads special tokens as
+plain text (`text.reader`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hybridtei.models.checkpoint.sizes import sentence_config
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_tokenizer, read_vocabulary
 
 OWN_FILE = "hybridtei_rerank.json"
-MAX_TEMPLATE, MAX_SLOTS = 20_000, 16  # characters; slots, each for a whole text of a request (known templates: 900, 3)
+MAX_TEMPLATE, MAX_SLOTS = 20_000, 16  # characters; slots, each for one text (known templates: 900, 3)
 SLOT = re.compile(r"\{(instruction|query|document)\}")
 
 

@@ -54,7 +54,7 @@ def default_prompt(
     name = sentence.get("default_prompt_name")
     if isinstance(name, str) and name in (prompts or {}):
         if ignores and (prompts or {})[name]:
-            log.warning("%s: `default_prompt_name` %r is left out, as TEI does: the model scores", folder / MODEL_FILE, name)
+            log.warning("%s: `default_prompt_name` %r is ignored, as in TEI: the model scores", folder / MODEL_FILE, name)
         return name if embeds else None
     if name is None or name in ("query", "document") or not embeds:
         return None

@@ -167,7 +167,7 @@ def sentence_config(folder: Path) -> JsonObject:
 OFFSET_FAMILIES = frozenset(
     {"roberta", "xlm-roberta", "camembert", "xlm-roberta-flash", "xlm-roberta-xl", "data2vec-text", "mpnet"}
 )
-MPNET_PADDING = 1  # its class counts from the fixed id 1 and ignores `pad_token_id`
+MPNET_PADDING = 1  # its class uses the fixed id 1 and ignores `pad_token_id`
 # Families that can be trained with relative or ALiBi positions, which transformers 5 would run as absolute ones.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset(
@@ -193,8 +193,7 @@ def positions_of(model_type: str, padding_id: int) -> Positions:
 def read_padding_id(model_type: str, config: JsonObject) -> int:
     """Return the id of padding. In offset families positions begin after it.
 
-    Offset families have transformers' default. Other families mask padding, so any id will do; some decoders write -1 for
-    "none".
+    Offset families have transformers' default. Other families mask padding, so any id works; some decoders write -1 for "none".
     """
     declared, offset = config.get("pad_token_id"), model_type in OFFSET_FAMILIES
     if declared is None or (declared == -1 and not offset):

@@ -4,8 +4,8 @@ Checkpoints of the same trunk name its tensors with or without a prefix ("bert.e
 ends.
 
 A float32 tensor is a read-only view of the mapped file. All processes that serve the file share its pages, which the system can
-drop and read again. Replace a checkpoint by renaming another file over it, as downloaders do: writing into a served file
-changes the weights of the running server.
+drop and read again. To replace a checkpoint, rename another file over it, as downloaders do: writing into a mapped file changes
+the weights of a running server.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """Return the shards of a folder without an index: as many as the name of one states, existing or not."""
+    """Return the shards of a folder without an index, existing or not: a shard's name states their number."""
     named = (SHARD.fullmatch(file.name) for file in sorted(folder.glob("model-*.safetensors")))
     first = next((match for match in named if match), None)
     if first is None:

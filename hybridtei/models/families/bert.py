@@ -281,7 +281,8 @@ def _distances(o: Ops, s: Settings, rows: int, hidden: int, eps: float) -> Rows:
 
 
 def deberta_buckets(number: int, furthest: int, span: int, longest: int) -> NDArray[np.int64]:
-    """The row of the distance table for each query minus key from -longest to longest: exact if near, logarithmic if far."""
+    """The row of the distance table for each distance (query minus key) from -longest to longest: exact if near, logarithmic if
+    far."""
     distance = np.arange(-longest, longest + 1)
     place = distance
     if number > 0 and furthest > 0:

@@ -137,8 +137,8 @@ def neighbour_groups(vectors: Tensor, size: int, generator: torch.Generator) -> 
     """Split the rows of `vectors` [n, hidden_size] into groups of near neighbours; return their row numbers.
 
     Every group has exactly `size` rows, but one has the remainder if n is no multiple. The rows are halved again and
-    again at the median along the line between two means: n log n work (exact neighbours: n^2), and a different grouping
-    for each state of `generator`.
+    again at the median along the line between two means: n log n work (exact neighbours: n^2), and the grouping depends on
+    `generator`.
     """
     groups: list[Tensor] = []
     pending = [torch.arange(len(vectors))]

@@ -177,7 +177,7 @@ class TextReader:
             raise EmptyInput("`inputs` cannot be empty")
         prompt = self.prompts.named(prompt_name)
         item = self._bounded(item, truncate, direction)
-        # With a prompt, the special tokens around the whole text replace those in the ids.
+        # With a prompt, special tokens around the whole text replace the special tokens in the ids.
         whole = isinstance(item, str) or prompt is not None
         if not isinstance(item, str):  # a single id may decode to a long text
             item = self._bounded(self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction)

@@ -30,7 +30,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 
 log = logging.getLogger(__name__)
 
-SHORT_CHARACTERS = 256  # shorter texts keep the GIL: getting it back from another thread takes longer than tokenising
+SHORT_CHARACTERS = 256  # shorter texts keep the GIL: taking it back from another thread takes longer than tokenising
 
 Direction = Literal["left", "right"]
 Text = str | tuple[str, str]  # the checkpoint's template joins a pair to one input

@@ -30,12 +30,12 @@ REFUSED = frozenset({400, 404, 413, 422, 424})
 REPLAYED = ("/embed", "/v1/embeddings", "/embeddings")
 NEIGHBOURS = 10
 MAX_KEPT_TEXTS = 256  # a recording's last different texts, among which neighbours are searched
-KEPT_APART, KEPT_OVERLAP = 1e-4, 0.99  # an index can be kept up to this 1 - cosine, and from this overlap on
+KEPT_APART, KEPT_OVERLAP = 1e-4, 0.99  # an index can be kept if 1 - cosine is at most this, and the overlap at least this
 VERDICTS = {True: "keep the index", False: "embed again"}
 SAME = 1e-9  # 1 - cosine: float32 in another order of summation, or the same tokens, stay below 1e-11
-EXPLAINS = 0.02  # a cause explains a difference if removing it leaves at most this share
+EXPLAINS = 0.02  # a cause explains a difference if at most this share remains without the cause
 READ_WORDS = 2048  # of the longest text
-OTHER_LENGTH = 0.15  # least relative difference of two truncation lengths, since a prompt also takes some tokens
+OTHER_LENGTH = 0.15  # smaller relative differences of truncation lengths are ignored, since a prompt also takes tokens
 KNOWN_PROMPTS = (
     *("query: ", "passage: ", "search_query: ", "search_document: ", "clustering: ", "classification: "),
     "Represent this sentence for searching relevant passages: ",

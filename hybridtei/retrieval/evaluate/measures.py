@@ -1,4 +1,4 @@
-"""Judged queries, and the quality and speed of each way of searching them on a server.
+"""Judged queries, and quality and speed of each search mode on a server.
 
     corpus.jsonl                 {"_id" or "id", "title", "text"} a line; `ingest` reads it
     queries.jsonl                {"_id" or "id", "text"} a line; the queries of all splits, but only judged ones count
@@ -225,7 +225,7 @@ async def _run(
 
 
 def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
-    """Give documents, the best first, strictly descending scores, since measures order equal scores arbitrarily."""
+    """Give documents, the best first, strictly descending scores: measures order equal scores arbitrarily."""
     return {document: -float(place) for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)}
 
 

@@ -44,7 +44,7 @@ def write_chart(evaluation: Evaluation, path: Path) -> None:
     check_chart(path)
     from matplotlib.figure import Figure  # without pyplot: no window, no state
 
-    results = list(evaluation.results)[::-1]  # bars are drawn from the bottom up
+    results = list(evaluation.results)[::-1]  # matplotlib draws bars from the bottom up
     figure = Figure(figsize=(11, 1.2 + 0.5 * len(results)), layout="constrained")
     quality, latency = figure.subplots(1, 2, width_ratios=(3, 2))
     bar = 0.8 / len(MEASURES)
@@ -150,12 +150,12 @@ def ingest_missing(
     if asyncio.run(_exists(store, collection)):
         return
     tell(f"{collection} is not there yet: ingesting {folder}, a point a document")
-    # judgements are for whole documents, and published figures for the part that a model reads
+    # judgements rate whole documents, and published figures use the part that a model reads
     choices = {"no_chunking": True, "quiet": quiet}
     summary = ingest(folder, collection, model, store, engine_config=engine, tell=tell, **choices)
     tell(summary.in_words())
     if summary.status:
-        raise StoreError("the ingest did not come to its end: run the same command again")
+        raise StoreError("the ingest is incomplete: run the same command again")
 
 
 async def _exists(config: StoreConfig, collection: str) -> bool:

@@ -112,7 +112,7 @@ def payload_of(document: Document, chunk: Chunk, chunks: int, digest: str, setti
 
 DEFAULT_TOKENS = 512  # default for models that read more, so that a hit is short enough to show
 LATE_SHARE, LATE_DEFAULT_SHARE = 2, 4  # a late chunk is at most 1/2, and by default 1/4, of the model's length
-OVERLAP_SHARE = 8  # by default a chunk repeats at most 1/8 of the previous one
+OVERLAP_SHARE = 8  # by default a chunk repeats at most 1/8 of the previous chunk
 MIN_TOKENS = 8
 WORD, WORDS_BETWEEN_EDGES = re.compile(r"\S+"), 4  # possible bounds of late chunks' windows
 CHARACTERS_PER_TOKEN = 32

@@ -1,11 +1,11 @@
 """The files of SOURCE, and their documents: plain text, Markdown, HTML and PDF files are one document each.
 
 SOURCE is a file, a BEIR folder, or a folder of any of these. The order of files is always the same. A file's label is the
-source's name in the collection and the path below it. Skipped are hidden files, links that lead out of the folder, all folders
-behind links, and an ingest's own files: collections of the embedded engine, and files of rejected records.
+source's name in the collection plus the path below the source. Skipped are hidden files, links that lead out of the folder, all
+folders behind links, and an ingest's own files: collections of the embedded engine, and files of rejected records.
 
-A reader yields documents one by one, with one record or one small file in memory. It yields a part that is no document as a
-`Rejection` with its place and the reason, and goes on. The quarantine is the file of rejections, JSON lines of `source`,
+A reader yields documents one by one, with one record or one small file in memory. For a part that is not a document it yields a
+`Rejection` with place and reason, and continues. The quarantine is the file of rejections, JSON lines of `source`,
 `location`, `reason` and `excerpt` that each ingest writes again.
 """
 
@@ -37,7 +37,7 @@ HTML_BLOCKS = (
     "li,main,nav,ol,p,pre,section,table,td,th,tr,ul"
 )
 HTML_UNSEEN = ("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "select", "head")
-BREAK = "\x1e"  # marks the end of a block until white space is folded
+BREAK = "\x1e"  # marks the end of a block until white space is collapsed
 CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE)
 HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 MAX_PAGES = 20_000
@@ -268,9 +268,7 @@ class Quarantine:
             with path.open("rb") as file:
                 first = file.readline(MAX_FIRST_BYTES)  # of a killed ingest it may be incomplete
             if first and not (first.startswith(b'{"source":') and b'"location":' in first):
-                raise InvalidInput(
-                    f"{path}: holds something else than what an earlier ingest could not take; name another file"
-                )
+                raise InvalidInput(f"{path}: is not a quarantine file of an earlier ingest; name another file")
         path.unlink(missing_ok=True)
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ to paths. A file or folder below a known path belongs to that source, so it can 
 names without paths: the first ingest of a path takes the name over.
 
 Only one ingest at a time writes to a collection: in a folder by a file lock, on a server by a lease in the metadata, which the
-holder renews. A lease that is not renewed for `LEASE_S` belongs to a dead ingest. Clocks of machines are not compared.
+holder renews. If a lease is not renewed for `LEASE_S`, its ingest has died. Clocks of machines are not compared.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Ledger:
         return found
 
     async def documents(self, keys: Iterable[str]) -> dict[str, StoredDocument]:
-        """The documents whose first chunk, at least, is in the collection."""
+        """The documents of which at least the first chunk is in the collection."""
         firsts = {key: version async for (key, _), version in self._versions((key, 0) for key in keys)}
         counts = {key: self._chunks(version) for key, version in firsts.items()}
         rest = ((key, number) for key, count in counts.items() for number in range(1, count))
@@ -208,8 +208,8 @@ class Source:
         other = next((path for path, taken in known.items() if taken == name), None)
         if chosen is None and other is not None:
             raise InvalidInput(
-                f"{place}: the collection has a source {name!r}, which is {other}. Name this one by --source-name NAME; if it "
-                f"is the same source at another place, by --source-name {name}"
+                f"{place}: the collection has a source {name!r}, which is {other}. Name this source with --source-name "
+                f"NAME; if it is the same source at a new path, use --source-name {name}"
             )
         return cls(place, name, known, is_new=True, is_taken_over=chosen is None)
 

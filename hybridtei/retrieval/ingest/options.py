@@ -46,12 +46,12 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     """Options of an ingest."""
 
     source: str
-    collection: Annotated[str, flag("collection to fill; made if it does not exist", metavar="NAME")]
+    collection: Annotated[str, flag("collection to fill; created if missing", metavar="NAME")]
     url: Annotated[str | None, flag("embed by this running hybridtei, such as http://localhost:3000")] = None
     url_api_key: Annotated[str | None, flag("key of --url")] = None
     outputs: tuple[str, ...] | None = None
     chunk_tokens: Annotated[
-        int | None, flag("tokens of a chunk [default: what the model reads, late a quarter of it; 512 at most]")
+        int | None, flag("tokens of a chunk [default: the model's input, at most 512; for late chunks a quarter of it]")
     ] = None
     chunk_overlap: Annotated[
         int | None, flag("tokens that a chunk may repeat [default: an eighth of it, none for late chunks]")
@@ -60,21 +60,21 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
         Literal["plain", "late"], flag("late: read a chunk with the text around it (models that pool by mean)")
     ] = "plain"
     no_chunking: Annotated[bool, flag("one chunk a document; the model cuts longer texts")] = False
-    source_name: Annotated[
-        str | None, flag("SOURCE's name in ids and payloads, independent of its path [default: its file name]", metavar="NAME")
-    ] = None
+    source_name: Annotated[str | None, flag("SOURCE's name in ids and payloads [default: its file name]", metavar="NAME")] = (
+        None
+    )
     quarantine: Annotated[str | None, flag("file of rejected documents [default: NAME.quarantine.jsonl]", metavar="FILE")] = (
         None
     )
     delete_missing: Annotated[bool, flag("delete documents that have left SOURCE since an earlier ingest")] = False
-    dry_run: Annotated[bool, flag("say what would be stored and deleted, and change nothing")] = False
+    dry_run: Annotated[bool, flag("print what would be stored and deleted, and change nothing")] = False
     reread: Annotated[bool, flag("also read files whose size, times and inode have not changed")] = False
     engine: Annotated[Literal["local", "ray"], flag("where to embed: here, or in a Ray cluster")] = "local"
     ray_workers: Annotated[int | None, flag("workers, a processor each [default: all of the cluster]")] = None
     ray_address: Annotated[
         str | None, flag("Ray cluster [default: RAY_ADDRESS, else a new one on this machine]", metavar="ADDRESS")
     ] = None
-    defer_indexing_mb: Annotated[int, flag("from this size of a run on, a server indexes after the run")] = 16
+    defer_indexing_mb: Annotated[int, flag("for runs of at least this size, a server indexes after the run")] = 16
     wait_indexed: Annotated[bool, flag("do not wait until a server has indexed the points")] = True
     quiet: Annotated[bool, flag("show no progress")] = False
     plan: CollectionPlan = CollectionPlan()
@@ -172,7 +172,9 @@ class Summary:
             why = stats.kept or "--delete-missing deletes them"
             lines.append(f"{missing:,} documents left the source and stay searchable: {why}")
         if unclear := stats.documents_unclear:
-            lines.append(f"{unclear:,} documents may be gone too: their files could not be read whole, so they stay")
+            lines.append(
+                f"{unclear:,} documents may also have left the source: their files could not be read completely, so they stay"
+            )
         if stats.stopped:
-            lines.append("stopped before the end: run the same command again to go on")
+            lines.append("stopped before the end: run the same command again to continue")
         return "\n".join(lines)

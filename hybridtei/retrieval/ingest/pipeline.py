@@ -118,9 +118,9 @@ async def _settle_missing(preparation: Preparation, writer: Writer | None, tell:
     keys, stats = missing_from_source(preparation), preparation.stats
     deletes = preparation.options.delete_missing and bool(keys)
     if deletes and not stats.documents + stats.unchanged:
-        stats.kept = "it yielded none at all, so none is deleted"
+        stats.kept = "the source has no documents, so none is deleted"
     elif deletes and preparation.source.is_taken_over:
-        stats.kept = "the collection is of 0.1, which did not note whose they are: the next ingest deletes them"
+        stats.kept = "0.1 made the collection and did not record their source: the next ingest deletes them"
     if not deletes or stats.kept is not None:
         stats.documents_missing = len(keys)
         return
@@ -158,7 +158,7 @@ async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stoppi
         batches = preparation.batches()
         while not stopping.is_set() and (batch := await loop.run_in_executor(reading, next, batches, None)) is not None:
             future = loop.run_in_executor(embedding, embed, batch)
-            future.add_done_callback(read_error)  # raised when the batch is written
+            future.add_done_callback(read_error)  # the error is raised when the batch is written
             await embedded.put(future)
         await embedded.put(None)
 

@@ -182,6 +182,6 @@ class Preparation:
         for pending, chunks in zip(group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True):
             pending.chunks, pending.tokens = len(chunks), sum(chunk.tokens for chunk in chunks)
             if all(chunk.tokens <= self.chunker.around for chunk in chunks):
-                self._reject(pending.document, "its text becomes no token of the model's")
+                self._reject(pending.document, "the tokenizer makes no token of its text")
                 continue
             yield [PendingChunk(pending, chunk) for chunk in chunks]

@@ -92,7 +92,7 @@ class _Ingest:
             raise InvalidInput(f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more")
         if options.engine == "ray":
             if options.url is not None:
-                raise InvalidInput("--url and --engine ray exclude each other: the engines are a server's, or in the cluster")
+                raise InvalidInput("--url and --engine ray exclude each other: either a server or the cluster embeds")
             from hybridtei.retrieval.ray import check
 
             check(options.ray_workers)
@@ -107,7 +107,7 @@ class _Ingest:
         self.store = open_store(config)
         tell(f"store     {place_of(config)}")
         served = _served(given) if isinstance(given, Client) else None
-        if given is not None and model.model_id == EMBEDDED_MODEL:  # the default, so the user named none
+        if given is not None and model.model_id == EMBEDDED_MODEL:  # the default: the user named no model
             model_id = given.model_id if served is None else str(served["model_id"])
             model = msgspec.structs.replace(model, model_id=model_id)
         self.model = model
@@ -154,7 +154,7 @@ class _Ingest:
                 if not stats.stopped and not options.dry_run:  # an earlier run may have ended before this step
                     await self._index(store)
             except (StoreUnavailable, ConnectionError, BackendError, NoKey) as error:
-                done = f"{stats.documents:,} documents were stored; run the same command again to go on from there"
+                done = f"{stats.documents:,} documents were stored; run the same command again to continue from there"
                 error.args = (f"{error}\n{done}",)
                 raise
         rejected = str(preparation.quarantine.path) if len(preparation.quarantine) else None

@@ -35,7 +35,7 @@ from hybridtei.retrieval.store.points import check_points, point_id, to_points
 from hybridtei.system.retries import retry_unavailable
 
 log = logging.getLogger(__name__)
-RECENT_TEXTS = 50  # if more than half of this many last texts failed, the engine is at fault, not the texts
+RECENT_TEXTS = 50  # if more than half of the last texts failed (this many), the engine is at fault, not the texts
 MAX_HELD_BYTES = 64_000_000  # of vectors in memory; further ones go to a temporary file
 
 

@@ -24,8 +24,8 @@ class MigrateOptions(Struct, frozen=True, kw_only=True):
     multivector_dtype: MultivectorDtype | None = None
     dense_dim: Annotated[int | None, flag("dimensions to keep of dense vectors [default: all]")] = None
     drop_outputs: Annotated[
-        str | None, flag("outputs that the collection has and the new model lacks, such as sparse,multivector")
+        str | None, flag("outputs to drop because the new model lacks them, such as sparse,multivector")
     ] = None
     no_switch: Annotated[bool, flag("fill the copy only; the same command without this flag switches")] = False
-    yes: Annotated[bool, flag("let an alias take the place of a collection of that name")] = False
+    yes: Annotated[bool, flag("let an alias replace the collection of that name")] = False
     quiet: Annotated[bool, flag("no progress")] = False

@@ -8,7 +8,7 @@ with their vectors, to `NAME.0`, which answers while an alias takes the name. Th
     switching_until  of the old collection: writers wait until this time, or until the name is switched
     stand_in         of a collection that moves: the collection that answers instead
 
-A killed command may be run again: it copies points that differ, and goes on.
+Run a killed command again: it copies points that differ, and continues.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class MigrationRun:
         lines = [f"{self._name}: {await self._counted(target)} answers"]
         lines += [f"  {await self._counted(str(one.stored_as))} is a copy" for one in await self._with(MIGRATION_OF, target)]
         if previous is not None:
-            lines.append(f"  {await self._counted(previous)} answered before: --rollback goes back, --delete-old deletes it")
+            lines.append(f"  {await self._counted(previous)} is the previous one (--rollback, --delete-old)")
         return "\n".join(lines)
 
     async def _counted(self, collection: str) -> str:
@@ -136,8 +136,8 @@ class MigrationRun:
         is_plain, options = source == self._name, self._options
         if is_plain and not (options.no_switch or options.yes):
             raise InvalidInput(
-                f"{source!r} is a collection, and an alias takes its name: other clients of the store may find neither for a "
-                "moment. --yes agrees, --no-switch fills the copy only"
+                f"{source!r} is a collection, and an alias will take its name: for a moment other clients of the store may "
+                "find neither. --yes accepts this; --no-switch fills the copy only"
             )
         if strange := {*old.vectors, *old.sparse} - set(NAMES):
             raise InvalidInput(f"collection {source!r} has vectors that no model here makes: {', '.join(sorted(strange))}")
@@ -209,7 +209,7 @@ class MigrationRun:
         source, previous = str(current.stored_as), current.metadata.get(PREVIOUS)
         old = None if previous is None else await self._store.describe(previous)
         if previous is None or old is None:
-            raise InvalidInput(f"collection {self._name!r}: what answered before is gone; migrate --to the old model")
+            raise InvalidInput(f"collection {self._name!r}: the previous one was deleted; migrate --to the old model")
         convert = self._embedding(replace(old, stored_as=previous))
         await self._catch_up(source, previous, convert)
         async with self._held(source):
@@ -219,7 +219,7 @@ class MigrationRun:
 
     async def _delete_old(self, current: CollectionSchema) -> None:
         if (previous := current.metadata.get(PREVIOUS)) is None:
-            raise InvalidInput(f"collection {self._name!r}: nothing answered before")
+            raise InvalidInput(f"collection {self._name!r}: there is no previous collection")
         await self._store.drop(previous)
         await self._store.annotate(str(current.stored_as), {PREVIOUS: None, MIGRATION_OF: None})
 
@@ -242,7 +242,7 @@ class MigrationRun:
         options = self._options
         model_id = options.to or old.metadata.get(MODEL_ID)
         if model_id is None:
-            raise InvalidInput(f"collection {self._name!r} does not say which model made it: name one with --to")
+            raise InvalidInput(f"collection {self._name!r} does not have its model's name: name a model with --to")
         spec = self._encoder(model_id, None).spec
         had = heads_of(old) | {Head(name) for name in old.metadata.get(DROPPED, ())}
         lacking = sorted(had - spec.heads)
@@ -250,7 +250,7 @@ class MigrationRun:
         if unnamed := [head for head in lacking if head not in agreed]:
             raise InvalidInput(
                 f"{model_id} makes no {' and no '.join(unnamed)} vectors, which collection {self._name!r} has: "
-                f"--drop-outputs {','.join(lacking)} goes on without them"
+                f"--drop-outputs {','.join(lacking)} continues without them"
             )
         before = plan_of(old)
         plan = msgspec.structs.replace(

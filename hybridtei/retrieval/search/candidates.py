@@ -4,12 +4,11 @@
 get mean 0 and deviation 1. So a leg with no or equal scores changes no place, and cosines and sums of term weights need no
 common scale. MaxSim is added for the better half; the other candidates count as the worst of that half.
 
-Mean and deviation come from the first tier. With fewer than `FEW` candidates they mean little. If a filter leaves fewer, a
-search without the filter gives mean and deviation. If the whole collection has fewer, each leg's scores are shares of its best
-score.
+Mean and deviation come from the first tier, and need at least `FEW` candidates. If a filter leaves fewer, they come from a
+search without the filter. If the whole collection has fewer, each leg's scores are divided by its best score.
 
 The first tier has `prefetch_limit` points of each leg. If a page needs more, further tiers follow, each twice as deep, ranked
-below the earlier ones. A tier depends on the query only, not on the page, so a point is on one page only. With groups, a tier
+below the earlier ones. A tier depends only on the query, not on the page, so no point is on two pages. With groups, a tier
 excludes groups found before, so a document with thousands of chunks hides no other document.
 """
 
@@ -37,9 +36,9 @@ from hybridtei.retrieval.store.plan import PACKED, PackedFormat
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
 
 FEW, ENOUGH = 10, 100  # the least candidates for statistics; the depth of a search made only for statistics
-DIGITS = {"rrf": 9}  # digits of a sum; further ones are float32 rounding, which differs between engines
+DIGITS = {"rrf": 9}  # significant digits of a sum; further digits are float32 rounding, which differs between engines
 DIGITS_OF_FLOATS = 5
-MAXSIM_SHARE = 2  # MaxSim scores the best 1 / HALF of the candidates; a larger share improved no figure
+MAXSIM_SHARE = 2  # MaxSim scores the best 1 / HALF of the candidates; a larger share did not improve quality
 GROUPS = {"document": DOCUMENT_ID}  # names in keys of the payload
 READ_AT_ONCE = 256  # candidates whose packed multi-vectors are in memory at a time
 MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats; a single candidate may have more
@@ -267,7 +266,7 @@ def _key_of(group_by: str) -> str:
 
 
 def group_of(payload: Mapping[str, Any], key: str) -> Group | None:
-    """The text or whole number under a dotted key, or a list's only one; None for anything else."""
+    """The text or whole number under a dotted key, also in a list of one; None for anything else."""
     value: Any = payload
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

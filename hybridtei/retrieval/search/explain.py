@@ -70,7 +70,7 @@ def _one_line(text: str) -> str:
 
 TokensOf = Callable[[str], Iterable[Token]]
 MAX_CHARACTERS = 100_000  # characters of a text to examine
-MAX_HIGHLIGHTS = 500  # of a text, since a text may have a common word fifty thousand times
+MAX_HIGHLIGHTS = 500  # per text, since a common word may occur fifty thousand times
 
 
 def shared_terms(query: tuple[Any, Any], document: tuple[Any, Any]) -> dict[int, float]:

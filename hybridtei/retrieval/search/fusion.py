@@ -23,8 +23,8 @@ ZSCORE_WEIGHTS = {DENSE: 1.0, SPARSE: 0.5}
 ZSCORE_WEIGHTS_WITH_MAXSIM = {DENSE: 1.0, SPARSE: 0.7, MULTIVECTOR: 1.0}
 MAX_K = 1_000_000
 PACKED_ALONE = (
-    "the collection keeps multi-vectors as bytes of the payload: they rank candidates and find none, so they find nothing in "
-    "`mode` multivector or rrf; search in mode zscore or weighted, or with `rescore`"
+    "the collection has multi-vectors as bytes in the payload, which can score candidates but not find them, as `mode` "
+    "multivector and rrf need; search in mode zscore or weighted, or with `rescore`"
 )
 
 QDRANTS_K = 2  # its 61 is the literature's 60

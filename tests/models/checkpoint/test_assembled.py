@@ -154,7 +154,7 @@ def test_an_index_that_leads_elsewhere_is_refused(empty: Path, tmp_path: Path, m
     index["embeddings.LayerNorm.bias"][0] += 4
     (tmp_path / "tensors.json").write_text(json.dumps(index))
     monkeypatch.setattr(files, "INDEX", tmp_path / "tensors.json")
-    with pytest.raises(LoadError, match=rf"{empty}.*model\.safetensors: comes out with sha256"):
+    with pytest.raises(LoadError, match=rf"{empty}.*model\.safetensors: has the sha256"):
         assembled_model()
     assert not list(empty.rglob(WEIGHTS + "*"))
 

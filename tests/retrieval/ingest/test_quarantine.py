@@ -38,6 +38,6 @@ def test_a_file_of_nothing_else_does_not_fill_the_disk(tmp_path, monkeypatch):
 def test_a_file_of_something_else_is_not_overwritten(tmp_path):
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"id": "a", "text": "one"}\n')
-    with pytest.raises(InvalidInput, match="holds something else"):
+    with pytest.raises(InvalidInput, match="is not a quarantine file"):
         Quarantine(path)
     assert path.read_text() == '{"id": "a", "text": "one"}\n'

@@ -140,7 +140,7 @@ def test_searches_follow_the_switch_and_the_way_back(kind: str, folders: tuple[P
         old = await filled(store, folders[0], texts(40))
         new = Encoder.load(config=ModelConfig(model_id=str(folders[1])))
         before = await searched(store, old, folders[0])
-        with pytest.raises(InvalidInput, match="--yes agrees"):
+        with pytest.raises(InvalidInput, match="--yes accepts this"):
             await step(store, to=str(folders[1]))
         assert await store.collections() == [NAME]  # nothing was begun
         said: list[str] = []
@@ -163,7 +163,7 @@ def test_searches_follow_the_switch_and_the_way_back(kind: str, folders: tuple[P
         await step(store, to=str(folders[1]))  # an alias moves: no --yes; the copy of before catches up
         await step(store, step="delete_old")
         assert await store.collections() == [f"{NAME}.1"]
-        with pytest.raises(InvalidInput, match="what answered before is gone"):
+        with pytest.raises(InvalidInput, match="the previous one was deleted"):
             await step(store, step="rollback")
         chosen = MigrateOptions(collection=f"{NAME}.1", quiet=True, to=str(folders[0]))
         with pytest.raises(InvalidInput, match=f"migrate '{NAME}'"):

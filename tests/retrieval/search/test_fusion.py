@@ -57,7 +57,7 @@ def legs(query: Embeddings = QUERY, *, is_packed: bool = False, mode: Any = "rrf
         (DENSE_ONLY, {"legs": ("dense", "sparse")}, "the query has no sparse vector"),
         (Embeddings(dense=np.full((1, WIDTH), np.nan, dtype=np.float32)), {"mode": "dense"}, "dense vector holds numbers that"),
         (QUERY, {"mode": "multivector", "is_packed": True}, "search in mode zscore or weighted, or with `rescore`"),
-        (QUERY, {"legs": ("dense", "multivector"), "is_packed": True}, "they rank candidates and find none"),
+        (QUERY, {"legs": ("dense", "multivector"), "is_packed": True}, "which can score candidates but not find them"),
     ],
 )
 def test_what_cannot_be_asked_is_named(query: Embeddings, settings: dict[str, Any], message: str) -> None:

@@ -60,7 +60,7 @@ class Int8Matrix:
         return self.values.nbytes + self.scale.nbytes
 
     def float32(self) -> Floats:
-        """The matrix float32[v, k] that it stands for."""
+        """The dequantised matrix float32[v, k]."""
         matrix: Floats = np.asarray(self.values * self.scale).reshape(len(self.values), -1)
         return matrix if self.divisor is None else np.asarray(matrix / self.divisor)
 
@@ -81,7 +81,7 @@ class _Int8Ops(OnnxOps):
         self._max_weight = max_weight
 
     def linear(self, x: Rows, name: str, width: int, *, bias: bool = True) -> Rows:
-        """Constants are multiplied exactly, once, at load. Adapters are small and stay float32."""
+        """Products of constants are exact, and computed once, at load. Adapters are small and stay float32."""
         if x.is_parameter or is_adapter(name):
             return super().linear(x, name, width, bias=bias)
         rows, size = self._once(("bytes", x.value), lambda: self._rows_in_bytes(x.value))
@@ -128,9 +128,8 @@ def make_int8(spec: ModelSpec, weights: Weights, guard: Guard, *, rectangle: boo
 
 @cache
 def max_weight() -> int:
-    """The largest magnitude of a quantised weight on this processor.
-
-    x86 processors without VNNI add pairs of products in 16 bits and saturate: 2 x 255 x 63 fits, 2 x 255 x 127 does not.
+    """The largest magnitude of a quantised weight on this processor. x86 processors without VNNI add pairs of products in 16
+    bits, where 2 x 255 x 127 would saturate and 2 x 255 x 63 does not.
     """
     import onnxruntime as ort  # OpenVINO's backend imports this module without ONNX Runtime
 

@@ -1,11 +1,10 @@
 """ONNX Runtime on the CPU: one single-threaded session that all lanes call, heads in numpy.
 
 The graph has no weights; they come from the checkpoint, packed once in a file that sessions map. A session with one intra-op
-thread runs in its caller's thread, so lanes share it without a copy, do not wait for each other, and keep their priority.
-
-A short text alone goes to a second session over all cores, and needs little more than half the time; or to a third session
-with the same weights, whose graph is for one text: it gathers nothing, and includes the mean or first row.
-Both give the same bits as the first, which takes their place until they are open.
+thread runs in its caller's thread, so lanes share it without a copy, do not wait for each other, and keep their priority. A
+short text alone runs in a second session over all cores, in little more than half the time, or in a third session with the same
+weights, whose graph is for one text: it gathers nothing, and includes the mean or first row. All sessions give the same bits;
+the first replaces the others until they are open.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ class OnnxBackend(HostBackend):
     name = "ort"
 
     def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1, cache_gb: float = 0) -> None:
-        """`threads`: of one pass. More than one is for a single caller, since such passes share a processor badly. `cache_gb`:
-        as for `packed_file.packed`."""
+        """`threads`: of one pass; above 1 for a single caller, since several multi-threaded passes slow each other down.
+        `cache_gb`: as for `packed_file.packed`."""
         self.shares_prefixes = graph.causal
         words = word_table(spec, graph.weights)
         tensors = graph_tensors(graph, weights)
@@ -90,7 +89,7 @@ class OnnxBackend(HostBackend):
         self._output = "hidden"
 
     def _counts(self) -> list[int]:
-        """The threads of each session: of the lanes' one, and of one over all cores if the lanes' one has fewer."""
+        """The threads of each session: of the lanes' session, and of a session over all cores if that has more threads."""
         return [self._threads, *([available_cores()] if self._threads < available_cores() else [])]
 
     def _open(self, openings: Sequence[Opening], general: int) -> None:

@@ -29,8 +29,8 @@ from hybridtei.system.machine import move_to, own_processors
 
 log = logging.getLogger(__name__)
 
-# A pass with this option frees the session's memory. Otherwise a session keeps the memory of its largest pass. If every pass
-# frees it, the next one waits for new pages, a tenth of its time. A session's first pass is the self-test's.
+# A pass with this option frees the session's memory. Otherwise a session keeps the memory of its largest pass. Not used for
+# every pass, because the next pass would spend a tenth of its time on new pages. The self-test is a session's first pass.
 SHRINKING = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
 ERRORS = 3  # the least severe level to log
 ENTRIES = {"session.force_spinning_stop": "1"}  # its threads spin only during a pass
@@ -60,7 +60,7 @@ class Places:
 
 class Session:
     """A graph that runs with a fixed number of threads. Several threads may call it at once. `inner`: the package's object.
-    `inputs`, `outputs`: their names. `holds`: True if it keeps a pass's memory, or had no pass yet."""
+    `inputs`, `outputs`: their names. `holds`: True if it keeps a pass's memory, or has not run yet."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Session:
         return found
 
 
-Opening = Future[Session | None]  # None: it could not be opened, and another one replaces it
+Opening = Future[Session | None]  # None: it failed to open, and another session replaces it
 
 
 def open_sessions(
@@ -154,7 +154,7 @@ def there(opening: Opening) -> Session | None:
 def _mapped(
     path: Path, threads: Sequence[int], alone: Graph | None, tensors: Mapping[str, Floats], stack: ExitStack
 ) -> list[Opening]:
-    """Open the sessions of a packed file. `stack` closes the file, which must stay until all sessions are open."""
+    """Open the sessions of a packed file. `stack` closes the file, which must exist until all sessions are open."""
     others: list[Callable[[], Session]] = [partial(Session, path, count, is_packed=True) for count in threads[1:]]
     if alone is not None:
         beside = _tensors_beside(path)
@@ -176,7 +176,7 @@ def _open(makers: Sequence[Callable[[], Session]], openings: Sequence[Opening], 
             try:
                 opening.set_result(make())
             except Exception as error:  # the library's own exceptions
-                log.warning("a session could not be opened, so the first one does its work: %s", error)
+                log.warning("a session could not be opened, so the first session does its work: %s", error)
                 opening.set_result(None)
     memory.trim()
 

@@ -1,9 +1,9 @@
 """OpenVINO on the CPU, in float32, bfloat16 or int8, with the graphs and heads of ONNX Runtime's backend.
 
-Passes run in OpenVINO's own threads, with the priority of the thread that started them, not of the caller. So bulk lanes have
-their own compiled model, made by a thread of low priority; express lanes have a second one, and single short texts a third one
-over all cores. This costs memory: each compiled model packs the matrices again, and its threads share them. So a model with
-large matrices is compiled once, over all cores, for a single lane.
+Passes run in OpenVINO's own threads, whose priority is that of the thread that started them, not the caller's. So bulk lanes
+have their own compiled model, made by a thread of low priority; express lanes have a second one, and single short texts a third
+one over all cores. Each compiled model packs the matrices again, which costs memory. So a model with large matrices is compiled
+once, over all cores, for a single lane.
 
 OpenVINO compiles kernels for a shape and keeps them: a new shape costs some 15 ms and 2 MB in each thread. So rectangles and
 numbers of tokens are rounded up to a few sizes, and each thread keeps a bounded number of kernels.
@@ -11,8 +11,8 @@ numbers of tokens are rounded up to a few sizes, and each thread keeps a bounded
 In int8, groups of numbers in a matrix's row share a scale. If the processor multiplies bytes, groups of a token's numbers share
 a scale that the pass computes; otherwise only the matrices are smaller. `openvino_model.Int8Form` describes the forms.
 
-Inputs are copied, never lent (`share_inputs`). After a pass on lent memory the graph keeps its address and writes the next
-request's copied inputs there, where other objects may live by then.
+Inputs are copied, never shared (`share_inputs`): after a pass on shared memory the graph keeps its address and writes the next
+request's inputs there, where other objects may be by then.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from hybridtei.system.machine import LaneKind, available_cores, both_lanes, lowe
 
 import openvino as ov  # isort: skip  # after `openvino_model`, which turns off its reports
 
-LARGE_BYTES = 256_000_000  # bytes of matrices; above, there is no second copy: two cores do as much in one lane
+LARGE_BYTES = 256_000_000  # bytes of matrices; above, only one compiled model: on two cores one lane is as fast
 PRECISIONS = {"float32": ov.Type.f32, "bfloat16": ov.Type.bf16}
 THREADS = Path("/proc/self/task")
 QUERY_TOKENS = 32
-KERNELS = 60  # kernels that a thread keeps, 2 MB for a dozen of one shape; more saved 3 % of the time if shapes never repeat
+KERNELS = 60  # kernels that a thread keeps, 2 MB for a dozen of one shape; more kernels saved 3 % of the time
 ATTEMPTS = 8  # closed models; their idle threads may hinder new ones
 
 
@@ -171,9 +171,8 @@ class _Models:
 
 
 class _Compiled:
-    """A compiled model and its idle requests, as many as there were callers at once.
-
-    Requests live as long as the model, since the model may keep a deleted request's memory.
+    """A compiled model and its idle inference requests, one for each concurrent caller so far. Requests are never deleted,
+    since the model may keep a deleted request's memory.
     """
 
     def __init__(self, model: ov.CompiledModel) -> None:
@@ -183,7 +182,7 @@ class _Compiled:
         self.inputs = frozenset(port.any_name for port in model.inputs)
 
     def free_unused(self) -> None:
-        """Free the passes' memory, unless a pass runs: OpenVINO would raise, and the next pass needs the memory anyway."""
+        """Free the passes' memory, unless a pass runs: OpenVINO would raise, and the next pass would need the memory."""
         with self._changing:
             if not self._running:
                 self._model.release_memory()

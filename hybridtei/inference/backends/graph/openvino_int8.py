@@ -42,17 +42,17 @@ import openvino as ov  # isort: skip  # after `openvino_model`, which turns off 
 log = logging.getLogger(__name__)
 
 GUARD = Guard(worst=0.997, mean=0.997, overlap=0.97)
-SAFEST = 64  # the form nearest to float32, for processors without a row below, which were not measured
-# Group size by instruction, under Linux's names. The first one that the processor has counts.
+SAFEST = 64  # the most exact form, for processors without a row below, which were not measured
+# Instruction, by Linux's name -> group size. The processor's first instruction in this order counts.
 GROUPS = {
     "amx_int8": BY_TOKEN,  # measured: 2.9 to 3.2 x the speed of MiniLM in float32 by tiles; groups need vector registers
-    "avx512_vnni": 128,  # measured: 1.02 to 1.10 x the speed of groups of 64; groups of 384 were too inexact for some texts
+    "avx512_vnni": 128,  # measured: 1.02 to 1.10 x the speed of groups of 64; groups of 384 failed the guard for some texts
     "avx_vnni": SAFEST,  # not measured
 }
 CPU_INFO = Path("/proc/cpuinfo")
-SHARE = 0.6  # share of outliers that moves from tokens to matrices
-LEAST = 1e-3  # of the largest channel: a channel that is zero in the sample texts may be larger in others
-GAIN = 2  # products with each rounded number; for fewer, finding a token's scale costs too much
+SHARE = 0.6  # share of an outlier's scale that moves from tokens to matrices
+LEAST = 1e-3  # of the largest channel, as a minimum: a channel that is zero in the sample texts may not be zero in others
+GAIN = 2  # products per rounded number; below, computing a token's scale costs too much
 
 
 class _Kept(msgspec.Struct, frozen=True):

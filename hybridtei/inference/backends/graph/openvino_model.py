@@ -19,7 +19,7 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.ops import is_adapter
 from hybridtei.outputs import Floats
 
-# oneDNN's own cache of kernels, behind OpenVINO's cache in each thread, would keep the kernels that OpenVINO drops.
+# oneDNN has its own cache of kernels, which would keep the kernels that OpenVINO's caches drop.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
 # `import openvino` reports its use over the network and writes into the home folder, unless this package is missing.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: cannot be imported
@@ -38,7 +38,7 @@ class Int8Form:
     """The form of matrices in eight bits. `group`: the count of numbers in a row, and in a token, that share a scale.
 
     OpenVINO's product computes the scales of a token's groups, in vector registers. The graph computes the scales of whole
-    tokens; its other numbers are bfloat16, so that the product runs in matrix tiles (AMX).
+    tokens; the other numbers are bfloat16, so that the product runs in AMX tiles.
 
     `divisors` float32[k] of each matrix float32[v, k]: its input's channels are divided, and its columns multiplied by them.
     The products stay the same, and outliers that would determine a scale shrink (SmoothQuant, arXiv:2211.10438). Without

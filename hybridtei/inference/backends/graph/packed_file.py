@@ -1,7 +1,7 @@
 """A graph and its weights, packed by ONNX Runtime once a machine, in files that all sessions and processes map.
 
 The runtime writes the optimized graph, and its tensors with the packed forms of its matrices: 1.5 to 1.9 times the float32
-weights. When a session opens, it reads the tensors, packs each again to find it in the file, and computes from the file's
+weights. A session that opens packs each tensor again to find its packed form in the file, and then computes from the file's
 pages. Checkpoints in half precision are first widened, tensor by tensor, into a file.
 
 The file's name is a hash of its sources: the graph, the checkpoint's files, ONNX Runtime's release, this processor. A new file
@@ -35,8 +35,8 @@ from hybridtei.system.machine import cache_folder, private_folder
 
 log = logging.getLogger(__name__)
 
-LEAST_BYTES = 16_000_000  # bytes of tensors and graph; less is packed faster than a file is found
-FACTOR = 1.9  # bound of the packed size, in times the input's
+LEAST_BYTES = 16_000_000  # bytes of tensors and graph; packing fewer is faster than finding a file
+FACTOR = 1.9  # bound of the packed size, as a multiple of the input's
 DAYS = 30  # after this time an unused file is removed
 GB = 1_000_000_000
 GRAPH, TENSORS, WIDENED = "packed.onnx", "packed.bin", "widened.bin"
@@ -44,8 +44,8 @@ TRAILER = struct.Struct("<16sQ32s")  # the end of TENSORS: MARK, the number of b
 MARK = b"hybridtei packed"
 PART = ".part"
 MEMORY = Path("/dev/shm")
-# ONNX Runtime's fused kernel of a sum and a norm is not vectorised: two kernels take a quarter of its time, which saves a tenth
-# of a pass (1.31, AVX-512).
+# ONNX Runtime's fused kernel of a sum and a norm is not vectorised. Two separate kernels take a quarter of its time, which
+# saves a tenth of a pass (1.31, AVX-512).
 SLOWER = "SkipLayerNormFusion"
 SAVING = {
     "session.model_external_initializers_file_folder_path": "/",  # of the input tensors
@@ -101,7 +101,7 @@ def _tried(make: Callable[[], Path], place: str) -> Path | None:
     except LoadError:
         raise
     except Exception as error:  # ONNX Runtime raises its own exceptions on a full disk
-        log.warning("packed weights cannot be kept in %s, so this start packs them for itself: %s", place, error)
+        log.warning("packed weights cannot be stored in %s, so this start packs them in memory: %s", place, error)
         return None
 
 
@@ -218,8 +218,8 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
 
 
 def _least_bytes(graph: Graph) -> int:
-    """Bytes from which a tensor lies in the file. Smaller tensors lie in the graph, where each is aligned: among them are all
-    that would misalign the next tensor in the file."""
+    """The least bytes of a tensor in the file. Smaller tensors are in the graph, where each is aligned; these include all that
+    would misalign the next tensor in the file."""
     sizes = [4 * prod(shape) for shape in graph.weights.values()]
     sizes += [len(content) for tensor in _initializers(graph.body) for content in parts(tensor, 9)]  # .raw_data
     return max([LEAST_TENSOR_BYTES, *(size + 1 for size in sizes if size % ALIGNMENT and size < SMALL_BYTES)])

@@ -1,8 +1,8 @@
 """Writes an ONNX model in bytes (nodes, constants, inputs, one output), so that serving needs no `onnx` package; and a `Graph`,
 which lacks the checkpoint's tensors and can be stored in a file.
 
-Field numbers are those of the ONNX project's onnx.proto. Two concatenated protobuf messages are one message with the fields of
-both and joined lists, so tensors are declared by appending to a model.
+Field numbers are those of the ONNX project's onnx.proto. Concatenating two protobuf messages merges their fields and lists, so
+tensors are declared by appending bytes to a model.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def contents(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
 
 
 def inputs(shapes: Mapping[str, Sequence[int]]) -> bytes:
-    """Declarations of float32 inputs in place of tensors that the runtime gets otherwise. Append them to a model."""
+    """Declarations of float32 inputs, instead of tensors, for weights that the runtime gets another way. Append them to a
+    model."""
     values = b"".join(nested(11, _value(name, FLOAT, shape)) for name, shape in shapes.items())
     return nested(7, values) if shapes else b""
 
@@ -166,8 +167,8 @@ def _integer(field: int, value: int) -> bytes:
 class Graph:
     """An ONNX graph, and the shapes of its missing tensors by the checkpoint's names.
 
-    `held`: checkpoint tensors that the graph contains in another form. `matrices`: those of `weights` that it only multiplies
-    by, which runtimes pack. `causal`: no token attends to a later one.
+    `held`: checkpoint tensors that the graph contains in another form. `matrices`: the `weights` that it only multiplies by,
+    which runtimes pack. `causal`: no token attends to a later one.
     """
 
     body: bytes
@@ -183,7 +184,7 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all its tensors. Missing ones count as float32."""
+        """The bytes of all its tensors. Missing tensors count as float32."""
         return len(self.body) + 4 * sum(map(prod, self.weights.values()))
 
 

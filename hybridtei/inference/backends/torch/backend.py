@@ -2,8 +2,8 @@
 
 On a GPU a pass is staged, launched and awaited. While one thread waits for its arrays, another fills the host's buffers for the
 next batch, copies them on a second stream, and launches the next pass, so the device always has work. Only one thread launches
-at a time. A pass's memory is freed in the order of the stream, so two running passes need the memory of one (and of a SPLADE's
-weights, which are read after the pass).
+at a time. The stream frees a pass's memory before the next pass, so two running passes need the memory of one (and of a
+SPLADE's weights, which are read after the pass).
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ class TorchBackend(Backend):
         self.catch_up()
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """`use_all_cores` has no effect: teams of threads cost more than they save here.
-
-        A batch that does not fit into memory is computed in parts. Raises PartlyFailed, DeviceLost, BackendError.
+        """`use_all_cores` has no effect: more threads cost more than they save here. A batch that does not fit into memory is
+        computed in parts. Raises PartlyFailed, DeviceLost, BackendError.
         """
         try:
             return split_on_oom(self._pass, batch, self.make_room)
@@ -109,8 +108,8 @@ class TorchBackend(Backend):
         raise BackendError(f"the forward pass failed: {fault}") from fault
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """On a CPU each lane computes in its own thread only. A team of threads that meets after each operation is four times
-        slower (measured) once a core has other work."""
+        """On a CPU each lane computes in one thread. Threads that synchronise after each operation are four times slower
+        (measured) once a core has other work."""
         if self.device.type == "cpu":
             torch.set_num_threads(1)
 

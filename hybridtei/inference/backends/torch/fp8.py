@@ -1,8 +1,8 @@
 """fp8 on Hopper and later GPUs, with a guard like int8's: the model is refused unless sample texts keep their vectors.
 
-The trunk's matrices have eight bits and a scale for each output channel. Activations have a scale for each row (a token), so a
-text's vectors do not depend on its neighbours. Products are summed in float32. There is no calibration: each pass computes the
-rows' scales. Everything except products with the trunk's matrices stays bfloat16.
+The trunk's matrices have eight bits and a scale per output channel. Activations have a scale per row (a token), so a text's
+vectors do not depend on its neighbours. Products are summed in float32. There is no calibration: each pass computes the rows'
+scales. Everything except products with the trunk's matrices stays bfloat16.
 
 Functions import checkpoint readers locally: `conformance/load/gpu.py` measures matrices without msgspec.
 """

@@ -3,8 +3,8 @@
 Hidden states are rows `[t, h]`, one a token, sequence after sequence. The layout computes attention; the rest of a trunk is
 token-wise and does not depend on sequences.
 
-Relative positions add a bias to attention's scores. A whole bias grows with the square of a text's length, so it is made for
-some rows of one sequence at a time.
+Relative positions add a bias to attention's scores. A whole bias grows with the square of a text's length, so it is computed
+for a few rows of one sequence at a time.
 """
 
 from __future__ import annotations

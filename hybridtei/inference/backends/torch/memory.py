@@ -5,8 +5,7 @@ outputs to pinned memory. Outputs in half precision (token vectors and states, n
 float32 on the host: half the bytes, the same numbers. On a CPU nothing is copied.
 
 The size of a pass is found by trial, from the largest down, with the longest sequences, since plain attention's masks need
-extra memory. A batch that does not fit after all is split in halves, down to single sequences: every sequence that fits is
-computed.
+extra memory. A later batch that does not fit is split in halves, down to single sequences.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def _pinned(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-SHORT_TOKENS = 8  # passes of the shortest sequences have the most of them, where the cost of each counts
+SHORT_TOKENS = 8  # passes of the shortest sequences have the most sequences, and so the largest cost per sequence
 
 
 def max_tokens(peak: Callable[[int], int | None], *, limit: int, longest: int, allowed: int) -> int:
@@ -139,7 +138,8 @@ def split_on_oom(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, 
 
 
 def _attempt(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch) -> tuple[HeadOutputs | None, str]:
-    """Return (outputs, "") or (None, reason). The exception keeps a failed pass's memory, so it must be gone on return."""
+    """Return (outputs, "") or (None, reason). The exception refers to a failed pass's memory, so it must not outlive this
+    call."""
     try:
         return run(batch), ""
     except TooLarge as error:

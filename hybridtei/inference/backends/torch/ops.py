@@ -2,7 +2,7 @@
 attention.
 
 `family_module` runs a family once, traced by torch.fx. The result is straight-line code over the checkpoint's tensors, without
-names and settings, which torch can compile and a GPU can record.
+branches on settings, which torch can compile and a GPU can record.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def path_of(name: str) -> str:
     return name.replace(".", "__")
 
 
-TOKENS_A_LAUNCH = 16  # numbers that a GPU thread adds while the host launches one sum; an estimate
+TOKENS_A_LAUNCH = 16  # numbers that a GPU thread adds in the time of launching one sum; an estimate
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -249,9 +249,8 @@ TORCH = Functions(
 
 
 def entries_of(rows: Tensor) -> dict[str, Tensor]:
-    """The non-zero entries of float[n, v]. They are few; the whole array would be hundreds of megabytes to copy.
-
-    Waits for the device, since only the device knows their number.
+    """The non-zero entries of float[n, v]. Copying the whole array would take hundreds of megabytes. Waits for the device,
+    since only the device knows the number of entries.
     """
     row, column = rows.nonzero(as_tuple=True)
     return {"indices": column, "values": rows[row, column], "lengths": rows.count_nonzero(dim=1)}

@@ -1,8 +1,8 @@
 """A loaded encoder: packed batches -> last hidden states, without padding for known families.
 
 `PackedTrunk` runs a module of `ops`. Without a family, `PaddedTrunk` runs transformers' modules on a padded batch, with their
-own attention and mask: slower, and exactly as correct as transformers. The self-test at load checks that a text does not depend
-on its neighbours.
+own attention and mask: slower, with transformers' exact results. The self-test at load checks that a text does not depend on
+its neighbours.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _processor(raw: RawTokenizer, first: str | None, last: str | None, file: Pat
     if wrong:
         raise LoadError(
             f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: the vocabulary lacks it, or "
-            "it begins with $ or holds a space or a colon, which a template reads otherwise"
+            "it begins with $ or holds a space or a colon, which a template reads differently"
         )
 
     def side(name: str, type_id: int) -> str:
@@ -183,5 +183,5 @@ def _processor(raw: RawTokenizer, first: str | None, last: str | None, file: Pat
 
 
 def _parts(component: Any, kind: Any) -> list[Any]:
-    """Return the parts of a sequence of normalisers or pre-tokenisers, or a single one as a list."""
+    """Return the parts of a sequence of normalisers or pre-tokenisers, or a list of the single one."""
     return [*component] if isinstance(component, kind) else [component]

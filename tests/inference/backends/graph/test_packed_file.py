@@ -187,7 +187,7 @@ def test_a_folder_that_is_not_ours_is_not_used(widened, expected, cache, caplog,
     spoil(cache)
     np.testing.assert_array_equal(states(widened), expected)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "packed weights cannot be kept" in line
+    assert "packed weights cannot be stored" in line
     assert not [*cache.rglob(TENSORS)]
 
 
