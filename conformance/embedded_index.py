@@ -3,7 +3,7 @@
     python conformance/embedded_index.py UPSTREAM.safetensors model.onnx_data > hybridtei/models/checkpoint/minilm/tensors.json
 
 The package has them as external data of an ONNX graph: bytes without names, some matrices transposed. So each tensor is looked
-for by its content, and what is found is upstream's by construction. What is not there is told on standard error.
+for by its content, and what is found is upstream's by construction. Reports missing parts on standard error.
 """
 
 from __future__ import annotations

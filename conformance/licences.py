@@ -1,4 +1,4 @@
-"""Lists the licence of every dependency, those of all extras included, as the installed packages declare it.
+"""Lists the licence of every dependency, including all extras, as the installed packages declare it.
 
     python conformance/licences.py
 

@@ -1,7 +1,7 @@
 """Twenty commands over one folder of the embedded engine: `python -m conformance.one_folder [--rounds N]`
 
 A server, an ingest, ten searches, three MCP sessions and an eval run at once, four times: one search is killed, then the
-engine, then the server. Printed is what was killed and what each command said. Exit status 1 if an answer is wrong, an error is
+engine, then the server. Prints the killed process and each command's output. Exit status 1 if an answer is wrong, an error is
 not one clear line, a document is lost, or a process is left 20 seconds after the last.
 """
 
@@ -87,7 +87,7 @@ def engines(folder: Path) -> list[psutil.Process]:
 
 
 def round_of(folder: Path, killed: str) -> Counter[str]:
-    """Start all commands, kill one process, and count what they said."""
+    """Start all commands, kill one process, and count their outputs."""
     finds = re.compile(r"(?s)7\.txt.*").search
     first = started(command("serve", "--qdrant-path", "qdrant", "--port", "0"), folder)
     searches = [started(command("search", "notes", "word7 of machine number 7"), folder) for _ in range(SEARCHES)]
@@ -121,7 +121,7 @@ def round_of(folder: Path, killed: str) -> Counter[str]:
 
 
 def answered(session: subprocess.Popen[str]) -> str:
-    """What an MCP session said to its search; it ends when its input does."""
+    """The answer of an MCP session to its search. The session ends with its input."""
     for line in session.stdout:
         answer = json.loads(line)
         if answer.get("id") == 2:

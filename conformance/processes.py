@@ -1,4 +1,4 @@
-"""A server in a process of its own, from its first answer until the block is left."""
+"""A server in a separate process, from its first answer until the end of the block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS, STOP_SECONDS = 180.0, 40.0
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the environment names
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores the environment's proxy
 
 
 def free_port() -> int:

@@ -47,7 +47,7 @@ FILL = {"points": [{"id": 1, "text": "the display shows E41"}], "create": True} 
 
 @dataclass
 class Run:
-    """A command in a home of its own, and what it was seen to do. `requests`: how many, by status."""
+    """A command with its own home folder, and its observed actions. `requests`: how many, by status."""
 
     name: str
     folder: Path
@@ -85,7 +85,7 @@ class Run:
             raise RuntimeError(f"{self.name}: exit status {status}: {(self.folder / 'output').read_text()[-2000:]}")
         ended, limit = re.compile(rf"^{process.pid} +\+\+\+ exited", re.MULTILINE), time.monotonic() + START_SECONDS
         while not ended.search(self.trace.read_text(errors="replace")) and time.monotonic() < limit:
-            time.sleep(0.05)  # strace is a process of its own, which has lines left to write
+            time.sleep(0.05)  # strace is a separate process, which still has lines to write
 
     def findings(self) -> list[Finding]:
         home = self.folder / "home"
@@ -165,7 +165,7 @@ def example(schema: Any, document: Any, name: str = "") -> Any:
 
 
 def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:
-    """Every command, each once it has ended; the servers run beside the others, and for so many seconds at least."""
+    """Yield every command after its end. Servers run during the other commands, for at least `seconds`."""
     folder, _ = embedded_model()
     plans = {"serve embedded": ["--qdrant-path", "qdrant"]} | {
         f"serve folder {backend}": ["--model-id", str(folder), "--backend", backend]
@@ -185,7 +185,7 @@ def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:
             ["search", COLLECTION, "the display shows E41", "--rescore", "--explain"],
             ["eval", str(WORKSHOP), "--collection", "judged", "--quiet", "--chart", "modes.svg", "--output", "modes.json"],
             ["tune", "--backend", "ort"],
-            ["mcp", COLLECTION, "--writable"],  # until its input ends, at once
+            ["mcp", COLLECTION, "--writable"],  # until its input ends, immediately
         ):
             run = Run(words[0], scratch / "commands", words)
             run.end(run.start())

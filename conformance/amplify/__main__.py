@@ -6,9 +6,9 @@
 Starts `hybridtei serve` with its default flags, the embedded model and an embedded vector store that holds a collection; passes
 take rows out of a table (`launch`). Requests are drawn for every route of its OpenAPI document, and over gRPC where that is
 installed. Memory is the growth at the server's peak, less the bytes of the request and of its encoded answer; a
-stall is counted in processor time (`probe`). What is beyond 64 MB or 100 ms is asked again, and the least of three counts; exit
-status is 1 if it is still beyond. `kept.jsonl`, what was ever found, comes first. The same seed draws the same requests, as far
-as the time goes.
+stall is counted in processor time (`probe`). A request above 64 MB or 100 ms is sent three times, and the smallest cost counts;
+the exit status is 1 if that is above, too. `kept.jsonl`, what was ever found, comes first. The same seed draws the same
+requests, as far as the time goes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="for the search, after the kept requests")
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--findings", type=Path, help="file for the requests that cost too much")
-    parser.add_argument("--replay", action="append", default=[], help="ask this one only; repeatable")
+    parser.add_argument("--replay", action="append", default=[], help="send only this request; repeatable")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="amplify-") as folder, serving(Path(folder)) as target:
         store_collection(target)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def store_collection(target: Target) -> None:
-    """`docs`: points with texts of half a kilobyte, each of which differs, since equal texts are one point."""
+    """`docs`: points with different texts of half a kilobyte each, since equal texts are one point."""
     points = [{"text": f"{place} {TEXT * 10}"} for place in range(POINTS)]
     reply = target.ask(Request("POST", "/collections/docs/points", {"points": points, "create": True}))
     if reply is None or reply.status != 200:

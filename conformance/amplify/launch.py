@@ -1,7 +1,7 @@
 """`hybridtei serve` with a probe inside and without forward passes: `python -m conformance.amplify.launch DESCRIPTOR FLAGS…`.
 
-Tokenizer, heads, engine, store and writers are the real ones. Passes take rows out of a table, so that what is measured is what
-requests cost beside them.
+Tokenizer, heads, engine, store and writers are the real ones. Forward passes only read rows of a table, so that the measured
+cost is that of the rest of a request.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The cost of one request to its server process: peak memory, and how long the event loop was blocked.
 
-Runs inside that process, and is told over a socket when a request begins and when it has ended. Memory is that of this process
-alone: what the owner of an embedded store maps is what it stores. The surprise is how a stall is counted: a timer on the loop
-that comes late may have been kept by our own code, or by a neighbour who had the processor. So of the time it was late and the
-processor time that this process took meanwhile the lesser counts; that finds a thread which holds Python's lock as well as a
-long callback.
+Runs inside that process; a socket tells it when a request begins and ends. Measures the memory of this process alone: the
+process of an embedded store maps the stored data. The surprise is how a stall is counted: a timer on the loop that comes late
+may have been kept by our own code, or by a neighbour who had the processor. So of the time it was late and the processor time
+that this process took meanwhile the lesser counts; that finds a thread which holds Python's lock as well as a long callback.
 """
 
 from __future__ import annotations

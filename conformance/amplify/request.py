@@ -1,6 +1,6 @@
-"""A request as a line of JSON that can be sent again, however large it is, and the bytes that it stands for.
+"""A request of any size as a short line of JSON that can be sent again, and its bytes.
 
-A body is JSON, in which an object with one of these keys stands for something large: `*text` [unit, times] a string,
+A body is JSON, in which an object with one of these keys is replaced by a large value: `*text` [unit, times] a string,
 `*list` [item, times], `*keys` [value, times] an object, `*same` [key, value, times] an object with one key many times,
 `*deep` times lists in each other. Units are written as they are: `\\\\u0000` is six bytes of the body.
 """

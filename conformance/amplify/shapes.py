@@ -1,7 +1,7 @@
 """Requests drawn from the routes' own schemas, each with a field or two made as large as a body may be.
 
-A route is known by the OpenAPI document of the server, so a new one is asked too. Where the fuzzer has valid bodies for it,
-half of the requests begin with one of these, since a schema does not tell which of its optional fields belong together.
+Routes come from the server's OpenAPI document, which includes new routes. Where the fuzzer has valid bodies for it, half of the
+requests begin with one of these, since a schema does not tell which of its optional fields belong together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from conformance.amplify.request import Request, encode, route_of
 from conformance.fuzz.bodies import POSTS
 
-BODY_BYTES = 1_990_000  # what the default `--payload-limit` lets through, names and braces aside
+BODY_BYTES = 1_990_000  # bytes that the default `--payload-limit` allows, without names and braces
 SIZES = (BODY_BYTES, BODY_BYTES, 1_000_000, 400_000, 100_000, 20_000, 4_000, 500)
 UNITS = ("a", "a ", ". ", "hybrid search ", "\\u0000", "é", "🙂", "\\n", "中", "%2e", "0.1, ")
 COUNTS = (2, 32, 33, 512, 1000, 1001, 10_000, 10_001, 100_000)
@@ -238,7 +238,7 @@ class Shapes:
 
 
 def placed(body: Any, path: tuple[Step, ...], value: Any) -> Any:
-    """`body` with `value` at `path`; what is not there on the way is made, and what is of another kind replaced."""
+    """`body` with `value` at `path`. Missing containers on the path are created, and other values there replaced."""
     if not path:
         return value
     step, *rest = path

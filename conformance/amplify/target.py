@@ -1,4 +1,4 @@
-"""A server in a process of its own with a probe inside, and the cost of each request."""
+"""A server in a separate process with a probe inside, and the cost of each request."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 
 Each case is built, loaded by `Encoder.load` in float32 and compared with sentence-transformers or transformers on seven texts:
 blank, long, of other scripts, of special tokens. A line a case and engine; then the shares served and wrong, refused without a
-clear reason, and served and right. `--out` is appended to, and a case that it holds is not run again. Exit status 1 if one is
-served and wrong.
+clear reason, and served and right. Appends to `--out`, and skips cases that are in it already. Exit status 1 if one is served
+and wrong.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def oracle_of(folder: Path, case: Case) -> Path:
 
 
 def rewritten(rewrite: Callable[..., object], **changes: Any) -> Step:
-    """Rewrite a checkpoint as its publisher has it, in words that the oracle does not know: it reads the one before."""
+    """Rewrite a checkpoint in its publisher's format. The oracle does not know this format and reads the original."""
 
     def step(folder: Path) -> None:
         shutil.copytree(folder, folder.with_name(f"{folder.name}-oracle"))
@@ -254,7 +254,8 @@ def raw_words(**changes: Any) -> Step:
 
 
 def modules(folder: Path, chain: tuple[str, ...] = ("Pooling",), **pooling: Any) -> None:
-    """modules.json of a Transformer and then these, and 1_Pooling/config.json with `pooling`'s keys over those of the mean."""
+    """Write modules.json with a Transformer and these modules, and 1_Pooling/config.json of mean pooling, updated by
+    `pooling`."""
     home = "sentence_transformers.models"
     paths = ["", *(f"{number}_{name}" for number, name in enumerate(chain, start=1))]
     rows = zip(paths, ("Transformer", *chain), strict=True)
@@ -272,7 +273,7 @@ def chain(*names: str, **pooling: Any) -> Step:
 
 
 def as_bin(*, keep: bool = False, wrap: Callable[[Tensors], Any] = dict, legacy: bool = False) -> Step:
-    """Save the weights as torch does, in place of safetensors or beside it."""
+    """Save the weights in torch's format, instead of safetensors or in addition to it."""
 
     def step(folder: Path) -> None:
         found = load_file(folder / "model.safetensors")

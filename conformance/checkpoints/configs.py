@@ -23,7 +23,7 @@ def case(base: str, *steps: Step, by_design: str = "", task: str = "Model", **se
 
 
 def remote(name: str) -> Case:
-    """A family of the repository's own code, which lies beside it."""
+    """A family computed by code in the repository."""
     auto = {"AutoConfig": f"configuration_{name}.Config", "AutoModel": f"modeling_{name}.Model"}
     return case("bert", config(model_type=name, architectures=["Model"], auto_map=auto))
 

@@ -25,7 +25,7 @@ from conformance.checkpoints.words import UNTYPED, template, write_sentencepiece
 from tests import tiny
 
 ST = "config_sentence_transformers.json"
-TEI = "TEI puts the family's template around a text where tokenizer.json has none"
+TEI = "TEI puts the family's template around a text if tokenizer.json has no template"
 
 
 def wordpieces(folder: Path) -> None:

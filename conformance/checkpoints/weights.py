@@ -26,7 +26,7 @@ from tests import tiny
 
 
 def lora(folder: Path) -> None:
-    """A LoRA adapter of PEFT beside the weights."""
+    """A LoRA adapter of PEFT in the folder of the weights."""
     described = {
         "peft_type": "LORA",
         "task_type": "FEATURE_EXTRACTION",

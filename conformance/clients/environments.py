@@ -1,4 +1,4 @@
-"""A virtual environment of its own for each group of clients that get along, made once, and again when its list changes.
+"""A virtual environment for each group of compatible clients, made once, and again when its list changes.
 
 `requirements/GROUP.txt` is installed first, then `requirements/GROUP.no-deps.txt`, if there is one, without what it asks for.
 """
@@ -13,7 +13,7 @@ import venv
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
-MARK = "made-of"  # holds the digest of what was installed; written last, so half an environment has none
+MARK = "made-of"  # has the digest of the installed list; written last, so an incomplete environment lacks it
 INSTALL_SECONDS = 900
 
 

@@ -1,7 +1,7 @@
 """Shared by the scripts of all clients: the server's address, its plain answers, the checks and the counts of calls.
 
-Standard library only: it runs in every client's environment. What a client returns is compared with what the same server says
-on TEI's own routes to a plain request, which other tests compare with the models themselves.
+Standard library only: it runs in every client's environment. Compares a client's results with the same server's answers on
+TEI's routes to plain requests, which other tests compare with the models.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ CALLS: list[Call] = []
 
 
 def call(function: Call) -> Call:
-    """Makes a function one of the calls of its script; it raises if what the client returns is wrong."""
+    """Makes a function a call of its script. The function raises if the client's result is wrong."""
     CALLS.append(function)
     return function
 

@@ -23,7 +23,7 @@ PROMPTS = {"query": "boka ", "passage": "duna "}
 
 
 def tiny(folder: Path, alias: str) -> Path:
-    """A seeded checkpoint that can do what the alias says."""
+    """A seeded checkpoint with the capability of its alias."""
     from conformance.fuzz.servers import write_model
     from tests import tiny as write
 

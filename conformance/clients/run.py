@@ -31,7 +31,7 @@ CLIENT_SECONDS = 300
 
 @dataclass(frozen=True)
 class Client:
-    """A script of `calls/` and the environment it runs in; without one, in that of this command."""
+    """A script of `calls/` and its environment, by default this command's."""
 
     script: str
     group: str | None
@@ -91,7 +91,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _made(group: str, folder: Path) -> Path | str:
-    """The interpreter of a group's environment, or why there is none."""
+    """The interpreter of a group's environment, or the reason why it is missing."""
     print(f"{group}: environment in {folder / group}", file=sys.stderr, flush=True)
     try:
         return environment(group, folder)

@@ -1,4 +1,4 @@
-"""How far an engine's states and vectors of a tiny checkpoint are from those of transformers, alone and among neighbours."""
+"""The distance of an engine's states and vectors of a tiny checkpoint from transformers', for texts alone and in a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tolerances import INT8
 
 ENGINES = ("ort", "openvino", "torch")
 ENGINES_OF = {"float32": ENGINES, "bfloat16": ("openvino", "torch"), "int8": ("ort", "openvino")}
-INT8_GROUP = 16  # numbers that share a scale on OpenVINO; the tiny checkpoints are too narrow for those of `openvino_int8`
+INT8_GROUP = 16  # numbers that share a scale on OpenVINO; the tiny checkpoints are too narrow for the groups of `openvino_int8`
 LENGTHS = (1, 3, 40, 17, 100)  # tokens; beyond the windows and the buckets of the tiny families
 HIDDEN_TOLERANCE = 3e-6  # of float32 hidden states, relative to the largest
 VECTOR_TOLERANCE = 1e-5  # of the elements of unit vectors
@@ -75,8 +75,8 @@ def texts_of(spec: ModelSpec) -> list[Encoding]:
 
 
 def open_engine(name: str, spec: ModelSpec, dtype: str = "float32") -> Backend:
-    """A checkpoint's family on one of ENGINES_OF a dtype, without a guard. Raises LoadError, and ImportError where it is not
-    installed."""
+    """A checkpoint's family on one of ENGINES_OF a dtype, without a guard. Raises LoadError, or ImportError if the engine is
+    not installed."""
     if name == "torch":
         from hybridtei.inference.backends.torch.backend import TorchBackend
 

@@ -1,4 +1,4 @@
-"""Settings that change what a family computes, beside those of its tiny checkpoint."""
+"""Settings that change a family's computation, and that its tiny checkpoint lacks."""
 
 from __future__ import annotations
 

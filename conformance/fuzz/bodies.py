@@ -32,7 +32,7 @@ class Draw(Random):
 
 
 def made(draw: Random, form: Any) -> Any:
-    """Draw a value: one of a tuple, what a function makes, an object of forms; anything else stands for itself."""
+    """Draw a value: a member of a tuple, a function's result, an object of drawn fields; any other form is the value."""
     if callable(form):
         return form(draw)
     if isinstance(form, tuple):
@@ -70,7 +70,7 @@ def ids(draw: Random) -> list[int]:
 
 
 def spans(draw: Random) -> Any:
-    """A text with spans, most of which hold a token."""
+    """A text with spans; most spans contain a token."""
     given = text(draw)
     length = len(given)
     begins = [draw.choice((0, 0, draw.randrange(length))) for _ in range(draw.choice((1, 1, 3)))]

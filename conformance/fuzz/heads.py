@@ -64,7 +64,7 @@ def request(
 
 
 class Generator:
-    """Shots, all of which follow from a seed. `aliases`: of the models; `key`: that the server wants, and mostly gets.
+    """Shots made from a seed. `aliases`: of the models; `key`: that the server wants, and mostly gets.
 
     `longest`: words in a text.
     """
@@ -178,7 +178,7 @@ class Generator:
         return Shot("broken chunks", (head + self._draw.choice(wrong),), answers=UNKNOWN)
 
     def length(self) -> Shot:
-        """Return a Content-Length that is wrong, no number, repeated, or beside chunks."""
+        """Return a Content-Length that is wrong, not a number, repeated, or combined with chunks."""
         draw = self._draw
         path, body = self._json()
         far = len(body) + draw.choice((1, 100, 3_000_000, 10**12))

@@ -14,7 +14,8 @@ TOLERANCE = 1e-5  # who shares a batch may change the last digits of float32
 
 
 def faults(shot: Shot, outcome: Outcome, unread: float = inf) -> list[str]:
-    """Reasons why this is a finding. `unread`: of more bytes a server need not read so much that its refusal is heard."""
+    """Reasons why this is a finding. `unread`: above this number of bytes a server need not read on until the client gets its
+    refusal."""
     found = []
     if outcome.hung:
         found.append("hangs")

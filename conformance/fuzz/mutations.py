@@ -46,7 +46,7 @@ def changed(value: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> 
 
 
 def other_type(draw: Random, value: Any) -> Any:
-    """Return a value of another type, or an unusual one of the same."""
+    """Return a value of another type, or an unusual value of the same type."""
     options: tuple[Any, ...] = (
         None,
         True,

@@ -1,6 +1,6 @@
 """A connection of the fuzzer: sends a shot, reads strict HTTP/1.1, and distinguishes a hang from a wait.
 
-Its own reader, since HTTP libraries forgive what a finding would be.
+Has its own reader, since HTTP libraries accept answers that should be findings.
 """
 
 from __future__ import annotations

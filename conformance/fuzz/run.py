@@ -4,7 +4,7 @@
 
 Starts one server after the other (`servers.PLANS`) over seeded tiny checkpoints. A finding is: a process that ends, no end
 within 20 s, a 5xx, a body that is not what it says, an answer that is missing, a valid request answered otherwise than before,
-a trace in the log, memory that grows. Findings are written to a folder as raw bytes; one that mattered gets a test of its own.
+a trace in the log, memory that grows. Writes findings to a folder as raw bytes. Write a test for each finding that mattered.
 Prints a table, then one line of JSON; exit 1 if anything was found. The same seed makes the same shots; in which order the
 connections' shots reach the server is the network's.
 
@@ -37,7 +37,7 @@ from conformance.fuzz.storm import Finding, Storm, Tally  # noqa: E402
 
 GROWTH_SHARE, GROWTH_MB = 0.05, 16.0  # by which the second half's low-water mark may be above the first's, whichever is more
 LOOKS = 60  # two a second; fewer say nothing about memory
-WARM_UP = 5  # one part in so many does not count
+WARM_UP = 5  # the first 1 / WARM_UP of the measurements does not count
 KEPT = 200  # findings of a server whose bytes are written
 NOTHING = Shot("none", (b"",))
 
@@ -92,7 +92,7 @@ def _against(server: Server, seed: int, wanted: int, arguments: argparse.Namespa
 
 
 class Findings:
-    """Told and written to a folder as they come: the bytes of each, and beside them why."""
+    """Prints each finding, and writes its bytes and the reason to a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.count = 0
@@ -111,7 +111,7 @@ class Findings:
 
 
 def flatness(server: Server) -> list[str]:
-    """Return why memory is not flat, or None."""
+    """Return the reason why memory is not flat, or None."""
     if len(server.megabytes) < LOOKS:
         return []
     first, second = low_water(server.megabytes)
@@ -121,14 +121,14 @@ def flatness(server: Server) -> list[str]:
 
 
 def low_water(looks: Sequence[float]) -> tuple[float, float]:
-    """Of the two halves after the warm-up: a tenth of the looks are lower."""
+    """The first decile of the measurements, in each of the two halves after the warm-up."""
     warm = looks[len(looks) // WARM_UP :]
     first, second = (sorted(half) for half in (warm[: len(warm) // 2], warm[len(warm) // 2 :]))
     return first[len(first) // 10], second[len(second) // 10]
 
 
 def strangers(server: Server, pids: set[int]) -> list[str]:
-    """Processes that are gone."""
+    """Processes that have ended."""
     gone = pids - server.pids()
     return [f"processes are gone: {sorted(gone)}"] if gone else []
 

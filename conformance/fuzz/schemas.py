@@ -2,8 +2,8 @@
 
     python conformance/fuzz/schemas.py [--max-examples 100] [--seed N] [-- MORE FLAGS]
 
-Starts the fleet of `run.py`, and runs all of schemathesis' checks (extra `dev`); `schemathesis.toml` says what a schema cannot.
-Its exit status is schemathesis'.
+Starts the fleet of `run.py`, and runs all of schemathesis' checks (extra `dev`); `schemathesis.toml` has rules that a schema
+cannot express. Its exit status is schemathesis'.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ class Plan:
     """A server: its models, its flags, and its share of all requests. `longest`: words in a text; `peers`: connections.
 
     Where large batches are split, a body of 2 MB holds 300,000 inputs: ten seconds of two idle cores, and four of these fit
-    inside at once. That is work and no hang, so that server takes bodies of 200 kB: some ten thousand inputs, half a second.
+    inside at once. Such work looks like a hang, so that server accepts bodies of only 200 kB: about ten thousand inputs, half a
+    second.
     `unread`: bytes of a shot that is so far beyond that limit that its sender may not hear why it was refused.
     """
 
@@ -49,7 +50,7 @@ class Plan:
 
     @property
     def remembers(self) -> bool:
-        """Whether answers are kept that were computed beside others, and so may differ in the last digits ever after."""
+        """True if the server caches answers: one computed in a batch may differ from others in the last digits."""
         return "--embedding-cache-mb" in self.flags
 
 
@@ -70,7 +71,7 @@ PLANS = (
     Plan("store", ("hybrid", "reranker"), 5, ("--qdrant-path", "{scratch}/store")),
     Plan("default", ("default",), 2, longest=8, peers=4),
 )
-# Of each model: a request whose answer may never change. `{m}`: below which alias.
+# Model -> a request whose answer must never change. `{m}`: below which alias.
 SENTINELS: Mapping[str, tuple[str, Any]] = {
     "hybrid": ("/embed_hybrid", {"inputs": ["baka bulo", "dati"], "outputs": ["dense", "sparse", "multivector"]}),
     "default": ("/embed_hybrid", {"inputs": ["hybrid search", "one"], "outputs": ["dense", "sparse"]}),
@@ -108,7 +109,7 @@ def write_model(name: str, folder: Path) -> str:
 
 @dataclass
 class Server:
-    """A process, its log, and what its memory was at each look."""
+    """A process, its log, and the measurements of its memory."""
 
     plan: Plan
     host: str

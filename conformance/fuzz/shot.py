@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """Bytes for one connection. `answers`: so many must come; 0: none may, as the bytes are no whole request.
+    """Bytes for one connection. `answers`: the expected number; 0: the bytes are not a whole request, so no answer may come.
 
     `heads`: places of answers without a body, since HEAD asked for them. `leaves`: the client goes away without reading.
     """
@@ -40,4 +40,4 @@ class Outcome:
     replies: list[Reply] = field(default_factory=list)
     hung: bool = False
     closed: bool = False
-    broken: str = ""  # why what came is no HTTP
+    broken: str = ""  # the reason why the answer is not HTTP

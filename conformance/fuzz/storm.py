@@ -1,4 +1,4 @@
-"""A storm over one server: many connections, each with shots of its own, and the same valid request again and again."""
+"""A storm on one server: many connections, each with its own shots, and the same valid request repeatedly."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Storm:
         first = self._first.setdefault(alias, body)
         self.tally.exactly_equal += body == first
         if body != first and (exactly or not same(json.loads(first), json.loads(body))):
-            self._find([f"a valid request is answered otherwise than before: {body[:200]!r}, not {first[:200]!r}"], shot)
+            self._find([f"the answer to a valid request has changed: {body[:200]!r}, not {first[:200]!r}"], shot)
 
     def _valid(self, path: str, body: Any) -> Shot:
         headers = [(b"Content-Type", b"application/json")]

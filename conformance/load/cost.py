@@ -80,7 +80,7 @@ def measure(module: str, apps: str, clients: list[int], seconds: float, status: 
     found = {}
     path = os.pathsep.join([apps, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with started([sys.executable, "-m", *module.split()], {**os.environ, "PYTHONPATH": path}) as server:
-        for number in clients:  # each sends a text of its own: equal ones that wait together are computed once
+        for number in clients:  # each client sends its own text, since equal waiting texts are computed once
             group = Group(number, ASKED[:number])
             crowd(server.port, [group], 0.7)
             before = server.cpu_seconds()
@@ -93,7 +93,7 @@ def measure(module: str, apps: str, clients: list[int], seconds: float, status: 
 
 
 def compared(modules: dict[str, str], refuser: str | None, options: argparse.Namespace) -> int:
-    """A table of servers by name, and of one that refuses everything."""
+    """A table of servers by name, including one that refuses everything."""
     with tempfile.TemporaryDirectory() as apps:
         Path(apps, "floor_app.py").write_text(FLOOR)
         Path(apps, "litestar_app.py").write_text(LITESTAR)

@@ -32,8 +32,8 @@ def request(path: str, body: object) -> bytes:
 
 @dataclass(frozen=True)
 class Group:
-    """Connections that each begin at a request of their own, so that no two send the same at once. Each asks again
-    `pause_seconds` after a refusal, and at once after any other answer."""
+    """Connections that begin at different requests, so that no two send the same request at the same time. Each sends its next
+    request `pause_seconds` after a refusal, and immediately after any other answer."""
 
     connections: int
     requests: Sequence[bytes]
@@ -66,7 +66,7 @@ def crowd(port: int, groups: Sequence[Group], seconds: float) -> list[Seen]:
 
 
 class Client:
-    """One connection. `asked`: when its request was sent, None while it has none."""
+    """One connection. `asked`: the time at which its request was sent; None without an open request."""
 
     def __init__(self, port: int, requests: Sequence[bytes], turn: int = 0, pause_seconds: float = 0.0) -> None:
         self.requests, self.turn, self.pause_seconds = requests, turn, pause_seconds

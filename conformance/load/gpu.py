@@ -215,7 +215,7 @@ def cosine(found: Any, expected: Any) -> float:
 
 
 def run(cell: tuple[str, str], options: argparse.Namespace, limit: float) -> str | None:
-    """Have a child measure a cell; why it did not to the end, or None."""
+    """Measure a cell in a child process. Return the reason why it failed, or None."""
     command = [sys.executable, "-m", "conformance.load.gpu", *sys.argv[1:], "--out", options.out, "--cell", *cell]
     path = Path(options.out, re.sub(r"[^\w.+-]+", "-", f"{'.'.join(cell)}.stderr"))
     with path.open("w") as errors:

@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights, made where they are asked for, and batches for them."""
+"""Models of known shapes with random weights, made on the requested device, and batches for them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def packed(backend: Any, lengths: Iterable[int], heads: AbstractSet[Head], seed:
 
 
 def batches_of(backend: Any, mix: Mix, tokens: int, heads: AbstractSet[Head]) -> list[PackedBatch]:
-    """Return batches of at most so many tokens, or of one text; lengths are drawn from the mix."""
+    """Return batches of at most `tokens` tokens, or of one text. Lengths are drawn from the mix."""
     draw, made = np.random.default_rng(0), list[PackedBatch]()
     for seed in range(BATCHES):
         lengths: list[int] = []

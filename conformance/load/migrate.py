@@ -44,7 +44,7 @@ SAME = 1e-3  # scores that a model gives a text in different batches
 
 
 class Collection:
-    """The store beside the server, as another client has it."""
+    """The server's store, as another client sees it."""
 
     def __init__(self, config: StoreConfig) -> None:
         store = open_store(config)
@@ -89,7 +89,7 @@ class Collection:
 
 
 class Traffic:
-    """Searches, writes and deletions at their rates, and what came of them. `texts`: by id, as written last; those of ingested
+    """Searches, writes and deletions at their rates, and their outcomes. `texts`: the last written text by id; ingested
     documents do not change. `is_same`: nothing changes."""
 
     def __init__(self, server: Server, collection: Collection, chance: random.Random) -> None:
@@ -166,7 +166,7 @@ def sentence(chance: random.Random) -> str:
 
 
 def is_of(hits: Mapping[Any, float], best: Mapping[Any, float]) -> bool:
-    """Whether hits are those of the model that found the best. An index is approximate: half of them suffice."""
+    """True if all hits are from the model that found the best hit. An index is approximate: half of them suffice."""
     common = hits.keys() & best.keys()
     return 2 * len(common) >= len(hits) and all(abs(hits[number] - best[number]) < SAME for number in common)
 
@@ -212,7 +212,7 @@ def story(server: Server, collection: Collection, options: argparse.Namespace, r
             (model, hits, (before if model == old_name else between)[query]) for at, query, model, hits in seen if at > began
         ]
         mixed = sum(model != best[0] or not is_of(hits, best[1]) for model, hits, best in found)
-        report.add("answers meanwhile", len(found), f"{mixed} have scores of another model than they name", not mixed)
+        report.add("answers meanwhile", len(found), f"{mixed} have scores of a model other than the named one", not mixed)
         compare(report, "points after the switch", traffic)
         again = json.loads(run("ingest", traffic_file(options), "--collection", NAME, "--model-id", options.new, "--json"))
         report.add("an ingest of the same documents", 1, f"embeds {again['documents']}", again["documents"] == 0)
@@ -220,7 +220,7 @@ def story(server: Server, collection: Collection, options: argparse.Namespace, r
         time.sleep(3)
         after = traffic.answers()
         back = sum(is_of(after[query][1], before[query][1]) for query in QUERIES)
-        report.add("rollback", len(after), f"{back} answers are those of before", back == len(after))
+        report.add("rollback", len(after), f"{back} answers are as before", back == len(after))
         compare(report, "points after the rollback", traffic)
     differ = sum(not is_of(between[query][1], before[query][1]) for query in QUERIES)
     report.add("answers of both models", len(QUERIES), f"{differ} differ", differ > 0)
@@ -244,7 +244,7 @@ def migrate(options: argparse.Namespace) -> int:
         store = [word for name, value in place.items() for word in (f"--{name.replace('_', '-')}", value)]
 
         def run(*words: str, waits: bool = True) -> Any:
-            """What a command prints, or the process that runs it."""
+            """The output of a command, or its running process."""
             command = [sys.executable, "-m", "hybridtei", *words, *store]
             if not waits:
                 return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -4,8 +4,8 @@
 
 MODEL: a folder, a hub id, the embedded model, or a name of conformance/families/shapes/checkpoints.toml, which is written with
 random weights. Each engine computes batches of `--texts` texts of `--length` tokens as the server would drive it: a thread for
-each of its bulk lanes. `ratio` is that of `--against` to the engine, the median of the rounds. On random weights, whose
-neighbours mean nothing, the guard of OpenVINO's int8 lets everything through.
+each of its bulk lanes. `ratio`: the rate of `--against` divided by the engine's, the median of the rounds. On random weights,
+whose neighbours mean nothing, the guard of OpenVINO's int8 lets everything through.
 """
 
 import argparse

@@ -30,7 +30,7 @@ BATCH = 256
 
 
 def documents_per_s(source: Path, outputs: tuple[str, ...] | None, workers: int) -> float:
-    """Of the command's own run, watched between the embedding and the writer."""
+    """The rate of the command's own run, measured between embedding and writing."""
     original, seen, moments = Writer.write, 0, list[tuple[float, int]]()
 
     async def watched(self: Writer, batch: Batch, *given: Any) -> None:

@@ -54,7 +54,7 @@ def ratio(ours: Sequence[float], others: Sequence[float]) -> float:
 
 
 def milliseconds(seconds: Sequence[float], share: float = 0.5) -> float:
-    """The value below which `share` of the values lie; not a number if there are none."""
+    """The quantile `share` of the values; NaN without values."""
     return sorted(seconds)[min(int(len(seconds) * share), len(seconds) - 1)] * 1000 if seconds else float("nan")
 
 
@@ -70,13 +70,13 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> None:
 
 
 class Report:
-    """Promises as they are tried."""
+    """Promises, and the results of testing them."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, str | bool | None]] = []
 
     def add(self, tried: str, times: object, result: str, kept: bool | None = None) -> None:
-        """A row, printed at once, since a run may take long. `kept`: None if nothing was promised."""
+        """A row, printed immediately, since a run may take long. `kept`: None if nothing was promised."""
         self.rows.append({"tried": tried, "times": str(times), "result": result, "kept": kept})
         print(f"| {tried} | {times} | {result} | {VERDICTS[kept]} |", flush=True)
 

@@ -1,6 +1,6 @@
 """Servers under measurement: started on a port of the system's choice, their metrics, CPU time, memory, log and end.
 
-What a server writes goes to a file, which is looked through afterwards: it may hold nothing that the program did not foresee.
+A server's output goes to a file. Afterwards it is checked for unexpected errors.
 """
 
 import re

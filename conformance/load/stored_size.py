@@ -3,7 +3,7 @@
     python -m conformance.load stored_size SOURCE [--folder FOLDER] [--flags='--outputs dense']
 
 Runs the command into the embedded engine in FOLDER [default: a fresh one], and samples the memory of the command and of the
-engine's process together, mapped pages included. A run that is stopped goes on with the same FOLDER.
+engine's process together, mapped pages included. Repeat a stopped run with the same FOLDER to continue it.
 """
 
 import argparse

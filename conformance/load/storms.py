@@ -44,7 +44,7 @@ MAX_ACCEPTED_SECONDS, MAX_REFUSED_SECONDS = 1.2, 0.8  # the 99th percentile; the
 
 
 def plain(server: Server, texts: Texts) -> float:
-    """Seconds of one new short text, on a connection of its own."""
+    """Seconds of a request with one new short text, on a new connection."""
     began = time.perf_counter()
     client = Client(server.port, [request("/embed", {"inputs": texts.draw(QUERY)[0]})])
     client.ask()
@@ -56,7 +56,7 @@ def plain(server: Server, texts: Texts) -> float:
 
 
 def drop(server: Server, requests: Sequence[bytes]) -> None:
-    """Clients with one request each, all at once, which disconnect after a moment, every other one by a reset."""
+    """Concurrent clients with one request each that disconnect after a moment, every second one by a reset."""
     with ExitStack() as stack:
         for place, data in enumerate(requests):
             with suppress(OSError):
@@ -69,7 +69,7 @@ def drop(server: Server, requests: Sequence[bytes]) -> None:
 
 
 def weather(report: Report, name: str, requests: Sequence[bytes], server: Server, options: argparse.Namespace) -> None:
-    """Run a storm several times. Two rows: what is left, and the next requests."""
+    """Run a storm several times. Two rows: the remaining work, and the next requests."""
     texts, usual, first, later, quiet = Texts(1), list[float](), list[float](), list[float](), server.settled()
     before = quiet.values
     for _ in range(options.rounds):

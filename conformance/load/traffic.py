@@ -1,5 +1,5 @@
-"""Traffic against embedding servers over HTTP. In a table of several servers,
-`first/this` is the first one's figure over each other's. COMMAND has `{port}` in it.
+"""Traffic against embedding servers over HTTP. In a table of several servers, `first/this` is the first server's figure divided
+by each server's. COMMAND has `{port}` in it.
 
     python -m conformance.load http_load --server NAME=COMMAND --server NAME=COMMAND [--traffic mixed,queries] [--seconds 8]
     python -m conformance.load lone --server NAME=COMMAND --server NAME=COMMAND [--route embed|rerank] [--sizes 6,40,120]
@@ -8,9 +8,9 @@
 model's tokenizer, special tokens included, no padding; no text is sent twice at once. `--chart FILE` writes what
 `notebooks/draw.py` draws; kinds of traffic that it has already stay.
 
-`lone` is one client that waits for each answer. All servers run at once and are asked in turns of a few requests. `--sizes`:
-words of the text for /embed, texts of 60 words of one query for /rerank, with `--mixed` of 5 to 30 words for 70 % of these and
-100 to 250 for the rest. Every text is new.
+`lone` is one client that waits for each answer. All servers run at the same time and get a few requests each in turn.
+`--sizes`: words of the text for /embed, texts of 60 words of one query for /rerank, with `--mixed` of 5 to 30 words for 70 % of
+these and 100 to 250 for the rest. Every text is new.
 """
 
 import argparse
@@ -44,7 +44,7 @@ TRAFFIC: dict[str, tuple[tuple[int, int, Mix], ...]] = {  # groups of connection
     "bulk 32 x 32": ((32, 32, MIXED),),
     "bulk 4": ((4, 32, MIXED),),
     "one client": ((1, 1, QUERY),),
-    "query under bulk": ((1, 1, QUERY), (4, 32, MIXED)),  # latencies are those of the first group
+    "query under bulk": ((1, 1, QUERY), (4, 32, MIXED)),  # latencies of the first group
 }
 SERVERS = {"action": "append", "required": True, "metavar": "NAME=COMMAND", "help": "with {port} in it; repeatable"}
 KINDS = {"default": ",".join(TRAFFIC), "help": f"of: {', '.join(TRAFFIC)} [default: all]"}
@@ -164,7 +164,7 @@ def turn(port: int, requests: list[bytes]) -> list[float]:
 
 
 def request_of(route: str, size: int, draw: random.Random, mixed: bool) -> bytes:
-    """One that was not sent before."""
+    """A text that was not sent before."""
     if route == "embed":
         return request("/embed", {"inputs": text(size, draw), "truncate": True})
     words = [(draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250)) if mixed else 60 for _ in range(size)]
@@ -172,5 +172,5 @@ def request_of(route: str, size: int, draw: random.Random, mixed: bool) -> bytes
 
 
 def text(words: int, draw: random.Random) -> str:
-    """Known words, and one that is new."""
+    """Known words and a new one."""
     return " ".join([*draw.choices(WORDS, k=words - 1), f"x{draw.getrandbits(32):x}"])

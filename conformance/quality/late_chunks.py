@@ -46,7 +46,7 @@ MIN_WORDS, MAX_WORDS, PAGES = 300, 1200, 200
 
 @dataclass(frozen=True)
 class Collection:
-    """`parts`: edges within its document of what queries ask for; `wanted[q]`: the place of the one that is relevant."""
+    """`parts`: edges within its document of what queries ask for; `wanted[q]`: the place of the relevant document."""
 
     documents: list[str]
     parts: list[tuple[int, int, int]]

@@ -4,7 +4,7 @@
 
 Reads Debian's package descriptions, as `apt-get update` fetches them (see data.md; `/usr/lib/apt/apt-helper cat-file` unpacks
 them). Chosen are those of the smallest `Description-md5`: of 2,000 packages the paragraphs after the title, 700 characters
-each at most, and of another 400 the title, which is as short as a query. Vectors that are cut have ranges of their own.
+each at most, and of another 400 the title, which is as short as a query. Cut vectors have their own ranges.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def ranges_of(rows: Floats) -> Floats:
 
 
 def chosen(descriptions: str) -> list[str]:
-    """Return the paragraphs of some records and the titles of others, by the order of their digests."""
+    """Return the paragraphs of some records and the titles of other records, in the order of their digests."""
     records = sorted(set(RECORD.findall(descriptions)))
     bodies = [" ".join(body.replace("\n .\n", "\n").split())[:MAX_CHARACTERS] for _, _, body in records[:DOCUMENTS]]
     return bodies + [title for _, title, _ in records[DOCUMENTS : DOCUMENTS + QUERIES]]

@@ -35,7 +35,7 @@ from conformance.processes import free_port, started  # noqa: E402 (run as a fil
 
 Scores = NDArray[np.float32]
 BATCH = 16
-# What the embedded model must reach; (low, high).
+# The required figures of the embedded model: (low, high).
 MARKS: dict[str, dict[str, tuple[float, float]]] = {
     "cranfield": {
         "dense": (0.4976, 0.5016),
@@ -76,7 +76,7 @@ def read_collection(folder: Path) -> Collection:
     for line in (folder / "qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]:
         query_id, document_id, grade = line.split("\t")
         relevance[row[query_id]][place[document_id]] = int(grade)
-    # The wire refuses an empty text; a blank becomes the same tokens, which are none but the special ones.
+    # The API refuses an empty text; a blank has the same tokens: only special ones.
     texts = [f"{document['title']}\n{document['text']}".strip() or " " for document in documents]
     return Collection(texts, [query["text"] for query in queries], relevance)
 
@@ -145,7 +145,7 @@ def ndcg(scores: Scores, relevance: Sequence[dict[int, int]], cut: int = 10) -> 
 
 
 def gains(places: NDArray[np.int64], relevance: Sequence[dict[int, int]], cut: int = 10) -> NDArray[np.float64]:
-    """nDCG@cut of each query with linear gains, of documents' places in order; the ideal order is that of all judged ones."""
+    """nDCG@cut of each query with linear gains, from documents' places in order; the ideal order has all judged documents."""
     discount = 1 / np.log2(np.arange(2, cut + 2))
     found = []
     for top, judged in zip(places, relevance, strict=True):

@@ -46,7 +46,7 @@ def _print(figures: Mapping[str, object], files: Mapping[str, Sequence[str]]) ->
 
 
 def _files_of_requests() -> dict[str, list[str]]:
-    """In a process of its own: the profile function stays in every thread."""
+    """Runs in a separate process, since the profile function stays in every thread."""
     command = [sys.executable, "-m", "conformance.structure.requests"]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, list[str]] = json.loads(ended.stdout.splitlines()[-1])

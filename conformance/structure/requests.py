@@ -1,7 +1,7 @@
 """Which files of the package run for one warm request, recorded inside a real server.
 
 The command line is the package's own. Before it runs, a profile function is set in every thread that starts; it notes a frame's
-file while recording is on. A thread of its own plays the client: it warms each route, then records one request of it.
+file while recording is on. A separate thread is the client: it warms each route, then records one request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 class Recorder:
-    """A profile function; `files` are those of the package in which a function began while `recording`."""
+    """A profile function; `files`: the package's files in which a function was called while `recording`."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()

@@ -52,7 +52,7 @@ def read_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
 
 
 def find_circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or by way of others; imports inside functions count too."""
+    """Groups of modules that import each other, directly or through others. Imports inside functions count."""
     first_of = _circles(imports)
     groups: dict[str, list[str]] = {}
     for module in sorted(imports):

@@ -22,7 +22,7 @@ from conformance.wire.case import Case, Clause, Profile, read_cases, read_clause
 from conformance.wire.judge import judged
 from conformance.wire.launch import OURS, launched
 
-AT_ONCE = 2  # servers: one starts while the other is asked
+AT_ONCE = 2  # servers: one starts while the other answers
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
-"""Cases and clauses as data: what is asked of which server, and what the answer should be. `cases/*.toml`, `clauses.toml`.
+"""Cases and clauses as data: the request, the server, and the expected answer. `cases/*.toml`, `clauses.toml`.
 
-A case belongs to one clause or to several, and is asked under one profile (a model and flags) or under several.
+A case belongs to one or more clauses, and runs under one or more profiles (a model and flags).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One request. `raw`: the bytes of head and body instead, with \\r\\n for every line end.
 
     A body is sent as JSON unless `headers` say otherwise ("" leaves a header out). `fill`: name -> (text, times); `$name` in
-    body, path or raw stands for the text so many times.
+    body, path or raw is replaced by the repeated text.
     """
 
     request: str = ""
@@ -31,7 +31,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Case(Question, frozen=True, kw_only=True):
-    """A question and what is right about its answer; whatever is not named does not matter.
+    """A request, and the checked properties of its answer.
 
     `text`: the whole body. `json`: the same as data, numbers within a tolerance. `has`: path (`0.1.score`, `data.0.index`) ->
     value there. `header`: name -> regular expression of the whole value. `absent`: headers that should not be there. `check`:
@@ -77,7 +77,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_cases() -> list[Case]:
-    """All, named by file and place. Raises ValueError for a clause or profile that nobody knows."""
+    """All, named by file and place. Raises ValueError for an unknown clause or profile."""
     clauses, profiles = read_clauses(), read_profiles()
     cases: list[Case] = []
     for file in sorted((HERE / "cases").glob("*.toml")):
@@ -106,13 +106,13 @@ def read_profiles() -> dict[str, Profile]:
 
 
 def uncovered(clauses: Mapping[str, Clause], cases: Sequence[Case]) -> list[str]:
-    """Clauses that have neither a case nor a reason to have none."""
+    """Clauses without a case and without a reason for that."""
     covered = {clause for case in cases for clause in case.clauses}
     return [name for name, clause in clauses.items() if name not in covered and clause.elsewhere is None]
 
 
 def filled(text: str, fill: Mapping[str, Fill]) -> str:
-    """`$name` -> its text, so many times."""
+    """`$name` -> its repeated text."""
     for name, (part, times) in fill.items():
         text = text.replace(f"${name}", part * times)
     return text

@@ -1,4 +1,4 @@
-"""Checks of answers that cases name, with words as arguments. Each returns the fault, or None."""
+"""Checks of answers that cases name, with words as arguments. Each check returns the fault, or None."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def no_times(answer: Answer) -> str | None:
 
 
 def vectors(answer: Answer, count: str, width: str) -> str | None:
-    """So many vectors of so many numbers."""
+    """Expect this number of vectors of this width."""
     found = np.array(answer.data, dtype=object)
     return None if found.shape == (int(count), int(width)) else f"shape {found.shape}"
 
@@ -55,13 +55,13 @@ def not_unit(answer: Answer) -> str | None:
 
 
 def tokens(answer: Answer, *lengths: str) -> str | None:
-    """A list for each input, of so many vectors."""
+    """Expect a list per input with this number of vectors."""
     found = [len(rows) for rows in answer.data]
     return None if found == [*map(int, lengths)] else f"lengths {found}"
 
 
 def sparse(answer: Answer, count: str) -> str | None:
-    """So many sparse vectors: ascending indices, no zeros, keys in order."""
+    """Expect this number of sparse vectors: ascending indices, no zeros, keys in order."""
     if len(answer.data) != int(count):
         return f"{len(answer.data)} vectors"
     for row in answer.data:
@@ -90,7 +90,7 @@ def between_zero_and_one(answer: Answer) -> str | None:
 
 
 def keys(answer: Answer, *names: str) -> str | None:
-    """Of the object, or of each in the list, in order; `...`: more may follow."""
+    """The keys of the object, or of each object in the list, in order; `...`: more may follow."""
     rows = answer.data if isinstance(answer.data, list) else [answer.data]
     for row in rows:
         found = [*row]
@@ -111,7 +111,7 @@ def order(answer: Answer, *indices: str) -> str | None:
 
 
 def before(answer: Answer, first: str, second: str) -> str | None:
-    """`index` first stands before second, with an equal score."""
+    """Index `first` is before `second`, with an equal score."""
     found = [entry["index"] for entry in answer.data]
     scores = {entry["index"]: entry["score"] for entry in answer.data}
     if scores[int(first)] != scores[int(second)]:
@@ -184,7 +184,7 @@ def holds(answer: Answer, *words: str) -> str | None:
 
 
 def wide(answer: Answer, width: str) -> str | None:
-    """Token vectors of so many numbers."""
+    """Expect token vectors of this width."""
     found = {len(row) for rows in answer.data for row in rows}
     return None if found == {int(width)} else f"widths {found}"
 

@@ -13,7 +13,7 @@ from conformance.wire.asking import Answer, ask
 from conformance.wire.case import Case, Profile, Question, filled
 
 TOLERANCE = 2e-4
-ANYTHING = "*"  # in `has`: so long as it is there
+ANYTHING = "*"  # in `has`: any value, if the key exists
 SHOWN = 300  # characters of a body in a complaint
 
 

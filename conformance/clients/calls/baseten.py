@@ -1,4 +1,4 @@
-"""Baseten's performance client: many small requests at once."""
+"""Baseten's performance client: many concurrent small requests."""
 
 from __future__ import annotations
 

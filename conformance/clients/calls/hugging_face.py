@@ -1,4 +1,4 @@
-"""huggingface_hub's InferenceClient: the URL of a server is used as it is."""
+"""huggingface_hub's InferenceClient, which needs only the server's URL."""
 
 from __future__ import annotations
 

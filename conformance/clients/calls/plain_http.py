@@ -10,7 +10,7 @@ from harness import QUERY, TEXTS, TOLERANCE, Server, call, main, pairs, refused,
 
 @call
 def what_is_compared_differs_from_text_to_text(server: Server) -> None:
-    """Or none of the comparisons here and elsewhere would mean anything."""
+    """Otherwise no comparison with it means anything."""
     for row, other in combinations(server.vectors(), 2):
         assert max(abs(a - b) for a, b in zip(row, other, strict=True)) > 1000 * TOLERANCE, "two vectors are the same"
     for scores in ([item["score"] for item in server.ranks()], [max(i["score"] for i in one) for one in server.labels()]):

@@ -67,7 +67,7 @@ def serving(folder: Path, cache: Path, flags: Sequence[str], log: Path) -> Itera
 
 
 def descendants(process_id: int) -> list[int]:
-    """Processes that a process has started, and those that these have."""
+    """The descendants of a process."""
     children = []
     for file in Path(f"/proc/{process_id}/task").glob("*/children"):
         children += [int(child) for child in file.read_text().split()]

@@ -24,7 +24,7 @@ def write_tokenizer(folder: Path, kind: str, size: int) -> None:
 
 
 def _pieces(count: int, taken: set[str], *, letters: int) -> Iterator[str]:
-    """Distinct drawn pieces of 2 to `letters` letters, none of them taken."""
+    """Distinct random pieces of 2 to `letters` letters that are not in `taken`."""
     draw = random.Random(0)
     seen = set(taken)
     while count:
