@@ -92,21 +92,14 @@ KNOWN: Mapping[tuple[str, str], PairTemplate] = {
 }
 
 
-def find_template(
-    folder: Path,
-    model_type: str,
-    chat: Mapping[str, Any] | None,
-    instruction: str | None,
-    *,
-    arguments: Mapping[str, Any] | None = None,
-) -> PairTemplate | None:
-    """Return the template of a model, or None. `chat`: sentence-transformers' settings of messages; `instruction`: the default
-    prompt; `arguments`: arguments of the chat template. Raises LoadError, naming the file."""
-    if (folder / OWN_FILE).exists():
-        return _own(folder / OWN_FILE)
-    if chat is not None:
-        return _of_chat(folder, flat=chat.get("format") == "flat", instruction=instruction, arguments=arguments or {})
-    path = str(folder.resolve())
+def _template(home: Path, model_type: str, instruction: str | None, *, modules: Modules) -> PairTemplate | None:
+    """Return the template of a model, or None. `instruction`: its default prompt. Raises LoadError, naming the file."""
+    if (home / OWN_FILE).exists():
+        return _own(home / OWN_FILE)
+    modalities = sentence_config(home).object("modality_config") if modules else {}
+    if modalities.get("message") is not None:
+        return _of_chat(home, flat=modalities["message"].get("format") == "flat", instruction=instruction)
+    path = str(home.resolve())
     known = (KNOWN[key] for key in KNOWN if key[1] == model_type and re.search(key[0], path, re.IGNORECASE))
     return next(known, None)
 
@@ -130,7 +123,7 @@ def _check_slots(file: Path, body: str, size: int) -> None:
         raise LoadError(f"{file}: the template has no place for {', '.join(sorted(lacking))}")
 
 
-def _of_chat(folder: Path, *, flat: bool, instruction: str | None, arguments: Mapping[str, Any]) -> PairTemplate:
+def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTemplate:
     """Render a chat template with marks instead of texts, and split it at the special tokens around the marks."""
     file = folder / "chat_template.jinja"
     settings = read_object(folder / "tokenizer_config.json", optional=True)
@@ -143,7 +136,7 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None, arguments: Ma
         roles = {"system": marks["instruction"], **roles}
     messages = [{"role": role, "content": mark if flat else [{"type": "text", "text": mark}]} for role, mark in roles.items()]
     tokens = {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
-    text = _rendered(file, source, messages, {**tokens, **arguments})
+    text = _rendered(file, source, messages, {**tokens, **template_arguments(folder)})
     text = text.replace("\ue000", "{").replace("\ue001", "}")
     slots = [*SLOT.finditer(text)]
     _check_slots(file, text, len(text))
@@ -202,10 +195,8 @@ def language_ranker(
     ranks = classifier is not None and classifier.kind != "tagger"
     if not (causal or ranks):
         return classifier, None
-    chat = (sentence_config(home).get("modality_config") or {}).get("message") if modules else None
     default = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
-    arguments = template_arguments(home) if chat is not None else None
-    template = find_template(home, str(config["model_type"]), chat, default, arguments=arguments)
+    template = _template(home, str(config["model_type"]), default, modules=modules)
     if classifier is not None:
         return (classifier if template is None else yes_of_two(classifier)), template
     tied = bool(config.get("tie_word_embeddings"))
