@@ -69,12 +69,14 @@ def fidelity(ours: Floats, theirs: Floats) -> Fidelity:
 
 
 def sample_vectors(backend: Backend) -> Floats:
-    """Unit vectors float32[n, d] of the sample texts, each embedded alone."""
+    """Unit vectors float32[n, d] of the sample texts, each embedded alone. Of a model without a vector of a text, such as a
+    reranker, the means of token states."""
     spec = backend.spec
-    head = Head.SPARSE if spec.is_splade else Head.DENSE
+    head = Head.SPARSE if spec.is_splade else Head.DENSE if Head.DENSE in spec.heads else Head.TOKENS
     outputs = [backend.forward(pack([one], frozenset({head}), spec.positions)) for one in sample_encodings(spec)]
     rows = [one.dense if one.splade is None else one.splade.to_dense() for one in outputs]
-    vectors = np.concatenate([row for row in rows if row is not None])
+    means = [one.tokens.values.mean(0, keepdims=True) for one in outputs if one.tokens is not None]
+    vectors = np.concatenate([row for row in rows if row is not None] or means)
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12)))
 
 

@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from hybridtei.errors import LoadError
+from hybridtei.inference.backends.base import made_up
 from hybridtei.inference.backends.fidelity import Fidelity, Guard, compare
 from hybridtei.inference.backends.graph import int8
 from hybridtei.inference.backends.graph.int8 import int8_graph, make_int8
@@ -56,6 +57,18 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
     eight = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
     assert sorted(tuple(tensor.dims)[::-1] for tensor in eight) == sorted(graph.weights[name] for name in made.held)
     assert not [node for node in model.graph.node if set(node.input) & set(made.held)]
+
+
+@pytest.mark.parametrize(("labels", "task"), [(1, "SequenceClassification"), (5, "TokenClassification")])
+def test_a_model_without_vectors_of_texts_is_judged_by_its_states(tmp_path: Path, labels: int, task: str) -> None:
+    folder = tiny.write_classifier(tmp_path, "bert", labels, task=task, seed=1)
+    spec, weights = read_spec(folder), Weights.open(folder)
+    made, fidelity = make_int8(spec, weights, LOOSE)
+    assert fidelity.passes(LOOSE)
+    exact, eight = (OnnxBackend(spec, graph, weights) for graph in (family_graph(spec), made))
+    batch = made_up(spec, [9], spec.heads)
+    found, expected = (one.scores if labels == 1 else one.tags.values for one in (eight.forward(batch), exact.forward(batch)))
+    assert 0 < np.abs(found - expected).max() < 0.1 * max(1.0, float(np.abs(expected).max()))
 
 
 def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> None:
