@@ -287,13 +287,13 @@ class RequestMetrics:
     def began(self, inputs: int, *, is_batch: bool, scope: Scope = "embed") -> None:
         """Count a request of `inputs` inputs."""
         self._begun[is_batch]()
-        self._scopes[scope].count.add(inputs)
+        self._scopes[scope].count(inputs)
 
     def succeeded(self, usage: Usage, *, is_batch: bool, scope: Scope = "embed") -> None:
         """Count an answered request, and put its times into the current span."""
         inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
         self._succeeded[is_batch]()
-        of_scope.success.add(inputs)
+        of_scope.success(inputs)
         for length in usage.lengths:
             self._input_length.observe(length)
         total_ns = perf_counter_ns() - usage.began_ns
@@ -323,8 +323,8 @@ class _ScopeMetrics:
     """Counters of one kind of work, by input."""
 
     def __init__(self, registry: Registry, scope: Scope) -> None:
-        self.count = registry.counter(f"te_{scope}_count")
-        self.success = registry.counter(f"te_{scope}_success")
+        self.count = registry.counter(f"te_{scope}_count").of()
+        self.success = registry.counter(f"te_{scope}_success").of()
         self.stages = _stages(registry, scope)
 
 

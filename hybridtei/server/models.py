@@ -70,9 +70,7 @@ class Models:
     def __init__(self, contexts: Mapping[str, Context], opener: Opener | None = None, flags: ModelConfig | None = None) -> None:
         self.flags = flags or ModelConfig()
         self.entries = {alias: Entry(alias, "ready", context) for alias, context in contexts.items()}
-        # The model of a server that loads no others: its registry also holds the counters of the whole process.
-        self._only = next(iter(contexts.values())) if len(contexts) == 1 and opener is None else None
-        self.registry = Registry() if self._only is None else self._only.registry
+        self.registry = Registry()  # of the whole process
         self._opener = opener
 
     @property
@@ -117,11 +115,9 @@ class Models:
         raise UnknownModel(f"the model `{shown}` is not served here; served are {served}")
 
     def metrics(self) -> str:
-        """The Prometheus text of all models together. Below `/m/ALIAS` each model has its own."""
-        if self._only is not None:
-            return self.registry.text()
+        """The Prometheus text of all models together and of the process. Below `/m/ALIAS` each model has its own."""
         of_models = (entry.context.registry for entry in self.entries.values() if entry.context)
-        return text_of(reading for registry in (self.registry, *of_models) for reading in registry.readings())
+        return text_of(reading for registry in (*of_models, self.registry) for reading in registry.readings())
 
     async def load(self, config: NamedModel) -> Entry:
         """Load a model while the others serve. Raises InvalidInput if the name is taken; LoadError, which `entries` keeps."""

@@ -180,14 +180,6 @@ def endpoint_of(scope: Any) -> Endpoint | None:
     return None if handler is None else handler.opt.get(ENDPOINT)
 
 
-def asks_to_wait(endpoint: Endpoint, *, only_tei_routes: bool) -> bool:
-    """True if a 429 has `Retry-After`. TEI does not send it, but OpenAI's clients obey it."""
-    return not endpoint.is_tei or (endpoint.error is OpenAICompatErrorResponse and not only_tei_routes)
-
-
-ALIAS = "hybridtei.alias"  # in a scope: the model that the path named
-
-
 PAGE = "/page"
 CLOSING = (408, 413, 503)  # the rest of the body is not read
 NO_ROUTE = Endpoint(is_tei=True)  # for a request without a route: its errors look like TEI's
@@ -215,8 +207,10 @@ def request_error(request: AnyRequest, error: Exception) -> Response[Any]:
     headers = _help(endpoint, error)
     if isinstance(error, NoKey):
         headers["www-authenticate"] = "Bearer"
-    if isinstance(error, Overloaded) and asks_to_wait(endpoint, only_tei_routes=request.app.state.server.only_tei_routes):
-        headers["retry-after"] = "1"  # seconds, the header's smallest value
+    if isinstance(error, Overloaded):
+        is_openai = endpoint.error is OpenAICompatErrorResponse and not request.app.state.server.only_tei_routes
+        if is_openai or not endpoint.is_tei:  # TEI sends no such header, but OpenAI's clients obey it
+            headers["retry-after"] = "1"  # seconds, the header's smallest value
     return _written(endpoint, error, headers)
 
 
