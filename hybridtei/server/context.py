@@ -23,7 +23,6 @@ from hybridtei.inference.tasks.rerank import Ranking, Scored
 from hybridtei.models.fingerprint import Fingerprint, begin
 from hybridtei.models.text.reader import Input
 from hybridtei.outputs import Embeddings, Load, Usage
-from hybridtei.server.api.tei import Inputs
 from hybridtei.system.metrics import Histogram, Registry, duration_buckets, powers_of_two
 from hybridtei.system.tracing import CURRENT
 
@@ -113,20 +112,20 @@ class Context:
     async def embed(
         self,
         task: Embed,
-        inputs: Inputs,
         write: Write[Embeddings],
         *,
+        is_batch: bool = True,
         refusal: HybridTeiError | None = None,
         numbers: int = 0,
         field: str | None = None,
     ) -> Reply:
-        """Embed, and write the answer. Counts and times success and failure. Raises HybridTeiError.
+        """Embed the task's inputs, and write the answer. Counts and times success and failure. Raises HybridTeiError.
 
         `refusal`: the error of a model that cannot do it, raised after the checks of batch size and permits. `numbers`: the
         count of numbers to write, if larger than the answer's. `field`: the field of the inputs on routes other than TEI's;
         the error of an empty input names it.
         """
-        load = inputs.load
+        load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)  # characters, and ids
         if refusal is None and task.dimensions == 0:
             refusal = InvalidDimensions("`dimensions` should be positive")  # TEI checks this before it checks the model
         bounds = self.bounds(load.inputs)

@@ -19,7 +19,7 @@ from hybridtei.inference.tasks.pooling import RANGED, Precision, quantized, read
 from hybridtei.inference.tasks.spans import EmbedSpans, SpanText
 from hybridtei.models import heads
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
-from hybridtei.server.api.tei import NOT_EMPTY, FullText, Id, Ids, Inputs
+from hybridtei.server.api.tei import NOT_EMPTY, FullText, Id, Ids
 from hybridtei.server.context import Context, Reply, Write
 
 Quantise = Callable[[Floats], Any]
@@ -143,13 +143,13 @@ SpannedInputs = Annotated[
 
 
 async def embed_spanned(
-    context: Context, task: Embed, inputs: Inputs, write: Write[Embeddings], refusal: HybridTeiError | None = None
+    context: Context, task: Embed, write: Write[Embeddings], refusal: HybridTeiError | None = None, *, is_batch: bool
 ) -> Reply:
-    """Embed the inputs. For texts with spans the answer has one list an input, one item a span."""
-    items: list[Any] = inputs.items
+    """Embed the task's inputs. For texts with spans the answer has one list an input, one item a span."""
+    items: Sequence[Any] = task.inputs
     spanned = [item for item in items if isinstance(item, SpannedText)]
     if not spanned:
-        return await context.embed(task, inputs, write, refusal=refusal, field="inputs")
+        return await context.embed(task, write, is_batch=is_batch, refusal=refusal, field="inputs")
     with context.counting_failures():
         if len(spanned) < len(items):
             raise InvalidInput("`inputs` holds texts with spans and others: send them apart")
@@ -158,7 +158,7 @@ async def embed_spanned(
     def nested(answer: Embeddings, usage: Usage) -> list[Any]:
         return by_text(texts, write(answer, usage))
 
-    return await embed_spans(context, EmbedSpans(texts, task), nested, refusal, is_batch=inputs.is_batch)
+    return await embed_spans(context, EmbedSpans(texts, task), nested, refusal, is_batch=is_batch)
 
 
 def by_text(texts: Sequence[SpanText], rows: Iterable[Any]) -> list[list[Any]]:

@@ -11,7 +11,7 @@ from hybridtei.batch import Head
 from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.answers import as_base64
-from hybridtei.server.api.tei import NOT_EMPTY, Dimensions, FullText, FullTexts, Inputs, ServedModel, texts_of
+from hybridtei.server.api.tei import NOT_EMPTY, Dimensions, FullText, FullTexts, ServedModel, texts_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import SchemaError
@@ -78,9 +78,8 @@ async def cohere_embed(context: Context, request: CohereEmbedRequest, http: ApiR
     """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on null."""
     version = http.scope["path"][len("/v")]
     texts, bare = texts_of(request.read, "texts"), version == "1" and not request.embedding_types
-    inputs = Inputs([*texts], is_batch=True)
     task = Embed(
-        inputs.items,
+        texts,
         frozenset({Head.DENSE}),
         truncate=request.truncate != "NONE",
         direction="left" if request.truncate == "START" else "right",
@@ -106,7 +105,7 @@ async def cohere_embed(context: Context, request: CohereEmbedRequest, http: ApiR
             "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": usage.tokens}},
         }
 
-    return await context.embed(task, inputs, write, numbers=len(makers) * len(texts) * whole, field="texts")
+    return await context.embed(task, write, numbers=len(makers) * len(texts) * whole, field="texts")
 
 
 def _texts(rows: Floats) -> list[str]:

@@ -14,13 +14,13 @@ from hybridtei.batch import Head, Ragged
 from hybridtei.errors import NoInputs, UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed, cosine
 from hybridtei.inference.tasks.pooling import MultivectorBudget, budget_of
+from hybridtei.models.text.reader import Input
 from hybridtei.outputs import Embeddings, Floats, Usage, cut
 from hybridtei.server import answers
 from hybridtei.server.api.tei import (
     EmbedAllRequest,
     EmbedRequest,
     EmbedSparseRequest,
-    Inputs,
     SimilarityParameters,
     SimilarityRequest,
     Size,
@@ -104,30 +104,30 @@ NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 @post("/embed", list[Vector], capability=EMBED, is_tei=True)
 async def embed(context: Context, request: EmbedRequest) -> Reply:
     """Dense vectors. Those of a SPLADE model are over the vocabulary."""
-    inputs = parse_inputs(request.inputs)
+    inputs, is_batch = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.DENSE, normalize=request.normalize, dimensions=request.dimensions)
     if context.is_splade:
-        return await _embed_splade(context, replace(task, heads=frozenset({Head.SPARSE})), inputs)
-    return await context.embed(task, inputs, lambda answer, _: _dense(answer))
+        return await _embed_splade(context, replace(task, heads=frozenset({Head.SPARSE})), is_batch)
+    return await context.embed(task, lambda answer, _: _dense(answer), is_batch=is_batch)
 
 
-async def _embed_splade(context: Context, task: Embed, inputs: Inputs) -> Reply:
+async def _embed_splade(context: Context, task: Embed, is_batch: bool) -> Reply:
     return await context.embed(
         task,
-        inputs,
         lambda answer, _: cut(splade_rows(answer), task.dimensions),
+        is_batch=is_batch,
         refusal=UnsupportedHead(SPLADE_NORMALIZE) if task.normalize else None,
-        numbers=len(inputs.items) * context.service.model.spec.dense_width,
+        numbers=len(task.inputs) * context.service.model.spec.dense_width,
     )
 
 
 @post("/embed_all", list[list[Vector]], capability=EMBED, is_tei=True)
 async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     """A raw vector for each token."""
-    inputs = parse_inputs(request.inputs)
+    inputs, is_batch = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.TOKENS)
     refusal = UnsupportedHead("`embed_all` is not available for SPLADE models") if context.is_splade else None
-    return await context.embed(task, inputs, lambda answer, _: _ragged(answer.tokens), refusal=refusal)
+    return await context.embed(task, lambda answer, _: _ragged(answer.tokens), is_batch=is_batch, refusal=refusal)
 
 
 def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
@@ -139,27 +139,27 @@ def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
 @post("/embed_sparse", list[list[SparseValue]], capability=EMBED_SPARSE, is_tei=True)
 async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse) -> Reply:
     """Sparse vectors by SPLADE pooling or by lexical weights, depending on the model."""
-    inputs = parse_inputs(request.inputs)
+    inputs, is_batch = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.SPARSE, query_encoder=request.query_encoder)
     refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
-    reply = await context.embed(task, inputs, write, refusal=refusal)
+    reply = await context.embed(task, write, is_batch=is_batch, refusal=refusal)
     return reply if request.query_encoder == "model" else replace(reply, headers=BY_TABLE)
 
 
 @post("/embed_multivector", list[list[list[float | Vector] | PackedVectors] | PackedVectors], capability=EMBED_MULTIVECTOR)
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """A unit vector for each token of an input, or fewer; with spans, a list of such lists."""
-    inputs = parse_inputs(request.inputs)
+    inputs, is_batch = parse_inputs(request.inputs)
     task = _own_task(context, request, inputs, Head.MULTIVECTOR)
     smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small)
     bits = task.bits_of(context.service.model.spec)
-    return await embed_spanned(context, task, inputs, lambda answer, _: _ragged(smaller(answer).multivector, bits))
+    return await embed_spanned(context, task, lambda answer, _: _ragged(smaller(answer).multivector, bits), is_batch=is_batch)
 
 
 @post("/embed_hybrid", list[HybridEmbedding | list[HybridEmbedding]], capability=EMBED_HYBRID)
 async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     """Every requested output, from one pass."""
-    inputs = parse_inputs(request.inputs)
+    inputs, is_batch = parse_inputs(request.inputs)
     heads = heads_of(context, request.outputs)
     task = _own_task(context, request, inputs, *heads, normalize=request.normalize)
     pieces, bits = context.service.tokenizer.pieces, task.bits_of(context.service.model.spec)
@@ -168,7 +168,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
         return answers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
 
-    return await embed_spanned(context, task, inputs, write, unspelled(context, heads, request.sparse_format))
+    return await embed_spanned(context, task, write, unspelled(context, heads, request.sparse_format), is_batch=is_batch)
 
 
 @post("/similarity", Vector, capability=EMBED, is_tei=True)
@@ -177,7 +177,7 @@ async def similarity(context: Context, request: SimilarityRequest) -> Reply:
     sentences = request.inputs.sentences
     if not sentences:
         raise NoInputs("`inputs.sentences` cannot be empty")
-    inputs = Inputs([request.inputs.source_sentence, *sentences], is_batch=True)
+    inputs: list[Input] = [request.inputs.source_sentence, *sentences]
     parameters = request.parameters or SimilarityParameters()
     task = _task(context, parameters, inputs, pooled_head(context), normalize=False)
 
@@ -185,15 +185,15 @@ async def similarity(context: Context, request: SimilarityRequest) -> Reply:
         vectors = pooled(answer)
         return cosine(vectors[0], vectors[1:])
 
-    return await context.embed(task, inputs, write)
+    return await context.embed(task, write)
 
 
 def _task(
-    context: Context, request: EmbedAllRequest | SimilarityParameters, inputs: Inputs, *heads: Head, **options: Any
+    context: Context, request: EmbedAllRequest | SimilarityParameters, inputs: list[Input], *heads: Head, **options: Any
 ) -> Embed:
     """`options`: further fields of `Embed`."""
     return Embed(
-        inputs.items,
+        inputs,
         frozenset(heads),
         context.truncate(request.truncate),
         direction(request.truncation_direction),
@@ -202,7 +202,7 @@ def _task(
     )
 
 
-def _own_task(context: Context, request: EmbedMultivectorRequest, inputs: Inputs, *heads: Head, **options: Any) -> Embed:
+def _own_task(context: Context, request: EmbedMultivectorRequest, inputs: list[Input], *heads: Head, **options: Any) -> Embed:
     return _task(
         context,
         request,

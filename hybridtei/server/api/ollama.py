@@ -14,7 +14,7 @@ from hybridtei.batch import EMBEDDINGS, Head
 from hybridtei.errors import UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import Embeddings, Usage
-from hybridtei.server.api.tei import Dimensions, Inputs, OneOrMore, ServedModel, texts_of
+from hybridtei.server.api.tei import Dimensions, OneOrMore, ServedModel, texts_of
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.models import EMBED, Models
@@ -43,9 +43,8 @@ class OllamaEmbedResponse(Struct, frozen=True):
 @post("/api/embed", OllamaEmbedResponse, capability=EMBED, needs_content_type=False)
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
-    inputs = Inputs([*texts_of(request.input, "input")], is_batch=True)
-    heads = frozenset({Head.DENSE})
-    task = Embed(inputs.items, heads, truncate=request.truncate is not False, dimensions=request.dimensions)
+    texts, heads = texts_of(request.input, "input"), frozenset({Head.DENSE})
+    task = Embed(texts, heads, truncate=request.truncate is not False, dimensions=request.dimensions)
     refusal = UnsupportedHead(SPLADE_NORMALIZE) if context.is_splade else None
     began_ns = perf_counter_ns()
 
@@ -60,7 +59,7 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
         }
 
     field = None if isinstance(request.input, str) else "input"
-    return await context.embed(task, inputs, write, refusal=refusal, field=field)
+    return await context.embed(task, write, refusal=refusal, field=field)
 
 
 class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
@@ -75,14 +74,13 @@ async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> R
     """Ollama embeddings of one text: its vector is not scaled to length 1. A long text is cut."""
     if not request.prompt:
         return Reply({"embedding": []})
-    inputs = Inputs([request.prompt], is_batch=False)
-    task = Embed(inputs.items, frozenset({Head.DENSE}), truncate=True, normalize=False)
+    task = Embed([request.prompt], frozenset({Head.DENSE}), truncate=True, normalize=False)
 
     def write(answer: Embeddings, _: Usage) -> dict[str, Any]:
         assert answer.dense is not None
         return {"embedding": answer.dense[0]}
 
-    return await context.embed(task, inputs, write)
+    return await context.embed(task, write, is_batch=False)
 
 
 class OllamaDetails(Struct, frozen=True):

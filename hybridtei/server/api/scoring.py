@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
 from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
-from hybridtei.server.api.tei import Enveloped, Inputs, Instruction, ServedModel
+from hybridtei.server.api.tei import Enveloped, Instruction, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
 from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import SchemaError
@@ -93,15 +93,14 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
 async def _cosines(context: Context, pairs: Pairs) -> Reply:
     """Score pairs by the cosine of their embeddings. Each text is embedded once."""
     texts = {text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
-    inputs = Inputs([*texts], is_batch=True)
-    task = Embed(inputs.items, frozenset({pooled_head(context)}), context.truncate(None), normalize=False)
+    task = Embed([*texts], frozenset({pooled_head(context)}), context.truncate(None), normalize=False)
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         vectors = unit(pooled(answer))
         one, other = (vectors[[texts[pair[side]] for pair in pairs]] for side in (0, 1))
         return _object(context, np.einsum("nd,nd->n", one, other), usage)
 
-    return await context.embed(task, inputs, write)
+    return await context.embed(task, write)
 
 
 def _object(context: Context, scores: Floats, usage: Usage) -> dict[str, Any]:

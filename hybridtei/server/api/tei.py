@@ -5,7 +5,6 @@ A msgspec union can have only one array type, so the structs accept `inputs` loo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
@@ -14,7 +13,6 @@ from hybridtei.errors import NoInputs
 from hybridtei.inference.tasks.embed import QueryEncoder
 from hybridtei.models.text.reader import Input
 from hybridtei.models.text.tokenizer import Direction, Text
-from hybridtei.outputs import Load
 from hybridtei.server.http.body import SchemaError
 
 TruncationDirection = Literal["Left", "left", "Right", "right"]
@@ -203,19 +201,6 @@ class Enveloped(Struct, frozen=True):
     usage: OpenAICompatUsage
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """The parsed `inputs`: its items, and True if they came as a list."""
-
-    items: list[Input]
-    is_batch: bool
-
-    @property
-    def load(self) -> Load:
-        """The count of `x-compute-characters`: Unicode characters of texts, lengths of id lists."""
-        return Load(len(self.items), sum(map(len, self.items)), self.is_batch)
-
-
 def direction(name: TruncationDirection) -> Direction:
     """TEI's four spellings -> the tokenizer's two."""
     return "left" if name in ("Left", "left") else "right"
@@ -236,11 +221,11 @@ def check_inputs(raw: Any, field: str = "inputs") -> None:
             raise SchemaError(f"{field}: got ids beside texts or lists, expected ids alone, or texts and lists of ids")
 
 
-def parse_inputs(raw: Any) -> Inputs:
-    """Parse a text, a list of ids (one input, even if empty), or a list of texts and id lists. Call `check_inputs` first."""
-    if not isinstance(raw, list) or not raw or type(raw[0]) is int:
-        return Inputs([raw], is_batch=False)
-    return Inputs(raw, is_batch=True)
+def parse_inputs(raw: Any) -> tuple[list[Input], bool]:
+    """Parse a text, a list of ids (one input, even if empty), or a list of texts and id lists: the inputs, and True for a list
+    of them. Call `check_inputs` first."""
+    is_batch = isinstance(raw, list) and bool(raw) and type(raw[0]) is not int
+    return (raw if is_batch else [raw]), is_batch
 
 
 def parse_ids(raw: list[int | list[int]]) -> list[list[int]]:
