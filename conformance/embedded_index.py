@@ -6,8 +6,6 @@ The package has them as external data of an ONNX graph: bytes without names, som
 for by its content, and what is found is upstream's by construction. Reports missing parts on standard error.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import sys

@@ -5,8 +5,6 @@
 Exit status: 1 if a licence is not Apache, MIT, BSD, MPL, PSF or `similar` (permissive). `absent`: not installed here.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib.metadata import Distribution, PackageNotFoundError, distribution

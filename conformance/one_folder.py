@@ -5,8 +5,6 @@ engine, then the server. Prints the killed process and each command's output. Ex
 not one clear line, a document is lost, or a process is left 20 seconds after the last.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

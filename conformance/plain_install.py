@@ -7,8 +7,6 @@ not upstream's. Seconds are from the command to the first answer of /embed: at t
 together in an empty cache, and at the second. Memory is read from /proc, so only on Linux.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """A server in a separate process, from its first answer until the end of the block."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time

@@ -11,8 +11,6 @@ matplotlib's folders; so says notebooks/secure.md. Exit status: 0 if nothing els
 Wants Linux, `strace`, and the extras `qdrant`, `mcp` and `eval`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

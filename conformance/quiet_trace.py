@@ -1,7 +1,5 @@
 """Reads lines of `strace -f -y`: DNS look-ups, connections, and files that were made outside some folders."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ for hypothesis: the first example of a test may have to import a library. And th
 fails is what was changed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import inspect

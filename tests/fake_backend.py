@@ -5,8 +5,6 @@ Every number is a multiple of 2**-24, so sums are exact and a text's answer is t
 (to hold a pass), sleep (to be slow), note what it sees, or raise.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tiny checkpoints of Jina embeddings v3 as the hub has it, and what one is under each of its adapters."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Written by transformers' class where it has one, so that this class is the oracle: ask it before the configuration is rewritten.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

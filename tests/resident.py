@@ -1,7 +1,5 @@
 """How much physical memory the process of the tests holds."""
 
-from __future__ import annotations
-
 from mmap import PAGESIZE
 from pathlib import Path
 

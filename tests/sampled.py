@@ -1,7 +1,5 @@
 """Parameters of which some run by default and all in the whole suite."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any

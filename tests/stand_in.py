@@ -1,7 +1,5 @@
 """A small HTTP server whose answers a test makes: a proxy that goes wrong, or another program's."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

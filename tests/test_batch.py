@@ -1,7 +1,5 @@
 """Packing, padding and position ids."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sparse vectors against scipy and dense rows; records of columns against lists."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What users import is in `hybridtei` itself, and documents import nothing else."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

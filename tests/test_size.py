@@ -1,7 +1,5 @@
 """A ratchet: the product does not grow. A change that removes code lowers the numbers in the same commit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from conformance.structure.source import Module

@@ -4,8 +4,6 @@ Random weights here are not degenerate: embeddings have a standard deviation of 
 that a wrong position, a wrong neighbour or a dropped bias shows in the first digits of the output.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence

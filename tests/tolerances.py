@@ -1,7 +1,5 @@
 """How far two computations of the same thing may differ, by what is compared: absolute, for the models of tests/tiny.py."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 

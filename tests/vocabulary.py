@@ -1,7 +1,5 @@
 """Words, texts of them, and tokenizers of every kind that know these words whole and their letters."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Sequence

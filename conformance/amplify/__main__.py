@@ -11,8 +11,6 @@ the exit status is 1 if that is above, too. `kept.jsonl`, what was ever found, c
 requests, as far as the time goes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -4,8 +4,6 @@ Tokenizer, heads, engine, store and writers are the real ones. Forward passes on
 cost is that of the rest of a request.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -6,8 +6,6 @@ may have been kept by our own code, or by a neighbour who had the processor. So 
 that this process took meanwhile the lesser counts; that finds a thread which holds Python's lock as well as a long callback.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

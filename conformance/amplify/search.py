@@ -1,7 +1,5 @@
 """The search for the most expensive request: every route in turn, then variants of the most expensive ones."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ Routes come from the server's OpenAPI document, which includes new routes. Where
 requests begin with one of these, since a schema does not tell which of its optional fields belong together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random

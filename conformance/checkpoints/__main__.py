@@ -8,8 +8,6 @@ clear reason, and served and right. Appends to `--out`, and skips cases that are
 and wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import logging

@@ -1,7 +1,5 @@
 """A case: a base checkpoint with seeded weights, and small edits of its files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Variants of config.json: families and keys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

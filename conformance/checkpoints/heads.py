@@ -1,7 +1,5 @@
 """Variants of checkpoints with a head: rerankers, classifiers, taggers, SPLADE, late interaction, static tables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compares a checkpoint's vectors here with sentence-transformers' or transformers', and judges the clarity of refusals."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Variants of modules.json and its folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Variants of tokenizer files, prompts and lengths."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Tokenizer

@@ -1,7 +1,5 @@
 """What checkpoints of other vectors vary: SPLADE, late interaction, static tables, publishers' own layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Variants of weight files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokenizers of about 500 pieces as hub repositories hold them: tokenizer.json, and tokenizer_config.json with its class."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

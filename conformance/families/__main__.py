@@ -6,8 +6,6 @@ largest differences from transformers' eager attention: of hidden states relativ
 vectors; and that of the engines' vectors. Exit status 1 if one is beyond its tolerance.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping, Sequence

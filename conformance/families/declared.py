@@ -7,8 +7,6 @@ A key counts where the configuration class has a field or an alias of that name,
 the code that all models share reads it. Wrong vectors are worse than a refusal: a key too many does less harm than one too few.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses

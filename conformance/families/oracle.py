@@ -1,7 +1,5 @@
 """The distance of an engine's states and vectors of a tiny checkpoint from transformers', for texts alone and in a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings that change a family's computation, and that its tiny checkpoint lacks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests import tiny

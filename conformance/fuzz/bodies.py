@@ -1,7 +1,5 @@
 """Valid bodies of every route, drawn: what mutations begin with. Texts are words of the tiny models, and everybody else's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from random import Random

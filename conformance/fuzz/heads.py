@@ -1,7 +1,5 @@
 """HTTP requests of every kind: valid, with a wrong length, chunked, HTTP/1.0, compressed, pipelined, half sent, or empty."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The faults of an outcome: laws that hold for the answer to any bytes."""
 
-from __future__ import annotations
-
 import json
 from math import inf, isclose
 from typing import Any, NoReturn

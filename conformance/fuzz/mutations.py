@@ -1,7 +1,5 @@
 """A valid JSON value -> bytes with no, one or several faults in shape or spelling."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from random import Random

@@ -3,8 +3,6 @@
 Has its own reader, since HTTP libraries accept answers that should be findings.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

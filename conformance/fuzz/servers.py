@@ -1,7 +1,5 @@
 """The servers that are fuzzed: processes of the command over seeded tiny checkpoints, their log, and their memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

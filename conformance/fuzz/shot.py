@@ -1,7 +1,5 @@
 """A fuzzer's messages: bytes for one connection, and the answers to them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

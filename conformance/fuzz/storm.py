@@ -1,7 +1,5 @@
 """A storm on one server: many connections, each with its own shots, and the same valid request repeatedly."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -18,8 +18,6 @@ Requests/s of a server on a GPU: `python -m conformance.load http_load`, with `-
 command.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -1,7 +1,5 @@
 """Models of known shapes with random weights, made on the requested device, and batches for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field

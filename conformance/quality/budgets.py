@@ -8,8 +8,6 @@ over queries), and bytes a document. `--time`: also milliseconds to merge one do
 mark.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -10,8 +10,6 @@ k1 1.5, b 0.75, over whole documents, without English stop words. `--dense-and-s
 the default. Exits 1 if the default is below one of them, has a document twice, or fewer documents than asked for.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -12,8 +12,6 @@ Chunks are those of `hybridtei ingest` without overlap, the same for both ways; 
 the 95 % interval of a paired bootstrap over queries; the last lines of pages are plain chunks as long as the model reads.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -7,8 +7,6 @@ them). Chosen are those of the smallest `Description-md5`: of 2,000 packages the
 each at most, and of another 400 the title, which is as short as a query. Cut vectors have their own ranges.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@
 See data.md for how to fetch the files.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import io

@@ -3,8 +3,6 @@
 Ends with status 1 if modules import each other in a circle, and names them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

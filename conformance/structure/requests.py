@@ -4,8 +4,6 @@ The command line is the package's own. Before it runs, a profile function is set
 file while recording is on. A separate thread is the client: it warms each route, then records one request.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

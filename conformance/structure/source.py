@@ -1,7 +1,5 @@
 """Figures of the source tree: modules, lines, statements, layers of imports, and the largest file and folder."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@
 Exit 1 if a case fails, or if a clause has neither a case nor a reason to have none.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -3,8 +3,6 @@
 A case belongs to one or more clauses, and runs under one or more profiles (a model and flags).
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

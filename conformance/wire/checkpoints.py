@@ -1,7 +1,5 @@
 """The models that profiles name: seeded tiny checkpoints in hub format, which a TEI loads, too. To write them takes torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Checks of answers that cases name, with words as arguments. Each check returns the fault, or None."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

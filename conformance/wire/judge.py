@@ -1,7 +1,5 @@
 """Compares an answer with its case."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A server for a profile: a process of a command line with TEI's flags, on a free port, until the block is left."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The command, as a user runs it: statuses, messages, and one real server from flag to answer."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

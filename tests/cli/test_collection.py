@@ -1,7 +1,5 @@
 """`ingest`, `search` and `eval` as commands, over the embedded engine, from nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

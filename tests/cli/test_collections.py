@@ -1,7 +1,5 @@
 """`hybridtei collections`: what a folder or a server holds, deleted and moved."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A file of texts -> a file of vectors, over the fake backend."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Settings from flags over environment over defaults."""
 
-from __future__ import annotations
-
 import argparse
 import socket
 from typing import Any, Literal, get_args, get_origin

@@ -1,7 +1,5 @@
 """`hybridtei ingest`: the command as a process, over the embedded model and the embedded engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

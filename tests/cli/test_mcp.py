@@ -1,7 +1,5 @@
 """`mcp` against the SDK's own client: both transports, what is refused, and clients that leave midway."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """`hybridtei ingest` of a source that lost documents: it says so, and deletes them only where that is asked for and certain."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Both clients, called alike: `ask(url, verb, …)`, with settings of the client among the options."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

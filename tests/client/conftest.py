@@ -1,7 +1,5 @@
 """Each test asks by the blocking client and by the awaited one."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.client.asking import Ask, awaited, blocking

@@ -1,7 +1,5 @@
 """A client, blocking and awaited, answers as an `Encoder` does, and refuses as it does."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

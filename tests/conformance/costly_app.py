@@ -1,7 +1,5 @@
 """A server of which each route costs something known: `python -m tests.conformance.costly_app DESCRIPTOR PORT`."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -1,7 +1,5 @@
 """`conformance/amplify`: what it measures is what was taken, and its search finds the routes that take too much."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The suite of checkpoints: what it judges right, wrong and clear, on cases of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`conformance/clients`: the clients of the extra `dev`, and how calls are compared and environments kept."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

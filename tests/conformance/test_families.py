@@ -1,7 +1,5 @@
 """`conformance/families`: what its tables say is what was computed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

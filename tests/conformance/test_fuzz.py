@@ -1,7 +1,5 @@
 """`conformance/fuzz`: a short storm over each kind of model, and that the fuzzer finds what is wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """The GPU's program, on a machine without one: it says so; it works with tiny models on the CPU, and loses no row."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

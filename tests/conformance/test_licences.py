@@ -1,7 +1,5 @@
 """`python conformance/licences.py`: which licences a dependency may have."""
 
-from __future__ import annotations
-
 import pytest
 
 from conformance.licences import dependencies, verdict

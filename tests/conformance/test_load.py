@@ -1,7 +1,5 @@
 """`python -m conformance.load`: every scenario, small, of the real command. Counts, no times."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`conformance/processes.py`: a process that ends at its start says why."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`conformance/quiet`: what it reads in recorded lines of `strace`; and ONNX Runtime's reports, which it sees."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

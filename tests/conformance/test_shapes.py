@@ -1,7 +1,5 @@
 """`conformance/families/shapes`: what it writes can be served, and what it measures is there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

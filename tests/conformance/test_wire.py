@@ -1,7 +1,5 @@
 """The conformance suite against our server, in this process: one start a profile, every case of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks the flags in deployment files by the command's own parser."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small Dockerfile's steps performed, and servers that do not behave. The real one: `python deploy/build_steps.py`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

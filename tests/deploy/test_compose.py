@@ -1,7 +1,5 @@
 """The compose file: valid by the specification's schema, and of one mind with the image, the command and its neighbours."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

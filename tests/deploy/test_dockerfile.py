@@ -1,7 +1,5 @@
 """The Dockerfile: what is read of it, hadolint's rules, and each path, flag and variable in it against the real thing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The overlays, rendered: valid by Kubernetes' schemas, and of one mind with the image and the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

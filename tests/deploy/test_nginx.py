@@ -1,7 +1,5 @@
 """nginx before a real server, configured so but for addresses and certificate: what it passes on, what it keeps."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

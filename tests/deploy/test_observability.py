@@ -1,7 +1,5 @@
 """Every metric that the dashboard, the alerts and the autoscaler name is one that a server tells; and their forms are right."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

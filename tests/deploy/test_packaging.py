@@ -1,7 +1,5 @@
 """The parts of a release: the wheel's files, versions that agree, hooks that can run."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

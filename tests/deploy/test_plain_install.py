@@ -1,8 +1,6 @@
 """An installation without extras, played by a process that cannot find torch: it serves the embedded model, and refuses what
 needs torch with the command that helps. `conformance/plain_install.py` does the same with a real one."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

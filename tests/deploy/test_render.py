@@ -1,7 +1,5 @@
 """Rendering: a law of merging, examples of what is refused, and `kubectl kustomize` as the oracle where there is one."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The paper: sizes against points as they are really made, laws of growth, and the page against its script."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The units: systemd's own verdict, and their variables by the command's parser."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

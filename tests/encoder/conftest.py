@@ -1,7 +1,5 @@
 """An encoder that has every output."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The inputs that `Encoder` accepts, those that it refuses, and the answers."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole checkpoints against sentence-transformers and definitions of outputs; the embedded model against its upstream."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts, and vectors of them side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

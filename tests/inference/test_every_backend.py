@@ -1,7 +1,5 @@
 """The same laws on every backend and precision that runs here: one oracle, one tolerance a precision, one set of refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path

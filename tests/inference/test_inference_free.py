@@ -1,7 +1,5 @@
 """SPLADE whose queries are looked up in a table, against sentence-transformers' SparseEncoder; and its second logarithm."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The checks after a model is loaded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

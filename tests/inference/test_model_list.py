@@ -1,7 +1,5 @@
 """Lists of models: what a file may say, what is taken from the flags, and what is refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

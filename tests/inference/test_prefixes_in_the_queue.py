@@ -1,7 +1,5 @@
 """Which sequences that share a prefix go together, and how they count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

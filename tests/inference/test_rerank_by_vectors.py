@@ -1,7 +1,5 @@
 """Reranking without a second model: BGE-M3's three similarities, weighted, from one pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A causal model computes the common prefix of a request's texts once, and this changes no output."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

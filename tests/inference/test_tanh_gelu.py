@@ -1,7 +1,5 @@
 """TEI's GELU on request: as if the checkpoint had asked for the tanh form itself."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The error of a refused folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

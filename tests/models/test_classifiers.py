@@ -1,7 +1,5 @@
 """Rerankers and classifiers of every family against transformers and sentence-transformers, and what callers can rely on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise, product
 from pathlib import Path

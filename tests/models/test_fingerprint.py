@@ -1,7 +1,5 @@
 """The changes that change a fingerprint, and the places that show it."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

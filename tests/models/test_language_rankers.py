@@ -1,7 +1,5 @@
 """Language models that rank: as trained, converted, or saved by sentence-transformers; no user's text acts as a command."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

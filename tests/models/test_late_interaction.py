@@ -1,7 +1,5 @@
 """ColBERT in its three layouts against sentence-transformers' MultiVectorEncoder: vectors, scores, order."""
 
-from __future__ import annotations
-
 import json
 import string
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints whose heads are modules of their own, and tables of token vectors, against sentence-transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

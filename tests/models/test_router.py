@@ -1,7 +1,5 @@
 """A small model that reads queries and a large one that reads documents, against the Router of sentence-transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

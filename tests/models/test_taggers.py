@@ -1,7 +1,5 @@
 """Taggers of every kind of tokenizer against transformers' pipeline, with all five strategies, on texts full of Unicode."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any, get_args

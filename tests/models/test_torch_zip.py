@@ -1,7 +1,5 @@
 """torch's files are read like torch reads them; no pickle runs, and any other file is refused by name."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import zipfile

@@ -1,7 +1,5 @@
 """all-MiniLM-L6-v2 as upstream publishes it, from a package that the extra `dev` brings."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

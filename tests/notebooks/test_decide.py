@@ -1,7 +1,5 @@
 """The page that decides: every choice of one row a table is a command, and the examples that it prints are such choices."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from itertools import product

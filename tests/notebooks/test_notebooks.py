@@ -1,7 +1,5 @@
 """Every notebook runs from its first cell in a fresh kernel, and shows what is stored in it."""
 
-from __future__ import annotations
-
 import nbformat
 import pytest
 

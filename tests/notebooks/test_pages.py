@@ -1,7 +1,5 @@
 """The pages beside the notebooks keep up with the code."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from importlib import import_module

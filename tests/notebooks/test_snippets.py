@@ -3,8 +3,6 @@
 Blocks of a page run in order and share names. A block for software that is not installed here is compiled, and skipped.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

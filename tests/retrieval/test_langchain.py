@@ -1,7 +1,5 @@
 """The sparse object in LangChain's own store, fed by an encoder and by a running server."""
 
-from __future__ import annotations
-
 import pytest
 from qdrant_client import QdrantClient, models
 

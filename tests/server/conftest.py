@@ -1,7 +1,5 @@
 """Servers that several modules ask; each is left as it was found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Real servers on free ports: uvicorn in a thread over the fake backend, and processes of the command itself."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """The bytes of every route's answer are of the type that its handler is annotated with, which OpenAPI tells."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path

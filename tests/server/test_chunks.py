@@ -1,7 +1,5 @@
 """Requests of more inputs than one may have, in chunks: answers as of one, few permits, and nothing done for who has left."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What holds for every path: CORS, OPTIONS, HEAD, 404, 405."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.server.conftest import labelled

@@ -1,7 +1,5 @@
 """Errors lead to their section of the page on errors: by a header on our own routes, in the log, and below a message."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults on purpose, through the seams that are there: what fails harms its own requests, is told as what it is, and passes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`input_type` and the checkpoint's default prompt: how a text is read, over HTTP as in process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

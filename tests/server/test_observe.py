@@ -1,7 +1,5 @@
 """Metrics under TEI's names, as the server shows them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

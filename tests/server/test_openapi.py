@@ -1,7 +1,5 @@
 """The document has TEI's names, holds together, and describes what the routes take."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

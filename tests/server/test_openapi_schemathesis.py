@@ -1,7 +1,5 @@
 """schemathesis over our own OpenAPI document, all its checks: what the schemas admit is taken, all else refused."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

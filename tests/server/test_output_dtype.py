@@ -1,7 +1,5 @@
 """`output_dtype` on every route that gives vectors; int8 only with ranges measured beforehand: the embedded model has them."""
 
-from __future__ import annotations
-
 import base64
 
 import numpy as np

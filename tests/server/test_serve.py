@@ -1,7 +1,5 @@
 """Many clients at once: none lost, none wrong; overload told at once; whoever leaves costs nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The root logger, put back after a test that configures it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

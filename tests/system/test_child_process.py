@@ -1,7 +1,5 @@
 """Files in the working folder are documents: no process of ours runs them, whatever they are called."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

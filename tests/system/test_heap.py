@@ -1,7 +1,5 @@
 """Few heaps, and memory that goes back to the operating system when it is asked for."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

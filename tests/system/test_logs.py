@@ -1,7 +1,5 @@
 """Log lines: one a record, whatever is in it."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """What a process may use: processors, GPUs, priorities of lanes, the user's cache folder; and what its children are given."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

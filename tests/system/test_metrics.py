@@ -1,7 +1,5 @@
 """Prometheus text as TEI writes it."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

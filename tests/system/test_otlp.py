@@ -1,7 +1,5 @@
 """Traces at a real collector: a gRPC server that keeps what it is sent."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Coroutines waited for by plain functions, wherever these are called from."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """Settings in the log: TEI's masks, and no key."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

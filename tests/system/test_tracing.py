@@ -1,7 +1,5 @@
 """Handlers as spans: durations as Rust writes them, names, nesting, and what is logged within."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

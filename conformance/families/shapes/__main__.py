@@ -8,8 +8,6 @@ status 1 if a server does not come up, an answer is not finite or of another sha
 weights at the served dtype and 150 MB at rest. Linux only; needs room for three times the largest folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints of the hub by their shapes: `checkpoints.toml` as structs, and the folder of one with random weights."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

@@ -3,8 +3,6 @@
 Sources: transformers' own class, or else the modelling code that the makers published, one function a layout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

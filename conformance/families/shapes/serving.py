@@ -1,7 +1,5 @@
 """A server of one checkpoint in a process that cannot import torch: how soon it answers, and what memory it holds."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

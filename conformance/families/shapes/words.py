@@ -1,7 +1,5 @@
 """Tokenizers of the true size and kind whose pieces are drawn: tokenizer.json as the makers of a checkpoint write it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts for the backends of tiny models, what comes out for each of them, and how near two backends are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How many tokens a pass gets; several backends as one: the least loaded takes the next batch, and a lost one takes none."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

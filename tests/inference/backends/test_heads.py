@@ -1,7 +1,5 @@
 """The functions that numpy and torch each have for heads, against one another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

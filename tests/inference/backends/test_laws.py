@@ -2,8 +2,6 @@
 next pass works; weights that do not fit are refused by name. States are held to transformers in tests/families, every head,
 alone and among neighbours, in tests/inference/test_every_backend.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Operations of some checkpoints on pooled vectors, besides Dense modules: Perplexity's rounding, Qwen3's own projection."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

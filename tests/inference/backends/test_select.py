@@ -1,7 +1,5 @@
 """Which backend runs a model: what was asked for, what can, in the order that is usually the best; and always a reason."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

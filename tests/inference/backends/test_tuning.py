@@ -1,7 +1,5 @@
 """`hybridtei tune`: the curve of tokens a second against the size of a pass, and the flags it names."""
 
-from __future__ import annotations
-
 import threading
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A clock that only its test moves: what is in time stays in time, however slow the machine is."""
 
-from __future__ import annotations
-
 
 class Clock:
     """Seconds, from 0."""

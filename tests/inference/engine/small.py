@@ -1,7 +1,5 @@
 """A small real model without weights: a WordPiece tokenizer built in code, and the fake backend's arithmetic."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Permits: all or none, at once, and always given back."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws of the result cache: within its bound, the least recently used goes first, and an answer is what was kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws of the queue: every output comes back once and in order to its own request, and no request waits for ever."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A bound of time that many share: who is late is told so, who is in time is not, and who leaves has left."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Several models on one device: shared fairly by tokens, and none harmed by another's coming, going or failing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

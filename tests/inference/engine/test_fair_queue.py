@@ -1,7 +1,5 @@
 """The queue by itself: callers who leave while somebody looks, and the bound on what comes later. See also `test_core`."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """Every sequence gets its outputs, however many threads compute them; what fails, fails all at once."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """A backend that can compute only some of a batch, and one that takes batches ahead of its lanes."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

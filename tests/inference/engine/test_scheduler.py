@@ -1,7 +1,5 @@
 """Laws of `choose`."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The engine under asyncio, with the fake backend as seam: whom a failure hits, what a cancelled caller costs, how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

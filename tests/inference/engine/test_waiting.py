@@ -1,7 +1,5 @@
 """Laws of waiting for permits."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """A pass that takes longer than it may: its callers are told, health is down while it runs, and comes back with it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

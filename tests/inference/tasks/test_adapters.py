@@ -1,7 +1,5 @@
 """A prompt's name chooses the adapter of its inputs: from the checkpoint to the vectors, cached or not."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

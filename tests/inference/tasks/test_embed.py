@@ -1,7 +1,5 @@
 """One request's part of a pass that other requests share: its options and its answer."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Documents' multi-vectors, merged and quantised: laws, and sentence-transformers' pooling as the oracle."""
 
-from __future__ import annotations
-
 import string
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Vectors in fewer bytes, as sentence-transformers makes them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sentence_transformers.util.quantization import quantize_embeddings

@@ -1,7 +1,5 @@
 """Spans that made a document's rank: whose matches they are, and where they stand in the text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

@@ -1,7 +1,5 @@
 """One question in parts, a score that is no number, and what a task refuses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Activations and orders, against scipy and torch, and at the edges of float32."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

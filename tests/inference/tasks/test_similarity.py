@@ -1,7 +1,5 @@
 """Similarities against loops over one pair at a time, without padding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

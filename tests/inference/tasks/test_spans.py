@@ -1,7 +1,5 @@
 """Spans against transformers' hidden states, and against slices of what the same model gives for whole texts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

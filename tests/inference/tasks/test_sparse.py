@@ -1,7 +1,5 @@
 """The strongest occurrence of each token, and the heaviest entries, against loops."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

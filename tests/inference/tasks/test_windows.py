@@ -1,7 +1,5 @@
 """Windows over long texts: full, half a length apart, and each span in the one with the most context on its poorer side."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -5,8 +5,6 @@ of jinaai/jina-bert-implementation and jinaai/jina-bert-v2-qk-post-norm; `modeli
 and nomic-ai/nomic-bert-2048.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

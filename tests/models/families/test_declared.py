@@ -1,7 +1,5 @@
 """Keys of config.json that a family does not read: transformers' class declares them, or ignores them."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every family against transformers, on both engines, alone and among neighbours; and what is not understood is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec

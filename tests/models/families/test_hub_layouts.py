@@ -1,7 +1,5 @@
 """Checkpoints as makers publish them, against transformers' class of the same model, alone and among neighbours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adapters against transformers' native class with merged weights, alone and among neighbours of other adapters."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models of which transformers has no class, against plain numpy, on both engines, alone and among neighbours."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The whole command on a tiny seeded BERT."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

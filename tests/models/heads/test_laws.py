@@ -1,7 +1,5 @@
 """Laws of grouping and scoring, against plain loops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

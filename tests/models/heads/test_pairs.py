@@ -1,7 +1,5 @@
 """Pairs from JSON lines and from Debian's translation files."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 from pathlib import Path

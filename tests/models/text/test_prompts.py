@@ -1,7 +1,5 @@
 """Named prompts and their errors, in TEI's words."""
 
-from __future__ import annotations
-
 import pytest
 
 from hybridtei.errors import LoadError

@@ -1,7 +1,5 @@
 """Every limit of an input, in TEI's order and words."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

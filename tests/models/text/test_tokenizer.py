@@ -1,7 +1,5 @@
 """Our truncation against the library's own, offsets in bytes, ids that are none, and many threads."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hybridtei compare` over real servers: a planted fault is named, and backends in float32 differ in nothing."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

@@ -1,7 +1,5 @@
 """An evaluation over a small collection: its measures against their definitions, its parts against what was searched."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Judged collections from disk, in BEIR's layout and the plainer one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Processes that Ray started for this one, found by the names it gives them, to be killed."""
 
-from __future__ import annotations
-
 import psutil
 
 

@@ -4,8 +4,6 @@ Also a process of its own, to be killed: python -m tests.retrieval.ingest.small_
 stands still, for ever, once it has embedded so many.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Ingests whose embedding server, or something in front of it, goes wrong: what is stored stays as it is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 `tests/data/collection-0.1.tar.xz` was made by commit c5404b2: `hybridtei ingest docs --collection old`.
 """
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Embedders: in process and by a server the same rows; a bad text alone; a server that is busy, away, or no hybridtei."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

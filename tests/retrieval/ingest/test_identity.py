@@ -1,7 +1,5 @@
 """Whose documents are, who writes them, and that what is stored is never embedded again: from elsewhere too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A server indexes after a large ingest, not meanwhile, and its threshold is restored however the ingest ends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

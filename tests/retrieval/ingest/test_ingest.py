@@ -1,7 +1,5 @@
 """Ingests as a whole: nothing lost, nothing twice, whatever happens on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import signal

@@ -1,7 +1,5 @@
 """One ingest at a time into a collection: leases are held, renewed, refused, taken over and given back."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

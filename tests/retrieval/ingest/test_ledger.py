@@ -1,7 +1,5 @@
 """The ledger: what the collection says of documents; and the cache of files, which says nothing wrong after any loss."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An ingest on a cluster of two: the same points as in one process, whatever dies on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

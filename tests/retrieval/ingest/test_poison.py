@@ -1,7 +1,5 @@
 """Documents that cannot be stored end in quarantine, and harm no other."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hybridtei.errors import BackendError

@@ -1,7 +1,5 @@
 """The quarantine file: every reason, but not a million times the same."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

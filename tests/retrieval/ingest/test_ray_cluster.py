@@ -1,7 +1,5 @@
 """Joining: an address that nobody answers at is said at once. Processes of Ray's keep to the processors they were given."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Three models in one process, by the real command: embed, rerank and tag; each by its alias; one loaded beside the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loads that never end, as of a folder on a disk that does not answer: others are served meanwhile, and the process may end."""
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import suppress

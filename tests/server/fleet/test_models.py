@@ -1,7 +1,5 @@
 """Which model answers, and how models come and go while others serve."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

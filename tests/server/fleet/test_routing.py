@@ -1,7 +1,5 @@
 """The table of errors: every class has its row, and every row looks on the wire as it says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import weakref

@@ -1,7 +1,5 @@
 """The real command with a store and two models: points go in, a search comes out, reranked by the other model."""
 
-from __future__ import annotations
-
 import httpx
 
 from tests import tiny

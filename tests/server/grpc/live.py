@@ -1,7 +1,5 @@
 """A real server over the fake backend, and a real gRPC client: requests as dictionaries, answers as messages."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

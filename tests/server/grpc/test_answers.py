@@ -1,7 +1,5 @@
 """Every call over a real connection: the same answers as HTTP gives, TEI's codes and texts, key, model and limits."""
 
-from __future__ import annotations
-
 from random import Random
 
 import grpc

@@ -1,7 +1,5 @@
 """Which calls may be open: idle calls lock no client out, and a call that its client leaves open ends."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

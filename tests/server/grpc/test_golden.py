@@ -1,7 +1,5 @@
 """The answers of TEI's gRPC build, compared with ours."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

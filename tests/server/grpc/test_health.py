@@ -1,7 +1,5 @@
 """`grpc.health.v1` as its own client sees it."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc

@@ -1,7 +1,5 @@
 """The checked-in descriptor set is protoc's of `tei.proto`; bytes written from arrays are what protobuf reads."""
 
-from __future__ import annotations
-
 from importlib.resources import as_file, files
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """All permits taken, over a real connection: some callers wait, others are refused, and every leaving caller gives all back."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

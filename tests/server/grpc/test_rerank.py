@@ -1,7 +1,5 @@
 """Reranking over a real connection: as HTTP ranks; a stream has one answer."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.server.conftest import labelled

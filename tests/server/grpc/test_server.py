@@ -1,7 +1,5 @@
 """The server as a process: beside HTTP, several models, reflection, draining; and what keeps it from starting."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import signal

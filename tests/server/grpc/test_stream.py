@@ -1,7 +1,5 @@
 """Laws of a stream: order, how much is in the works, and that nothing runs on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """Calls are spans too, children of their callers'."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.server.grpc.live import rpc_serving

@@ -1,7 +1,5 @@
 """Clients that take none of their answers: flow control and `--max-unsent-bytes` bound the memory of all of them."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Bytes to a server and from it, as they are."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

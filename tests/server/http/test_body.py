@@ -1,7 +1,5 @@
 """Bad input, each kind: a precise refusal in TEI's form; and after each the server answers a fixed request as ever."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

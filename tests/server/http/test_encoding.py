@@ -1,7 +1,5 @@
 """Arrays as JSON: numbers in their shortest form as TEI prints them, the same bits after a round trip."""
 
-from __future__ import annotations
-
 import base64
 import json
 

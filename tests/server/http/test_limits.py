@@ -1,7 +1,5 @@
 """Bounds of connections and of time: each refuses by its name, counts the refusal, and affects no other client."""
 
-from __future__ import annotations
-
 import resource
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A port for metrics alone."""
 
-from __future__ import annotations
-
 import re
 import socket
 

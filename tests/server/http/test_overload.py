@@ -1,7 +1,5 @@
 """At capacity: which requests are refused, before their bodies are read, and when their connections are read again."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

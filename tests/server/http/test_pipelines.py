@@ -1,7 +1,5 @@
 """Requests that follow each other on a connection, in one piece or in many, and clients that leave in the middle."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

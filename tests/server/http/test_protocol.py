@@ -1,7 +1,5 @@
 """Bytes as clients should not send them: bounds of a head, malformed HTTP, bodies that break, clients that wait for leave."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

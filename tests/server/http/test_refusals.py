@@ -1,7 +1,5 @@
 """Why a body is refused: status, the field's path, what was found and what was expected; and which struct a body is read as."""
 
-from __future__ import annotations
-
 import json
 import re
 

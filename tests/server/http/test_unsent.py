@@ -1,7 +1,5 @@
 """Answers that clients do not read: counted, bounded all together, and given up."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """What tests do with the page in a browser: fill it in, and read what its table shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Playwright and a Chromium of the system. Where either is missing, tests are skipped; each leaves a picture in its folder."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Who gets the page at `/`: what browsers and clients of the API really send."""
 
-from __future__ import annotations
-
 import pytest
 
 from hybridtei.server.api.pages import wants_page

@@ -1,7 +1,5 @@
 """The page's examples are what their titles say, by the embedded model."""
 
-from __future__ import annotations
-
 import json
 from importlib.resources import files
 from typing import Any

@@ -1,7 +1,5 @@
 """The page's files over HTTP, and that whoever is no browser still gets TEI's answer at `/`."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

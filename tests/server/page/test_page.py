@@ -1,7 +1,5 @@
 """The page in a real browser: keys, refusals, addresses, keyboard, searches, metrics; and it asks nobody else."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """What the page shows of texts, in a real browser: scores, weights, matches and ranks are those of the API."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

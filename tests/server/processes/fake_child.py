@@ -1,7 +1,5 @@
 """The engine's process over the fake backend. The word "duti" fails a pass, "dura" ends the lanes, "dato" takes a while."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -4,8 +4,6 @@ PAUSE: how many seconds a pass takes, or a file: passes wait while it is there. 
 ends the lanes. Settings: of the engine and the server.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

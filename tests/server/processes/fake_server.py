@@ -1,7 +1,5 @@
 """A server process over a fake backend with slow passes: `python -m tests.server.processes.fake_server SECONDS [DRAIN]`."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

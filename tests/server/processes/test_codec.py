@@ -1,7 +1,5 @@
 """The codec of encodings between the two processes."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The engine in a process of its own: the same answers, and an end that costs requests in flight one error."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

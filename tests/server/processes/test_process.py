@@ -1,7 +1,5 @@
 """A server's process: how many permits it starts with, an engine that dies, a pass that does not end, a port that is shared."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx

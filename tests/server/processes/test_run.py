@@ -1,7 +1,5 @@
 """The server as a process: signals, draining, a port that is taken."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The vector store goes away while we serve: only what needs it fails, says what to do, and works again once it is back."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A server whose standard output nobody reads goes on answering, and ends when it is told to."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """Bodies of the hook that come without a key in a header: bounded in bytes and in time; a key passes by."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

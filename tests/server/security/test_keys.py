@@ -1,7 +1,5 @@
 """Named keys out of a file: who they let in, what is told of them, and what a file may hold."""
 
-from __future__ import annotations
-
 import logging
 import signal
 from pathlib import Path

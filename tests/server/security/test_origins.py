@@ -1,7 +1,5 @@
 """Pages of other origins do not write to the vector store, unless a key or the settings say that they may."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

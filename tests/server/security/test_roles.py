@@ -1,7 +1,5 @@
 """What a key may be used for: each route asks for one role, and says so in the words of its dialect."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

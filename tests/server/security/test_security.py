@@ -1,7 +1,5 @@
 """The API key: who needs it, and when it is looked at."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

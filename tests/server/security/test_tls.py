@@ -1,7 +1,5 @@
 """HTTP and gRPC over TLS, with a certificate that this test makes for itself."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The inputs of graphs: every token has its place, and no query attends to a wrong key."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Eight bits: close enough or refused with figures, blind to neighbours, made once for these weights."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

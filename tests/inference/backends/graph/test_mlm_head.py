@@ -1,7 +1,5 @@
 """SPLADE on the host against torch; heads that are incomplete or another model's are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """ONNX Runtime: heads against torch, threads of a pass, graphs that do not fit, memory of a large pass. Laws of all backends:
 tests/inference/backends/test_laws.py."""
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import wait
 from dataclasses import replace

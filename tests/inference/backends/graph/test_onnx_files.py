@@ -1,8 +1,6 @@
 """A checkpoint's own ONNX files, read or refused; and exported folders: read by our own loader and by plain ONNX Runtime, and
 the same as what they were made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal

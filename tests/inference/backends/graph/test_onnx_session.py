@@ -1,7 +1,5 @@
 """Sessions: numbers, threads and their processors, refusals."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,8 +1,6 @@
 """OpenVINO: bfloat16 against torch in float32, models that are compiled once, whose priority, what it refuses. Laws of all
 backends: tests/inference/backends/test_laws.py."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

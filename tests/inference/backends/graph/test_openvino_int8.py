@@ -1,7 +1,5 @@
 """int8 on OpenVINO: near float32 or refused with figures, blind to neighbours, judged once for these weights."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

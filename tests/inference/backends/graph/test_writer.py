@@ -1,7 +1,5 @@
 """Graphs in bytes are what the `onnx` package reads; as files they have the same bytes for the same graph, whole or refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

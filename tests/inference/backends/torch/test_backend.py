@@ -1,8 +1,6 @@
 """The torch backend: the formulas of heads on transformers' own states, and what a pass does on the host before it is launched.
 Laws of all backends are in tests/inference/backends/test_laws.py."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Passes by `torch.compile`, made at load: real dynamo with compilers that count, fail or lie, and inductor itself. The oracle
 is the traced module. Recordings need a GPU; that what fills them reaches no text is shown here."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A GPU that fails, played by the trunk: memory that runs out, a kernel that breaks, a device that is gone. What is around it
 is real: the backend, the engine, its lanes."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from pathlib import Path

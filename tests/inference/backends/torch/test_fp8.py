@@ -1,7 +1,5 @@
 """Eight bits for the matrices of a trunk: the arithmetic against float32, tokens by themselves, and the guard."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

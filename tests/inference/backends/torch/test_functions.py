@@ -1,7 +1,5 @@
 """Segments of rows in torch: each way to collapse a sequence equals the same done on each sequence by itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,8 +1,6 @@
 """Pooling and Dense layers against sentence-transformers' own modules; which tokens keep a vector. Lexical weights and
 multi-vectors against their formulas: test_backend.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Layers of heads as tensors, each in its precision. What files hold and what is refused: checkpoint/test_layers.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,8 +1,6 @@
 """A large pass that fits: found with few tries, never beyond what is allowed, never a guess untried. A pass that is too
 large: computed in parts, and only what cannot fit fails. What travels between host and device arrives as it left."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

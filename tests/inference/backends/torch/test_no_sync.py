@@ -6,8 +6,6 @@ The fake device is "cuda" where torch is built for it. Other builds have no guar
 is "meta" with them, which our code treats alike, since what it asks of a device is whether it is the CPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping

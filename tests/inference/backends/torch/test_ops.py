@@ -1,7 +1,5 @@
 """Families by torch: products in eight bits, and biases that are made a part at a time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SPLADE against sentence-transformers' SparseEncoder, and against the formula on transformers' own logits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Trunks of torch: padding ids that count as no position, weights that are left over, and rotary embeddings that follow the
 length: no text depends on those beside it, before it, or in another thread. Families: tests/models/families."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

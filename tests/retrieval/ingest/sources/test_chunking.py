@@ -1,7 +1,5 @@
 """Chunks fit the model, cover the text, and are cut where sentences end."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

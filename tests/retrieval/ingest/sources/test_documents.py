@@ -1,7 +1,5 @@
 """The changes that make a document a new version, and the contents of payloads."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Lines come whole or cut short, numbered, and with their places in bytes."""
 
-from __future__ import annotations
-
 from io import BytesIO
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Parquet files of some kilobytes that stand for gigabytes: refused with the place and the limit, and without the memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Records of jsonl, csv and parquet: the good ones come through, whatever lies between them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow

@@ -1,7 +1,5 @@
 """Folders: the same files in the same order, none from outside, none waited for."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that are one document: what a reader would see of them, or why not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ from the last key: query i of n meets key i + keys - n. Offsets are int32, and u
 library refuses them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

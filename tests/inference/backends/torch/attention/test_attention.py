@@ -1,7 +1,5 @@
 """Which kernel computes attention. It is tried before it is used: one that cannot run, or is wrong, is refused."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Callable

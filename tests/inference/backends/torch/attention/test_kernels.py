@@ -1,8 +1,6 @@
 """Both ways to use torch's attention, against the textbook's formula and against each other; and our way to call
 `varlen_attn`, against the textbook: through what torch documents here, through itself on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Attention by its formula, one sequence, one head and one query at a time; and lengths that kernels find hard."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
