@@ -17,6 +17,7 @@ from hybridtei.inference.tasks.rerank import PRESETS, preset
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE
+from hybridtei.retrieval.store.plan import vectors_of
 
 # Chosen on judged collections (conformance/quality/default_search.py).
 ZSCORE_WEIGHTS = {DENSE: 1.0, SPARSE: 0.5}
@@ -49,7 +50,7 @@ def legs_of(query: Embeddings, row: int, options: SearchOptions, *, is_packed: b
 
     `is_packed`: the collection stores multi-vectors as bytes. Raises InvalidInput, naming the field.
     """
-    mode, vectors = options.mode, vectors_of(query, row)
+    mode, vectors = options.mode, _vectors(query, row)
     assert mode is not None
     if mode != "rrf":
         _refuse(mode, k=options.k)
@@ -86,23 +87,13 @@ def _check(vectors: Mapping[str, Any], name: str) -> None:
         raise InvalidInput(f"the query has no {name} vector; it has {', '.join(vectors) or 'none'}")
 
 
-def vectors_of(query: Embeddings, row: int) -> dict[str, Any]:
-    """One row's vectors in the stores' form. A multi-vector has all its rows, query expansion included."""
-    vectors: dict[str, Any] = {}
-    if query.dense is not None:
-        vectors[DENSE] = _finite(query.dense[row], DENSE)
-    if query.sparse is not None:
-        indices, values = query.sparse.row(row)
-        vectors[SPARSE] = {"indices": indices.astype(np.uint32), "values": _finite(values, SPARSE)}
-    if query.multivector is not None and len(rows := query.multivector.row(row)):
-        vectors[MULTIVECTOR] = _finite(rows, MULTIVECTOR)
-    return vectors
-
-
-def _finite(array: Any, name: str) -> Any:
-    if not np.isfinite(array).all():
-        raise InvalidInput(f"the query's {name} vector holds numbers that are not finite")
-    return np.ascontiguousarray(array, np.float32)
+def _vectors(query: Embeddings, row: int) -> dict[str, Any]:
+    """The vectors of a query, without an empty multi-vector. Raises InvalidInput."""
+    vectors = vectors_of(query, row)
+    for name, vector in vectors.items():
+        if not np.isfinite(vector["values"] if name == SPARSE else vector).all():
+            raise InvalidInput(f"the query's {name} vector holds numbers that are not finite")
+    return {name: vector for name, vector in vectors.items() if len(vector)}
 
 
 def _chosen(vectors: Mapping[str, Any], options: SearchOptions) -> list[str]:

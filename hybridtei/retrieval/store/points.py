@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from hybridtei.errors import InvalidPoint, StoreError
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.base import (
-    DENSE,
-    MULTIVECTOR,
     SPARSE,
     CollectionSchema,
     PointId,
@@ -33,7 +31,7 @@ from hybridtei.retrieval.store.base import (
     VectorParams,
     check_ids,
 )
-from hybridtei.retrieval.store.plan import PACKED, PackedFormat, packed_format, packed_text
+from hybridtei.retrieval.store.plan import PACKED, PackedFormat, packed_format, packed_text, vectors_of
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1
@@ -71,29 +69,20 @@ def to_points(
         raise ValueError(
             f"{len(embeddings)} embeddings, {len(ids)} ids and {len(payloads)} payloads: should be as many of each"
         )
-    return [
-        Stored(identity, dict(payload), _vectors(embeddings, i))
-        for i, (identity, payload) in enumerate(zip(ids, payloads, strict=True))
+    points = [
+        Stored(identity, dict(payload), vectors_of(embeddings, row))
+        for row, (identity, payload) in enumerate(zip(ids, payloads, strict=True))
     ]
+    for point in points:
+        if SPARSE in point.vector and not len(point.vector[SPARSE]["indices"]):
+            del point.vector[SPARSE]
+    return points
 
 
 def check_key_is_free(payload: Mapping[str, Any]) -> None:
     """Raises InvalidPoint if a payload already has the key of the packed multi-vector."""
     if PACKED in payload:
         raise InvalidPoint(f"`payload.{PACKED}` is where the collection keeps multi-vectors: rename this key")
-
-
-def _vectors(embeddings: Embeddings, i: int) -> dict[str, Any]:
-    vectors: dict[str, Any] = {}
-    if embeddings.dense is not None:
-        vectors[DENSE] = embeddings.dense[i]
-    if embeddings.sparse is not None:
-        indices, values = embeddings.sparse.row(i)
-        if len(indices):
-            vectors[SPARSE] = {"indices": indices, "values": values}
-    if embeddings.multivector is not None:
-        vectors[MULTIVECTOR] = embeddings.multivector.row(i)
-    return vectors
 
 
 async def checked_batches(

@@ -13,9 +13,10 @@ from qdrant_client.hybrid.fusion import reciprocal_rank_fusion
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import PRESETS
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.search.fusion import Legs, legs_of, reciprocal_ranks, vectors_of
+from hybridtei.retrieval.search.fusion import Legs, legs_of, reciprocal_ranks
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.store.base import Stored
+from hybridtei.retrieval.store.plan import vectors_of
 from tests.retrieval.search.fusion import Ranking, rrf
 from tests.retrieval.store.stores import TOLERANCE, VOCABULARY, WIDTH, embeddings
 

@@ -16,9 +16,9 @@ import numpy as np
 from hybridtei.batch import Ragged
 from hybridtei.config import StoreConfig
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.search.fusion import vectors_of
 from hybridtei.retrieval.store.base import CollectionSchema, SparseVectorParams, Store, VectorParams
 from hybridtei.retrieval.store.embedded import EmbeddedStore
+from hybridtei.retrieval.store.plan import vectors_of
 from hybridtei.retrieval.store.query import Query
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import speaking
