@@ -186,8 +186,7 @@ RENEW_S, LEASE_S, POLL_S = 10.0, 40.0, 1.0
 class Source:
     """A file or folder in a collection. `place`: its known path. `label`: the start of its files' labels, and so of its
     documents' ids. `known`: {path: name} of the collection's sources, from the metadata. `is_new`: this source is not among
-    them.
-    `is_taken_over`: it is new and the user chose no name, so points under its name are of 0.1."""
+    them. `is_taken_over`: it is new and the user chose no name, so points under its name are of 0.1."""
 
     place: Path
     label: str

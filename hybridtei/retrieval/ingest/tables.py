@@ -137,8 +137,7 @@ KEPT_BYTES, SKIP_BYTES = 1000, 1 << 20  # bytes of a line that is too long: kept
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line. `data`: without the line end; only the beginning of a line that is too long. `offset`: of its first byte in the
-    file.
-    `length`: of the whole line in bytes."""
+    file. `length`: of the whole line in bytes."""
 
     number: int
     offset: int
@@ -204,10 +203,11 @@ def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress
         rows = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         header: list[str] | None = None
         while True:
-            location, lines.row_bytes = f"line {lines.number + 1}", 0
+            location, lines.row_bytes, lines.broken = f"line {lines.number + 1}", 0, None
             try:
                 row = next(rows)
-                lines.raise_if_broken()
+                if lines.broken is not None:
+                    raise lines.broken
             except StopIteration:
                 return
             except (csv.Error, ValueError) as error:
@@ -228,14 +228,14 @@ def _cells(header: list[str], row: list[str]) -> Mapping[str, Any]:
 
 
 class _CsvLines:
-    """Lines of text for csv.reader. A broken line is replaced; `raise_if_broken` then raises its error."""
+    """Lines of text for csv.reader. A broken line is replaced, and `broken` is its error."""
 
     def __init__(self, file: Any, max_bytes: int) -> None:
         self._lines = bounded_lines(file, max_bytes)
         self._max_bytes = max_bytes
         self.number = self.offset = self.row_bytes = 0
         self.last = b""
-        self._broken: ValueError | None = None
+        self.broken: ValueError | None = None
 
     def __iter__(self) -> _CsvLines:
         return self
@@ -247,18 +247,13 @@ class _CsvLines:
         if line.is_whole and self.row_bytes > self._max_bytes:  # the reader starts a new row after an exception
             raise ValueError(f"the row has more than {self._max_bytes} bytes")
         if not line.is_whole:
-            self._broken = ValueError(f"the line has {line.length} bytes, allowed are {self._max_bytes}")
+            self.broken = ValueError(f"the line has {line.length} bytes, allowed are {self._max_bytes}")
             return "\n"
         try:
             return line.decoded() + "\n"
         except ValueError as error:
-            self._broken = error
+            self.broken = error
             return line.data.decode(errors="replace") + "\n"  # its quotes still count
-
-    def raise_if_broken(self) -> None:
-        broken, self._broken = self._broken, None
-        if broken is not None:
-            raise broken
 
 
 ROWS = 64  # rows read at a time

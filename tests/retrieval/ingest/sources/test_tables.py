@@ -156,3 +156,11 @@ def test_a_row_of_many_lines_is_bounded(tmp_path):
     documents, rejected = read(read_csv, path)
     assert documents[-1].text == "last"
     assert any("more than 1000 bytes" in reason for reason in rejected.values())
+
+
+def test_a_row_with_two_mistakes_spoils_no_other(tmp_path):
+    path = tmp_path / "in.csv"
+    path.write_bytes(b'id,text\n1,"a"b\xff\n2,kept\n')
+    documents, rejected = read(read_csv, path)
+    assert [one.text for one in documents] == ["kept"]
+    assert [*rejected] == ["line 2"]
