@@ -14,15 +14,9 @@ from hybridtei.inference.load import load_model
 from hybridtei.server.start import ModelLoader
 from tests import tiny, tolerances
 from tests.inference.test_inference_free import routed
-from tests.models.test_late_interaction import pylate
 from tests.server.live import create_app
 
 TEXTS = ["baka bulo", "baka", "mo bulo baka"]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {"lookup": routed(tmp_path_factory.mktemp("lookup")), "late": pylate(tmp_path_factory.mktemp("late") / "m")}
 
 
 def answers(folder: Path, path: str, body: dict[str, Any], engine: EngineConfig | None = None, **server: Any) -> Any:
@@ -37,23 +31,16 @@ def answers(folder: Path, path: str, body: dict[str, Any], engine: EngineConfig 
 
 @pytest.mark.parametrize("side", ["query", "document"])
 @pytest.mark.parametrize("split", [False, True])
-def test_an_inference_free_model_looks_queries_up(folders, side, split):
+def test_an_inference_free_model_looks_queries_up(tmp_path, side, split):
+    folder = routed(tmp_path)
     body = {"inputs": TEXTS, "outputs": ["sparse"], "sparse_format": "qdrant", "input_type": side}
     limits = {"max_client_batch_size": 2, "split_large_batches": True} if split else {}
-    found = answers(folders["lookup"], "/embed_hybrid", body, **limits)
-    expected = Encoder.load(str(folders["lookup"])).encode(TEXTS, ["sparse"], input_type=side).sparse
+    found = answers(folder, "/embed_hybrid", body, **limits)
+    expected = Encoder.load(str(folder)).encode(TEXTS, ["sparse"], input_type=side).sparse
     for i, row in enumerate(found):
         indices, values = expected.row(i)
         assert row["sparse"]["indices"] == indices.tolist()
         np.testing.assert_allclose(row["sparse"]["values"], values, atol=1e-5)
-
-
-@pytest.mark.parametrize("side", ["query", "document"])
-def test_a_late_interaction_model_marks_queries(folders, side):
-    found = answers(folders["late"], "/embed_multivector", {"inputs": TEXTS, "input_type": side})
-    expected = Encoder.load(str(folders["late"])).encode(TEXTS, ["multivector"], input_type=side).multivector
-    for i, rows in enumerate(found):
-        np.testing.assert_allclose(rows, expected.row(i), atol=1e-5)
 
 
 PROMPTS = {"query": "lolo mo ", "s2p": "bulo bulo "}

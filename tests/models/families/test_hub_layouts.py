@@ -85,7 +85,6 @@ def test_makers_rerankers_score_as_transformers_does(tmp_path: Path, family: str
     spec = read_spec(rewrite(folder))
     assert (spec.kind, spec.max_input_length) == ("reranker", vocabulary.LONGEST)
     scores = opened(engine, spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
-    assert scores is not None
     np.testing.assert_allclose(scores, np.stack(expected), atol=tolerances.LOGITS["float32"])
 
 
@@ -97,7 +96,6 @@ def test_a_dpr_embeds_by_its_first_token(tmp_path: Path, task: str, engine: str)
     with torch.no_grad():
         expected = [model(input_ids=torch.tensor(text.input_ids)[None]).pooler_output[0].numpy() for text in texts]
     dense = opened(engine, spec).forward(pack(texts, frozenset({Head.DENSE}), spec.positions)).dense
-    assert dense is not None
     np.testing.assert_allclose(dense, np.stack(expected), atol=tolerances.HIDDEN["float32"])
     tiny.edit_json(tmp_path / "config.json", projection_dim=8)
     with pytest.raises(UnsupportedArchitecture, match="`projection_dim` is 8"):

@@ -148,15 +148,6 @@ def test_what_is_refused_and_how(kind, call, given, code, details, request):
         assert rpc.refusal(f"{call}Stream", [given]) == told
 
 
-def test_a_failure_inside_a_stream_comes_after_what_was_answered(rpc):
-    answers = start(rpc.channel, "EmbedStream", [{"inputs": "one"}, {"inputs": "two"}, {}, {"inputs": "three"}])
-    assert len(next(answers).embeddings) == len(next(answers).embeddings) == small.HIDDEN
-    with pytest.raises(grpc.RpcError) as caught:
-        next(answers)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    rpc.is_well()
-
-
 def test_truncation_is_as_asked(rpc):
     for side, http in ((0, "Right"), (1, "Left"), (7, "Right")):
         wanted = over_http(rpc, "/embed", inputs=f"two {LONG} three", truncation_direction=http).json()[0]
