@@ -11,8 +11,7 @@ import pytest
 
 from hybridtei.config import ModelConfig, ServerConfig
 from hybridtei.server.answers import to_json
-from hybridtei.server.api.tei import TokenizeRequest
-from hybridtei.server.api.tokens import tokenize
+from hybridtei.server.api.tei import TokenizeRequest, tokenize
 from hybridtei.server.app import context_for
 from hybridtei.server.context import OFFLOAD_NUMBERS, Reply
 from hybridtei.system.metrics import Registry
