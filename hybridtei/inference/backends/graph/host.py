@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,9 @@ from threadpoolctl import threadpool_limits
 from hybridtei.batch import Ids, Once, PackedBatch, Padding, computed_once, pad, seen_mask
 from hybridtei.errors import BackendError
 from hybridtei.inference.backends.base import Backend
-from hybridtei.inference.backends.graph.onnx_session import open_sessions, there
-from hybridtei.inference.backends.graph.writer import Graph, product_graph
 from hybridtei.inference.backends.heads import (
     ENTRIES,
     HeadLayers,
-    Product,
     Segments,
     States,
     compute,
@@ -30,11 +28,12 @@ from hybridtei.inference.backends.heads import (
     wants_words,
 )
 from hybridtei.inference.backends.numpy_functions import NUMPY
-from hybridtei.inference.backends.weights import mlm_layers
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
-from hybridtei.system.machine import LaneKind, available_cores
+from hybridtei.system.machine import LaneKind
+
+if TYPE_CHECKING:
+    from hybridtei.inference.backends.graph.onnx_backend import MlmHead
 
 Feed = dict[str, NDArray[np.int64]]
 Sizes = tuple[int, int, int]  # tokens of a batch; rows and columns of attention's rectangle
@@ -155,27 +154,6 @@ def in_rectangle(batch: PackedBatch, inputs: frozenset[str], padding_id: int, ru
         types = batch.token_type_ids
         feed["token_type_ids"] = np.zeros_like(input_ids) if types is None else pad(types, batch.cu_seqlens, 0)[0]
     return np.asarray(run(feed)[mask])
-
-
-class MlmHead:
-    """SPLADE's masked-language-model head, and sessions for its product with the word table, nearly all of the work.
-
-    For short texts ONNX Runtime computes it two to six times as fast as numpy. It has its own session, since a session always
-    computes its whole graph, and other outputs do not need this product.
-    """
-
-    def __init__(self, spec: ModelSpec, weights: Weights, words: Floats, *, threads: int = 1, cache_gb: float = 0) -> None:
-        self.layers = mlm_layers(spec, weights, words)
-        graph = Graph(product_graph("rows", "matrix", "logits"), {"matrix": self.layers.table.shape})
-        cores = available_cores()
-        counts = [threads, *([cores] if threads < cores else [])]
-        self._openings = open_sessions(graph, {"matrix": self.layers.table}, weights, counts, cache_gb=cache_gb)
-
-    def product(self, *, use_all_cores: bool) -> Product:
-        """A function that multiplies float32[t, h] by the table."""
-        session = there(self._openings[-1 if use_all_cores else 0]) or there(self._openings[0])
-        assert session is not None
-        return lambda rows: session.run("logits", {"rows": rows})
 
 
 class HostHeads:

@@ -3,42 +3,240 @@
 The graph has no weights; they come from the checkpoint, packed once in a file that sessions map. A session with one intra-op
 thread runs in its caller's thread, so lanes share it without a copy, do not wait for each other, and keep their priority. A
 short text alone runs in a second session over all cores, in little more than half the time, or in a third session with the same
-weights, whose graph is for one text: it gathers nothing, and includes the mean or first row. All sessions give the same bits;
-the first replaces the others until they are open.
+weights, whose graph is for one text: it gathers nothing, and includes the mean or first row. All sessions give the same bits.
+
+A model can answer once its first session is open. A thread then opens the others, since each packs all matrices again to find
+them in the packed file: 0.2 s at the start of a base-sized model on two cores, 2 s for one of 0.6B.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import wait
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from functools import partial
+from math import prod
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
-from hybridtei.errors import BackendError, UnsupportedArchitecture
+from hybridtei.errors import BackendError, LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.base import busy_tokens, made_up
-from hybridtei.inference.backends.graph.host import (
-    Feed,
-    HostBackend,
-    HostHeads,
-    MlmHead,
-    end_to_end,
-    ids_of,
-    in_rectangle,
-    padding_of,
-)
+from hybridtei.inference.backends.graph.host import Feed, HostBackend, HostHeads, end_to_end, ids_of, in_rectangle, padding_of
 from hybridtei.inference.backends.graph.onnx_files import check_file, hidden_output, words_beside
-from hybridtei.inference.backends.graph.onnx_session import Opening, Session, open_file, open_sessions, there
 from hybridtei.inference.backends.graph.ops import POOLED, family_graph
-from hybridtei.inference.backends.graph.writer import Graph
-from hybridtei.inference.backends.weights import graph_tensors, word_table
+from hybridtei.inference.backends.graph.packed_file import LEAST_BYTES, SLOWER, packed, parts
+from hybridtei.inference.backends.graph.writer import Graph, declarations, product_graph
+from hybridtei.inference.backends.heads import Product
+from hybridtei.inference.backends.weights import graph_tensors, mlm_layers, word_table
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs
-from hybridtei.system.machine import LaneKind, available_cores, both_lanes
+from hybridtei.system import memory
+from hybridtei.system.frames import nested
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes, move_to, own_processors
 
-POOLED_HEADS = frozenset({Head.DENSE})
+log = logging.getLogger(__name__)
+
+# A pass with this option frees the session's memory. Otherwise a session keeps the memory of its largest pass. Not used for
+# every pass, because the next pass would spend a tenth of its time on new pages. The self-test is a session's first pass.
+SHRINKING = {"memory.enable_memory_arena_shrinkage": "cpu:0"}
+ERRORS = 3  # the least severe level to log
+ENTRIES = {"session.force_spinning_stop": "1"}  # its threads spin only during a pass
+
+
+class Places:
+    """The processors of a session's threads: one each if their numbers are equal, else any.
+
+    `entries`: the session's configuration for all threads except the caller's.
+    """
+
+    def __init__(self, threads: int) -> None:
+        own = own_processors()
+        self._callers, others = (own[:1], own[1:]) if len(own) == threads > 1 else ((), ())
+        numbers = ";".join(str(number + 1) for number in others)  # counted from 1
+        self.entries = {"session.intra_op_thread_affinities": numbers} if others else {}
+
+    def run(self, work: Callable[[], Floats]) -> Floats:
+        """Call `work` with the calling thread pinned to its processor, and return the result."""
+        before = move_to(self._callers) if self._callers else ()
+        try:
+            return work()
+        finally:
+            if before:
+                move_to(before)
+
+
+class Session:
+    """A graph that runs with a fixed number of threads. Several threads may call it at once. `inner`: the package's object.
+    `inputs`, `outputs`: their names. `holds`: True if it keeps a pass's memory, or has not run yet."""
+
+    def __init__(
+        self,
+        graph: bytes | Path,
+        threads: int,
+        tensors: Mapping[str, Floats] | None = None,
+        *,
+        is_packed: bool = False,
+        folder: Path | None = None,
+    ) -> None:
+        """`tensors`: the graph's missing tensors, which are copied. `is_packed`: the graph is optimized already. `folder`: of
+        the files named in a graph in bytes. Raises the package's exceptions."""
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = ERRORS
+        if is_packed:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._places = Places(threads)
+        beside = {} if folder is None else {"session.model_external_initializers_file_folder_path": str(folder)}
+        for key, text in {**ENTRIES, **self._places.entries, **beside}.items():
+            options.add_session_config_entry(key, text)
+        if tensors:
+            values = [ort.OrtValue.ortvalue_from_numpy(tensor) for tensor in tensors.values()]
+            options.add_external_initializers([*tensors], values)
+        self._shrinking = ort.RunOptions()
+        for key, text in SHRINKING.items():
+            self._shrinking.add_run_config_entry(key, text)
+        content = str(graph) if isinstance(graph, Path) else graph
+        self.inner = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
+        self.holds, self._has_run = True, False
+        self.inputs = frozenset(node.name for node in self.inner.get_inputs())
+        self.outputs = frozenset(node.name for node in self.inner.get_outputs())
+
+    def run(self, output: str, feed: Mapping[str, NDArray[Any]], *, shrink: bool = False) -> Floats:
+        """Compute one output, float32. `shrink`: free the passes' memory. Raises the package's exceptions."""
+        shrink |= not self._has_run
+        self.holds, self._has_run = self.holds and not shrink, True
+        how = self._shrinking if shrink else None
+        found = self._places.run(lambda: self.inner.run([output], dict(feed), how)[0])
+        self.holds |= not shrink
+        return found
+
+
+Opening = Future[Session | None]  # None: it failed to open, and another session replaces it
+
+
+def open_sessions(
+    graph: Graph,
+    tensors: Mapping[str, Floats],
+    weights: Weights,
+    threads: Sequence[int],
+    *,
+    cache_gb: float = 0,
+    alone: Graph | None = None,
+) -> list[Opening]:
+    """A session for each number of threads. Only the first is open on return. `weights`: the checkpoint of the tensors.
+    `cache_gb`: as for `packed`.
+
+    `alone`: a graph of the same tensors for one text. Its session comes last and has the last number of threads. It is left out
+    if it would need a second copy of the tensors. Raises LoadError, naming the model's folder.
+    """
+    try:
+        with ExitStack() as stack:
+            path = stack.enter_context(packed(graph, tensors, weights, cache_gb))
+            if path is not None:
+                return _mapped(path, threads, alone, tensors, stack)
+            held, graphs = dict(tensors), [(graph, count) for count in threads]
+            if alone is not None and graph.nbytes < LEAST_BYTES:
+                graphs.append((alone, threads[-1]))
+            return [opened(Session(each.onnx, count, held)) for each, count in graphs]
+    except LoadError:
+        raise
+    except Exception as error:  # the library's own exceptions
+        raise _refused(weights.folder, error) from error
+
+
+def opened(session: Session) -> Opening:
+    """An opening that is done."""
+    future = Opening()
+    future.set_result(session)
+    return future
+
+
+def there(opening: Opening) -> Session | None:
+    """The session if it is open, else None."""
+    return opening.result() if opening.done() else None
+
+
+def _mapped(
+    path: Path, threads: Sequence[int], alone: Graph | None, tensors: Mapping[str, Floats], stack: ExitStack
+) -> list[Opening]:
+    """Open the sessions of a packed file. `stack` closes the file, which must exist until all sessions are open."""
+    others: list[Callable[[], Session]] = [partial(Session, path, count, is_packed=True) for count in threads[1:]]
+    if alone is not None:
+        beside = _tensors_beside(path)
+        changed = {name: shape for name, shape in alone.weights.items() if name not in beside}  # by the optimization
+        if 4 * sum(map(prod, changed.values())) < LEAST_BYTES:
+            content = alone.body + nested(7, b"".join(beside[name] for name in alone.weights if name in beside))
+            held = {name: tensors[name] for name in changed}
+            others.append(partial(Session, content + declarations(changed), threads[-1], held, folder=path.parent))
+    with memory.reused_blocks():
+        first = opened(Session(path, threads[0], is_packed=True))
+    openings = [Opening() for _ in others]
+    Thread(target=_open, args=(others, openings, stack.pop_all()), name="sessions").start()
+    return [first, *openings]
+
+
+def _open(makers: Sequence[Callable[[], Session]], openings: Sequence[Opening], stack: ExitStack) -> None:
+    with stack, memory.reused_blocks():
+        for make, opening in zip(makers, openings, strict=True):
+            try:
+                opening.set_result(make())
+            except Exception as error:  # the library's own exceptions
+                log.warning("a session could not be opened, so the first session does its work: %s", error)
+                opening.set_result(None)
+    memory.trim()
+
+
+def _tensors_beside(path: Path) -> dict[str, bytes]:
+    """By name: the fields of a graph with tensors, or with the places of tensors and packed forms in other files."""
+    tensors = [tensor for graph in parts(path.read_bytes(), 7) for tensor in parts(graph, 5)]
+    return {next(parts(tensor, 8)).decode(): nested(5, tensor) for tensor in tensors}
+
+
+def open_file(path: Path, folder: Path, threads: Sequence[int]) -> list[Opening]:
+    """Open the sessions of an ONNX file with weights. Raises LoadError, naming the model's folder."""
+    try:
+        return [opened(Session(path, count)) for count in threads]
+    except Exception as error:  # the library's own exceptions
+        raise _refused(folder, error) from error
+
+
+def _refused(folder: Path, error: Exception) -> LoadError:
+    return LoadError(f"{folder}: ONNX Runtime refuses the graph: {error}")
+
+
+def thread_counts(threads: int) -> list[int]:
+    """The threads of each session: of the lanes' one, and of one over all cores if the lanes' one has fewer."""
+    cores = available_cores()
+    return [threads, cores] if threads < cores else [threads]
+
+
+class MlmHead:
+    """SPLADE's masked-language-model head, and sessions for its product with the word table, nearly all of the work.
+
+    For short texts ONNX Runtime computes it two to six times as fast as numpy. It has its own session, since a session always
+    computes its whole graph, and other outputs do not need this product.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: Weights, words: Floats, *, threads: int = 1, cache_gb: float = 0) -> None:
+        self.layers = mlm_layers(spec, weights, words)
+        graph = Graph(product_graph("rows", "matrix", "logits"), {"matrix": self.layers.table.shape})
+        counts = thread_counts(threads)
+        self._openings = open_sessions(graph, {"matrix": self.layers.table}, weights, counts, cache_gb=cache_gb)
+
+    def product(self, *, use_all_cores: bool) -> Product:
+        """A function that multiplies float32[t, h] by the table."""
+        session = there(self._openings[-1 if use_all_cores else 0]) or there(self._openings[0])
+        assert session is not None
+        return lambda rows: session.run("logits", {"rows": rows})
 
 
 class OnnxBackend(HostBackend):
@@ -55,8 +253,7 @@ class OnnxBackend(HostBackend):
         table = None if words is None else tensors[words]
         self._start(spec, "int8" if graph.held else "float32", threads)
         alone = None if graph.held else family_graph(spec, alone=True)
-        counts = self._counts()
-        self._open(open_sessions(graph, tensors, weights, counts, cache_gb=cache_gb, alone=alone), len(counts))
+        self._open(open_sessions(graph, tensors, weights, self._counts, cache_gb=cache_gb, alone=alone))
         mlm = None
         if spec.is_splade and table is not None:
             mlm = MlmHead(spec, weights, table, threads=threads, cache_gb=cache_gb)
@@ -72,8 +269,7 @@ class OnnxBackend(HostBackend):
         words = words_beside(path, spec)
         backend = cls.__new__(cls)
         backend._start(spec, dtype, threads)
-        sessions = open_file(path, spec.folder, backend._counts())
-        backend._open(sessions, len(sessions))
+        backend._open(open_file(path, spec.folder, backend._counts))
         backend._output = hidden_output(backend._session.inner, spec, path)
         backend._heads = HostHeads(spec, words)
         backend._probe(path)
@@ -85,28 +281,22 @@ class OnnxBackend(HostBackend):
         # In mixed traffic MiniLM reaches 1.08 to 1.10 times the rate that it has with 512 (Xeon with AMX, 2 MB of L2 a core).
         self.busy_tokens = busy_tokens(spec.hidden_size, threads, most=256)
         self.lanes = both_lanes(available_cores()) if threads == 1 else (LaneKind.BULK,)
-        self._threads = threads
+        self._counts = thread_counts(threads)  # of the sessions for any batch; a further session takes single texts
         self._output = "hidden"
 
-    def _counts(self) -> list[int]:
-        """The threads of each session: of the lanes' session, and of a session over all cores if that has more threads."""
-        return [self._threads, *([available_cores()] if self._threads < available_cores() else [])]
-
-    def _open(self, openings: Sequence[Opening], general: int) -> None:
-        """`general`: the number of sessions for any batch. A further session takes single texts."""
+    def _open(self, openings: Sequence[Opening]) -> None:
         first = there(openings[0])
         assert first is not None
-        self._session, self._openings, self._general = first, openings, general
-        self._inputs = self._session.inputs
+        self._session, self._openings, self._inputs = first, openings, first.inputs
         self.padding = padding_of(self._inputs)
 
     @property
     def _all_cores(self) -> Session:
-        return there(self._openings[self._general - 1]) or self._session
+        return there(self._openings[len(self._counts) - 1]) or self._session
 
     @property
     def _alone(self) -> Session | None:
-        return there(self._openings[self._general]) if len(self._openings) > self._general else None
+        return there(self._openings[-1]) if len(self._openings) > len(self._counts) else None
 
     def free_unused(self) -> None:
         batch = made_up(self.spec, [1])
@@ -145,7 +335,7 @@ class OnnxBackend(HostBackend):
 
     def _of_one(self, batch: PackedBatch, session: Session) -> HeadOutputs:
         feed = ids_of(batch, session.inputs)
-        if batch.heads == POOLED_HEADS and POOLED in session.outputs:
+        if batch.heads == {Head.DENSE} and POOLED in session.outputs:
             return HeadOutputs(dense=session.run(POOLED, feed))
         return self._heads.outputs(batch, session.run(self._output, feed), use_all_cores=True)
 

@@ -29,7 +29,8 @@ import numpy as np
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.base import busy_tokens
-from hybridtei.inference.backends.graph.host import Feed, HostBackend, HostHeads, MlmHead, Sizes, end_to_end
+from hybridtei.inference.backends.graph.host import Feed, HostBackend, HostHeads, Sizes, end_to_end
+from hybridtei.inference.backends.graph.onnx_backend import MlmHead
 from hybridtei.inference.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors, model_of, tensors_of
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.weights import word_table

@@ -13,9 +13,8 @@ import pytest
 
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.errors import LoadError, WeightMismatch
-from hybridtei.inference.backends.graph import onnx_session, packed_file
-from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
-from hybridtei.inference.backends.graph.onnx_session import Session, opened
+from hybridtei.inference.backends.graph import onnx_backend, packed_file
+from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend, Session, opened
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.torch.backend import TorchBackend
@@ -105,7 +104,7 @@ def test_a_session_that_cannot_be_opened_leaves_its_work_to_the_first(bert, monk
             super().__init__(graph, threads, *more, **named)
 
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
-    monkeypatch.setattr(onnx_session, "Session", OnlyFirst)
+    monkeypatch.setattr(onnx_backend, "Session", OnlyFirst)
     spec = read_spec(bert, pooling="mean")
     backend = OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder), cache_gb=1)
     wait(backend._openings)

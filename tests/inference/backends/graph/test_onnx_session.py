@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridtei.errors import LoadError
-from hybridtei.inference.backends.graph.onnx_session import Session, open_sessions
+from hybridtei.inference.backends.graph.onnx_backend import Session, open_sessions
 from hybridtei.inference.backends.graph.writer import Graph, product_graph
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
