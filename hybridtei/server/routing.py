@@ -174,15 +174,15 @@ LISTED: Mapping[str, Any] = {
 FLAT: Mapping[str, Any] = {"error": OpenAICompatErrorResponse, "needs_content_type": False}  # of embeddings in /v1, /v2
 
 
-def endpoint_of(scope: Any) -> Endpoint | None:
-    """The `Endpoint` of the route that a request reached; None without a route, or for a route of Litestar's."""
-    handler = scope.get("route_handler")
-    return None if handler is None else handler.opt.get(ENDPOINT)
-
-
 PAGE = "/page"
 CLOSING = (408, 413, 503)  # the rest of the body is not read
 NO_ROUTE = Endpoint(is_tei=True)  # for a request without a route: its errors look like TEI's
+
+
+def endpoint_of(scope: Any) -> Endpoint:
+    """The `Endpoint` of the route that a request reached."""
+    handler = scope.get("route_handler")
+    return NO_ROUTE if handler is None else handler.opt.get(ENDPOINT, NO_ROUTE)
 
 
 class StatusOnly(Response[bytes]):
@@ -199,7 +199,7 @@ class StatusOnly(Response[bytes]):
 
 def request_error(request: AnyRequest, error: Exception) -> Response[Any]:
     """The error in the route's format. A 401 of TEI's routes has no body."""
-    endpoint = endpoint_of(request.scope) or NO_ROUTE
+    endpoint = endpoint_of(request.scope)
     log.error("%.1000s (errors.md#%s)", error, anchor_of(error))
     clear_frames(error.__traceback__)  # frames keep the request's memory until garbage collection
     if isinstance(error, NoKey) and endpoint.is_tei:
@@ -216,7 +216,7 @@ def request_error(request: AnyRequest, error: Exception) -> Response[Any]:
 
 def body_error(request: AnyRequest, error: BodyError) -> Response[Any]:
     """Plain text, or the route's struct if its clients read nothing else."""
-    endpoint = endpoint_of(request.scope) or NO_ROUTE
+    endpoint = endpoint_of(request.scope)
     clear_frames(error.__traceback__)
     headers = _help(endpoint, error)
     if error.status in CLOSING:
