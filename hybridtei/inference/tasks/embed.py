@@ -26,8 +26,7 @@ from hybridtei.inference.tasks.pooling import (
 )
 from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.models.text.reader import Input, TextReader
-from hybridtei.models.text.sides import of_side
+from hybridtei.models.text.reader import Input, TextReader, of_side
 from hybridtei.models.text.tokenizer import Direction, Prompts
 from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
 

@@ -1,7 +1,7 @@
 """Inputs of a request -> encodings. Enforces the model's limits in TEI's order, with TEI's messages.
 
 An input is a text or a list of ids. Ids are decoded to text and tokenised again without special tokens, as in TEI: clients that
-send ids rely on the same counts.
+send ids rely on the same counts. Inputs of late-interaction models have their side's marker, and queries are expanded.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tokenizers import Encoding as RawEncoding
 
 from hybridtei.batch import Encoding, LocatedEncoding, runs
 from hybridtei.errors import EmptyInput, InvalidInput, RequestError
+from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.rankers import SLOT, PairTemplate
 from hybridtei.models.text.tokenizer import Direction, Prompts, Text, Token, Tokenizer
 
@@ -92,10 +93,7 @@ class TextReader:
         direction: Direction | None = None,
     ) -> list[Encoding]:
         """Fill the template with each pair (query, document); return one encoding a pair. Users' texts never become special
-        tokens.
-
-        Raises the errors of `read`.
-        """
+        tokens. Raises the errors of `read`."""
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(pairs, lambda pair: self._prepare_text(pair, truncate, side))
         instruction = template.instruction if instruction is None else instruction
@@ -251,6 +249,65 @@ class TextReader:
                 f"`inputs` becomes the token id {encoding.input_ids.max()}, but the model knows ids below {self.vocab_size}"
             )
         return encoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideReader(TextReader):
+    """A reader that leaves room for the side's marker. `longest`: the side's longest input."""
+
+    side: Side
+    longest: int
+
+    def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
+        encoding = TextReader._finished(self, encoding, adapter)
+        return _widened(_marked(encoding, self.side, self.tokenizer.leading_specials), self.side, self.longest)
+
+
+def of_side(reader: TextReader, side: Side) -> SideReader:
+    """Return a reader of the side's inputs. It locates tokens only on a side without expansion."""
+    longest = min(reader.max_input_length, side.length or reader.max_input_length)
+    if side.expansion is not None:
+        floor = min(side.expansion.length, reader.max_input_length)
+        longest = floor if side.expansion.fixed else max(longest, floor)
+    return SideReader(
+        tokenizer=reader.tokenizer,
+        prompts=replace(reader.prompts, default=side.text or None),
+        max_input_length=longest - (side.marker is not None),
+        vocab_size=reader.vocab_size,
+        skipped=reader.skipped,
+        side=side,
+        longest=longest,
+    )
+
+
+def _marked(encoding: Laid, side: Side, place: int) -> Laid:
+    if side.marker is None:
+        return encoding
+    types = encoding.token_type_ids
+    marked = replace(
+        encoding,
+        input_ids=np.insert(encoding.input_ids, place, side.marker),
+        token_type_ids=None if types is None else np.insert(types, place, 0),
+    )
+    if not isinstance(marked, LocatedEncoding):
+        return marked
+    return replace(
+        marked, offsets=np.insert(marked.offsets, place, 0, axis=0), special=np.insert(marked.special, place, values=True)
+    )
+
+
+def _widened(encoding: Laid, side: Side, longest: int) -> Laid:
+    expansion = side.expansion
+    missing = 0 if expansion is None else min(expansion.length, longest) - len(encoding)
+    if expansion is None or missing <= 0:
+        return encoding
+    types = encoding.token_type_ids
+    return replace(
+        encoding,
+        input_ids=np.concatenate([encoding.input_ids, np.full(missing, expansion.token_id, dtype=np.int64)]),
+        token_type_ids=None if types is None else np.concatenate([types, np.zeros(missing, dtype=np.int64)]),
+        unseen=0 if expansion.attend else missing,
+    )
 
 
 def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
