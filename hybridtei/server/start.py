@@ -62,7 +62,7 @@ class ModelLoader:
             log.info("%s", line, extra={"facts": facts})
         own = loaded.model.reader.prompts.own
         if own is not None:
-            words = "the checkpoint's default; TEI's routes leave it out, as TEI does: --use-default-prompt puts it there too"
+            words = "the checkpoint's default, which TEI's routes use only with --use-default-prompt"
             log.info("prompt   `%s`, %s", own, words, extra={"facts": {"default_prompt_name": own}})
         return loaded, remote
 
@@ -245,8 +245,8 @@ def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchem
 def _warn_if_open(server: ServerConfig) -> None:
     if server.api_key is None and server.api_key_file is None and not ipaddress.ip_address(server.hostname).is_loopback:
         log.warning(
-            "no --api-key, and the server listens on %s: EVERYBODY who reaches it may read and change the vector store, and "
-            "any page in their browsers may read it; set a key, or listen on --hostname 127.0.0.1",
+            "no --api-key, and the server listens on %s: EVERY client may read and change the vector store, and web pages "
+            "may read it; set a key, or listen on --hostname 127.0.0.1",
             server.hostname,
         )
 

@@ -74,8 +74,8 @@ def _ranges(context: Context, precision: str, head: Head, width: int) -> Floats:
         if name in known and known[name].shape[1] == width:
             return known[name]
     raise InvalidInput(
-        f"`{precision}` needs the range of each of {width} {head.value} dimensions, which this server was not given "
-        f"(quantization-ranges); without it there are float, float16, binary and ubinary"
+        f"`{precision}` needs the range of each of {width} {head.value} dimensions, which this server lacks "
+        "(quantization-ranges); without ranges there are float, float16, binary and ubinary"
     )
 
 
@@ -152,7 +152,7 @@ async def embed_spanned(
         return await context.embed(task, write, is_batch=is_batch, refusal=refusal, field="inputs")
     with context.counting_failures():
         if len(spanned) < len(items):
-            raise InvalidInput("`inputs` holds texts with spans and others: send them apart")
+            raise InvalidInput("`inputs` holds texts with spans and texts without: send them in separate requests")
     texts = [SpanText(item.text, item.spans) for item in spanned]
 
     def nested(answer: Embeddings, usage: Usage) -> list[Any]:

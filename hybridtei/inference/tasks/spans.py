@@ -135,7 +135,7 @@ class EmbedSpans(Task[Embeddings]):
         if not item.spans:
             raise InvalidInput(f"`{name}` names no span")
         if len(item.spans) > most:
-            raise InvalidInput(f"`{name}` holds {len(item.spans)} spans > maximum allowed {most}: they have a token each")
+            raise InvalidInput(f"`{name}` holds {len(item.spans)} spans > maximum allowed {most}: each has a token")
 
     def _name(self, place: int) -> str:
         return self.field.format(self.first + place)

@@ -178,7 +178,7 @@ class EmbeddedStore:
         message = frame([call, arguments])
         self._waiting.append(call)
         try:
-            await self._joined()  # it has its own bound
+            await self._joined()  # the call has its own bound
             async with asyncio.timeout(timeout_s):
                 await self._turn.acquire()
                 word, answer = await asyncio.shield(started(self._exchange(call, message)))
@@ -186,7 +186,7 @@ class EmbeddedStore:
             raise self._silent(timeout_s, ", or raise `qdrant_timeout`") from error
         except (EOFError, ConnectionError) as error:
             raise StoreUnavailable(
-                f"{self._path}: the process of the embedded Qdrant engine has ended; it is started again when asked"
+                f"{self._path}: the process of the embedded Qdrant engine has ended; the next call starts it again"
             ) from error
         finally:
             self._waiting.remove(call)
@@ -265,7 +265,7 @@ class EmbeddedStore:
             if theirs != release():
                 raise StoreError(
                     f"{self._path}: the folder is in use by {theirs}, and this is {release()}: use one release of both, or "
-                    "wait until the commands of the other have ended"
+                    "wait until the other release's commands have ended"
                 )
         except BaseException:
             writer.close()
@@ -292,7 +292,7 @@ class EmbeddedStore:
         except (OSError, subprocess.TimeoutExpired) as error:
             return "dead", str(error)
         except ValueError:
-            return "dead", "it ended before it told why"
+            return "dead", "it ended without a reason"
         return word, message or ""
 
     def _silent(self, seconds: float | None, hint: str = "") -> StoreUnavailable:

@@ -210,7 +210,7 @@ class Folder:
                 self._flush(name, due[name]) if dirty else self.optimize(name)
             except Exception as error:
                 if not due[name].resume_s:
-                    log.warning("collection %r in %s: housekeeping failed and is tried again later: %s", name, self.path, error)
+                    log.warning("collection %r in %s: housekeeping failed and is retried later: %s", name, self.path, error)
                 due[name].resume_s = self._clock() + PAUSE_S
             else:
                 due[name].resume_s = 0.0
@@ -239,7 +239,7 @@ class Folder:
 
     def _read(self, name: str, call: Callable[[Any], T]) -> T:
         shard = self._collection(name).shard
-        with _panics(f"the engine failed inside at a question to collection {name!r}"):
+        with _panics(f"the engine failed internally at a query to collection {name!r}"):
             return call(shard)
 
     def _write(self, name: str, count: int, call: Callable[[Any], object]) -> None:
@@ -263,8 +263,8 @@ class Folder:
                 call(collection.shard)
         except StoreError as error:
             collection.broken = (
-                f"collection {name!r} in {self.path} can only be read: the engine failed inside at a write ({error}). Its "
-                "points can still be read and copied; to write again, drop it and fill it anew"
+                f"collection {name!r} in {self.path} is read-only: the engine failed internally at a write ({error}). Its "
+                "points can still be read and copied; to write again, delete and refill it"
             )
             raise StoreError(collection.broken) from error
 

@@ -217,8 +217,8 @@ def take(folder: Path) -> Any:
     kind = _network_type(folder)
     if kind is not None:
         raise StoreError(
-            f"{folder}: on a network file system ({kind}), whose locks and mapped files the embedded Qdrant engine cannot rely "
-            "on: choose a folder on a disk of this machine, or run a Qdrant server"
+            f"{folder}: on a network file system ({kind}), whose locks and mapped files are unreliable for the embedded "
+            "Qdrant engine: choose a folder on a local disk, or run a Qdrant server"
         )
     try:
         file = (folder / LOCK).open("a")
@@ -229,8 +229,8 @@ def take(folder: Path) -> Any:
     except OSError as error:
         file.close()
         raise FolderTaken(
-            f"{folder}: another process has this folder of the embedded Qdrant engine open, and does not answer to this user "
-            "here: another user, container or machine, or hybridtei 0.1; stop it, choose another folder, or run a Qdrant server"
+            f"{folder}: another process has this folder of the embedded Qdrant engine open and does not answer this user: of "
+            "another user, container or machine, or of hybridtei 0.1; stop it, choose another folder, or run a Qdrant server"
         ) from error
     return file
 

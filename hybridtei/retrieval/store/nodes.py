@@ -48,18 +48,18 @@ CLIENT_ERRORS = (
     *(ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, AssertionError),
 )
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
-AWAY = frozenset({502, 503, 504})  # the server is not there, as its proxy or it itself says
+AWAY = frozenset({502, 503, 504})  # the server or its proxy reports it as unavailable
 ADVICE = {
-    400: "it does not take the request",
-    401: "it wants a key: set `qdrant_api_key`",
-    403: "it does not let this key do that, or a limit of its strict mode is exceeded",
+    400: "it rejects the request",
+    401: "it needs a key: set `qdrant_api_key`",
+    403: "this key is not allowed to do that, or a limit of Qdrant's strict mode is exceeded",
     404: "it has no such collection",
-    408: "it took too long: raise `qdrant_timeout`, or give it more to work with",
-    409: "there is one of that name",
-    413: "the request is larger than it takes: raise its `max_request_size_mb`",
-    429: "it asks to slow down: send less at once, or raise its rate limits",
-    500: "it failed inside, and its log says why: a full disk, or nodes of its cluster that are away",
-    507: "its disk or memory is full: free some, or add a node",
+    408: "it took too long: raise `qdrant_timeout`, or give Qdrant more resources",
+    409: "the name already exists",
+    413: "the request is too large: raise Qdrant's `max_request_size_mb`",
+    429: "it asks to slow down: send fewer requests, or raise Qdrant's rate limits",
+    500: "it failed internally: its log has the reason, such as a full disk or unreachable nodes",
+    507: "its disk or memory is full: free space, or add a node",
 }
 STATUSES = {  # of HTTP, by the codes of gRPC that mean the same
     CODE.INVALID_ARGUMENT: 400,
@@ -73,7 +73,7 @@ STATUSES = {  # of HTTP, by the codes of gRPC that mean the same
     CODE.ABORTED: 425,
     CODE.UNAVAILABLE: 503,
 }
-DOWN = "it does not answer: is it running, and is the address right?"
+DOWN = "it does not answer: check that it runs and that the address is right"
 
 
 def store_error(error: BaseException, url: str) -> HybridTeiError:
@@ -105,7 +105,7 @@ def _of_transport(error: BaseException, where: str) -> StoreError:
     if isinstance(error, QdrantException):  # Retry-After is no number
         return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}")
     if isinstance(error, ResponseHandlingException):
-        return StoreError(f"{where}: its answer is not Qdrant's; another service, or a version too far apart? ({source})")
+        return StoreError(f"{where}: its answer is not Qdrant's: another service, or an incompatible version? ({source})")
     return StoreError(f"{where}: {type(source).__name__}: {source}")
 
 
@@ -270,7 +270,7 @@ class Nodes:
                 await self._check(node.client)
         except TimeoutError:
             waited_s = (self._check_after_s or 0.0) + self._check_s
-            failure = StoreAway(f"Qdrant at {node.url}: has answered nothing for {waited_s:g} s: is it running, or overloaded?")
+            failure = StoreAway(f"Qdrant at {node.url}: has not answered for {waited_s:g} s: is it running, or overloaded?")
         except CLIENT_ERRORS as error:
             failure = store_error(error, node.url)
         node.away = failure if isinstance(failure, StoreAway) else None

@@ -74,7 +74,7 @@ def settled(
         small: MultivectorDtype = "int8" if (chosen.multivector_dim or width) % 8 else SMALL_DTYPE
         dtype = chosen.multivector_dtype or ("float" if is_alone else small)
         if is_alone and dtype != "float":
-            raise InvalidInput(f"`multivector_dtype` is {dtype}: as the only vectors, multi-vectors have to be float")
+            raise InvalidInput(f"`multivector_dtype` is {dtype}: multi-vectors have to be float if they are the only vectors")
         return structs.replace(chosen, multivector_tokens=tokens, multivector_dtype=dtype)
     there = plan_of(existing)
     lines = [
@@ -84,8 +84,8 @@ def settled(
     ]
     if lines:
         title = (
-            f"collection {name!r} keeps the plan that it was made by; `hybridtei migrate {name}` changes multi-vectors and "
-            "widths, for the rest ingest into a new collection:"
+            f"collection {name!r} keeps its plan; `hybridtei migrate {name}` changes "
+            "multi-vectors and widths; for other changes ingest into a new collection:"
         )
         raise CollectionMismatch("\n".join([title, *lines]))
     return there
@@ -154,7 +154,7 @@ def schema_for(
     plan = plan or CollectionPlan(**options)
     outputs = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
     if not outputs:
-        raise InvalidInput(f"{model_id}: makes none of the vectors that a collection holds: dense, sparse, multivector")
+        raise InvalidInput(f"{model_id}: makes no vectors for a collection: dense, sparse or multivector")
     vectors: dict[str, VectorParams] = {}
     sparse: dict[str, SparseVectorParams] = {}
     metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}

@@ -47,7 +47,7 @@ class _Part(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
 
 
 class Match(_Part, frozen=True):
-    """Exactly one of: a value, words of a text, any value of a list, no value of a list."""
+    """Exactly one condition: equal to a value, words in a text, any value of a list, no value of a list."""
 
     value: bool | Integer | str | None = None
     text: str | None = None
@@ -63,7 +63,7 @@ class Match(_Part, frozen=True):
         if len(given) != 1:
             raise ValueError(f"should have one of {', '.join(self.__struct_encode_fields__)}")
         if isinstance(given[0], list) and len({type(one) for one in given[0]}) > 1:
-            raise ValueError("the values of a list should be integers, or be texts")
+            raise ValueError("the values of a list should all be integers, or all be texts")
 
 
 class Range(_Part, frozen=True):
@@ -226,7 +226,7 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
     except msgspec.ValidationError as error:
         raise InvalidInput(_message(str(error), field)) from None
     if not found.is_group:
-        raise InvalidInput(f"`{field}` should be an object with {', '.join(GROUPS)}; a condition stands in one of them")
+        raise InvalidInput(f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of these")
     return found
 
 
@@ -292,14 +292,14 @@ class CollectionPlan(Struct, frozen=True, kw_only=True):
     multivector_tokens: int | None = None  # these two are settings of the model: 0 for all tokens
     multivector_dtype: MultivectorDtype | None = None
     datatype: Annotated[
-        Datatype | None, Meta(description="numbers of vectors that Qdrant keeps, sparse ones too [default: float32]")
+        Datatype | None, Meta(description="type of numbers in Qdrant's vectors, also in sparse vectors [default: float32]")
     ] = None
     quantization: Annotated[
-        Quantization | None, Meta(description="a compressed copy of dense vectors in memory, beside the originals")
+        Quantization | None, Meta(description="keep a compressed copy of dense vectors in memory, in addition to the originals")
     ] = None
-    on_disk: Annotated[bool, Meta(description="dense and sparse vectors are read from disk, not kept in memory")] = False
+    on_disk: Annotated[bool, Meta(description="keep dense and sparse vectors on disk instead of in memory")] = False
     on_disk_payload: Annotated[
-        bool, Meta(description="texts are read from disk, not kept in memory; default on a server: its own setting")
+        bool, Meta(description="keep texts on disk instead of in memory; default on a server: its own setting")
     ] = False
     shards: Annotated[int | None, Meta(description="of a collection on a Qdrant cluster [default: one for each node]")] = None
     replicas: Annotated[int | None, Meta(description="copies of each shard [default: 2 on a cluster]")] = None

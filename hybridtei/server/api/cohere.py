@@ -42,7 +42,7 @@ class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
     inputs: Annotated[list[CohereInput], NOT_EMPTY] | None = None
     model: ServedModel = None
     input_type: Annotated[
-        str | None, Meta(description="search_query or search_document; matters to models that treat them differently.")
+        str | None, Meta(description="search_query or search_document, for models that treat them differently.")
     ] = None
     embedding_types: Annotated[list[EmbeddingType] | None, Meta(description="Forms of the vectors [default: float].")] = None
     output_dimension: Dimensions = None

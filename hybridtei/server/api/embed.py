@@ -49,7 +49,7 @@ from hybridtei.server.vectors import (
 ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
 Side = Annotated[
     Literal["query", "document"] | None,
-    Meta(description="What the inputs are; matters to models that treat queries differently [default: document]."),
+    Meta(description="Kind of the inputs, for models that treat queries differently [default: document]."),
 ]
 Budget = Annotated[MultivectorBudget | None, Meta(description="How to shrink documents' multi-vectors; queries' stay whole.")]
 
@@ -68,7 +68,7 @@ class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid
 class EmbedHybridRequest(EmbedMultivectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Request of `/embed_hybrid`."""
 
-    outputs: Annotated[Outputs | None, Meta(description="Vectors to return [default: all that the model has].")] = None
+    outputs: Annotated[Outputs | None, Meta(description="Vectors to return [default: all of the model's].")] = None
     normalize: Annotated[bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")] = True
     sparse_format: Annotated[
         SparseFormat,
@@ -77,7 +77,7 @@ class EmbedHybridRequest(EmbedMultivectorRequest, frozen=True, kw_only=True, for
 
 
 class PackedVectors(Struct, frozen=True):
-    """Multi-vectors with one bit a number: base64 of uint8[n, ceil(d / 8)], the most significant bit first."""
+    """Multi-vectors with one bit per number: base64 of uint8[n, ceil(d / 8)], the most significant bit first."""
 
     shape: Annotated[tuple[int, int], Meta(description="Number of vectors, and of numbers in each.")]
     data: str

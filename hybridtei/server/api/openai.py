@@ -48,7 +48,7 @@ from hybridtei.server.vectors import (
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
-Side = Annotated[str | None, Meta(description="query or document; matters to models that treat them differently.")]
+Side = Annotated[str | None, Meta(description="query or document, for models that treat them differently.")]
 
 
 class JinaText(Struct, frozen=True):
@@ -214,7 +214,7 @@ def unknown_task(context: Context, task: str | None) -> InvalidInput | None:
     adapters = context.service.model.spec.adapters
     if task is None or adapters is None or task in adapters.names:
         return None
-    return InvalidInput(f"`task` names no adapter of the model, which has: {', '.join(adapters.names)}")
+    return InvalidInput(f"`task` is not an adapter of the model, which has: {', '.join(adapters.names)}")
 
 
 def _item(answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Pieces) -> dict[str, Any]:

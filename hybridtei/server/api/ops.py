@@ -188,7 +188,7 @@ async def unload(models: Models, request: UnloadRequest) -> Reply:
 
 
 def _configuration(table: Table, flags: ModelConfig) -> NamedModel:
-    """The configuration of a request. A request cannot allow what `flags`, the process's, forbid. Raises InvalidInput."""
+    """The configuration of a request. A request cannot allow what the process's `flags` forbid. Raises InvalidInput."""
     refused = sorted(OF_PROCESS & table.keys())
     if flags.offline and table.get("offline") is False:
         refused = ["offline"]

@@ -41,7 +41,7 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
 
     collection: Annotated[str, Meta(description="Collection or alias to search.")]
     query: Annotated[Text | None, Meta(description="The query.")] = None
-    queries: Annotated[list[Text] | None, Meta(description="Several queries; each gets an answer of its own.")] = None
+    queries: Annotated[list[Text] | None, Meta(description="Several queries, each with its own answer.")] = None
     model: Annotated[str | None, Meta(description="The model that embeds the query [default: the collection's].")] = None
     rerank: Annotated[
         bool | str, Meta(description="Rerank the best hits: true: by the first loaded reranker; or the name of one.")

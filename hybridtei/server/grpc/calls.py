@@ -79,7 +79,7 @@ class OpenCalls:
                 self._waits[wait] = None
                 return await awaitable
         except TimeoutError:
-            late = STATUS.DEADLINE_EXCEEDED, "the client took too long over its next message"
+            late = STATUS.DEADLINE_EXCEEDED, "the client's next message took too long"
             crowded = STATUS.RESOURCE_EXHAUSTED, f"more than {self._most} calls are open, and this one waited longest"
             stops = STATUS.UNAVAILABLE, "the server stops"
             raise Ended(*(stops if self._draining else late if wait in self._waits else crowded)) from None

@@ -141,7 +141,7 @@ class Keyless:
                 held += len(event["body"])
                 self.bytes += len(event["body"])
                 if self.bytes > KEYLESS_BYTES:
-                    crowded = f"{BUFFER}too much is on its way without a key in a header; send one, or try again later: "
+                    crowded = f"{BUFFER}too many bytes arrive without a key in a header; send a key, or try again later: "
                     raise BodyError(f"{crowded}{KEYLESS_BYTES} bytes of all", 503)
             return event
 

@@ -76,7 +76,7 @@ class Keyring:
         if key is None and token is not None:
             key = self.find(token.encode("utf-8", "replace"))
         if key is None:
-            raise NoKey("no API key, or one that this server does not know: send the header `Authorization: Bearer KEY`")
+            raise NoKey("no API key or an unknown one: send the header `Authorization: Bearer KEY`")
         self._counter.add(key=key.name)
         if key.name != FLAG_NAME:
             CALLER.set(key.name)
@@ -101,7 +101,7 @@ class Keyring:
         try:
             self._keys = self._read()
         except LoadError as error:
-            log.error("the keys stay as they are: %s", error)
+            log.error("the old keys stay in use: %s", error)
         else:
             log.info("read the keys again: %s", ", ".join(key.name for key in self._keys))
 
@@ -122,7 +122,7 @@ def read_keys(path: Path) -> list[Key]:
         if line.strip() and not line.startswith("#"):
             key = _entry(line, f"{path}: line {number}")
             if key.name in keys or key.name == FLAG_NAME:
-                raise LoadError(f"{path}: line {number}: a second key called {key.name}")
+                raise LoadError(f"{path}: line {number}: a second key named {key.name}")
             keys[key.name] = key
     if not keys or len(keys) > MAX_KEYS:
         raise LoadError(f"{path}: holds {len(keys)} keys; it should hold at least one, and at most {MAX_KEYS}")
@@ -174,7 +174,7 @@ class Certificate:
         try:
             self._context, self.pair = self._read()
         except LoadError as error:
-            log.error("the certificate stays as it is: %s", error)
+            log.error("the old certificate stays in use: %s", error)
         else:
             log.info("read the certificate again")
 

@@ -81,7 +81,7 @@ def test_only_wanted_heads_and_widths_are_kept(spec: ModelSpec) -> None:
     assert schema_for(spec, "m", multivector_dim=8).vectors["multivector"].size == 8
     with pytest.raises(InvalidInput, match="`dense_dim` is 33, should be between 1 and the model's 32"):
         schema_for(spec, "m", dense_dim=33)
-    with pytest.raises(InvalidInput, match="none of the vectors"):
+    with pytest.raises(InvalidInput, match="makes no vectors for a collection"):
         schema_for(spec, "m", heads=frozenset({Head.SCORES}))
 
 

@@ -121,7 +121,7 @@ async def test_a_server_that_hangs_is_away_and_the_call_is_cancelled() -> None:
     async with server_of() as server:
         server.deaf.clear()
         asked = await asyncio.gather(*(server.ask() for _ in range(3)), return_exceptions=True)
-        assert all(isinstance(one, StoreAway) and "answered nothing for 0.02 s" in str(one) for one in asked)
+        assert all(isinstance(one, StoreAway) and "has not answered for 0.02 s" in str(one) for one in asked)
         with pytest.raises(StoreAway):
             await server.ask()
         assert server.calls == 3

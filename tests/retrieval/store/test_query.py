@@ -218,7 +218,7 @@ def test_every_condition_means_the_same_in_every_store(stored: Asked, condition:
     [
         ({"match": {"value": 1.5}}, r"match\.value`: Expected `bool \| int \| str"),
         ({"match": {"any": [True]}}, r"match\.any\[0\]`: Expected `int \| str`, got `bool`"),
-        ({"match": {"any": [1, "a"]}}, "integers, or be texts"),
+        ({"match": {"any": [1, "a"]}}, "integers, or all be texts"),
         ({"match": {"value": 1, "text": "a"}}, "should have one of value, text"),
         ({"match": {"value": 1}, "range": {"gte": 1}}, "beside `key` should be one of match, range"),
         ({"range": {"gte": "2024-13-01"}}, r"range`: month must be in"),

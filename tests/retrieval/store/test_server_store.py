@@ -72,8 +72,8 @@ async def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str)
 @pytest.mark.parametrize(
     ("failure", "advice"),
     [
-        (Failure(503, "starting"), "is it running|refused"),
-        (Failure(500, "No space left on device"), "a full disk, or nodes of its cluster that are away.*No space left"),
+        (Failure(503, "starting"), "check that it runs|refused"),
+        (Failure(500, "No space left on device"), "a full disk or unreachable nodes.*No space left"),
         (Failure(507, "WAL buffer size exceeds available disk space"), "disk"),
         (Failure(429, "Rate limiter: too fast", "0"), "slow down"),
         (Failure(429, "Rate limiter: too fast"), "slow down"),
@@ -114,7 +114,7 @@ async def test_writes_whose_answers_are_lost_are_done_once(qdrant: Qdrant, proto
         qdrant.lost = 2
         await store.upsert("c", POINTS)
         assert qdrant.local.count("c").count == 30
-        with pytest.raises(StoreError, match="one of that name"):
+        with pytest.raises(StoreError, match="the name already exists"):
             await store.create("c", plan(model_id="tiny"))
 
 
@@ -142,7 +142,7 @@ async def test_a_server_that_is_down_is_found_again(protocol: str) -> None:
         await store.create("c", plan())
         await store.upsert("c", POINTS[:10])
     store._patience_s = 0.05
-    with pytest.raises(StoreUnavailable, match="does not answer: is it running"):
+    with pytest.raises(StoreUnavailable, match="does not answer: check that it runs"):
         await store.upsert("c", POINTS[10:20])
     store._patience_s = HANG
     waiting = asyncio.create_task(store.upsert("c", POINTS[20:]))

@@ -62,7 +62,7 @@ def test_the_side_of_other_dialects_is_the_same(adapted: Running) -> None:
 def test_an_unknown_task_is_refused_with_those_there_are(adapted: Running) -> None:
     response = adapted.post("/v1/embeddings", {"input": [TEXT], "task": "retrieval"})
     assert response.status_code == 422
-    assert f"`task` names no adapter of the model, which has: {', '.join(ADAPTERS)}" in response.json()["message"]
+    assert f"`task` is not an adapter of the model, which has: {', '.join(ADAPTERS)}" in response.json()["message"]
     assert adapted.post("/embed", {"inputs": [TEXT], "prompt_name": "retrieval"}).status_code == 422
 
 

@@ -162,7 +162,7 @@ def test_spans_are_slices_of_whole_texts(server):
     [
         ([SPANNED, {"text": "one two", "spans": [[0, 3], [3, 4]]}], "`inputs[1].spans[1]` is [3, 4], which holds no token"),
         ({"text": "one two", "spans": [[0, 8]]}, "`inputs[0].spans[0]` is [0, 8], which ends beyond the text: 7 code points"),
-        ([SPANNED, "one"], "texts with spans and others"),
+        ([SPANNED, "one"], "texts with spans and texts without"),
         ([SPANNED, {"text": "", "spans": [[0, 1]]}], "`inputs[1]` cannot be empty"),
         ({"text": "one", "spans": []}, "length >= 1"),
         ({"text": "one", "spans": [[0]]}, "length 2"),

@@ -12,7 +12,7 @@ def test_a_loaded_reranker_has_the_last_word(hybrid, tmp_path, caplog):
     ranker = tiny.write_classifier(tmp_path / "ranker", "bert")
     flags = ["--model-id", str(hybrid), "--model-id", str(ranker), "--qdrant-path", str(tmp_path / "store")]
     with commanded(*flags, "--hostname", "0.0.0.0") as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-        assert "EVERYBODY who reaches it may read and change the vector store" in caplog.text
+        assert "EVERY client may read and change the vector store" in caplog.text
         body = {"points": [{"id": i, "text": text} for i, text in enumerate(TEXTS)], "create": True}
         assert client.post("/collections/papers/points", json=body).json()["upserted"] == 3
         ranks = client.post("/rerank", json={"query": "baka", "texts": TEXTS}).json()

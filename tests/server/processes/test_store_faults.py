@@ -88,7 +88,7 @@ def test_a_killed_owner_of_the_folder_is_started_again(hybrid: Path, tmp_path: P
             owner_of(tmp_path / "store").kill()
             folder = taken(tmp_path / "store")  # somebody else has it now
             # the first may come before the death was noticed
-            told = ("another process has this folder", "it is started again when asked")
+            told = ("another process has this folder", "the next call starts it again")
             refused(client.post("/search", json=SEARCH), {502, 503}, *told)
             refused(upsert(client), {502, 503}, *told)
             all_but_the_store_is_well(client)
@@ -128,7 +128,7 @@ def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answe
         assert running.post("/embed", {"inputs": "one"}).status_code == 200
         os.kill(owner, signal.SIGKILL)
         for one in waiting:
-            refused(one.result(), {503}, "it is started again when asked")
+            refused(one.result(), {503}, "the next call starts it again")
         assert running.post("/search", asked).json()["hits"] == before
         running.is_well()
 
@@ -138,7 +138,7 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path)
     with serve(state, 0) as port:
         pass  # a free port, where nobody listens at first
     with served(hybrid, "--qdrant-url", f"http://127.0.0.1:{port}") as client:
-        down = "it does not answer: is it running, and is the address right?"
+        down = "it does not answer: check that it runs and that the address is right"
         refused(upsert(client), {503}, down)
         refused(client.post("/search", json=SEARCH), {503}, down)
         all_but_the_store_is_well(client)
@@ -146,8 +146,8 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path)
             until(lambda: upsert(client).status_code == 200)  # a channel looks for it again within two seconds
             before = found(client)
             state.held.clear()  # it hangs
-            refused(client.post("/search", json=SEARCH), {503}, "has answered nothing for 1.8 s")
-            refused(upsert(client), {503}, "has answered nothing for 1.8 s")
+            refused(client.post("/search", json=SEARCH), {503}, "has not answered for 1.8 s")
+            refused(upsert(client), {503}, "has not answered for 1.8 s")
             all_but_the_store_is_well(client)
             state.held.set()
             until(lambda: client.post("/search", json=SEARCH).status_code == 200)

@@ -151,7 +151,7 @@ def test_the_log_names_the_key(file):
         assert httpx.post(f"{url}/embed", json=BODY, headers=bearing("another")).status_code == 403
         file.write_text("broken")
         running.process.send_signal(signal.SIGHUP)
-        until(lambda: any("the keys stay as they are" in line for line in running.lines))
+        until(lambda: any("the old keys stay in use" in line for line in running.lines))
         assert httpx.post(f"{url}/embed", json=BODY, headers=bearing("another")).status_code == 403
         assert httpx.post(f"{url}/search", json=BODY, headers=bearing("another")).status_code == 404  # there is no store
         running.terminate()

@@ -8,7 +8,7 @@ from tests.server.live import Running, serving
 
 KEY = "s3cret-Kéy"
 RIGHT = f"Bearer {KEY}".encode()
-NO_KEY = "no API key, or one that this server does not know: send the header `Authorization: Bearer KEY`"
+NO_KEY = "no API key or an unknown one: send the header `Authorization: Bearer KEY`"
 OPEN = ["/", "/health", "/ping", "/metrics", "/docs", "/docs/", "/docs/swagger-ui.css", "/api-doc/openapi.json"]
 
 

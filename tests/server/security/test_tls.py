@@ -99,7 +99,7 @@ def test_a_reload_between_the_two_writes_keeps_the_old_pair_and_the_next_one_tak
             shutil.copy(files[name], old[name])
         check(old)
         Path(files["certfile"]).write_bytes(Path(new["certfile"]).read_bytes())
-        reload("the certificate stays as it is: --certfile")
+        reload("the old certificate stays in use: --certfile")
         check(old)
         Path(files["keyfile"]).write_bytes(Path(new["keyfile"]).read_bytes())
         reload("read the certificate again")

@@ -83,7 +83,7 @@ def test_housekeeping_that_failed_is_tried_again_later_and_logged_once(
             folder.tidy(optimizing=True)  # too early: nothing is tried
             now_s = collection.resume_s
     (told,) = caplog.messages
-    assert "tried again later" in told
+    assert "is retried later" in told
     while is_untidy(folder):
         folder.tidy(optimizing=True)
     assert (collection.resume_s, collection.written, collection.dirty) == (0, 0, False)

@@ -256,7 +256,7 @@ async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Pat
 
     poisoned = Poisoned(str(tmp_path))
     for _ in range(2):
-        with pytest.raises(StoreError, match=f"'c' in {tmp_path} can only be read.*drop it and fill it anew"):
+        with pytest.raises(StoreError, match=f"'c' in {tmp_path} is read-only.*delete and refill it"):
             await poisoned.upsert("c", points(10, 11))
     assert await poisoned.count("c") >= 10
     assert len(await poisoned.query("c", leg(embeddings(1)))) == 10

@@ -149,7 +149,7 @@ async def test_a_call_that_does_not_end_ends_the_process_and_the_next_is_answere
     slow = "process.DEADLINE_S = 5.0; folder.Folder.count = lambda *_: __import__('time').sleep(99)"
     store = changed(tmp_path, slow)
     await store.create("c", plan())
-    with pytest.raises(StoreUnavailable, match="has ended; it is started again when asked"):
+    with pytest.raises(StoreUnavailable, match="has ended; the next call starts it again"):
         await store.count("c")
     other = EmbeddedStore(str(tmp_path))
     assert await other.count("c") == 0
