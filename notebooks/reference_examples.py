@@ -28,10 +28,10 @@ texts, kinds = ["lift of a thin wing", "a loaf of bread"], ("dense", "sparse", "
 async def store_and_find(query):
     store = open_store(StoreConfig(qdrant_path="./qdrant"))
     try:
-        await store.create("papers", schema_for(encoder.spec, "minilm-hybrid"))
+        await store.create("notes", schema_for(encoder.spec, "minilm-hybrid"))
         points = to_points(encoder.encode(texts, kinds), ids=[1, 2], payloads=[{"text": text} for text in texts])
-        await store.upsert("papers", points)
-        return await Searcher(store, query_model(encoder, "minilm-hybrid")).search("papers", query)
+        await store.upsert("notes", points)
+        return await Searcher(store, query_model(encoder, "minilm-hybrid")).search("notes", query)
     finally:
         await store.close()
 
@@ -39,7 +39,7 @@ async def store_and_find(query):
 assert asyncio.run(store_and_find("how wings carry")).hits[0].id == 1
 
 with LocalSearch(encoder, "minilm-hybrid", StoreConfig(qdrant_path="./qdrant")) as search:  # the same without asyncio
-    hits = search("papers", "bread", SearchOptions(mode="dense", limit=1)).hits
+    hits = search("notes", "bread", SearchOptions(mode="dense", limit=1)).hits
 assert hits[0].payload["text"] == "a loaf of bread"
 """,
     "Ingest": """

@@ -97,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser, kind: Kind, *, without: Collect
 
 
 def options_from(kind: type[S], arguments: argparse.Namespace, **others: Any) -> S:
-    """Make a struct from a command's flags. `others`: fields without flags of their own."""
+    """Make a struct from a command's flags. `others`: values of fields without flags."""
     flags = vars(arguments)
     return kind(**{**{name: flags[name] for name in kind.__struct_fields__ if name in flags}, **others})
 
@@ -129,7 +129,7 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
 
 
 def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each name in use that is deprecated or gone."""
+    """Return a warning for each name in use that is deprecated or removed."""
     sources = {name: _lookup(name, flags, environment) for name in RETIRED}
     warnings = [f"{used} is gone: {RETIRED[name]}" for name, (text, used) in sources.items() if text is not None]
     for field, _, meta in (row for kind in SETTINGS for row in fields_of(kind)):

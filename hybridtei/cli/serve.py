@@ -86,7 +86,7 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
     taken: dict[int, str] = {}
     for flag, port in ports.items():
         if port and taken.setdefault(port, flag) != flag:
-            raise UsageError(f"{flag}: {port} is already the port of {taken[port]} already")
+            raise UsageError(f"{flag}: {port} is already the port of {taken[port]}")
     if (server.certfile is None) != (server.keyfile is None):
         raise UsageError("--certfile and --keyfile: one is given without the other; give both, or neither")
     check_key(server.api_key)

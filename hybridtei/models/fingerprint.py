@@ -132,7 +132,7 @@ _beginning = Lock()
 
 def begin(owner: Any, spec: ModelSpec, **options: str | None) -> Future[Fingerprint | None]:
     """Return the future fingerprint of `owner`'s model. The first call starts a thread that computes it; neither a start nor
-    the end of the process waits for it. None if a file is gone. `options`: arguments of `fingerprint`."""
+    the end of the process waits for it. None if a file is missing. `options`: arguments of `fingerprint`."""
     with _beginning:
         if (found := _begun.get(owner)) is not None:
             return found

@@ -201,7 +201,7 @@ class Lines(Response[Any]):
         return self._respond
 
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        """Raises what the generator raises before its first lines. A disconnect of the client ends the generator."""
+        """Raises the generator's errors before its first lines. A disconnect of the client ends the generator."""
         disconnect: Disconnect = (scope.get("extensions") or {}).get(DISCONNECT) or Disconnect()
         async with aclosing(self._lines) as lines:
             first = await anext(lines)

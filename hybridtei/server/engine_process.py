@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def send(connection: Connection, message: Any) -> None:
-    """Block until the message is written. Raises OSError if the other end is gone."""
+    """Block until the message is written. Raises OSError if the other process has ended."""
     arrays: list[memoryview] = []
 
     def is_small(array: pickle.PickleBuffer) -> bool:
@@ -59,7 +59,7 @@ def send(connection: Connection, message: Any) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Block until a message is there, and return it. Raises EOFError, OSError if the other end is gone."""
+    """Block until a message is there, and return it. Raises EOFError or OSError if the other process has ended."""
     return pickle.loads(connection.recv_bytes(), buffers=iter(connection.recv_bytes, None))
 
 
@@ -162,7 +162,7 @@ class _Child:
         return f"status {status}" if status >= 0 else signal.Signals(-status).name
 
     def _write(self) -> None:
-        with suppress(OSError):  # the process is gone; the reader thread notices
+        with suppress(OSError):  # the process has ended; the reader thread handles it
             while True:
                 messages = [self._out.get()]
                 with suppress(Empty):

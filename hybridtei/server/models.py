@@ -172,7 +172,7 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Able:
-    """What a model must be and give. With a configured role it gets only requests for that role, and requests that name it."""
+    """The required kind and outputs of a model, which with a configured role gets only requests for it or by name."""
 
     role: ModelRole
     kind: str | None = "embedding"

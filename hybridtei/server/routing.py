@@ -157,7 +157,7 @@ class Endpoint:
     error: Any = ErrorResponse
     by_field: Mapping[str, type[Struct]] | None = None
     is_tei: bool = False  # served with --only-tei-routes too
-    only_tei: bool = False  # with that flag alone, in place of the route of its path that is `by_field`
+    only_tei: bool = False  # only with that flag, instead of the `by_field` route of the same path
     needs_content_type: bool = True  # False: it may be missing, since some clients of this route do not send it
     needs_store: bool = False
     key_in_body: bool = False  # a client may send its key as `token` of the body

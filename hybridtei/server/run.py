@@ -189,7 +189,7 @@ def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket])
 
 def end_at_once() -> None:
     """Exit with status 0 while an abandoned pass runs: an ordinary exit runs the library's destructors during the pass, and
-    aborts. Does nothing outside the main thread, where the program goes on."""
+    aborts. Does nothing outside the main thread, where the program continues."""
     if threading.current_thread() is threading.main_thread():
         logging.shutdown()
         os._exit(0)

@@ -166,7 +166,7 @@ class LineListener(QueueListener):
 
     def _write(self) -> None:
         left, self._piece = memoryview(self._piece), b""
-        with suppress(OSError, ValueError):  # the reader is gone or the stream is closed: the error cannot be reported
+        with suppress(OSError, ValueError):  # the reader has ended or the stream is closed: the error cannot be reported
             if self._descriptor is None:
                 self._stream.write(str(left, self._encoding))
                 self._stream.flush()

@@ -69,7 +69,7 @@ def fidelity(ours: Floats, theirs: Floats) -> Fidelity:
 
 
 def sample_vectors(backend: Backend) -> Floats:
-    """Unit vectors float32[n, d] of the sample texts, each embedded alone. Of a model without a vector of a text, such as a
+    """Unit vectors float32[n, d] of the sample texts, each embedded alone. For a model without text vectors, such as a
     reranker, the means of token states."""
     spec = backend.spec
     head = Head.SPARSE if spec.is_splade else Head.DENSE if Head.DENSE in spec.heads else Head.TOKENS

@@ -1,6 +1,6 @@
 """Embedding: texts or ids -> dense, sparse and multi-vectors, or token states.
 
-Options that do not need a pass of their own, such as cutting and normalisation, are applied in `finish`.
+Options that need no separate pass, such as cutting and normalisation, are applied in `finish`.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ def _widened(encoding: Laid, side: Side, longest: int) -> Laid:
 
 
 def _portions(texts: Sequence[Some]) -> Iterator[Sequence[Some]]:
-    """Yield the texts in portions of at most `PORTION_CHARACTERS`. A longer text is a portion of its own."""
+    """Yield the texts in portions of at most `PORTION_CHARACTERS`. A longer text is alone in its portion."""
     sizes = [len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts]
     return (texts[begin:end] for begin, end in runs(sizes, PORTION_CHARACTERS))
 

@@ -111,7 +111,7 @@ def as_table(evaluation: Evaluation) -> str:
         f"{p50:.1f} ms (p95 {p95:.1f}); * best"
     )
     if (choice := evaluation.choice) is not None:
-        kind = ", the default" if choice.is_default else ", in place of the default"
+        kind = ", the default" if choice.is_default else ", instead of the default"
         lines.append(
             f"choose {choice.name}{kind}: {choice.lead:+.4f} nDCG@10 against {choice.over} (95 % interval {choice.low:+.4f} to "
             f"{choice.high:+.4f}, paired bootstrap over queries)"

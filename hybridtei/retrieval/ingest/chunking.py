@@ -148,7 +148,7 @@ def settings_for(
         tokens = min(around + max(MIN_TOKENS, own // LATE_DEFAULT_SHARE) if late else longest, DEFAULT_TOKENS)
     room = tokens - around
     if not whole and (tokens > most or room < MIN_TOKENS):
-        reason = "half of what the model reads" if late else "what the model reads"
+        reason = "half of the model's input" if late else "what the model reads"
         raise InvalidInput(f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {most}, {reason}")
     if overlap is None:
         overlap = 0 if late else room // OVERLAP_SHARE

@@ -263,7 +263,7 @@ async def wait_indexed(
             if indexed != last:
                 last, since_s = indexed, clock()
             if stop.is_set() or clock() - since_s > STALLED_S:
-                tell(f"indexing  goes on in the server: {indexed:,} vectors so far, the collection is {info.status.value}")
+                tell(f"the server continues indexing: {indexed:,} vectors so far, the collection is {info.status.value}")
                 return
             try:
                 await asyncio.wait_for(stop.wait(), poll_s)

@@ -73,7 +73,7 @@ class LocalSearch:
     coroutine prefer `await Searcher(store, query_model(encoder, model_id)).search(…)`.
 
     >>> with LocalSearch(Encoder.load(), "minilm-hybrid") as search:   # doctest: +SKIP
-    ...     search("papers", "lift of a thin wing").hits[0].payload["text"]
+    ...     search("notes", "how do I rotate the keys").hits[0].payload["text"]
     """
 
     def __init__(

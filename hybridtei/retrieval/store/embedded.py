@@ -54,7 +54,7 @@ class EmbeddedStore:
         self._folder = Path(os.path.abspath(path))  # absolute, since the process has another working folder
         self.place = f"embedded Qdrant in {self._folder}"
         self._starting: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()  # held while the process executes a call, even if its caller is gone
+        self._turn = asyncio.Lock()  # held while the process executes a call, even if its caller was cancelled
         self._waiting: list[str] = []  # the names of waiting calls, the running one included
         self._mean_s: dict[str, float] = {}  # mean duration of calls by name
         self.pid: int | None = None  # of the latest process
@@ -195,7 +195,7 @@ class EmbeddedStore:
         return answer
 
     async def _exchange(self, call: str, message: bytes) -> Any:
-        """Send a call and read its whole answer, even if the caller is gone, since the next answer follows it."""
+        """Send a call and read its whole answer, even if the caller was cancelled, since the next answer follows it."""
         try:
             if self._streams is None:
                 raise EOFError

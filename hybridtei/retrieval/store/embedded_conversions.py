@@ -48,7 +48,7 @@ def config_of(schema: Plain) -> edge.EdgeConfig:
 
 
 def _flat(params: Plain) -> Plain:
-    """A sparse vector's settings, with those of its index beside them. The engine has no modifier `none`."""
+    """A sparse vector's settings and its index's settings, in one object. The engine has no modifier `none`."""
     modifier = params.get("modifier")
     return {**(params.get("index") or {}), "modifier": None if modifier == "none" else modifier}
 

@@ -229,8 +229,8 @@ def take(folder: Path) -> Any:
     except OSError as error:
         file.close()
         raise FolderTaken(
-            f"{folder}: another process has this folder of the embedded Qdrant engine open and does not answer this user: of "
-            "another user, container or machine, or of hybridtei 0.1; stop it, choose another folder, or run a Qdrant server"
+            f"{folder}: another process has this folder of the embedded Qdrant engine open and does not answer: it belongs to "
+            "another user, container or machine, or to hybridtei 0.1; stop it, choose another folder, or run a Qdrant server"
         ) from error
     return file
 

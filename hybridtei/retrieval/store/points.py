@@ -265,7 +265,7 @@ def batches(
     *,
     bytes_per_number: int = 4,
 ) -> Iterator[list[Stored]]:
-    """Split points, in order, into batches of at most `max_bytes` and `max_points`. A larger point is a batch of its own."""
+    """Split points, in order, into batches of at most `max_bytes` and `max_points`. A larger point is alone in its batch."""
     batch: list[Stored] = []
     total = 0
     for point in points:

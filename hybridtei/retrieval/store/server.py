@@ -255,7 +255,7 @@ def stored_of(point: models.ScoredPoint | models.Record) -> Stored:
 
 
 def as_lists(point: Stored) -> models.PointStruct:
-    """Convert to qdrant-client's point, with lists of Python numbers in place of arrays."""
+    """Convert to qdrant-client's point, with lists of Python numbers instead of arrays."""
     vectors: dict[str, Any] = {name: _listed(vector) for name, vector in point.vector.items()}
     return models.PointStruct.model_construct(id=point.id, vector=vectors, payload=point.payload)
 

@@ -75,7 +75,7 @@ async def of_kind(context: Context, data: bytes) -> Reply:
 async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
     """Run all instances concurrently. Raises the error of the first failing instance; RequestRefused above the batch limit."""
     limit = context.server.max_client_batch_size
-    if len(request.instances) > limit:  # each instance may be a batch of its own, so this list is never split
+    if len(request.instances) > limit:  # each instance may be a whole batch, so this list is never split
         raise TooManyInputs(f"batch size {len(request.instances)} > maximum allowed batch size {limit}")
     replies = await asyncio.gather(*(_instance(context, bytes(raw)) for raw in request.instances), return_exceptions=True)
     for reply in replies:

@@ -155,7 +155,7 @@ def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: 
     async def serve(_: Any, call: Any) -> Any:
         try:
             return await (answer(call) if age_seconds == inf else calls.within(age_seconds, answer(call)))
-        except grpc.aio.BaseError:  # gRPC's own error: the call was aborted, or the client is gone
+        except grpc.aio.BaseError:  # gRPC's own error: the call was aborted, or the client has disconnected
             raise
         except Exception as error:
             await _abort(error, None, call)

@@ -122,7 +122,7 @@ class RpcServer:
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
-    """Give each connection the latest certificate. gRPC calls the function in a thread of its own."""
+    """Give each connection the latest certificate. gRPC calls the function in its own thread."""
     used = certificate.pair
 
     def current() -> grpc.ServerCertificateConfiguration | None:

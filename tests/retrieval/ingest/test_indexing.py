@@ -83,7 +83,7 @@ async def test_a_threshold_of_zero_that_somebody_chose_stays(qdrant: Qdrant) -> 
 
 @pytest.mark.parametrize(
     ("statuses", "says"),
-    [(["yellow", "grey", "green"], "is green"), (["red"], "is red"), (["yellow"], "goes on in the server")],
+    [(["yellow", "grey", "green"], "is green"), (["red"], "is red"), (["yellow"], "the server continues indexing")],
     ids=["green", "red", "stalled"],
 )
 async def test_it_waits_until_the_server_has_indexed(qdrant: Qdrant, statuses: list[str], says: str) -> None:
@@ -104,7 +104,7 @@ async def test_waiting_ends_when_asked(qdrant: Qdrant) -> None:
     await asyncio.sleep(0)
     stop.set()
     await waiting
-    assert "goes on in the server" in told[0]
+    assert "the server continues indexing" in told[0]
     await store.close()
 
 

@@ -103,7 +103,7 @@ def _without_nan(attention: ov.Node) -> ov.Output:
 
 
 def _added_to_scores(mask: ov.Output) -> ov.Output:
-    """A mask of numbers as it is; for one of truths, 0 for keys to attend to and `MASKED` for others."""
+    """The mask as numbers: of a boolean mask, 0 for keys to attend to and `MASKED` for others."""
     if mask.get_element_type() != ov.Type.boolean:
         return mask
     if mask.get_node().get_type_name() == "Broadcast":  # the sum does it
