@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import hybridtei
 from conformance.structure.source import count_layers, find_circles, measure, read_imports, read_modules
 from tests.server.live import ROOT
 
@@ -48,9 +47,16 @@ def test_imports_within_functions_count_and_imports_for_annotations_do_not(packa
     assert imports["small.middle"] == {"small.low.leaf"}
 
 
-def test_circles_are_found_and_the_package_has_none(package: Path):
+def test_circles_are_found(package: Path):
     assert find_circles(read_imports(read_modules(package))) == [["small.low.leaf", "small.low.twin"]]
-    assert find_circles(read_imports(read_modules(Path(hybridtei.__file__).parent))) == []
+
+
+def test_the_package_has_no_circle():
+    """In a process of its own, since Python 3.11's `ast.parse` can fail while another thread of the process parses too."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "conformance.structure"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_modules_that_import_each_other_are_one_layer(package: Path):

@@ -90,9 +90,17 @@ class ServerStore:
         return sorted(collection.name for collection in response.collections)
 
     async def describe(self, name: str) -> CollectionSchema | None:
-        if not await self._call(lambda client: client.collection_exists(name)):
+        if not await self._exists(name):
             return None
-        return schema_of(await self._call(lambda client: client.get_collection(name)))
+        try:
+            return schema_of(await self._call(lambda client: client.get_collection(name)))
+        except StoreError:
+            if await self._exists(name):
+                raise
+            return None  # a migration has deleted it between the two calls
+
+    async def _exists(self, name: str) -> bool:
+        return bool(await self._call(lambda client: client.collection_exists(name)))
 
     async def create(self, name: str, schema: CollectionSchema) -> None:
         check_names(name, schema)

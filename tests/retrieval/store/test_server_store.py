@@ -205,3 +205,22 @@ def test_a_bad_address_is_refused(url: str, message: str) -> None:
     with pytest.raises(StoreError, match=message) as refused:
         address_of(url)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_collection_deleted_while_it_is_described_is_none(
+    qdrant: Qdrant, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration replaces a collection by an alias of its name; a client that reads the schema meanwhile looks again."""
+    async with telling(qdrant, protocol) as store:
+        await store.create("papers", plan())
+        exists = store._exists
+
+        async def then_deleted(name: str) -> bool:
+            found = await exists(name)
+            if found:
+                await store.drop(name)
+            return found
+
+        monkeypatch.setattr(store, "_exists", then_deleted)
+        assert await store.describe("papers") is None
