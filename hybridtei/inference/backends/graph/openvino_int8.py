@@ -65,7 +65,7 @@ class _Kept(msgspec.Struct, frozen=True):
 def open_int8(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenVinoBackend:
     """Open a model in int8 that passed the guard. Raises LoadError."""
     if group_of(_instructions()) == BY_TOKEN:
-        log.warning("this processor has AMX: --dtype bfloat16 is as fast as int8 or faster, and nearer to float32")
+        log.warning("this processor has AMX: --dtype bfloat16 is about as fast as int8, and nearer to float32")
     form = int8_form(spec, weights)
     return OpenVinoBackend(spec, family_graph(spec), weights, dtype="int8", int8=form, bulk_niceness=bulk_niceness)
 
