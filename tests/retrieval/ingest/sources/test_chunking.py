@@ -155,5 +155,5 @@ def test_late_chunks_are_half_of_what_the_model_reads_at_most(model_and_path):
     found = settings_for(model, None, None, late=True)
     assert (found.tokens, found.overlap) == (2 + (small.LONGEST - 2) // 4, 0)
     assert settings_for(model, 33, None, late=True).tokens == 33
-    with pytest.raises(InvalidInput, match="between 10 and 33, half of what the model reads"):
+    with pytest.raises(InvalidInput, match="between 10 and 33, half of the model's input"):
         settings_for(model, 34, None, late=True)
