@@ -175,7 +175,7 @@ def _as_html(block: str) -> str:
         title = html.escape(block[level:].strip())
         return f'<h{level} id="{title.lower()}">{title}</h{level}>\n' if level > 1 else f"<h1>{title}</h1>\n"
     words = html.escape(block, quote=False).replace("\n", " ")
-    words = re.sub(r"`([^`]+)`", r"<code>\1</code>", words)
+    words = re.sub(r"(`+)( ?)(.+?)\2\1(?!`)", r"<code>\3</code>", words)  # two backticks enclose code that has one
     words = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", words)
     words = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", words)  # the pages that links lead to are not served
     return f"<p>{words}</p>\n"

@@ -128,6 +128,10 @@ def test_pictures_are_up_to_date():
         assert path.read_text(encoding="utf-8") == drawing, "run: python notebooks/draw.py"
 
 
+def test_code_that_holds_backticks_is_one_piece_of_code() -> None:
+    assert write_reference._as_html("`` `a` is b ``: `c`") == "<p><code>`a` is b</code>: <code>c</code></p>\n"
+
+
 @pytest.mark.parametrize("path", write_reference.pages(), ids=lambda path: path.name)
 def test_the_reference_is_up_to_date(path):
     assert path.read_text(encoding="utf-8") == write_reference.pages()[path], "run: python notebooks/write_reference.py"
