@@ -148,10 +148,10 @@ JSON, JSON_LINES = (b"content-type", b"application/json"), (b"content-type", b"a
 
 
 class Answer(Response[T], Generic[T]):
-    """A JSON response of type `T`, made from a reply or from the coroutine that returns one. It waits while too many bytes of
-    answers are unsent."""
+    """A JSON response of type `T`, made from the coroutine that returns its reply. It waits while too many bytes of answers are
+    unsent."""
 
-    def __init__(self, work: Reply | Coroutine[Any, Any, Reply]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, Reply]) -> None:
         self._work = work
 
     def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
@@ -162,11 +162,7 @@ class Answer(Response[T], Generic[T]):
         """Send 200, with timing headers if a model ran. Raises the work's errors, AnswersUnsent, ClientDisconnected."""
         endpoint: Endpoint = scope["route_handler"].opt[ENDPOINT]
         work = self._work
-        del self._work  # the reply's arrays are freed once they are encoded
-        if isinstance(work, Reply):
-            reply = work
-        else:
-            reply = await (asyncio.shield(work) if endpoint.outlives_client else while_connected(scope, work))
+        reply = await (asyncio.shield(work) if endpoint.outlives_client else while_connected(scope, work))
         model: Context | None = scope.get(MODEL)
         fingerprint = None if model is None or endpoint.is_tei else model.fingerprint_header
         unsent: Unsent = scope["app"].state.limits.unsent
@@ -181,7 +177,7 @@ class Answer(Response[T], Generic[T]):
         timing = [] if reply.usage is None else headers_of(reply.usage)
         identity = [] if fingerprint is None else [fingerprint]
         headers = [*identity, *reply.headers, *timing, JSON, (b"content-length", b"%d" % len(body))]
-        del reply, work
+        del reply  # its arrays are freed
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await _send_body(b"" if scope["method"] == "HEAD" else body, send)

@@ -85,7 +85,7 @@ class Ledger:
         return found
 
     async def documents(self, keys: Iterable[str]) -> dict[str, StoredDocument]:
-        """The documents of which at least the first chunk is in the collection."""
+        """The documents whose first chunk is in the collection."""
         firsts = {key: version async for (key, _), version in self._versions((key, 0) for key in keys)}
         counts = {key: self._chunks(version) for key, version in firsts.items()}
         rest = ((key, number) for key, count in counts.items() for number in range(1, count))
