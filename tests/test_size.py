@@ -6,7 +6,7 @@ from conformance.structure.source import Module
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
-LINES, STATEMENTS, MODULES = 38_373, 22_821, 170
+LINES, STATEMENTS, MODULES = 38_369, 22_818, 170
 SLACK = 300  # lines fewer that a change may leave here before it has to lower the numbers
 
 
