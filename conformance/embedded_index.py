@@ -20,12 +20,18 @@ def main(upstream: Path, data: Path) -> None:
     with data.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for name, tensor in load_file(upstream).items():
             forms = [(tensor, False), (np.ascontiguousarray(tensor.T), True)][: max(1, tensor.ndim)]
-            places = [(content.find(form.tobytes()), transposed) for form, transposed in forms if form.dtype == np.float32]
+            places = [
+                (content.find(form.tobytes()), transposed)
+                for form, transposed in forms
+                if form.dtype == np.float32
+            ]
             found = next(((at, transposed) for at, transposed in places if at >= 0), None)
             if found is None:
                 missing.append(name)
             else:
-                entries.append(f"{json.dumps(name)}:{json.dumps([found[0], tensor.shape, found[1]], separators=(',', ':'))}")
+                entries.append(
+                    f"{json.dumps(name)}:{json.dumps([found[0], tensor.shape, found[1]], separators=(',', ':'))}"
+                )
     print("{" + ",\n".join(sorted(entries)) + "}")
     print(f"not there: {missing}", file=sys.stderr)
 

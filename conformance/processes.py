@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS, STOP_SECONDS = 180.0, 40.0
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores the environment's proxy
+DIRECT = urllib.request.build_opener(
+    urllib.request.ProxyHandler({})
+)  # ignores the environment's proxy
 
 
 def free_port() -> int:
@@ -34,7 +36,9 @@ def started(
         while not answers(f"http://127.0.0.1:{port}/health"):
             if process.poll() is not None or time.monotonic() > deadline:
                 told = log.read_text(errors="replace").strip()[-3000:]
-                raise RuntimeError(f"no server after {seconds:.0f} s, or it ended with {process.poll()}:\n{told}")
+                raise RuntimeError(
+                    f"no server after {seconds:.0f} s, or it ended with {process.poll()}:\n{told}"
+                )
             time.sleep(0.05)
         yield process
     finally:

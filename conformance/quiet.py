@@ -37,10 +37,19 @@ from hybridtei.models.checkpoint.files import embedded_model
 ROOT = Path(__file__).parents[1]
 WORKSHOP = ROOT / "notebooks" / "workshop"
 BACKENDS = {"ort": "onnxruntime", "openvino": "openvino", "torch": "torch"}
-BESIDE = ("/", "/docs/", "/docs/swagger-ui-bundle.js", "/ping", "/api-doc/openapi.json")  # routes that the document leaves out
+BESIDE = (
+    "/",
+    "/docs/",
+    "/docs/swagger-ui-bundle.js",
+    "/ping",
+    "/api-doc/openapi.json",
+)  # routes that the document leaves out
 START_SECONDS, END_SECONDS = 180, 240
 COLLECTION = "notes"
-FILL = {"points": [{"id": 1, "text": "the display shows E41"}], "create": True}  # the collection that later requests search
+FILL = {
+    "points": [{"id": 1, "text": "the display shows E41"}],
+    "create": True,
+}  # the collection that later requests search
 
 
 @dataclass
@@ -62,10 +71,25 @@ class Run:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Under `strace -D`, so that the process is the command itself and gets its signals."""
-        watch = ["strace", "-D", "-f", "-q", "-y", "--seccomp-bpf", "-e", f"trace={CALLS}", "-o", str(self.trace)]
+        watch = [
+            "strace",
+            "-D",
+            "-f",
+            "-q",
+            "-y",
+            "--seccomp-bpf",
+            "-e",
+            f"trace={CALLS}",
+            "-o",
+            str(self.trace),
+        ]
         environment = {
             **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
-            **{"HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"},
+            **{
+                "HOME": str(self.folder / "home"),
+                "TMPDIR": str(self.folder / "tmp"),
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
         }
         with (self.folder / "output").open("ab") as output:
             return subprocess.Popen(
@@ -80,8 +104,13 @@ class Run:
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Raises RuntimeError if it fails."""
         if status := process.wait(END_SECONDS):
-            raise RuntimeError(f"{self.name}: exit status {status}: {(self.folder / 'output').read_text()[-2000:]}")
-        ended, limit = re.compile(rf"^{process.pid} +\+\+\+ exited", re.MULTILINE), time.monotonic() + START_SECONDS
+            raise RuntimeError(
+                f"{self.name}: exit status {status}: {(self.folder / 'output').read_text()[-2000:]}"
+            )
+        ended, limit = (
+            re.compile(rf"^{process.pid} +\+\+\+ exited", re.MULTILINE),
+            time.monotonic() + START_SECONDS,
+        )
         while not ended.search(self.trace.read_text(errors="replace")) and time.monotonic() < limit:
             time.sleep(0.05)  # strace is a separate process, which still has lines to write
 
@@ -116,7 +145,9 @@ def _wait(client: httpx.Client, run: Run, process: subprocess.Popen[bytes]) -> N
             return
         except httpx.TransportError:
             if process.poll() is not None or time.monotonic() > limit:
-                raise RuntimeError(f"{run.name} does not start: {(run.folder / 'output').read_text()[-2000:]}") from None
+                raise RuntimeError(
+                    f"{run.name} does not start: {(run.folder / 'output').read_text()[-2000:]}"
+                ) from None
             time.sleep(0.1)
 
 
@@ -132,11 +163,19 @@ def ask_everything(client: httpx.Client, run: Run, times: int) -> None:
     client.post(f"/collections/{COLLECTION}/points", json=FILL)
     for method, path, body in asked:
         for _ in range(times):
-            answer = client.request(method, path, json=body) if body is not None else client.request(method, path)
+            answer = (
+                client.request(method, path, json=body)
+                if body is not None
+                else client.request(method, path)
+            )
             run.requests[answer.status_code] += 1
 
 
-EITHER = {"CohereEmbedRequest": ["texts"], "ScoreRequest": ["text_1", "text_2"], "SearchRequest": ["query"]}
+EITHER = {
+    "CohereEmbedRequest": ["texts"],
+    "ScoreRequest": ["text_1", "text_2"],
+    "SearchRequest": ["query"],
+}
 
 
 def example(schema: Any, document: Any, name: str = "") -> Any:
@@ -149,11 +188,18 @@ def example(schema: Any, document: Any, name: str = "") -> Any:
         return example(found | also, document, name)
     alternatives = schema.get("anyOf") or schema.get("oneOf") or [{}]
     if schema.get("type") == "object":
-        return {each: example(schema["properties"][each], document, each) for each in sorted(schema.get("required", ()))}
+        return {
+            each: example(schema["properties"][each], document, each)
+            for each in sorted(schema.get("required", ()))
+        }
     if alternatives != [{}]:
-        return example(next(one for one in alternatives if one.get("type") != "null"), document, name)
+        return example(
+            next(one for one in alternatives if one.get("type") != "null"), document, name
+        )
     if schema.get("type") == "array":
-        items = schema.get("prefixItems") or [schema.get("items", {})] * max(1, schema.get("minItems", 1))
+        items = schema.get("prefixItems") or [schema.get("items", {})] * max(
+            1, schema.get("minItems", 1)
+        )
         return [example(one, document, name) for one in items]
     text = COLLECTION if name == "collection" else "the display shows E41"
     simple = {"integer": max(1, schema.get("minimum", 1)), "number": 1, "boolean": False}
@@ -181,7 +227,17 @@ def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:
         for words in (
             ["ingest", str(WORKSHOP), "--collection", COLLECTION, "--quiet"],
             ["search", COLLECTION, "the display shows E41", "--rescore", "--explain"],
-            ["eval", str(WORKSHOP), "--collection", "judged", "--quiet", "--chart", "modes.svg", "--output", "modes.json"],
+            [
+                "eval",
+                str(WORKSHOP),
+                "--collection",
+                "judged",
+                "--quiet",
+                "--chart",
+                "modes.svg",
+                "--output",
+                "modes.json",
+            ],
             ["tune", "--backend", "ort"],
             ["mcp", COLLECTION, "--writable"],  # until its input ends, immediately
         ):
@@ -196,15 +252,26 @@ def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 1 where something was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20, help="that servers run at least: a report comes after ten")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20,
+        help="that servers run at least: a report comes after ten",
+    )
     parser.add_argument("--requests", type=int, default=20, help="of each route")
-    parser.add_argument("--keep", type=Path, help="an empty folder for homes and traces, kept; else a temporary one")
+    parser.add_argument(
+        "--keep", type=Path, help="an empty folder for homes and traces, kept; else a temporary one"
+    )
     arguments = parser.parse_args(argv)
     loud = 0
     with tempfile.TemporaryDirectory(prefix="quiet-") as scratch:
         print(f"{'command':24}{'requests':>9}{'findings':>9}  statuses")
-        for run in run_all((arguments.keep or Path(scratch)).resolve(), arguments.seconds, arguments.requests):
+        for run in run_all(
+            (arguments.keep or Path(scratch)).resolve(), arguments.seconds, arguments.requests
+        ):
             found = Counter(run.findings())
             loud += bool(found)
             told = ", ".join(f"{status}: {count}" for status, count in sorted(run.requests.items()))

@@ -27,7 +27,9 @@ class Finding(NamedTuple):
     where: str
 
 
-def findings(lines: Iterable[str], folders: Sequence[Path], working_folder: Path) -> Iterator[Finding]:
+def findings(
+    lines: Iterable[str], folders: Sequence[Path], working_folder: Path
+) -> Iterator[Finding]:
     """Yield the unexpected calls. `folders`: files and sockets may be made below these, and folders above them."""
     for line in lines:
         if (found := CALL.match(line)) is None:
@@ -39,7 +41,9 @@ def findings(lines: Iterable[str], folders: Sequence[Path], working_folder: Path
             yield from _opened(rest, folders, working_folder)
         else:
             made = _paths(rest, working_folder)[-1:]
-            above = call.startswith("mkdir") and any(folder.is_relative_to(path) for path in made for folder in folders)
+            above = call.startswith("mkdir") and any(
+                folder.is_relative_to(path) for path in made for folder in folders
+            )
             yield from () if above else _outside(made, folders)
 
 
@@ -47,7 +51,9 @@ def _addresses(rest: str, folders: Sequence[Path]) -> Iterator[Finding]:
     for port, host in ADDRESS.findall(rest):
         yield Finding("look-up" if int(port) == DNS_PORT else "connection", f"{host}:{port}")
     for path in UNIX.findall(rest):
-        if not path.endswith(NAME_CACHE) and not any(Path(path).is_relative_to(folder) for folder in folders):
+        if not path.endswith(NAME_CACHE) and not any(
+            Path(path).is_relative_to(folder) for folder in folders
+        ):
             yield Finding("connection", path)
 
 
@@ -61,10 +67,15 @@ def _opened(rest: str, folders: Sequence[Path], working_folder: Path) -> Iterato
 
 def _outside(paths: Sequence[str], folders: Sequence[Path]) -> Iterator[Finding]:
     for path in paths:
-        if not path.startswith(DEVICES) and not any(Path(path).is_relative_to(folder) for folder in folders):
+        if not path.startswith(DEVICES) and not any(
+            Path(path).is_relative_to(folder) for folder in folders
+        ):
             yield Finding("file", path)
 
 
 def _paths(rest: str, working_folder: Path) -> list[str]:
     """Return the paths among a call's arguments: relative ones joined to the folder that `-y` names, or the working one."""
-    return [os.path.normpath(os.path.join(working_folder, folder, path)) for folder, path in QUOTED.findall(rest)]
+    return [
+        os.path.normpath(os.path.join(working_folder, folder, path))
+        for folder, path in QUOTED.findall(rest)
+    ]

@@ -29,7 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from deploy.dockerfile import Instruction, Stage, expand, lineage, needed, parse
 
 ROOT = Path(__file__).parents[1]
-PLACES = re.compile(r"(?<![\w./:-])/(?=(?:src|build|wheels|opt|var|data)\b)")  # paths of ours in a shell's words
+PLACES = re.compile(
+    r"(?<![\w./:-])/(?=(?:src|build|wheels|opt|var|data)\b)"
+)  # paths of ours in a shell's words
 OF_AN_IMAGE = ("useradd", "groupadd")
 HANG = 180.0
 MAX_BYTES, LARGE_BYTES = 750_000_000, 10_000_000
@@ -41,7 +43,9 @@ class Builder:
     def __init__(self, folder: Path, python: str) -> None:
         self.place, self.done, self.base = folder / "image", folder / "stages", folder / "base"
         self.done.mkdir(parents=True)
-        subprocess.run([python, "-m", "venv", str(self.base)], check=True)  # stands for the base image
+        subprocess.run(
+            [python, "-m", "venv", str(self.base)], check=True
+        )  # stands for the base image
         self.directory = self.place
 
     def build(self, stages: Mapping[str, Stage], target: str) -> dict[str, str]:
@@ -65,7 +69,9 @@ class Builder:
 
     def _environment(self, below: Sequence[Stage]) -> dict[str, str]:
         environment = {"PATH": f"{self.base / 'bin'}:/usr/bin:/bin", "HOME": str(self.base)}
-        environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
+        environment |= {
+            name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))
+        }
         for stage in below:
             for instruction in stage.all("ENV"):
                 self._perform(instruction, environment)
@@ -74,7 +80,10 @@ class Builder:
     def _perform(self, instruction: Instruction, environment: dict[str, str]) -> None:
         keyword, line = instruction.keyword, instruction.line
         if keyword in ("ENV", "ARG"):
-            pairs = {name: self.here(expand(value, environment)) for name, value in instruction.pairs().items()}
+            pairs = {
+                name: self.here(expand(value, environment))
+                for name, value in instruction.pairs().items()
+            }
             environment |= pairs
         elif keyword == "WORKDIR":
             self.directory = Path(self.here(instruction.arguments))
@@ -82,10 +91,17 @@ class Builder:
         elif keyword == "COPY":
             self._copy(instruction)
         elif keyword == "RUN" and any(word in instruction.arguments for word in OF_AN_IMAGE):
-            print(f"   line {line}: left out, it needs an image: {instruction.arguments}", flush=True)
+            print(
+                f"   line {line}: left out, it needs an image: {instruction.arguments}", flush=True
+            )
         elif keyword == "RUN":
             print(f"   line {line}: RUN", flush=True)
-            subprocess.run(["sh", "-ec", self.here(instruction.arguments)], cwd=self.directory, env=environment, check=True)
+            subprocess.run(
+                ["sh", "-ec", self.here(instruction.arguments)],
+                cwd=self.directory,
+                env=environment,
+                check=True,
+            )
 
     def _copy(self, instruction: Instruction) -> None:
         *sources, last = instruction.paths()
@@ -98,7 +114,10 @@ class Builder:
             to.parent.mkdir(parents=True, exist_ok=True)
             if found.is_dir():
                 shutil.copytree(
-                    found, to, symlinks=True, ignore=None if stage else shutil.ignore_patterns("__pycache__", "*.pyc")
+                    found,
+                    to,
+                    symlinks=True,
+                    ignore=None if stage else shutil.ignore_patterns("__pycache__", "*.pyc"),
                 )
             else:
                 shutil.copy(found, to)
@@ -108,17 +127,29 @@ class Builder:
         return PLACES.sub(f"{self.place}/", text)
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], check: Sequence[str], log: Path) -> None:
+def start(
+    command: Sequence[str], environment: Mapping[str, str], check: Sequence[str], log: Path
+) -> None:
     """Serve until the health check is content, then stop. Raises SystemExit for whatever is not as it should be."""
-    healthy = subprocess.run(check, env=environment, stderr=subprocess.DEVNULL, timeout=HANG, check=False).returncode
+    healthy = subprocess.run(
+        check, env=environment, stderr=subprocess.DEVNULL, timeout=HANG, check=False
+    ).returncode
     expect(healthy != 0, "the health check is content with nobody there")
     began = time.perf_counter()
     with log.open("wb") as output:
         server = subprocess.Popen(command, env=environment, cwd="/", stdout=output, stderr=output)
         try:
-            while subprocess.run(check, env=environment, stderr=subprocess.DEVNULL, timeout=HANG, check=False).returncode:
-                expect(server.poll() is None, f"the server ended with {server.returncode}:\n{log.read_text()}")
-                expect(time.perf_counter() - began < HANG, f"not healthy after {HANG:.0f} s:\n{log.read_text()}")
+            while subprocess.run(
+                check, env=environment, stderr=subprocess.DEVNULL, timeout=HANG, check=False
+            ).returncode:
+                expect(
+                    server.poll() is None,
+                    f"the server ended with {server.returncode}:\n{log.read_text()}",
+                )
+                expect(
+                    time.perf_counter() - began < HANG,
+                    f"not healthy after {HANG:.0f} s:\n{log.read_text()}",
+                )
                 time.sleep(0.2)
             print(f"   healthy after {time.perf_counter() - began:.1f} s", flush=True)
             server.send_signal(signal.SIGTERM)
@@ -145,18 +176,29 @@ def free_port() -> str:
 
 def check_package(installed: Path) -> None:
     """Nothing of the package was left behind by its wheel: graphs, weights, the marker that it is typed."""
-    sources = [path for path in (ROOT / "hybridtei").rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    missing = [path for path in sources if not (installed / path.relative_to(ROOT / "hybridtei")).is_file()]
+    sources = [
+        path for path in (ROOT / "hybridtei").rglob("*") if path.is_file() and path.suffix != ".pyc"
+    ]
+    missing = [
+        path for path in sources if not (installed / path.relative_to(ROOT / "hybridtei")).is_file()
+    ]
     expect(not missing, f"not in the wheel: {', '.join(map(str, missing))}")
     print(f"== {len(sources)} files of the package are installed", flush=True)
 
 
 def check_size(image: Path) -> None:
     """What the image adds to its base: at most `MAX_BYTES`, and no large file twice. A link counts once."""
-    files = {status.st_ino: (status.st_size, path) for path in image.rglob("*") if (status := path.lstat()) and path.is_file()}
+    files = {
+        status.st_ino: (status.st_size, path)
+        for path in image.rglob("*")
+        if (status := path.lstat()) and path.is_file()
+    }
     held = sum(size for size, _ in files.values())
     print(f"== {held / 1e6:.0f} MB above the base", flush=True)
-    expect(held <= MAX_BYTES, f"the image adds {held / 1e6:.0f} MB to its base, of at most {MAX_BYTES / 1e6:.0f}")
+    expect(
+        held <= MAX_BYTES,
+        f"the image adds {held / 1e6:.0f} MB to its base, of at most {MAX_BYTES / 1e6:.0f}",
+    )
     seen: dict[str, Path] = {}
     for size, path in files.values():
         if size >= LARGE_BYTES and not path.is_symlink():
@@ -165,11 +207,17 @@ def check_size(image: Path) -> None:
             seen[digest] = path
 
 
-def check_image(builder: Builder, stages: Mapping[str, Stage], target: str, environment: Mapping[str, str]) -> None:
+def check_image(
+    builder: Builder, stages: Mapping[str, Stage], target: str, environment: Mapping[str, str]
+) -> None:
     """Start what was built, twice."""
     own = [each for stage in lineage(stages, target) for each in stage.instructions]
     last = {each.keyword: each for each in own}
-    entry, words, check = last["ENTRYPOINT"].words(), last["CMD"].words(), last["HEALTHCHECK"].words()
+    entry, words, check = (
+        last["ENTRYPOINT"].words(),
+        last["CMD"].words(),
+        last["HEALTHCHECK"].words(),
+    )
     binaries = builder.place / "opt/hybridtei/bin"
     expect(not list(binaries.glob("pip*")), "pip is in the final image")
     check_package(next(builder.place.glob("opt/hybridtei/lib/python*/site-packages/hybridtei")))
@@ -183,7 +231,16 @@ def check_image(builder: Builder, stages: Mapping[str, Stage], target: str, envi
     print("== started from a mounted folder, with TEI's flags and an empty cache", flush=True)
     [assembled] = (builder.place / "opt/model").glob("all-MiniLM-*")
     shutil.copytree(assembled, builder.place / "data/model")
-    flags = ["--model-id", builder.here("/data/model"), "--pooling", "mean", "--dtype", "float32", "--max-batch-tokens", "4096"]
+    flags = [
+        "--model-id",
+        builder.here("/data/model"),
+        "--pooling",
+        "mean",
+        "--dtype",
+        "float32",
+        "--max-batch-tokens",
+        "4096",
+    ]
     bare = {**common, "HYBRIDTEI_CACHE": str(builder.place / "data/nothing")}
     start([*entry, *flags], bare, check, builder.place.parent / "mounted.log")
 
@@ -192,8 +249,14 @@ def main() -> int:
     """Exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", default="cpu")
-    parser.add_argument("--python", default=sys.executable, help="stands for the base image's [default: this one]")
-    parser.add_argument("--keep", type=Path, help="folder for the result, which must not exist; else a temporary one")
+    parser.add_argument(
+        "--python", default=sys.executable, help="stands for the base image's [default: this one]"
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="folder for the result, which must not exist; else a temporary one",
+    )
     given = parser.parse_args()
     stages = parse((ROOT / "Dockerfile").read_text())
     with tempfile.TemporaryDirectory() as scratch:

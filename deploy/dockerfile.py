@@ -70,7 +70,9 @@ def parse(text: str) -> dict[str, Stage]:
         elif instruction.keyword == "ARG":
             arguments |= instruction.pairs()
         else:
-            raise ValueError(f"line {instruction.line}: {instruction.keyword} before the first FROM")
+            raise ValueError(
+                f"line {instruction.line}: {instruction.keyword} before the first FROM"
+            )
     return stages
 
 

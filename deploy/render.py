@@ -19,7 +19,13 @@ import yaml
 
 Manifest = dict[str, Any]
 KNOWN = frozenset({"apiVersion", "kind", "resources", "components", "patches", "images"})
-KEYS = {"containers": "name", "env": "name", "ports": "containerPort", "volumeMounts": "mountPath", "volumes": "name"}
+KEYS = {
+    "containers": "name",
+    "env": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
 
 
 def render(folder: Path, below: Sequence[Manifest] = ()) -> list[Manifest]:
@@ -28,7 +34,9 @@ def render(folder: Path, below: Sequence[Manifest] = ()) -> list[Manifest]:
     settings = yaml.safe_load(file.read_text())
     unknown = settings.keys() - KNOWN
     if unknown:
-        raise ValueError(f"{file}: {', '.join(sorted(unknown))}: not read here; read are {', '.join(sorted(KNOWN))}")
+        raise ValueError(
+            f"{file}: {', '.join(sorted(unknown))}: not read here; read are {', '.join(sorted(KNOWN))}"
+        )
     manifests = [*below]
     for name in settings.get("resources", ()):
         path = folder / name
@@ -57,20 +65,28 @@ def merged(old: Any, new: Any, name: str = "") -> Any:
     if isinstance(old, list) and isinstance(new, list) and name in KEYS:
         key = KEYS[name]
         changes = {item[key]: item for item in new}
-        kept = [merged(item, changes.pop(item[key])) if item[key] in changes else item for item in old]
+        kept = [
+            merged(item, changes.pop(item[key])) if item[key] in changes else item for item in old
+        ]
         order = {item[key]: place for place, item in enumerate(new)}
-        return sorted(kept + list(changes.values()), key=lambda item: order.get(item[key], len(order)))
+        return sorted(
+            kept + list(changes.values()), key=lambda item: order.get(item[key], len(order))
+        )
     return new
 
 
 def _patched(manifests: list[Manifest], change: Manifest, file: Path) -> list[Manifest]:
     if identity(change) not in map(identity, manifests):
         raise ValueError(f"{file}: changes {' '.join(identity(change))}, which is not there")
-    return [merged(each, change) if identity(each) == identity(change) else each for each in manifests]
+    return [
+        merged(each, change) if identity(each) == identity(change) else each for each in manifests
+    ]
 
 
 def _tag(manifest: Manifest, name: str, tag: str) -> None:
-    for container in manifest.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ()):
+    for container in (
+        manifest.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ())
+    ):
         if container["image"].partition(":")[0] == name:
             container["image"] = f"{name}:{tag}"
 

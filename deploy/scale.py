@@ -22,7 +22,10 @@ PAGE = Path(__file__).parent / "scale.md"
 COUNTS = (10**5, 10**6, 10**7, 10**8, 10**9)
 KINDS = {"float32": 32, "float16": 16, "int8": 8, "binary": 1}  # bits a number
 SPARSE_ENTRY_BYTES = 8  # uint32 and float32
-LINK_BYTES, LINKS = 4, 16  # of Qdrant's graph: twice as many links in the lowest layer, about a LINKS-th of that above it
+LINK_BYTES, LINKS = (
+    4,
+    16,
+)  # of Qdrant's graph: twice as many links in the lowest layer, about a LINKS-th of that above it
 POINT_BYTES = 64  # id, its two maps, versions
 FILL = 0.7  # of memory and disk; the rest is for merging segments, and for growth
 WIDTHS = (256, 128, 64)  # that the embedded model's multi-vectors are trained to be cut to
@@ -40,7 +43,9 @@ class Facts:
     multivector_rows: int = 186
     query_tokens: int = 12
     core_tokens_per_s: float = 3124  # notebooks/hardware.md: float32, passages over HTTP, 6,248 on two cores; bfloat16: 5,423
-    core_query_tokens_per_s: float = 2894  # notebooks/hardware.md: float32, queries over HTTP, 5,788 on two cores
+    core_query_tokens_per_s: float = (
+        2894  # notebooks/hardware.md: float32, queries over HTTP, 5,788 on two cores
+    )
     gpu_tokens_per_s: float = 0  # none was measured
     payload_bytes: int = 200  # beside the text
     replicas: int = 2
@@ -191,9 +196,24 @@ def query_cost(facts: Facts, layout: Layout) -> QueryCost:
 
 def bytes_table(facts: Facts) -> str:
     """Bytes of a document by output and precision."""
-    rows = [("dense", f"{facts.dense}", *(f"{vector_bytes(facts.dense, kind):,}" for kind in KINDS))]
-    rows.append(("sparse", f"{facts.sparse_entries} entries", f"{sparse_bytes(facts.sparse_entries):,}", "", "", ""))
-    for count, width in (*((facts.multivector_rows, width) for width in WIDTHS), (64, WIDTHS[0]), (32, WIDTHS[0])):
+    rows = [
+        ("dense", f"{facts.dense}", *(f"{vector_bytes(facts.dense, kind):,}" for kind in KINDS))
+    ]
+    rows.append(
+        (
+            "sparse",
+            f"{facts.sparse_entries} entries",
+            f"{sparse_bytes(facts.sparse_entries):,}",
+            "",
+            "",
+            "",
+        )
+    )
+    for count, width in (
+        *((facts.multivector_rows, width) for width in WIDTHS),
+        (64, WIDTHS[0]),
+        (32, WIDTHS[0]),
+    ):
         sizes = (count * vector_bytes(width, kind) for kind in KINDS)
         rows.append(("multi-vector", f"{count} × {width}", *(f"{size:,}" for size in sizes)))
     return table(("output", "numbers", *KINDS), rows)
@@ -203,7 +223,11 @@ def layouts_table(facts: Facts) -> str:
     """Memory and disk of a document by layout, and disk by component."""
     rows = []
     for each in LAYOUTS:
-        sizes = (memory_bytes(facts, each), disk_bytes(facts, each), *components(facts, each).values())
+        sizes = (
+            memory_bytes(facts, each),
+            disk_bytes(facts, each),
+            *components(facts, each).values(),
+        )
         rows.append((each.name, *(f"{size:,}" for size in sizes)))
     return table(("collection", "in memory", "on disk", *components(facts, LAYOUTS[0])), rows)
 
@@ -213,9 +237,14 @@ def growth_table(facts: Facts, layout: Layout) -> str:
     rows = []
     for count in COUNTS:
         core_hours = hours(facts, count, facts.core_tokens_per_s)
-        gpu = f"{hours(facts, count, facts.gpu_tokens_per_s):,.1f}" if facts.gpu_tokens_per_s else "–"
+        gpu = (
+            f"{hours(facts, count, facts.gpu_tokens_per_s):,.1f}" if facts.gpu_tokens_per_s else "–"
+        )
         split = shards(facts, layout, count, SERVER)
-        size = (size_of(count * memory_bytes(facts, layout)), size_of(count * disk_bytes(facts, layout)))
+        size = (
+            size_of(count * memory_bytes(facts, layout)),
+            size_of(count * disk_bytes(facts, layout)),
+        )
         rows.append(
             (
                 f"{count:,}",
@@ -227,7 +256,16 @@ def growth_table(facts: Facts, layout: Layout) -> str:
                 f"{split * facts.replicas:,}",
             )
         )
-    titles = ("documents", "core-hours", "GPU-hours", "Ray workers", "memory", "disk", "shards", "Qdrant nodes")
+    titles = (
+        "documents",
+        "core-hours",
+        "GPU-hours",
+        "Ray workers",
+        "memory",
+        "disk",
+        "shards",
+        "Qdrant nodes",
+    )
     return table(titles, rows)
 
 
@@ -237,8 +275,20 @@ def query_table(facts: Facts) -> str:
     for layout in LAYOUTS:
         cost = query_cost(facts, layout)
         stages = (f"{value:.1f}" for value in (cost.encode_ms, cost.search_ms, cost.rank_ms))
-        rows.append((layout.name, *stages, size_of(cost.read_bytes), f"{cost.price_per_million:.2f}"))
-    return table(("collection", "encode, core-ms", "search", "MaxSim", "read from disk", "price of a million"), rows)
+        rows.append(
+            (layout.name, *stages, size_of(cost.read_bytes), f"{cost.price_per_million:.2f}")
+        )
+    return table(
+        (
+            "collection",
+            "encode, core-ms",
+            "search",
+            "MaxSim",
+            "read from disk",
+            "price of a million",
+        ),
+        rows,
+    )
 
 
 def steps_table(facts: Facts) -> str:
@@ -295,10 +345,17 @@ def updated(page: str, facts: Facts) -> str:
 def main() -> int:
     """Exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="make the tables of scale.md anew, from the defaults")
+    parser.add_argument(
+        "--write", action="store_true", help="make the tables of scale.md anew, from the defaults"
+    )
     for field in fields(Facts):
         kind = type(field.default)
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, metavar="N", help=f"[default: {field.default}]")
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=kind,
+            metavar="N",
+            help=f"[default: {field.default}]",
+        )
     given = vars(parser.parse_args())
     if given.pop("write"):
         PAGE.write_text(updated(PAGE.read_text(), Facts()))

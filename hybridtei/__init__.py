@@ -87,9 +87,19 @@ _NAMES_OF = {
     "hybridtei.inference.tasks.pooling": "MultivectorBudget",
     "hybridtei.inference.tasks.rerank": "Ranked",
 }
-_QDRANT = ("qdrant_client", "qdrant_edge", "pypdf", "selectolax", "semantic_text_splitter")  # packages of the extra `qdrant`
+_QDRANT = (
+    "qdrant_client",
+    "qdrant_edge",
+    "pypdf",
+    "selectolax",
+    "semantic_text_splitter",
+)  # packages of the extra `qdrant`
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
-_ERRORS = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)]
+_ERRORS = [
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, Exception)
+]
 
 __all__ = sorted(["__version__", *_HOME_OF, *_ERRORS])  # noqa: PLE0605
 

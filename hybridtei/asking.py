@@ -22,7 +22,9 @@ BODY_TOO_LARGE = b"Failed to buffer the request body: length limit exceeded"  # 
 SHOWN_CHARACTERS = 300  # characters of a response in an error
 HELP = re.compile(r"/errors\.html#(\w+)>")  # in the `link` header of errors, except on TEI's routes
 NAMED = {
-    name.lower(): kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HybridTeiError)
+    name.lower(): kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, HybridTeiError)
 }
 KINDS: Mapping[tuple[int, str | None], type[HybridTeiError]] = {
     (400, "Empty"): errors.EmptyInput,
@@ -64,7 +66,11 @@ def read(answer: httpx.Response, where: str) -> Any:
         return decoded
     fields = decoded if isinstance(decoded, dict) else {}
     named = HELP.search(answer.headers.get("link", ""))
-    kind = NAMED.get(named[1], InvalidInput) if named else KINDS.get((answer.status_code, fields.get("error_type")))
+    kind = (
+        NAMED.get(named[1], InvalidInput)
+        if named
+        else KINDS.get((answer.status_code, fields.get("error_type")))
+    )
     if answer.status_code == 413 and answer.content.startswith(BODY_TOO_LARGE):
         kind = InvalidInput
     said = fields.get("error") or fields.get("message") or shown(answer)
@@ -81,14 +87,22 @@ def shown(answer: httpx.Response) -> str:
 
 
 def embeddings_of(
-    rows: Sequence[Any], names: Sequence[str], counts: Sequence[int] | None, widths: Mapping[str, int | None], url: str
+    rows: Sequence[Any],
+    names: Sequence[str],
+    counts: Sequence[int] | None,
+    widths: Mapping[str, int | None],
+    url: str,
 ) -> Embeddings:
     """The outputs `names` of `/embed_hybrid` as arrays. `counts`: the number of spans of each text, if it has spans; its rows
     are then lists. Raises NoAnswer if hybridtei cannot have sent the rows, BackendError if the vectors are invalid."""
-    if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(counts):
+    if counts is not None and [len(some) if isinstance(some, list) else 0 for some in rows] == list(
+        counts
+    ):
         rows = [row for some in rows for row in some]
     if not all(isinstance(row, dict) and row.keys() >= {*names} for row in rows):
-        raise NoAnswer(f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered {rows!r:.300}")
+        raise NoAnswer(
+            f"{url}: should answer {len(rows)} objects of {', '.join(names)}, answered {rows!r:.300}"
+        )
     import numpy as np
 
     from hybridtei.batch import Ragged, offsets_of
@@ -100,24 +114,41 @@ def embeddings_of(
     def sparse(rows: Sequence[Any], width: int) -> Any:
         for row in rows:
             if len(row["indices"]) != len(row["values"]):
-                raise ValueError(f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse vector")
+                raise ValueError(
+                    f"{len(row['indices'])} indices and {len(row['values'])} values in a sparse vector"
+                )
         indices = np.array([i for row in rows for i in row["indices"]], dtype=np.int64)
         values = np.array([value for row in rows for value in row["values"]], dtype=np.float32)
         offsets = offsets_of([len(row["indices"]) for row in rows])
         return SparseVectors(indices, values, offsets, width or int(indices.max(initial=-1)) + 1)
 
     def multivector(rows: Sequence[Any], width: int) -> Any:
-        return Ragged.from_rows([vectors(row, width) for row in rows]) if rows else Ragged(dense([], width), offsets_of([]))
+        return (
+            Ragged.from_rows([vectors(row, width) for row in rows])
+            if rows
+            else Ragged(dense([], width), offsets_of([]))
+        )
 
     def vectors(row: Any, width: int) -> Any:
         if isinstance(row, dict):  # one bit per number
             count, bits = row["shape"]
-            return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(count, (bits + 7) // 8)
-        return np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32) if row else dense([], width)
+            return np.frombuffer(base64.b64decode(row["data"]), np.uint8).reshape(
+                count, (bits + 7) // 8
+            )
+        return (
+            np.array(row, dtype=np.int8 if type(row[0][0]) is int else np.float32)
+            if row
+            else dense([], width)
+        )
 
     made = {"dense": dense, "sparse": sparse, "multivector": multivector}
     try:
-        return Embeddings(**{name: made[name]([row[name] for row in rows], widths.get(name) or 0) for name in names})
+        return Embeddings(
+            **{
+                name: made[name]([row[name] for row in rows], widths.get(name) or 0)
+                for name in names
+            }
+        )
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise BackendError(f"{url}: its answer is not what was asked for: {error}") from error
 

@@ -79,7 +79,11 @@ class Encoding:
     @property
     def prefix(self) -> bytes:
         """Return bytes that are equal for encodings with the same `shared` tokens; b"" without shared tokens."""
-        return b"" if not self.shared else self.adapter.to_bytes(8) + self.input_ids[: self.shared].tobytes()
+        return (
+            b""
+            if not self.shared
+            else self.adapter.to_bytes(8) + self.input_ids[: self.shared].tobytes()
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -131,7 +135,9 @@ class Positions:
     def of(self, input_ids: Ids, cu_seqlens: Offsets) -> Ids:
         """Return position ids int64[t] for a packed batch."""
         if self.padding_id is None or not (input_ids == self.padding_id).any():
-            if len(cu_seqlens) == 2:  # the pass of a single text is so short that each numpy call matters
+            if (
+                len(cu_seqlens) == 2
+            ):  # the pass of a single text is so short that each numpy call matters
                 return np.arange(self.offset, self.offset + len(input_ids), dtype=np.int64)
             starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
             return np.arange(len(input_ids), dtype=np.int64) - starts + self.offset
@@ -142,7 +148,9 @@ class Positions:
         return np.where(real, seen[1:] - before - 1 + self.offset, self.padding_id).astype(np.int64)
 
 
-def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Positions, prefix: int = 0) -> PackedBatch:
+def pack(
+    encodings: Sequence[Encoding], heads: frozenset[Head], positions: Positions, prefix: int = 0
+) -> PackedBatch:
     """Join encodings end to end. Each must have at least one token. `prefix`: as in `PackedBatch`."""
     if len(encodings) == 1:
         return _alone(encodings[0], heads, positions)
@@ -151,7 +159,8 @@ def pack(encodings: Sequence[Encoding], heads: frozenset[Head], positions: Posit
     unseen = np.array([encoding.unseen for encoding in encodings], dtype=np.int64)
     position_ids, types = positions.of(input_ids, cu_seqlens), _token_types(encodings)
     adapters, routes = (
-        np.array(values, dtype=np.int64) for values in zip(*((one.adapter, one.route) for one in encodings), strict=True)
+        np.array(values, dtype=np.int64)
+        for values in zip(*((one.adapter, one.route) for one in encodings), strict=True)
     )
     return PackedBatch(
         input_ids,
@@ -187,7 +196,9 @@ def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
         return None
     return np.concatenate(
         [
-            np.zeros(len(encoding), dtype=np.int64) if encoding.token_type_ids is None else encoding.token_type_ids
+            np.zeros(len(encoding), dtype=np.int64)
+            if encoding.token_type_ids is None
+            else encoding.token_type_ids
             for encoding in encodings
         ]
     )
@@ -200,7 +211,10 @@ def sharing(encodings: list[Encoding]) -> list[Encoding]:
     """Return the encodings with `shared` set to the length of their common prefix, if it is long enough to pay."""
     if len(encodings) < 2 or any(one.token_type_ids is not None or one.unseen for one in encodings):
         return encodings
-    first, common = encodings[0].input_ids, min(map(len, encodings)) - 1  # each keeps a token after the prefix
+    first, common = (
+        encodings[0].input_ids,
+        min(map(len, encodings)) - 1,
+    )  # each keeps a token after the prefix
     for one in encodings[1:]:
         differ = np.flatnonzero(first[:common] != one.input_ids[:common])
         common = int(differ[0]) if len(differ) else common
@@ -242,7 +256,9 @@ def seen_mask(mask: NDArray[np.bool_], batch: PackedBatch) -> NDArray[np.bool_]:
     return np.asarray(mask & (np.arange(mask.shape[1]) < (batch.lengths - batch.unseen)[:, None]))
 
 
-def kept_tokens(drop: str, input_ids: Ids, cu_seqlens: Offsets, special_ids: Ids) -> tuple[NDArray[np.bool_], Offsets]:
+def kept_tokens(
+    drop: str, input_ids: Ids, cu_seqlens: Offsets, special_ids: Ids
+) -> tuple[NDArray[np.bool_], Offsets]:
     """Return the mask bool[t] of tokens that get a vector, and the offsets int64[n+1] of these tokens.
 
     "first" (BGE-M3): all but position 0, the closing special token included. "specials": all but special tokens.

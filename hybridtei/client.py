@@ -60,12 +60,20 @@ class AsyncClient:
     """
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, patience_s: float = 10.0, transport: Any = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        patience_s: float = 10.0,
+        transport: Any = None,
     ) -> None:
         """`transport`: httpx's, such as one to an application in this process. Raises InvalidInput for an invalid URL."""
         self.url = url.rstrip("/")
         if URL.fullmatch(self.url) is None:
-            raise InvalidInput(f"{url!r} is not the URL of a server; it should look like http://127.0.0.1:3000")
+            raise InvalidInput(
+                f"{url!r} is not the URL of a server; it should look like http://127.0.0.1:3000"
+            )
         self._timeout_s, self._patience_s = timeout_s, patience_s
         headers = HEADERS | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._http = httpx.AsyncClient(headers=headers, timeout=timeout_s, transport=transport)
@@ -91,14 +99,31 @@ class AsyncClient:
         inputs: list[Any] = [texts] if isinstance(texts, str) else list(texts)
         if spans is not None:
             of_each = [spans] if isinstance(texts, str) else spans
-            inputs = [{"text": text, "spans": some} for text, some in zip(inputs, of_each, strict=True)]
+            inputs = [
+                {"text": text, "spans": some} for text, some in zip(inputs, of_each, strict=True)
+            ]
         names = [outputs] if isinstance(outputs, str) else [*outputs]
-        body = {"outputs": names, "sparse_format": "qdrant", "normalize": normalize, "dimensions": dimensions}
-        body |= {"prompt_name": prompt_name, "input_type": input_type, "multivector": msgspec.to_builtins(multivector)}
+        body = {
+            "outputs": names,
+            "sparse_format": "qdrant",
+            "normalize": normalize,
+            "dimensions": dimensions,
+        }
+        body |= {
+            "prompt_name": prompt_name,
+            "input_type": input_type,
+            "multivector": msgspec.to_builtins(multivector),
+        }
         body |= _cut(truncate, truncation_direction)
         rows = await self._in_portions("/embed_hybrid", "inputs", inputs, body)
         widths = (await self.info())["hybridtei"].get("dimensions") or {}
-        return embeddings_of(rows, names, None if spans is None else [len(item["spans"]) for item in inputs], widths, self.url)
+        return embeddings_of(
+            rows,
+            names,
+            None if spans is None else [len(item["spans"]) for item in inputs],
+            widths,
+            self.url,
+        )
 
     async def rerank(
         self,
@@ -113,7 +138,12 @@ class AsyncClient:
         truncation_direction: Direction | None = None,
     ) -> list[Ranked]:
         """Return the documents, the best for the query first, like `Encoder.rerank`."""
-        body = {"query": query, "instruction": instruction, "weights": msgspec.to_builtins(weights), "raw_scores": raw_scores}
+        body = {
+            "query": query,
+            "instruction": instruction,
+            "weights": msgspec.to_builtins(weights),
+            "raw_scores": raw_scores,
+        }
         body |= _cut(truncate, truncation_direction)
         scores: list[float] = []
         for part in await self._in_portions("/rerank", "texts", [*documents], body, joined=False):
@@ -149,8 +179,13 @@ class AsyncClient:
         truncation_direction: Direction | None = None,
     ) -> list[list[Span]]:
         """Return labelled spans of each text, in code points, like `Encoder.tag`."""
-        body = {"aggregation_strategy": aggregation_strategy, **_cut(truncate, truncation_direction)}
-        rows = await self._in_portions("/predict_tokens", "inputs", [texts] if isinstance(texts, str) else [*texts], body)
+        body = {
+            "aggregation_strategy": aggregation_strategy,
+            **_cut(truncate, truncation_direction),
+        }
+        rows = await self._in_portions(
+            "/predict_tokens", "inputs", [texts] if isinstance(texts, str) else [*texts], body
+        )
         from hybridtei.inference.tasks.label import Span
 
         def span(one: Any) -> Span:
@@ -171,19 +206,33 @@ class AsyncClient:
     ) -> SearchResult:
         """Search a collection of the server's store. `options`: fields of `SearchOptions`, such as `limit=3` or `mode="dense"`;
         `filter`: in Qdrant's format. `rerank`: True: by the server's reranker; or the alias of one."""
-        body = {"collection": collection, "query": query, "rerank": rerank, "filter": filter, **options}
+        body = {
+            "collection": collection,
+            "query": query,
+            "rerank": rerank,
+            "filter": filter,
+            **options,
+        }
         found = await self.ask("/search", body)
         from hybridtei.retrieval.search.options import SearchResult
 
         return msgspec.convert(found, SearchResult)
 
     async def upsert(
-        self, collection: str, points: Sequence[str | Mapping[str, Any]], *, create: bool = True, truncate: bool | None = None
+        self,
+        collection: str,
+        points: Sequence[str | Mapping[str, Any]],
+        *,
+        create: bool = True,
+        truncate: bool | None = None,
     ) -> Upserted:
         """Embed texts and store them. A point is a text, or an object of `text` and, optionally, `id`, `payload`, `metadata`. A
         point without an id replaces a stored point with the same text. `create`: create the collection if it does not exist."""
         objects = [{"text": point} if isinstance(point, str) else point for point in points]
-        path, options = f"/collections/{quote(collection, safe='')}/points", {"create": create, "truncate": truncate}
+        path, options = (
+            f"/collections/{quote(collection, safe='')}/points",
+            {"create": create, "truncate": truncate},
+        )
         created, before = False, 0
         ids: list[int | str] = []
         failed: list[dict[str, Any]] = []
@@ -218,16 +267,29 @@ class AsyncClient:
         while True:
             asked_s = None
             try:
-                async with asyncio.timeout(self._timeout_s):  # httpx's own timeout is for each read, not for the whole answer
-                    answer = await self._http.request("GET" if content is None else "POST", where, content=content)
+                async with asyncio.timeout(
+                    self._timeout_s
+                ):  # httpx's own timeout is for each read, not for the whole answer
+                    answer = await self._http.request(
+                        "GET" if content is None else "POST", where, content=content
+                    )
                 if answer.status_code not in RETRIED:
                     return read(answer, where)
-                failure, asked_s = f"status {answer.status_code}: {shown(answer)}", retry_after_s(answer.headers)
+                failure, asked_s = (
+                    f"status {answer.status_code}: {shown(answer)}",
+                    retry_after_s(answer.headers),
+                )
             except (httpx.RequestError, TimeoutError) as error:
-                failure = f"{type(error).__name__}: {error}" if str(error) else f"nothing came for {self._timeout_s:g} s"
+                failure = (
+                    f"{type(error).__name__}: {error}"
+                    if str(error)
+                    else f"nothing came for {self._timeout_s:g} s"
+                )
             if (pause_s := retries.pause_s(asked_s)) is None:
                 tries = "1 try" if retries.tries == 1 else f"{retries.tries} tries"
-                raise NoAnswer(f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}")
+                raise NoAnswer(
+                    f"{where}: no answer within {self._patience_s:g} s, {tries}; the last: {failure}"
+                )
             await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
@@ -241,19 +303,31 @@ class AsyncClient:
         await self.close()
 
     async def _in_portions(
-        self, path: str, field: str, items: Sequence[Any], options: Mapping[str, Any], *, joined: bool = True
+        self,
+        path: str,
+        field: str,
+        items: Sequence[Any],
+        options: Mapping[str, Any],
+        *,
+        joined: bool = True,
     ) -> list[Any]:
         """Send `items` in several requests, and return their answers. `joined`: as one list with an entry an item."""
         if not items:
             return []
-        most = min(REQUEST_ITEMS, (await self.info()).get("max_client_batch_size", REQUEST_ITEMS)) if len(items) > 1 else 1
+        most = (
+            min(REQUEST_ITEMS, (await self.info()).get("max_client_batch_size", REQUEST_ITEMS))
+            if len(items) > 1
+            else 1
+        )
         parts, turn = [*portions(items, most)], asyncio.Semaphore(REQUESTS_AT_ONCE)
 
         async def asked(portion: list[Any]) -> list[Any]:
             async with turn:
                 answer = await self.ask(path, {field: portion, **options})
             if not isinstance(answer, list) or len(answer) != len(portion):
-                raise NoAnswer(f"{self.url}{path}: should answer a list of {len(portion)}, answered {answer!r:.300}")
+                raise NoAnswer(
+                    f"{self.url}{path}: should answer a list of {len(portion)}, answered {answer!r:.300}"
+                )
             return answer
 
         tasks = [asyncio.create_task(asked(portion)) for portion in parts]
@@ -265,7 +339,9 @@ class AsyncClient:
         return [row for answer in answers for row in answer] if joined else answers
 
 
-def _blocking(verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+def _blocking(
+    verb: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
     def blocking(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
         return self._loop.run(verb(self._body, *arguments, **options))  # type: ignore[no-any-return]
 
@@ -281,7 +357,14 @@ class Client:
     (1, 384)
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, patience_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        patience_s: float = 10.0,
+    ) -> None:
         """Raises InvalidInput for an invalid URL. Sends nothing yet."""
         self._body = AsyncClient(url, api_key=api_key, timeout_s=timeout_s, patience_s=patience_s)
         self._loop, self.url = OwnLoop(), self._body.url

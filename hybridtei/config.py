@@ -34,23 +34,38 @@ def flag(description: str, group: str | None = None, **known: Any) -> Meta:
     """Return a field's metadata for the help. `group`: its heading, default: the struct's. `known`: bounds. `shown`: how much
     the log may show, "partly" or "never". `alias`: its older name. `metavar`: its placeholder."""
     bounds = {name: value for name, value in known.items() if name in META}
-    extra = {name: value for name, value in {**known, "group": group}.items() if name not in META and value is not None}
+    extra = {
+        name: value
+        for name, value in {**known, "group": group}.items()
+        if name not in META and value is not None
+    }
     return Meta(description=description, extra=extra or None, **bounds)
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
     """Settings for finding and loading a model."""
 
-    model_id: Annotated[str, flag("Model to serve: a local folder, a hub id, or the embedded model.", shown="partly")] = (
-        EMBEDDED_MODEL
+    model_id: Annotated[
+        str,
+        flag("Model to serve: a local folder, a hub id, or the embedded model.", shown="partly"),
+    ] = EMBEDDED_MODEL
+    revision: Annotated[str | None, flag("Branch, tag, commit or refs/pr/N on the hub.", "hub")] = (
+        None
     )
-    revision: Annotated[str | None, flag("Branch, tag, commit or refs/pr/N on the hub.", "hub")] = None
-    dtype: Annotated[Dtype | None, flag("Precision of weights and activations [default: float32 on CPU].")] = None
-    pooling: Annotated[PoolingFlag | None, flag("Pooling to use instead of the one the model declares.")] = None
-    dense_path: Annotated[str | None, flag("Folder of the Dense module to use instead of the one in modules.json.")] = None
+    dtype: Annotated[
+        Dtype | None, flag("Precision of weights and activations [default: float32 on CPU].")
+    ] = None
+    pooling: Annotated[
+        PoolingFlag | None, flag("Pooling to use instead of the one the model declares.")
+    ] = None
+    dense_path: Annotated[
+        str | None, flag("Folder of the Dense module to use instead of the one in modules.json.")
+    ] = None
     backend: Annotated[
         Literal["auto", "torch", "ort", "openvino"],
-        flag("Backend that runs the model; auto: the first one that can run it. The log gives the reason."),
+        flag(
+            "Backend that runs the model; auto: the first one that can run it. The log gives the reason."
+        ),
     ] = "auto"
     packed_cache_gb: Annotated[
         float,
@@ -62,20 +77,30 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = 10.0
     cuda_devices: Annotated[
-        str | None, flag("GPUs to run on: 0,1: a replica on each; 0,0: two on one; all: one on every GPU [default: the first].")
+        str | None,
+        flag(
+            "GPUs to run on: 0,1: a replica on each; 0,0: two on one; all: one on every GPU [default: the first]."
+        ),
     ] = None
     torch_compile: Annotated[
-        bool, flag("Compile the torch backend's passes at start; on a GPU also record small passes as CUDA graphs.")
+        bool,
+        flag(
+            "Compile the torch backend's passes at start; on a GPU also record small passes as CUDA graphs."
+        ),
     ] = False
     quantization_ranges: Annotated[
-        str | None, flag("File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors.")
+        str | None,
+        flag("File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors."),
     ] = None
     multivector_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        flag("Merge the vectors of a document's tokens to at most this number; 0: do not merge [default: 0]."),
+        flag(
+            "Merge the vectors of a document's tokens to at most this number; 0: do not merge [default: 0]."
+        ),
     ] = None
     multivector_dtype: Annotated[
-        MultivectorDtype | None, flag("Numbers of these vectors; binary: one bit each, the sign [default: float].")
+        MultivectorDtype | None,
+        flag("Numbers of these vectors; binary: one bit each, the sign [default: float]."),
     ] = None
     gelu: Annotated[
         Literal["checkpoint", "tanh"],
@@ -83,12 +108,22 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     ] = "checkpoint"
     hf_token: Annotated[
         str | None,
-        flag("Token for the hub [default: the token file of the hub cache].", "hub", shown="partly", alias="hf_api_token"),
+        flag(
+            "Token for the hub [default: the token file of the hub cache].",
+            "hub",
+            shown="partly",
+            alias="hf_api_token",
+        ),
     ] = None
-    huggingface_hub_cache: Annotated[str | None, flag("Folder of the hub cache [default: the hub's own].", "hub")] = None
+    huggingface_hub_cache: Annotated[
+        str | None, flag("Folder of the hub cache [default: the hub's own].", "hub")
+    ] = None
     offline: Annotated[bool, flag("Never ask the hub; use only files of the cache.", "hub")] = False
     trust_remote_code: Annotated[
-        bool, flag("Run Python code that comes with the model; else such models are refused.", "security")
+        bool,
+        flag(
+            "Run Python code that comes with the model; else such models are refused.", "security"
+        ),
     ] = False
 
 
@@ -110,37 +145,72 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
             "limits",
         ),
     ] = 512
-    max_batch_tokens: Annotated[Positive, flag("Most tokens in one forward pass; also caps the input length.", "limits")] = (
-        16384
-    )
-    max_batch_requests: Annotated[Positive | None, flag("Most inputs in one forward pass.", "limits")] = None
-    max_answer_bytes: Annotated[Positive, flag("Most bytes of an answer with a vector for each token, as JSON.", "limits")] = (
-        256_000_000
-    )
+    max_batch_tokens: Annotated[
+        Positive, flag("Most tokens in one forward pass; also caps the input length.", "limits")
+    ] = 16384
+    max_batch_requests: Annotated[
+        Positive | None, flag("Most inputs in one forward pass.", "limits")
+    ] = None
+    max_answer_bytes: Annotated[
+        Positive, flag("Most bytes of an answer with a vector for each token, as JSON.", "limits")
+    ] = 256_000_000
     request_timeout: Annotated[
-        Seconds, flag("Longest time from permit to answer of a request's inputs, then 503; 0: no limit.", "limits")
+        Seconds,
+        flag(
+            "Longest time from permit to answer of a request's inputs, then 503; 0: no limit.",
+            "limits",
+        ),
     ] = 600.0
     pass_timeout: Annotated[
-        Seconds, flag("Longest time of a forward pass; then its requests fail, and /health is 503; 0: no limit.", "limits")
+        Seconds,
+        flag(
+            "Longest time of a forward pass; then its requests fail, and /health is 503; 0: no limit.",
+            "limits",
+        ),
     ] = 300.0
     bulk_niceness: Annotated[
-        int, flag("Niceness of the threads for long inputs and large requests, which yield to short ones.", ge=0, le=19)
+        int,
+        flag(
+            "Niceness of the threads for long inputs and large requests, which yield to short ones.",
+            ge=0,
+            le=19,
+        ),
     ] = 10
     memory_fraction: Annotated[
-        float, flag("Share of the GPU memory left free by the loaded model that passes may use.", "limits", gt=0, le=1)
+        float,
+        flag(
+            "Share of the GPU memory left free by the loaded model that passes may use.",
+            "limits",
+            gt=0,
+            le=1,
+        ),
     ] = 0.9
-    embedding_cache_mb: Annotated[int, flag("Megabytes of memory for results of earlier inputs; 0: none are kept.", ge=0)] = 0
+    embedding_cache_mb: Annotated[
+        int, flag("Megabytes of memory for results of earlier inputs; 0: none are kept.", ge=0)
+    ] = 0
     tokenization_workers: Annotated[
-        Annotated[int, Meta(ge=1, le=64)] | None, flag("Tokenizer threads [default: processors minus one].")
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        flag("Tokenizer threads [default: processors minus one]."),
     ] = None
-    auto_truncate: Annotated[bool, flag("Cut inputs that are too long, unless a request says otherwise.", "inputs")] = True
-    default_prompt: Annotated[str | None, flag("Text put before every input; excludes --default-prompt-name.", "inputs")] = None
+    auto_truncate: Annotated[
+        bool, flag("Cut inputs that are too long, unless a request says otherwise.", "inputs")
+    ] = True
+    default_prompt: Annotated[
+        str | None, flag("Text put before every input; excludes --default-prompt-name.", "inputs")
+    ] = None
     default_prompt_name: Annotated[
         str | None,
-        flag("Name of the model's prompt put before every input, and of its adapter; excludes --default-prompt.", "inputs"),
+        flag(
+            "Name of the model's prompt put before every input, and of its adapter; excludes --default-prompt.",
+            "inputs",
+        ),
     ] = None
     use_default_prompt: Annotated[
-        bool, flag("Put the checkpoint's own default prompt before inputs of TEI's routes too; TEI leaves it out.", "inputs")
+        bool,
+        flag(
+            "Put the checkpoint's own default prompt before inputs of TEI's routes too; TEI leaves it out.",
+            "inputs",
+        ),
     ] = False
 
 
@@ -155,9 +225,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = "127.0.0.1"
     port: Annotated[int, flag("Port to listen on.", ge=0, le=65535)] = 3000
-    grpc_port: Annotated[Annotated[int, Meta(ge=0, le=65535)] | None, flag("Port for gRPC, TEI's tei.v1, beside HTTP.")] = None
+    grpc_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        flag("Port for gRPC, TEI's tei.v1, beside HTTP."),
+    ] = None
     reuse_port: Annotated[
-        bool, flag("Let several servers share --port and --grpc-port; the kernel spreads connections over them.")
+        bool,
+        flag(
+            "Let several servers share --port and --grpc-port; the kernel spreads connections over them."
+        ),
     ] = False
     engine_process: Annotated[
         bool | None,
@@ -166,17 +242,25 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "when it ends [default: on if torch finds an NVIDIA device]."
         ),
     ] = None
-    drain_seconds: Annotated[float, flag("How long a stopping server waits for open requests.", ge=0, le=86400)] = 30.0
-    uds_path: Annotated[str, flag("Accepted and ignored: TEI's socket between router and Python backend.")] = (
-        "/tmp/text-embeddings-inference-server"
-    )
-    served_model_name: Annotated[str | None, flag("Name in answers and /info [default: the model id].", "answers")] = None
+    drain_seconds: Annotated[
+        float, flag("How long a stopping server waits for open requests.", ge=0, le=86400)
+    ] = 30.0
+    uds_path: Annotated[
+        str, flag("Accepted and ignored: TEI's socket between router and Python backend.")
+    ] = "/tmp/text-embeddings-inference-server"
+    served_model_name: Annotated[
+        str | None, flag("Name in answers and /info [default: the model id].", "answers")
+    ] = None
     rerank_documents_as: Annotated[
         Literal["object", "string"],
-        flag("Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or strings, for infinity's.", "answers"),
+        flag(
+            "Form of `documents` in answers of /rerank: {text}, for vLLM's clients, or strings, for infinity's.",
+            "answers",
+        ),
     ] = "object"
     classify_as: Annotated[
-        Literal["infinity", "vllm"], flag("Form of answers of /classify; /v1/classify always answers as vLLM.", "answers")
+        Literal["infinity", "vllm"],
+        flag("Form of answers of /classify; /v1/classify always answers as vLLM.", "answers"),
     ] = "infinity"
     table_under_load: Annotated[
         bool,
@@ -186,17 +270,30 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             "answers",
         ),
     ] = False
-    only_tei_routes: Annotated[bool, flag("Serve TEI's routes and no others: any other is a 404.", "answers")] = False
-    task: Annotated[str | None, flag("'sentence-similarity' makes POST / answer as /similarity.", "answers")] = None
+    only_tei_routes: Annotated[
+        bool, flag("Serve TEI's routes and no others: any other is a 404.", "answers")
+    ] = False
+    task: Annotated[
+        str | None, flag("'sentence-similarity' makes POST / answer as /similarity.", "answers")
+    ] = None
     max_client_batch_size: Annotated[Positive, flag("Most inputs in one request.", "limits")] = 32
     split_large_batches: Annotated[
-        bool, flag("Answer a request of more inputs than --max-client-batch-size in parts; else refuse it.", "limits")
+        bool,
+        flag(
+            "Answer a request of more inputs than --max-client-batch-size in parts; else refuse it.",
+            "limits",
+        ),
     ] = False
     max_unsent_bytes: Annotated[
         Positive,
-        flag("Most bytes of all answers that clients have not read yet; then large answers wait, and later get 503.", "limits"),
+        flag(
+            "Most bytes of all answers that clients have not read yet; then large answers wait, and later get 503.",
+            "limits",
+        ),
     ] = 256_000_000
-    max_rerank_documents: Annotated[Positive, flag("Most `documents` in one request to rank them.", "limits")] = 10_000
+    max_rerank_documents: Annotated[
+        Positive, flag("Most `documents` in one request to rank them.", "limits")
+    ] = 10_000
     max_search_points: Annotated[
         int,
         flag(
@@ -206,23 +303,37 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             le=100_000,
         ),
     ] = 3_200  # of 32 queries, 100 each
-    max_search_bytes: Annotated[Positive, flag("Most bytes of the payloads that a /search finds, as JSON.", "limits")] = (
-        16_000_000
-    )
+    max_search_bytes: Annotated[
+        Positive, flag("Most bytes of the payloads that a /search finds, as JSON.", "limits")
+    ] = 16_000_000
     payload_limit: Annotated[Positive, flag("Most bytes in a request body.", "limits")] = 2_000_000
-    header_limit: Annotated[Positive, flag("Most bytes in the head of a request: its URL and headers.", "limits")] = 65_536
+    header_limit: Annotated[
+        Positive, flag("Most bytes in the head of a request: its URL and headers.", "limits")
+    ] = 65_536
     header_timeout: Annotated[
-        Seconds, flag("Longest time until the head of a request has arrived, then 408; 0: no limit.", "limits")
+        Seconds,
+        flag(
+            "Longest time until the head of a request has arrived, then 408; 0: no limit.", "limits"
+        ),
     ] = 60.0
     body_timeout: Annotated[
         Seconds,
-        flag("Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; 0: no limit.", "limits"),
+        flag(
+            "Longest time that a body may stand still or be slower than 1000 bytes/s, then 408; 0: no limit.",
+            "limits",
+        ),
     ] = 60.0
     max_connections: Annotated[
-        Positive, flag("Most open connections; further connections are answered 503 and closed.", "limits")
+        Positive,
+        flag("Most open connections; further connections are answered 503 and closed.", "limits"),
     ] = 8192
     api_key: Annotated[
-        str | None, flag("Key that requests must carry as 'Authorization: Bearer KEY'.", "security", shown="never")
+        str | None,
+        flag(
+            "Key that requests must carry as 'Authorization: Bearer KEY'.",
+            "security",
+            shown="never",
+        ),
     ] = None
     api_key_file: Annotated[
         str | None,
@@ -233,12 +344,22 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     certfile: Annotated[
-        str | None, flag("PEM file of the server's certificate and its chain: HTTP and gRPC over TLS.", "security")
+        str | None,
+        flag(
+            "PEM file of the server's certificate and its chain: HTTP and gRPC over TLS.",
+            "security",
+        ),
     ] = None
-    keyfile: Annotated[str | None, flag("PEM file of the certificate's private key, without a password.", "security")] = None
+    keyfile: Annotated[
+        str | None,
+        flag("PEM file of the certificate's private key, without a password.", "security"),
+    ] = None
     cors_allow_origin: Annotated[
         tuple[str, ...],
-        flag("Origin whose pages may call; repeatable [default: any; without a key no other origin may write].", "security"),
+        flag(
+            "Origin whose pages may call; repeatable [default: any; without a key no other origin may write].",
+            "security",
+        ),
     ] = ()
     json_output: Annotated[bool, flag("Log as JSON, one object a line.", "observability")] = False
     log_format: Annotated[
@@ -261,19 +382,28 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     prometheus_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         flag(
-            "Port for /metrics alone; the main port serves it too [default: none; TEI's 9000 is not opened].", "observability"
+            "Port for /metrics alone; the main port serves it too [default: none; TEI's 9000 is not opened].",
+            "observability",
         ),
     ] = None
     otlp_endpoint: Annotated[
-        str | None, flag("OTLP collector that receives traces over gRPC, such as http://localhost:4317.", "observability")
+        str | None,
+        flag(
+            "OTLP collector that receives traces over gRPC, such as http://localhost:4317.",
+            "observability",
+        ),
     ] = None
-    otlp_service_name: Annotated[str, flag("`service.name` of traces.", "observability")] = "text-embeddings-inference.server"
+    otlp_service_name: Annotated[str, flag("`service.name` of traces.", "observability")] = (
+        "text-embeddings-inference.server"
+    )
 
 
 class StoreConfig(Struct, frozen=True, kw_only=True):
     """The vector store: a Qdrant server, a folder of the embedded engine, or none."""
 
-    qdrant_url: Annotated[str | None, flag("Qdrant server, or a cluster's nodes: http://a:6334,http://b:6334.")] = None
+    qdrant_url: Annotated[
+        str | None, flag("Qdrant server, or a cluster's nodes: http://a:6334,http://b:6334.")
+    ] = None
     qdrant_path: Annotated[str | None, flag("Folder of the embedded Qdrant engine.")] = None
     qdrant_api_key: Annotated[str | None, flag("Key for the Qdrant server.", shown="never")] = None
     qdrant_rest_port: Annotated[
@@ -283,21 +413,32 @@ class StoreConfig(Struct, frozen=True, kw_only=True):
             "port 6334, else none]."
         ),
     ] = None
-    qdrant_timeout: Annotated[float, flag("Longest time of one call to Qdrant.", gt=0, le=3600)] = 30.0
+    qdrant_timeout: Annotated[float, flag("Longest time of one call to Qdrant.", gt=0, le=3600)] = (
+        30.0
+    )
     qdrant_patience: Annotated[
-        Seconds, flag("How long `ingest` and other commands repeat a call while Qdrant is away; /search does not.")
+        Seconds,
+        flag(
+            "How long `ingest` and other commands repeat a call while Qdrant is away; /search does not."
+        ),
     ] = 60.0
 
 
-def check_value(name: str, value: Any, hint: Any, error: type[HybridTeiError] = InvalidInput) -> None:
+def check_value(
+    name: str, value: Any, hint: Any, error: type[HybridTeiError] = InvalidInput
+) -> None:
     """Raises `error`, naming field, value and type, if a Python caller's value does not have the annotated type. NumPy's
     numbers count as Python's."""
     try:
         msgspec.convert(value.item() if hasattr(value, "item") else value, hint)
     except msgspec.ValidationError as wrong:
-        choices = [part for part in (unwrapped(hint)[0], *get_args(hint)) if get_origin(part) is Literal]
+        choices = [
+            part for part in (unwrapped(hint)[0], *get_args(hint)) if get_origin(part) is Literal
+        ]
         known = f"; known: {', '.join(map(str, get_args(choices[0])))}" if choices else ""
-        raise error(f"`{name}` is {reprlib.repr(value)}: {str(wrong)[:1].lower()}{str(wrong)[1:]}{known}") from None
+        raise error(
+            f"`{name}` is {reprlib.repr(value)}: {str(wrong)[:1].lower()}{str(wrong)[1:]}{known}"
+        ) from None
 
 
 @cache
@@ -314,7 +455,9 @@ def unwrapped(hint: Any) -> tuple[Any, Meta]:
         if get_origin(hint) is typing.Annotated:
             hint, *metas = get_args(hint)
             for meta in metas:
-                known = {name: value for name in META if (value := getattr(meta, name)) is not None} | known
+                known = {
+                    name: value for name in META if (value := getattr(meta, name)) is not None
+                } | known
         elif get_origin(hint) in (types.UnionType, typing.Union):
             hint = next(part for part in get_args(hint) if part is not type(None))
         else:

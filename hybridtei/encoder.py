@@ -20,8 +20,23 @@ from hybridtei.inference.engine.core import EngineCore, shared_tokens
 from hybridtei.inference.engine.engine import run_all
 from hybridtei.inference.load import configured, load_model
 from hybridtei.inference.tasks.base import Model, Task
-from hybridtei.inference.tasks.embed import Embed, InputType, QueryEncoder, check_spelled, heads_named, no_rows
-from hybridtei.inference.tasks.label import Aggregation, Classified, Classify, Prediction, Span, Tag, best_first
+from hybridtei.inference.tasks.embed import (
+    Embed,
+    InputType,
+    QueryEncoder,
+    check_spelled,
+    heads_named,
+    no_rows,
+)
+from hybridtei.inference.tasks.label import (
+    Aggregation,
+    Classified,
+    Classify,
+    Prediction,
+    Span,
+    Tag,
+    best_first,
+)
 from hybridtei.inference.tasks.pooling import MultivectorBudget, as_budget, budget_of
 from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, RankWeights, rerank_task
 from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_texts
@@ -33,7 +48,9 @@ from hybridtei.system.machine import LaneKind
 
 T = TypeVar("T")
 CHUNK_SPANNED = 64  # inputs whose token states are in memory at a time
-THREADED_TOKENS = 2048  # models whose heads have products that are large enough for numpy to use several threads
+THREADED_TOKENS = (
+    2048  # models whose heads have products that are large enough for numpy to use several threads
+)
 CHUNK = 1024  # inputs tokenised at a time, so that only the answer's size determines memory
 
 
@@ -81,9 +98,18 @@ class Encoder:
         `config` and `engine`. `config` overrides `model_id`. Raises TypeError for an unknown option, UsageError for an invalid
         value, and LoadError.
         """
-        config, engine = configured(config or ModelConfig(model_id=model_id), engine or EngineConfig(), options)
+        config, engine = configured(
+            config or ModelConfig(model_id=model_id), engine or EngineConfig(), options
+        )
         loaded = load_model(config, engine, measures=measures)
-        return cls(loaded.model, loaded.backend, loaded.budget_tokens, engine, budget_of(config), model_id=config.model_id)
+        return cls(
+            loaded.model,
+            loaded.backend,
+            loaded.budget_tokens,
+            engine,
+            budget_of(config),
+            model_id=config.model_id,
+        )
 
     @property
     def spec(self) -> ModelSpec:
@@ -138,23 +164,44 @@ class Encoder:
         _check_kinds(inputs)
         heads = heads_named(_listed("outputs", outputs))
         _check_given(
-            dimensions=(dimensions, int), input_type=(input_type, InputType), query_encoder=(query_encoder, QueryEncoder)
+            dimensions=(dimensions, int),
+            input_type=(input_type, InputType),
+            query_encoder=(query_encoder, QueryEncoder),
         )
         _check_given(truncation_direction=(truncation_direction, Direction))
         budget = self._multivector if multivector is None else as_budget(multivector)
-        task = Embed(inputs, heads, truncate, truncation_direction, prompt_name, normalize, dimensions, input_type, budget)
+        task = Embed(
+            inputs,
+            heads,
+            truncate,
+            truncation_direction,
+            prompt_name,
+            normalize,
+            dimensions,
+            input_type,
+            budget,
+        )
         task.check(self.spec)
         if spans is not None and inputs:
             if query_encoder != "model":
-                raise InvalidInput('`spans` are not for `query_encoder` "table", which reads no text around a token')
+                raise InvalidInput(
+                    '`spans` are not for `query_encoder` "table", which reads no text around a token'
+                )
             lists = [spans] if isinstance(texts, str) else spans
-            return self._run(EmbedSpans(span_texts(inputs, lists, "texts"), task, "texts[{}].spans"), show_progress)
+            return self._run(
+                EmbedSpans(span_texts(inputs, lists, "texts"), task, "texts[{}].spans"),
+                show_progress,
+            )
         if query_encoder == "model" or Head.SPARSE not in heads:
             return self._run(task, show_progress)
         table = replace(task, heads=frozenset({Head.SPARSE}), query_encoder=query_encoder)
         table.check(self.spec)
         sparse, others = self._run(table, show_progress), heads - table.heads
-        return replace(self._run(replace(task, heads=others), show_progress), sparse=sparse.sparse) if others else sparse
+        return (
+            replace(self._run(replace(task, heads=others), show_progress), sparse=sparse.sparse)
+            if others
+            else sparse
+        )
 
     def tokens(self, vectors: SparseVectors) -> list[list[tuple[str, float]]]:
         """Spell sparse vectors: for each a list of (piece of the vocabulary, weight), the heaviest first.
@@ -260,7 +307,9 @@ class Encoder:
             return no_rows(task.heads, self.spec)
         chunk = CHUNK_SPANNED if isinstance(task, EmbedSpans) else CHUNK
         ready: Task[Embeddings] = task.for_model(self.spec)
-        if not show_progress:  # even a disabled progress bar takes a measurable part of a query's time
+        if (
+            not show_progress
+        ):  # even a disabled progress bar takes a measurable part of a query's time
             return self._answer(ready, chunk)
         with tqdm(total=len(task.inputs), unit="text") as bar:
             return self._answer(ready, chunk, advance=bar.update)
@@ -275,7 +324,9 @@ class Encoder:
     ) -> T:
         """Run a task chunk by chunk. Raises EmptyInput with the input's `field` and place."""
         if self._closed:
-            raise BackendError("the model was freed by `close()`: load it again by `Encoder.load()`")
+            raise BackendError(
+                "the model was freed by `close()`: load it again by `Encoder.load()`"
+            )
         answers: list[T] = []
         place = 0
         for chunk in task.split(max_inputs):
@@ -290,10 +341,17 @@ class Encoder:
             place += chunk.size
         return answers[0] if len(answers) == 1 else task.join(answers)
 
-    def _outputs(self, encodings: Sequence[Encoding], heads: frozenset[Head], advance: Callable[[int], object]) -> HeadOutputs:
+    def _outputs(
+        self,
+        encodings: Sequence[Encoding],
+        heads: frozenset[Head],
+        advance: Callable[[int], object],
+    ) -> HeadOutputs:
         is_table = self._backend.is_table and heads == {Head.DENSE}  # faster than the queue
         if heads and (is_table or len(encodings) == 1):
-            outputs = self._backend.forward(pack(encodings, heads, self.spec.positions), use_all_cores=True)
+            outputs = self._backend.forward(
+                pack(encodings, heads, self.spec.positions), use_all_cores=True
+            )
             advance(len(encodings))
             return outputs
         lanes = 1 if self._backend.fills_cores else self._backend.lanes.count(LaneKind.BULK)
@@ -322,7 +380,9 @@ def _one_thread(encodings: Sequence[Encoding]) -> AbstractContextManager[object]
 def _listed(name: str, values: Any) -> list[Any]:
     """Return a single text, or several values, as a list. Raises InvalidInput for any other type."""
     if not isinstance(values, Iterable):
-        raise InvalidInput(f"`{name}` is {values!r}, of type {type(values).__name__}; it should be a string or a list")
+        raise InvalidInput(
+            f"`{name}` is {values!r}, of type {type(values).__name__}; it should be a string or a list"
+        )
     return [values] if isinstance(values, str) else list(values)
 
 
@@ -337,13 +397,19 @@ def _check_kinds(inputs: Sequence[object]) -> None:
     for place, item in enumerate(inputs):
         if not isinstance(item, str | list):
             kind = type(item).__name__
-            raise InvalidInput(f"`texts[{place}]` is of type {kind}; each should be a text or a list of ids")
+            raise InvalidInput(
+                f"`texts[{place}]` is of type {kind}; each should be a text or a list of ids"
+            )
         for token_id in item if isinstance(item, list) else ():
             if type(token_id) is not int or not 0 <= token_id < LARGEST:
-                raise InvalidInput(f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to {LARGEST - 1}")
+                raise InvalidInput(
+                    f"`texts[{place}]` holds {token_id!r}; an id is a whole number from 0 to {LARGEST - 1}"
+                )
 
 
 def _check_texts(name: str, texts: Sequence[object]) -> None:
     for text in texts:
         if not isinstance(text, str):
-            raise InvalidInput(f"`{name}` holds something of type {type(text).__name__}; each should be a text")
+            raise InvalidInput(
+                f"`{name}` holds something of type {type(text).__name__}; each should be a text"
+            )

@@ -23,7 +23,9 @@ def anchor_of(error: BaseException) -> str:
 
 def name_of(error: BaseException) -> str:
     """The name of the nearest class of the tree, for `hybridtei explain`; "BodyError" for errors outside the tree."""
-    return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), "BodyError")
+    return next(
+        (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), "BodyError"
+    )
 
 
 class HybridTeiError(Exception):
@@ -48,7 +50,11 @@ class EmptyInput(RequestError):
 
     def named(self, field: str, shift: int = 0) -> EmptyInput:
         """Return the error with `field[place + shift]` in its message."""
-        return self if self.place is None else EmptyInput(f"`{field}[{self.place + shift}]` cannot be empty")
+        return (
+            self
+            if self.place is None
+            else EmptyInput(f"`{field}[{self.place + shift}]` cannot be empty")
+        )
 
 
 class NoInputs(EmptyInput):
@@ -131,7 +137,9 @@ class RoleNeeded(RequestError):
     """The key lacks the role for this route."""
 
     def __init__(self, role: str, name: str, roles: Sequence[str]) -> None:
-        super().__init__(f"this needs a key with the role `{role}`; the key `{name}` has {', '.join(roles)}")
+        super().__init__(
+            f"this needs a key with the role `{role}`; the key `{name}` has {', '.join(roles)}"
+        )
 
 
 class OtherOrigin(RequestError):
@@ -147,7 +155,10 @@ class OtherOrigin(RequestError):
 class NoStore(RequestError):
     """Only a server with a vector store offers this."""
 
-    def __init__(self, message: str = "this server has no vector store: start it with --qdrant-url or --qdrant-path") -> None:
+    def __init__(
+        self,
+        message: str = "this server has no vector store: start it with --qdrant-url or --qdrant-path",
+    ) -> None:
         super().__init__(message)
 
 
@@ -232,7 +243,9 @@ class StoreUnavailable(StoreError):
     """The store is down, slow, full or asks to wait. `retry_after_s`: the requested wait, or None. `is_counted`: the message
     has the number of tries, and no caller tries again."""
 
-    def __init__(self, message: str, retry_after_s: float | None = None, *, is_counted: bool = False) -> None:
+    def __init__(
+        self, message: str, retry_after_s: float | None = None, *, is_counted: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry_after_s, self.is_counted = retry_after_s, is_counted
 

@@ -56,7 +56,9 @@ class SparseVectors:
         """float32[n, v] -> its non-zero entries."""
         row, column = np.nonzero(rows)
         lengths = np.bincount(row, minlength=len(rows))
-        return SparseVectors(column.astype(np.int64), rows[row, column], offsets_of(lengths), rows.shape[1])
+        return SparseVectors(
+            column.astype(np.int64), rows[row, column], offsets_of(lengths), rows.shape[1]
+        )
 
     def to_dense(self) -> Floats:
         """Return all rows as float32[n, width]."""
@@ -83,7 +85,12 @@ class Columns:
     def take(self, rows: Indices) -> Self:
         """Return these sequences, in this order."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return type(self)(**{name: None if column is None else _take(column, rows) for name, column in columns.items()})
+        return type(self)(
+            **{
+                name: None if column is None else _take(column, rows)
+                for name, column in columns.items()
+            }
+        )
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -106,7 +113,11 @@ def _nbytes(column: Any) -> int:
 
 
 def _take(column: Any, rows: Indices) -> Any:
-    return column[np.asarray(rows, dtype=np.intp)] if isinstance(column, np.ndarray) else column.take(rows)
+    return (
+        column[np.asarray(rows, dtype=np.intp)]
+        if isinstance(column, np.ndarray)
+        else column.take(rows)
+    )
 
 
 def _concat(pieces: Sequence[Any]) -> Any:
@@ -170,7 +181,9 @@ class Embeddings(Columns):
     def numbers(self) -> int:
         """The count of numbers in all columns."""
         columns: list[Any] = [self.dense, self.sparse, self.multivector, self.tokens]
-        return sum(getattr(column, "values", column).size for column in columns if column is not None)
+        return sum(
+            getattr(column, "values", column).size for column in columns if column is not None
+        )
 
 
 SMALLEST_NORM = 1e-12

@@ -29,12 +29,19 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "middle")
     return f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, title: str, *lines: str, kind: str = "box") -> str:
+def box(
+    x: float, y: float, width: float, height: float, title: str, *lines: str, kind: str = "box"
+) -> str:
     """Return a box with a title and small lines below it."""
     top = y + height / 2 - 9 * len(lines) + 5
     words = [text(x + width / 2, top, title, "bold")]
-    words += [text(x + width / 2, top + 18 * (i + 1), line, "small") for i, line in enumerate(lines)]
-    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" class="{kind}"/>' + "".join(words)
+    words += [
+        text(x + width / 2, top + 18 * (i + 1), line, "small") for i, line in enumerate(lines)
+    ]
+    return (
+        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" class="{kind}"/>'
+        + "".join(words)
+    )
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
@@ -67,11 +74,19 @@ def one_pass() -> str:
     parts = [box(20, y, 170, 44, name) + arrow(190, y + 22, 238, 132) for name, y in callers]
     parts.append(box(240, 82, 140, 100, "batches", "of a number of tokens,", "nothing is padded"))
     parts.append(arrow(380, 132, 418, 132))
-    parts.append(box(420, 62, 150, 140, "one forward pass", "ONNX Runtime,", "OpenVINO or torch", kind="pass"))
-    parts += [arrow(570, 132, 618, y + 32) + box(620, y, 170, 64, name, note) for name, note, y in outputs]
+    parts.append(
+        box(
+            420, 62, 150, 140, "one forward pass", "ONNX Runtime,", "OpenVINO or torch", kind="pass"
+        )
+    )
+    parts += [
+        arrow(570, 132, 618, y + 32) + box(620, y, 170, 64, name, note) for name, note, y in outputs
+    ]
     parts += [arrow(790, y + 32, 838, 132) for _, _, y in outputs]
     parts.append(box(840, 82, 140, 100, "the client", "or Qdrant, which", "fuses all three"))
-    return svg(1000, 264, "One forward pass gives dense vectors, sparse weights and multi-vectors", *parts)
+    return svg(
+        1000, 264, "One forward pass gives dense vectors, sparse weights and multi-vectors", *parts
+    )
 
 
 def speed() -> str:
@@ -88,8 +103,12 @@ def speed() -> str:
         for j, (name, values) in enumerate([(peer, base), *rows]):
             ratio = values[kind] / base[kind]
             y = top + j * ROW
-            parts.append(f'<rect x="{LEFT}" y="{y}" width="{ratio * scale:.1f}" height="{ROW - 3}" fill="{COLOURS[j]}"/>')
-            parts.append(text(LEFT + ratio * scale + 8, y + 11, f"{ratio:.1f}  {name}", "small", "start"))
+            parts.append(
+                f'<rect x="{LEFT}" y="{y}" width="{ratio * scale:.1f}" height="{ROW - 3}" fill="{COLOURS[j]}"/>'
+            )
+            parts.append(
+                text(LEFT + ratio * scale + 8, y + 11, f"{ratio:.1f}  {name}", "small", "start")
+            )
     height = 48 + len(kinds) * group + 24
     parts.append(text(20, height - 14, measured["machine"], "small", "start"))
     return svg(820, height, f"Speed as a multiple of {peer}", *parts)
@@ -105,8 +124,14 @@ def drawings() -> dict[Path, str]:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    old = [path for path, drawing in drawings().items() if not path.exists() or path.read_text(encoding="utf-8") != drawing]
+    old = [
+        path
+        for path, drawing in drawings().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != drawing
+    ]
     if "--check" in sys.argv and old:
-        raise SystemExit(f"out of date: {', '.join(path.name for path in old)}: run python notebooks/draw.py")
+        raise SystemExit(
+            f"out of date: {', '.join(path.name for path in old)}: run python notebooks/draw.py"
+        )
     for path in old:
         path.write_text(drawings()[path], encoding="utf-8")

@@ -52,7 +52,9 @@ def executed(path: Path) -> Any:
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,
-        extra_arguments=["--log-level=ERROR"],  # else a cell shows the kernel's warning that it talks over TCP
+        extra_arguments=[
+            "--log-level=ERROR"
+        ],  # else a cell shows the kernel's warning that it talks over TCP
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute(env={**os.environ, **KERNEL})
@@ -87,12 +89,17 @@ def alike(was: str, now: str) -> bool:
     if NUMBER.sub("0", was).split() != NUMBER.sub("0", now).split():
         return False
     pairs = zip(NUMBER.findall(was), NUMBER.findall(now), strict=True)
-    return all(math.isclose(float(one), float(other), rel_tol=TOLERANCE, abs_tol=TOLERANCE) for one, other in pairs)
+    return all(
+        math.isclose(float(one), float(other), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        for one, other in pairs
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 1 if a notebook fails, or with `--check` shows something else."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     arguments = parser.parse_args(argv)
@@ -111,7 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in found:
             print(f"{path.name}: {line}", file=sys.stderr)
         bad |= bool(found)
-        print(f"{path.name}: {'differs' if found else 'as stored' if arguments.check else 'written'}")
+        print(
+            f"{path.name}: {'differs' if found else 'as stored' if arguments.check else 'written'}"
+        )
     return bad
 
 

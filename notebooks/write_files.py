@@ -14,7 +14,11 @@ from pathlib import Path
 from hybridtei.inference.backends.graph.onnx_files import FILES as GRAPHS
 from hybridtei.models.checkpoint import contents, heads, modules, rankers, sentence, sizes, weights
 from hybridtei.models.checkpoint.tokenizer import vocabularies
-from hybridtei.models.checkpoint.tokenizer.settings import AS_WRITTEN, BERT_CLASSES, TEMPLATE_CLASSES
+from hybridtei.models.checkpoint.tokenizer.settings import (
+    AS_WRITTEN,
+    BERT_CLASSES,
+    TEMPLATE_CLASSES,
+)
 
 PAGE = Path(__file__).parent / "models.md"
 NOT_READ = ("generation_config.json", "preprocessor_config.json", "training_args.bin", "README.md")
@@ -54,7 +58,9 @@ def rows() -> list[Row]:
             ["tokenizer_config.json"],
             "`tokenizer_class`, `model_max_length`, special tokens, `truncation_side`, `split_special_tokens`; "
             "`do_lower_case`, "
-            "`strip_accents`, `tokenize_chinese_chars` of BERT's classes (" + str(len(BERT_CLASSES)) + "); `add_prefix_space`; "
+            "`strip_accents`, `tokenize_chinese_chars` of BERT's classes ("
+            + str(len(BERT_CLASSES))
+            + "); `add_prefix_space`; "
             f"`add_bos_token`, `add_eos_token` of {families}; `model_input_names` of classifiers",
             f"Other keys are ignored. {_listed(sorted(AS_WRITTEN))} and PreTrainedTokenizerFast use `tokenizer.json` "
             "alone. Loading fails for a value of the wrong type.",
@@ -97,7 +103,11 @@ def rows() -> list[Row]:
             "Not downloaded from the hub. Loading fails for a graph with other inputs or outputs.",
         ),
         Row(
-            [f"{name}{suffix}" for name in ("sparse_linear", "colbert_linear") for suffix in heads.LINEAR_SUFFIXES],
+            [
+                f"{name}{suffix}"
+                for name in ("sparse_linear", "colbert_linear")
+                for suffix in heads.LINEAR_SUFFIXES
+            ],
             "BGE-M3's two heads",
             "Loading fails if one is missing or has another width.",
         ),
@@ -108,7 +118,11 @@ def rows() -> list[Row]:
             "Ignored for other models.",
         ),
         Row(["idf.json"], "SPLADE's weights of query tokens", "Loading fails for other content."),
-        Row(["artifact.metadata"], "lengths and markers of Stanford's ColBERT", "Other keys are ignored."),
+        Row(
+            ["artifact.metadata"],
+            "lengths and markers of Stanford's ColBERT",
+            "Other keys are ignored.",
+        ),
         Row(
             [contents.ADAPTER],
             "its base's name",
@@ -117,7 +131,9 @@ def rows() -> list[Row]:
         Row(
             list(contents.FOREIGN),
             "their names, if there are no other weights",
-            "Loading fails, with a cure: " + "; ".join(dict.fromkeys(cure for _, cure in contents.FOREIGN.values())) + ".",
+            "Loading fails, with a cure: "
+            + "; ".join(dict.fromkeys(cure for _, cure in contents.FOREIGN.values()))
+            + ".",
         ),
         Row(NOT_READ, "nothing", "Not read."),
     ]
@@ -142,7 +158,9 @@ def _listed(names: Iterable[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 1 if `--check` finds that the table is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     if not parser.parse_args(argv).check:
         PAGE.write_text(page(), encoding="utf-8")

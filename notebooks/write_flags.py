@@ -34,17 +34,30 @@ def page() -> str:
     parts = [HEAD, "## Settings\n"]
     for kind in SETTINGS:
         takers = [name for name, parser in parsers.items() if _takes(parser, kind)]
-        parts.append(f"### {kind.__name__}\n\nOf {_listed([f'`hybridtei {name}`' for name in takers])}.\n")
-        parts.append(_table(("flag", "variable", "values", "default", "meaning"), _settings_rows(kind)))
+        parts.append(
+            f"### {kind.__name__}\n\nOf {_listed([f'`hybridtei {name}`' for name in takers])}.\n"
+        )
+        parts.append(
+            _table(("flag", "variable", "values", "default", "meaning"), _settings_rows(kind))
+        )
     parts.append("## Flags of single commands\n")
     for name, parser in chain.from_iterable(starmap(_with_actions, parsers.items())):
         taken = [kind for kind in SETTINGS if _takes(parser, kind)]
-        common = {field.name for kind in taken for field, _, _ in fields_of(kind)} | {"hf_api_token"}
-        own = [one for one in parser._actions if one.dest not in {*common, "help"} and one.help != argparse.SUPPRESS]
+        common = {field.name for kind in taken for field, _, _ in fields_of(kind)} | {
+            "hf_api_token"
+        }
+        own = [
+            one
+            for one in parser._actions
+            if one.dest not in {*common, "help"} and one.help != argparse.SUPPRESS
+        ]
         if own:
             parts.append(f"### hybridtei {name}\n\n{_sentence(parser.description or '')}\n")
             parts.append(_table(("flag", "default", "meaning"), map(_own_row, own)))
-    return "\n".join(parts) + "\nNext: [choose values](tuning.md), or see [what a client gets beyond a limit](limits.md).\n"
+    return (
+        "\n".join(parts)
+        + "\nNext: [choose values](tuning.md), or see [what a client gets beyond a limit](limits.md).\n"
+    )
 
 
 def command_parsers() -> dict[str, argparse.ArgumentParser]:
@@ -55,7 +68,9 @@ def command_parsers() -> dict[str, argparse.ArgumentParser]:
     return dict(commands.choices)
 
 
-def _with_actions(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def _with_actions(
+    name: str, parser: argparse.ArgumentParser
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """A command and its actions, if it has some."""
     yield name, parser
     for action in parser._actions:
@@ -73,7 +88,13 @@ def _settings_rows(kind: Any) -> Iterator[tuple[str, ...]]:
     for field, plain, meta in fields_of(kind):
         text = meta.description or ""
         told = DEFAULT.search(text.rstrip("."))
-        default = _code(field.default) if field.default not in (None, (), msgspec.NODEFAULT) else told[1] if told else ""
+        default = (
+            _code(field.default)
+            if field.default not in (None, (), msgspec.NODEFAULT)
+            else told[1]
+            if told
+            else ""
+        )
         meaning = DEFAULT.sub("", text.rstrip(".")).rstrip(".") + "."
         flag = f"`--{field.name.replace('_', '-')}`"
         row = (flag, f"`{field.name.upper()}`", _values(plain, meta), default, meaning)
@@ -118,7 +139,12 @@ def _code(value: object) -> str:
 
 def _table(head: Sequence[str], rows: Any) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+    return (
+        "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
+        + "\n"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -127,7 +153,9 @@ def _listed(names: Sequence[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 1 if `--check` finds that the file is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     if not parser.parse_args(argv).check:
         PAGE.write_text(page(), encoding="utf-8")

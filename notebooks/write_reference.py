@@ -60,9 +60,13 @@ PAGE_TAIL = "</main>\n</body>\n</html>\n"
 def reference() -> str:
     """The whole of reference.md. Raises ValueError where an exported name has no group."""
     grouped = {name for names in GROUPS.values() for name in names.split()}
-    exported = {name for name in hybridtei.__all__ if name not in vars(errors) and name != "__version__"}
+    exported = {
+        name for name in hybridtei.__all__ if name not in vars(errors) and name != "__version__"
+    }
     if grouped != exported:
-        raise ValueError(f"names of GROUPS and of hybridtei.__all__ differ: {sorted(grouped ^ exported)}")
+        raise ValueError(
+            f"names of GROUPS and of hybridtei.__all__ differ: {sorted(grouped ^ exported)}"
+        )
     parts = [HEAD]
     for title, names in GROUPS.items():
         parts.append(f"## {title}\n")
@@ -84,7 +88,9 @@ def _entry(name: str, value: Any) -> Iterator[str]:
 
 
 def _is_record(value: Any) -> bool:
-    return isinstance(value, type) and (issubclass(value, msgspec.Struct | enum.Enum) or is_dataclass(value))
+    return isinstance(value, type) and (
+        issubclass(value, msgspec.Struct | enum.Enum) or is_dataclass(value)
+    )
 
 
 def _fields(kind: type) -> Iterator[str]:
@@ -93,10 +99,17 @@ def _fields(kind: type) -> Iterator[str]:
     elif kind in SETTINGS:
         yield f"Its fields, each a flag and a variable too: [flags](flags.md#{kind.__name__.lower()}).\n"
     elif issubclass(kind, msgspec.Struct):
-        kinds = {name: text for base in reversed(kind.__mro__) for name, text in vars(base).get("__annotations__", {}).items()}
+        kinds = {
+            name: text
+            for base in reversed(kind.__mro__)
+            for name, text in vars(base).get("__annotations__", {}).items()
+        }
         known = _described(kind)
         if known:
-            rows = [f"| `{name}` | {known.get(name) or 'see above'} |" for name in kind.__struct_fields__]
+            rows = [
+                f"| `{name}` | {known.get(name) or 'see above'} |"
+                for name in kind.__struct_fields__
+            ]
             yield "\n".join(["| field | meaning |", "| --- | --- |", *rows]) + "\n"
         else:
             yield f"Fields: {', '.join(f'`{name}: {_plain(kinds[name])}`' for name in kind.__struct_fields__)}.\n"
@@ -109,16 +122,28 @@ def _described(kind: type) -> dict[str, str]:
     for base in kind.__mro__:
         if base is not msgspec.Struct and issubclass(base, msgspec.Struct):
             with suppress(NameError):
-                return {field.name: meta.description for field, _, meta in fields_of(base) if meta.description}
+                return {
+                    field.name: meta.description
+                    for field, _, meta in fields_of(base)
+                    if meta.description
+                }
     return {}
 
 
 def _members(kind: type) -> Iterator[str]:
     for name, member in vars(kind).items():
-        if inspect.isfunction(member) and hasattr(member, "__wrapped__"):  # `Client`'s verbs are `AsyncClient`'s
+        if inspect.isfunction(member) and hasattr(
+            member, "__wrapped__"
+        ):  # `Client`'s verbs are `AsyncClient`'s
             continue
-        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        if name.startswith("_") or not (inspect.isfunction(function) or isinstance(member, property)) or not function.__doc__:
+        function = (
+            member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        )
+        if (
+            name.startswith("_")
+            or not (inspect.isfunction(function) or isinstance(member, property))
+            or not function.__doc__
+        ):
             continue
         shown = f"`{name}`" if isinstance(member, property) else f"`{name}()`"
         yield f"#### {kind.__name__}.{name}\n"
@@ -141,16 +166,28 @@ def _signature(value: Any) -> str:
             shown.append("*")
         has_star |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
         star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        kind = "" if parameter.annotation is parameter.empty else f": {_plain(parameter.annotation)}"
+        kind = (
+            "" if parameter.annotation is parameter.empty else f": {_plain(parameter.annotation)}"
+        )
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         shown.append(f"{star}{parameter.name}{kind}{default}")
-    end = "" if found.return_annotation in (found.empty, "None", None) else f" -> {_plain(found.return_annotation)}"
+    end = (
+        ""
+        if found.return_annotation in (found.empty, "None", None)
+        else f" -> {_plain(found.return_annotation)}"
+    )
     one = f"({', '.join(shown)}){end}"
-    return one if len(one) <= 100 else "(\n" + "".join(f"    {line},\n" for line in shown) + f"){end}"
+    return (
+        one if len(one) <= 100 else "(\n" + "".join(f"    {line},\n" for line in shown) + f"){end}"
+    )
 
 
 def _plain(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return (
+        annotation
+        if isinstance(annotation, str)
+        else getattr(annotation, "__name__", str(annotation))
+    )
 
 
 def _prose(value: Any) -> str:
@@ -173,11 +210,19 @@ def _as_html(block: str) -> str:
     level = len(block) - len(block.lstrip("#"))
     if level:
         title = html.escape(block[level:].strip())
-        return f'<h{level} id="{title.lower()}">{title}</h{level}>\n' if level > 1 else f"<h1>{title}</h1>\n"
+        return (
+            f'<h{level} id="{title.lower()}">{title}</h{level}>\n'
+            if level > 1
+            else f"<h1>{title}</h1>\n"
+        )
     words = html.escape(block, quote=False).replace("\n", " ")
-    words = re.sub(r"(`+)( ?)(.+?)\2\1(?!`)", r"<code>\3</code>", words)  # two backticks enclose code that has one
+    words = re.sub(
+        r"(`+)( ?)(.+?)\2\1(?!`)", r"<code>\3</code>", words
+    )  # two backticks enclose code that has one
     words = re.sub(r"\*([^*]+)\*", r"<em>\1</em>", words)
-    words = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", words)  # the pages that links lead to are not served
+    words = re.sub(
+        r"\[([^]]+)\]\([^)]+\)", r"\1", words
+    )  # the pages that links lead to are not served
     return f"<p>{words}</p>\n"
 
 
@@ -188,8 +233,14 @@ def pages() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    old = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    old = [
+        path
+        for path, text in pages().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
     if "--check" in sys.argv and old:
-        raise SystemExit(f"out of date: {', '.join(path.name for path in old)}: run python notebooks/write_reference.py")
+        raise SystemExit(
+            f"out of date: {', '.join(path.name for path in old)}: run python notebooks/write_reference.py"
+        )
     for path in old:
         path.write_text(pages()[path], encoding="utf-8")

@@ -21,7 +21,11 @@ import hybridtei  # noqa: F401  (before onnxruntime, whose reports it turns off)
 
 gc.disable()  # until all is imported: what imports make stays, and looking through it again and again costs seconds
 settings.register_profile(
-    "tests", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    "tests",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
 
@@ -31,14 +35,18 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """All tests run in two processes, those of a file in one of them, where `-n` does not say otherwise. Where a file or folder
     is named, this process runs it: starting two takes longer."""
     everything = config.args_source == pytest.Config.ArgsSource.TESTPATHS
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput"):
         return
     if config.option.numprocesses is None and everything and cores > 1 and not config.option.usepdb:
         config.option.numprocesses = 2
     if config.option.numprocesses and config.option.dist == "no":
         config.option.dist = "loadfile"
-        config.option.maxworkerrestart = "0"  # a test that ends its process ends the run; xdist may wait for ever instead
+        config.option.maxworkerrestart = (
+            "0"  # a test that ends its process ends the run; xdist may wait for ever instead
+        )
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which knows no coroutines
@@ -50,7 +58,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     async def limited() -> None:
         async with asyncio.timeout(300):
-            await test(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+            await test(
+                **{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+            )
 
     asyncio.run(limited())
     return True
@@ -82,7 +92,9 @@ def prompt_ends() -> Iterator[None]:
         await asyncio.sleep(seconds / 20)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("uvicorn.server.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+        patch.setattr(
+            "uvicorn.server.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+        )
         yield
 
 
@@ -92,7 +104,9 @@ def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     import certifi
 
     bundle, end = Path(certifi.where()).read_text(), "-----END CERTIFICATE-----\n"
-    (first := tmp_path_factory.mktemp("authorities") / "first.pem").write_text(bundle[: bundle.index(end) + len(end)])
+    (first := tmp_path_factory.mktemp("authorities") / "first.pem").write_text(
+        bundle[: bundle.index(end) + len(end)]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certifi, "where", lambda: str(first))
         yield
@@ -107,7 +121,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("HYBRIDTEI_CACHE", raising=False)
         yield
     left = [path.name for path in (caches / "hybridtei" / "graphs").glob("*")]
-    assert not left, f"a test left graphs where tests after it find them: {left}; it wants a HYBRIDTEI_CACHE of its own"
+    assert not left, (
+        f"a test left graphs where tests after it find them: {left}; it wants a HYBRIDTEI_CACHE of its own"
+    )
 
 
 @pytest.fixture

@@ -58,26 +58,46 @@ class FakeBackend(Backend):
         lexical = Head.SPARSE in wanted and not spec.is_splade
         return HeadOutputs(
             dense=_mean(_states(batch, spec.dense_width), batch) if Head.DENSE in wanted else None,
-            token_weights=Ragged(_states(batch, 1)[:, 0].clip(0), batch.cu_seqlens) if lexical else None,
-            splade=_splade(batch, spec.vocab_size) if Head.SPARSE in wanted and spec.is_splade else None,
+            token_weights=Ragged(_states(batch, 1)[:, 0].clip(0), batch.cu_seqlens)
+            if lexical
+            else None,
+            splade=_splade(batch, spec.vocab_size)
+            if Head.SPARSE in wanted and spec.is_splade
+            else None,
             multivector=self._multivector(batch) if Head.MULTIVECTOR in wanted else None,
-            tokens=Ragged(_states(batch, spec.hidden_size), batch.cu_seqlens) if Head.TOKENS in wanted else None,
-            scores=_mean(_states(batch, len(spec.labels)), batch) if Head.SCORES in wanted else None,
-            tags=Ragged(_states(batch, len(spec.labels)), batch.cu_seqlens) if Head.TAGS in wanted else None,
+            tokens=Ragged(_states(batch, spec.hidden_size), batch.cu_seqlens)
+            if Head.TOKENS in wanted
+            else None,
+            scores=_mean(_states(batch, len(spec.labels)), batch)
+            if Head.SCORES in wanted
+            else None,
+            tags=Ragged(_states(batch, len(spec.labels)), batch.cu_seqlens)
+            if Head.TAGS in wanted
+            else None,
         )
 
     def _multivector(self, batch: PackedBatch) -> Ragged:
         special = np.array(sorted(self.spec.removed_ids), dtype=np.int64)
-        kept, offsets = kept_tokens(self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, special)
+        kept, offsets = kept_tokens(
+            self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, special
+        )
         return Ragged(_states(batch, self.spec.multivector.width)[kept], offsets)
 
 
 def _states(batch: PackedBatch, width: int) -> Floats:
     """float32[t, width] in [-0.5, 0.5): a multiplicative hash of token id, position, adapter and column."""
-    places = batch.position_ids if batch.adapter_ids is None else batch.position_ids + 1_000_003 * batch.adapter_ids
-    of_token = (batch.input_ids + 1).astype(np.uint64) * np.uint64(2654435761) + places.astype(np.uint64)
+    places = (
+        batch.position_ids
+        if batch.adapter_ids is None
+        else batch.position_ids + 1_000_003 * batch.adapter_ids
+    )
+    of_token = (batch.input_ids + 1).astype(np.uint64) * np.uint64(2654435761) + places.astype(
+        np.uint64
+    )
     of_column = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed: NDArray[np.uint64] = (of_token[:, None] + np.uint64(1)) * (of_column[None, :] | np.uint64(1))
+    mixed: NDArray[np.uint64] = (of_token[:, None] + np.uint64(1)) * (
+        of_column[None, :] | np.uint64(1)
+    )
     return ((mixed >> np.uint64(40)) / STEPS - 0.5).astype(np.float32)
 
 

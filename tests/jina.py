@@ -21,7 +21,9 @@ def write(folder: Path) -> Path:
     tiny.edit_json(
         folder / "config.json",
         architectures=["XLMRobertaModel"],
-        auto_map={"AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"},
+        auto_map={
+            "AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"
+        },
         load_trained_adapters=True,
         lora_adaptations=list(ADAPTERS),
         lora_alpha=ALPHA,
@@ -40,7 +42,10 @@ def write(folder: Path) -> Path:
     )
     tiny.write_modules(folder, normalize=True, layout="old")
     rows = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    tiny.write_json(folder / "modules.json", [{**rows[0], "type": "custom_st.Transformer", "kwargs": ["task"]}, *rows[1:]])
+    tiny.write_json(
+        folder / "modules.json",
+        [{**rows[0], "type": "custom_st.Transformer", "kwargs": ["task"]}, *rows[1:]],
+    )
     return folder
 
 
@@ -55,7 +60,9 @@ def _with_adapters(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             changed[f"roberta.{name}"] = tensor
             continue
         (out, wide), count = tensor.shape, len(ADAPTERS)
-        shapes = [(out, RANK), (RANK, wide)] if "embeddings" in name else [(RANK, wide), (out, RANK)]
+        shapes = (
+            [(out, RANK), (RANK, wide)] if "embeddings" in name else [(RANK, wide), (out, RANK)]
+        )
         changed[f"{base}.parametrizations.weight.original"] = tensor
         for letter, shape in zip("AB", shapes, strict=True):
             adapter = 0.3 * torch.randn((count, *shape), generator=draw)

@@ -78,34 +78,60 @@ def as_new(folder: Path, **changes: Any) -> Path:
     config = json.loads((folder / "config.json").read_text())
     architectures = [name.replace("Gte", "New") for name in config["architectures"]]
     theta = config["rope_parameters"]["rope_theta"]
-    tiny.edit_json(folder / "config.json", **{**NEW, "architectures": architectures, "rope_theta": theta, **changes})
-    return tiny.change(folder, lambda tensors: {name.replace("gte.", "new."): one for name, one in tensors.items()})
+    tiny.edit_json(
+        folder / "config.json",
+        **{**NEW, "architectures": architectures, "rope_theta": theta, **changes},
+    )
+    return tiny.change(
+        folder, lambda tensors: {name.replace("gte.", "new."): one for name, one in tensors.items()}
+    )
 
 
 def as_nomic(folder: Path, **changes: Any) -> Path:
     """Rewrite a nomic_bert in the words of Nomic's own code."""
     config = json.loads((folder / "config.json").read_text())
     renamed = {theirs: config[ours] for ours, theirs in NOMIC_NAMES.items()}
-    native = ("head_dim", "hidden_act", "max_position_embeddings", "rope_parameters", "attention_probs_dropout_prob")
+    native = (
+        "head_dim",
+        "hidden_act",
+        "max_position_embeddings",
+        "rope_parameters",
+        "attention_probs_dropout_prob",
+    )
     gone = dict.fromkeys((*NOMIC_NAMES, *native, "hidden_dropout_prob"), ...)
     theta = config["rope_parameters"]["rope_theta"]
-    tiny.edit_json(folder / "config.json", **{**gone, **NOMIC, **renamed, "rotary_emb_base": theta, **changes})
+    tiny.edit_json(
+        folder / "config.json", **{**gone, **NOMIC, **renamed, "rotary_emb_base": theta, **changes}
+    )
     return folder
 
 
 def as_llama_bidirec(folder: Path, **changes: Any) -> Path:
     """Rewrite a llama that sees both ways as NVIDIA publishes its embedders."""
-    nvidia = {"model_type": "llama_bidirec", "pooling": "avg", "temperature": 0.02, "is_causal": ...}
+    nvidia = {
+        "model_type": "llama_bidirec",
+        "pooling": "avg",
+        "temperature": 0.02,
+        "is_causal": ...,
+    }
     config = json.loads((folder / "config.json").read_text())
-    architectures = [name.replace("Llama", "LlamaBidirectional") for name in config["architectures"]]
+    architectures = [
+        name.replace("Llama", "LlamaBidirectional") for name in config["architectures"]
+    ]
     tiny.edit_json(folder / "config.json", **{**nvidia, "architectures": architectures, **changes})
     return folder
 
 
 def as_pplx(folder: Path, **changes: Any) -> Path:
     """Rewrite a qwen3 that sees both ways as Perplexity publishes its embedders."""
-    pplx = {"model_type": "bidirectional_pplx_qwen3", "architectures": ["PPLXQwen3Model"], "is_causal": ...}
-    tiny.edit_json(folder / "config.json", **{**pplx, "use_bidirectional_attention": True, **changes})
+    pplx = {
+        "model_type": "bidirectional_pplx_qwen3",
+        "architectures": ["PPLXQwen3Model"],
+        "is_causal": ...,
+    }
+    tiny.edit_json(
+        folder / "config.json", **{**pplx, "use_bidirectional_attention": True, **changes}
+    )
     return folder
 
 
@@ -174,14 +200,23 @@ def write_jina(folder: Path, *, code: bool = False, **settings: Any) -> Path:
         "vocab_size": len(words),
         **settings,
     }
-    tiny.write_json(folder / "config.json", {key: value for key, value in config.items() if value is not ...})
+    tiny.write_json(
+        folder / "config.json", {key: value for key, value in config.items() if value is not ...}
+    )
     save_file(random_tensors(jina_shapes(config, code)), folder / "model.safetensors")
     return folder
 
 
 def jina_shapes(config: Mapping[str, Any], code: bool) -> dict[str, tuple[int, ...]]:
-    h, i, gated = config["hidden_size"], config["intermediate_size"], config["feed_forward_type"] != "original"
-    shapes = {"embeddings.word_embeddings.weight": (config["vocab_size"], h), **_normed("embeddings.LayerNorm", h)}
+    h, i, gated = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["feed_forward_type"] != "original",
+    )
+    shapes = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], h),
+        **_normed("embeddings.LayerNorm", h),
+    }
     shapes["embeddings.token_type_embeddings.weight"] = (config["type_vocab_size"], h)
     for number in range(config["num_hidden_layers"]):
         layer = f"encoder.layer.{number}."
@@ -189,15 +224,26 @@ def jina_shapes(config: Mapping[str, Any], code: bool) -> dict[str, tuple[int, .
             shapes |= _linear(f"{layer}attention.{name}", h, h)
         shapes |= _normed(f"{layer}attention.output.LayerNorm", h)
         if code:
-            for name in ("attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1", "layer_norm_2"):
+            for name in (
+                "attention.self.layer_norm_q",
+                "attention.self.layer_norm_k",
+                "layer_norm_1",
+                "layer_norm_2",
+            ):
                 shapes |= _normed(layer + name, h)
             wide = f"{layer}mlp.up_gated_layer.weight" if gated else f"{layer}mlp.up_layer.weight"
             shapes |= {wide: (2 * i if gated else i, h), **_linear(f"{layer}mlp.down_layer", i, h)}
         elif gated:
-            shapes |= {f"{layer}mlp.gated_layers.weight": (2 * i, h), **_linear(f"{layer}mlp.wo", i, h)}
+            shapes |= {
+                f"{layer}mlp.gated_layers.weight": (2 * i, h),
+                **_linear(f"{layer}mlp.wo", i, h),
+            }
             shapes |= _normed(f"{layer}mlp.layernorm", h)
         else:
-            shapes |= {**_linear(f"{layer}intermediate.dense", h, i), **_linear(f"{layer}output.dense", i, h)}
+            shapes |= {
+                **_linear(f"{layer}intermediate.dense", h, i),
+                **_linear(f"{layer}output.dense", i, h),
+            }
             shapes |= _normed(f"{layer}output.LayerNorm", h)
     return shapes
 
@@ -218,24 +264,37 @@ def write_nomic(folder: Path, **settings: Any) -> Path:
         "vocab_size": len(words),
         **settings,
     }
-    tiny.write_json(folder / "config.json", {key: value for key, value in config.items() if value is not ...})
+    tiny.write_json(
+        folder / "config.json", {key: value for key, value in config.items() if value is not ...}
+    )
     save_file(random_tensors(nomic_shapes(config)), folder / "model.safetensors")
     return folder
 
 
 def nomic_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     h, i, every = config["n_embd"], config["n_inner"], config.get("moe_every_n_layers", 0)
-    bias, bias1, bias2 = (config.get(name, True) for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"))
-    shapes = {"embeddings.word_embeddings.weight": (config["vocab_size"], h), **_normed("emb_ln", h)}
+    bias, bias1, bias2 = (
+        config.get(name, True) for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
+    )
+    shapes = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], h),
+        **_normed("emb_ln", h),
+    }
     shapes["embeddings.token_type_embeddings.weight"] = (config["type_vocab_size"], h)
     for number in range(config["n_layer"]):
         layer = f"encoder.layers.{number}."
-        shapes |= {**_linear(f"{layer}attn.Wqkv", h, 3 * h, bias=bias), **_linear(f"{layer}attn.out_proj", h, h, bias=bias)}
+        shapes |= {
+            **_linear(f"{layer}attn.Wqkv", h, 3 * h, bias=bias),
+            **_linear(f"{layer}attn.out_proj", h, h, bias=bias),
+        }
         shapes |= {**_normed(f"{layer}norm1", h), **_normed(f"{layer}norm2", h)}
         if every and number % every == 1:
             experts = config["num_experts"]
             shapes |= {f"{layer}mlp.experts.mlp.{name}": (experts * i, h) for name in ("w1", "w2")}
-            shapes |= {f"{layer}mlp.router.layer.weight": (experts, h), f"{layer}mlp.experts.bias": (h,)}
+            shapes |= {
+                f"{layer}mlp.router.layer.weight": (experts, h),
+                f"{layer}mlp.experts.bias": (h,),
+            }
             continue
         for name in ("fc11", "fc12") if config["activation_function"].endswith("glu") else ("fc1",):
             shapes |= _linear(f"{layer}mlp.{name}", h, i, bias=bias1)
@@ -257,7 +316,9 @@ class OwnModel(BertModel):
 def add_own_code(folder: Path, **classes: str) -> Path:
     """Give a BERT code of its publisher's, which computes other states; `classes`: further entries of `auto_map`."""
     (folder / "modeling_own.py").write_text(OWN_CODE, encoding="utf-8")
-    tiny.edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_own.OwnModel", **classes})
+    tiny.edit_json(
+        folder / "config.json", auto_map={"AutoModel": "modeling_own.OwnModel", **classes}
+    )
     return folder
 
 
@@ -272,7 +333,10 @@ def _normed(name: str, width: int) -> dict[str, tuple[int, ...]]:
 def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, Floats]:
     """0.5 for embeddings, 0.2 for matrices, 0.1 around the biases and weights of norms, as `tiny.randomise`."""
     random = np.random.default_rng(seed)
-    return {name: _drawn(name, random.standard_normal(shape, np.float32)) for name, shape in shapes.items()}
+    return {
+        name: _drawn(name, random.standard_normal(shape, np.float32))
+        for name, shape in shapes.items()
+    }
 
 
 def _drawn(name: str, noise: Floats) -> Floats:

@@ -12,7 +12,10 @@ def sampled(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     every = list(every)
     assert all(one in every for one in quick), f"not all of these are parameters: {quick}"
     return [
-        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=[] if one in quick else pytest.mark.slow)
+        pytest.param(
+            *(one if isinstance(one, tuple) else (one,)),
+            marks=[] if one in quick else pytest.mark.slow,
+        )
         for one in every
     ]
 
@@ -25,4 +28,6 @@ def crossed(*axes: Sequence[Any]) -> list[Any]:
 def paired(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     """As many combinations as the longest axis has values: every value of each axis occurs, beside others each time."""
     most = range(max(map(len, axes)))
-    return [tuple(axis[i // max(place, 1) % len(axis)] for place, axis in enumerate(axes)) for i in most]
+    return [
+        tuple(axis[i // max(place, 1) % len(axis)] for place, axis in enumerate(axes)) for i in most
+    ]

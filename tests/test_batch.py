@@ -44,21 +44,33 @@ def test_pack_then_split_is_identity(sequences: list[list[int]]) -> None:
 
 
 @given(SEQUENCES, st.integers(0, 3))
-def test_positions_count_from_the_offset_in_each_sequence(sequences: list[list[int]], offset: int) -> None:
+def test_positions_count_from_the_offset_in_each_sequence(
+    sequences: list[list[int]], offset: int
+) -> None:
     batch = pack(encodings(sequences), HEADS, Positions(offset))
-    assert batch.position_ids.tolist() == [offset + place for sequence in sequences for place in range(len(sequence))]
+    assert batch.position_ids.tolist() == [
+        offset + place for sequence in sequences for place in range(len(sequence))
+    ]
 
 
 @given(SEQUENCES)
 def test_positions_of_the_roberta_line_equal_transformers(sequences: list[list[int]]) -> None:
     batch = pack(encodings(sequences), HEADS, Positions(PADDING + 1, PADDING))
     count = RobertaEmbeddings.create_position_ids_from_input_ids
-    expected = [place for sequence in sequences for place in count(torch.tensor([sequence]), PADDING)[0].tolist()]
+    expected = [
+        place
+        for sequence in sequences
+        for place in count(torch.tensor([sequence]), PADDING)[0].tolist()
+    ]
     assert batch.position_ids.tolist() == expected
 
 
 def test_every_token_has_its_texts_adapter() -> None:
-    texts = [Encoding(np.arange(2), adapter=3), Encoding(np.arange(3)), Encoding(np.arange(1), adapter=1)]
+    texts = [
+        Encoding(np.arange(2), adapter=3),
+        Encoding(np.arange(3)),
+        Encoding(np.arange(1), adapter=1),
+    ]
     batch = pack(texts, HEADS, Positions())
     assert batch.adapter_ids.tolist() == [3, 3, 0, 0, 0, 1]
     assert pack(texts[1:2], HEADS, Positions()).adapter_ids is None
@@ -71,22 +83,37 @@ def test_pad_then_mask_is_identity(sequences: list[list[int]], fill: int) -> Non
     assert padded.shape == mask.shape == (len(sequences), batch.max_seqlen)
     assert padded[mask].tolist() == batch.input_ids.tolist()
     assert (padded[~mask] == fill).all()
-    assert [row[: len(sequence)].all() for row, sequence in zip(mask, sequences, strict=True)] == [True] * len(sequences)
+    assert [row[: len(sequence)].all() for row, sequence in zip(mask, sequences, strict=True)] == [
+        True
+    ] * len(sequences)
 
 
 def test_token_types_are_zero_for_those_without_where_one_has_them() -> None:
-    batch = pack([Encoding(np.array([1, 2])), Encoding(np.array([3, 4]), np.array([0, 1]))], HEADS, Positions())
+    batch = pack(
+        [Encoding(np.array([1, 2])), Encoding(np.array([3, 4]), np.array([0, 1]))],
+        HEADS,
+        Positions(),
+    )
     assert batch.token_type_ids.tolist() == [0, 0, 0, 1]
 
 
 def test_the_longest_of_nothing_is_zero() -> None:
     batch = pack(encodings([[1]]), HEADS, Positions())
     assert batch.max_seqlen == 1
-    assert type(batch)(batch.input_ids[:0], batch.position_ids[:0], None, offsets_of([]), HEADS).max_seqlen == 0
+    assert (
+        type(batch)(
+            batch.input_ids[:0], batch.position_ids[:0], None, offsets_of([]), HEADS
+        ).max_seqlen
+        == 0
+    )
 
 
 def test_tokens_that_nobody_sees_lie_at_the_ends() -> None:
-    texts = [Encoding(np.arange(5), unseen=2), Encoding(np.arange(3)), Encoding(np.arange(4), unseen=3)]
+    texts = [
+        Encoding(np.arange(5), unseen=2),
+        Encoding(np.arange(3)),
+        Encoding(np.arange(4), unseen=3),
+    ]
     batch = pack(texts, HEADS, Positions())
     assert batch.unseen.tolist() == [2, 0, 3]
     _, mask = pad(batch.input_ids, batch.cu_seqlens, 0)
@@ -100,14 +127,20 @@ def test_tokens_that_nobody_sees_lie_at_the_ends() -> None:
 def test_what_a_model_computes_alike_has_one_key_and_nothing_else_has_it() -> None:
     ids, zeros, ones = np.arange(4), np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
     alike = {Encoding(ids).key, Encoding(ids, zeros).key}
-    located = LocatedEncoding(ids, text="a", offsets=np.zeros((4, 2), dtype=np.int64), special=np.zeros(4, dtype=bool))
+    located = LocatedEncoding(
+        ids, text="a", offsets=np.zeros((4, 2), dtype=np.int64), special=np.zeros(4, dtype=bool)
+    )
     assert alike == {located.key}
     others = [
         Encoding(ids, ones),
         Encoding(ids, unseen=1),
         Encoding(ids, unseen=2),
         Encoding(ids, ones, unseen=1),
-        *(replace(other, adapter=number) for number in (1, 2) for other in (Encoding(ids), Encoding(ids, ones, unseen=1))),
+        *(
+            replace(other, adapter=number)
+            for number in (1, 2)
+            for other in (Encoding(ids), Encoding(ids, ones, unseen=1))
+        ),
         *(Encoding(ids, kind, unseen, 1) for kind, unseen in ((ones, 0), (None, 1))),
         Encoding(ids[:3]),
     ]
@@ -134,7 +167,9 @@ def test_rows_come_out_as_they_went_in(rows: list[list[float]]) -> None:
 
 
 @given(ROWS, st.data())
-def test_take_picks_rows_in_the_order_asked_for(rows: list[list[float]], data: st.DataObject) -> None:
+def test_take_picks_rows_in_the_order_asked_for(
+    rows: list[list[float]], data: st.DataObject
+) -> None:
     picked = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=12))
     assert lists(ragged(rows).take(picked)) == [rows[i] for i in picked]
 
@@ -170,7 +205,9 @@ DENSE = frozenset({Head.DENSE})
 def counted(lengths: list[int]) -> list[Encoding]:
     ids = np.arange(10, 10 + sum(lengths), dtype=np.int64)
     pieces = np.split(ids, np.cumsum(lengths)[:-1])
-    return [Encoding(piece, piece % 2, unseen=i % min(2, len(piece))) for i, piece in enumerate(pieces)]
+    return [
+        Encoding(piece, piece % 2, unseen=i % min(2, len(piece))) for i, piece in enumerate(pieces)
+    ]
 
 
 def same(one: PackedBatch, other: PackedBatch) -> bool:
@@ -180,13 +217,18 @@ def same(one: PackedBatch, other: PackedBatch) -> bool:
         and np.array_equal(one.position_ids, other.position_ids)
         and np.array_equal(one.token_type_ids, other.token_type_ids)
         and np.array_equal(one.cu_seqlens, other.cu_seqlens)
-        and np.array_equal(none if one.unseen is None else one.unseen, none if other.unseen is None else other.unseen)
+        and np.array_equal(
+            none if one.unseen is None else one.unseen,
+            none if other.unseen is None else other.unseen,
+        )
         and one.heads == other.heads
     )
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.data())
-def test_a_part_is_what_packing_its_sequences_gives(lengths: list[int], data: st.DataObject) -> None:
+def test_a_part_is_what_packing_its_sequences_gives(
+    lengths: list[int], data: st.DataObject
+) -> None:
     first = data.draw(st.integers(0, len(lengths) - 1))
     end = data.draw(st.integers(first + 1, len(lengths)))
     whole = pack(counted(lengths), DENSE, Positions())

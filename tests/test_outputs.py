@@ -36,7 +36,9 @@ def test_indices_ascend_and_no_value_is_zero(rows: np.ndarray) -> None:
 
 
 @given(DENSE, st.data())
-def test_take_and_concat_equal_the_same_on_dense_rows(rows: np.ndarray, data: st.DataObject) -> None:
+def test_take_and_concat_equal_the_same_on_dense_rows(
+    rows: np.ndarray, data: st.DataObject
+) -> None:
     sparse = SparseVectors.from_dense(rows)
     picked = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=9))
     assert np.array_equal(sparse.take(picked).to_dense(), rows[picked])
@@ -50,7 +52,9 @@ def outputs(n: int, *, start: int = 0) -> HeadOutputs:
     return HeadOutputs(
         dense=np.array([[i, i] for i in numbers], dtype=np.float32),
         token_weights=Ragged.from_rows([np.full(i + 1, i, dtype=np.float32) for i in numbers]),
-        splade=SparseVectors.from_dense(np.diag(np.arange(1, 21, dtype=np.float32))[start : start + n]),
+        splade=SparseVectors.from_dense(
+            np.diag(np.arange(1, 21, dtype=np.float32))[start : start + n]
+        ),
     )
 
 

@@ -26,7 +26,11 @@ def test_every_name_is_there(name):
 
 
 def test_every_error_is_among_them():
-    kinds = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    kinds = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
     assert kinds <= set(hybridtei.__all__) <= set(dir(hybridtei))
 
 
@@ -36,7 +40,9 @@ def test_importing_it_imports_no_library():
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize(("where", "code"), [*CELLS, *((f"{block.page}:{block.line}", block.text) for block in PYTHON)])
+@pytest.mark.parametrize(
+    ("where", "code"), [*CELLS, *((f"{block.page}:{block.line}", block.text) for block in PYTHON)]
+)
 def test_documents_import_from_the_package_alone(where, code):
     if code.startswith(("%", "!")):
         return

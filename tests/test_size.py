@@ -4,27 +4,27 @@ A change that lowers a count lowers its number here in the same commit; a commit
 number of `SIZE` says why. The numbers of `LAWS` are never raised.
 """
 
-from dataclasses import asdict
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from conformance.structure.ruler import Count, measure_files
-
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 284_707, "modules": 170}
+SIZE = {"tokens": 286_200, "modules": 170}
 LAWS = {
-    "over_100_columns": 4_196,
+    "over_100_columns": 1_954,
     "nested_conditionals": 17,
     "conditionals": 1_136,
     "literal_splats": 106,
     "no_nouns": 537,
     "comments_behind": 870,
-    "tokens_per_1000_code_lines": 10_480,
+    "tokens_per_1000_code_lines": 8_363,
 }
-LONGEST_FILE_LINES = 450
+LONGEST_FILE_LINES = 464
 # What a change may leave between a count and its number, in thousandths of the number.
 SLACK = 5
 
@@ -34,8 +34,13 @@ def product_files() -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def count() -> Count:
-    return measure_files(product_files())
+def counts() -> dict[str, int]:
+    """Counted in a process of its own: `ast.parse` of Python 3.11 can fail beside another thread."""
+    command = [sys.executable, "-m", "conformance.structure.ruler", "--json", *FOLDERS]
+    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    counts: dict[str, int] = json.loads(ended.stdout)
+    counts["tokens_per_1000_code_lines"] = round(1000 * counts["tokens"] / counts["code_lines"])
+    return counts
 
 
 def check(name: str, value: int, limit: int) -> None:
@@ -45,16 +50,14 @@ def check(name: str, value: int, limit: int) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_text_gets_no_denser(count: Count, law: str):
-    counts = asdict(count)
-    counts["tokens_per_1000_code_lines"] = round(1000 * count.tokens / count.code_lines)
+def test_text_gets_no_denser(counts: dict[str, int], law: str):
     check(law, counts[law], LAWS[law])
 
 
-def test_the_product_does_not_grow(count: Count):
+def test_the_product_does_not_grow(counts: dict[str, int]):
     """`__init__.py` is no module."""
     modules = sum(path.name != "__init__.py" for path in product_files())
-    check("tokens", count.tokens, SIZE["tokens"])
+    check("tokens", counts["tokens"], SIZE["tokens"])
     check("modules", modules, SIZE["modules"])
 
 

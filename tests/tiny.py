@@ -24,11 +24,27 @@ from tests.vocabulary import LONGEST, Kind, tokenizer
 
 HIDDEN = 32
 WINDOW = 16  # of families with local attention: shorter than the longest texts of the tests
-SMALL = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SMALL = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 ENCODER = {**SMALL, "max_position_embeddings": LONGEST}
 ROBERTA = {**SMALL, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1}
-SHIPPED = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}  # of a BERT
-DECODER = {**ENCODER, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+SHIPPED = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+}  # of a BERT
+DECODER = {
+    **ENCODER,
+    "num_key_value_heads": 2,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
 LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention"]
 
 
@@ -46,7 +62,13 @@ T5 = {
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
 }
-GEMMA = {**DECODER, "head_dim": 8, "sliding_window": WINDOW, "query_pre_attn_scalar": 8, "layer_types": LOCAL_AND_GLOBAL}
+GEMMA = {
+    **DECODER,
+    "head_dim": 8,
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 8,
+    "layer_types": LOCAL_AND_GLOBAL,
+}
 FAMILIES: Mapping[str, Family] = {
     "bert": Family("Bert", "wordpiece", ENCODER),
     "xlm-roberta": Family("XLMRoberta", "unigram", ROBERTA),
@@ -61,13 +83,23 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family("Qwen3", "bytes", {**DECODER, "head_dim": 8}),
     "mistral": Family("Mistral", "bytes", {**DECODER, "sliding_window": WINDOW}),
     "llama": Family("Llama", "bytes", DECODER),
-    "modernbert": Family("ModernBert", "wordpiece", {**ENCODER, "local_attention": WINDOW, "layer_types": LOCAL_AND_GLOBAL}),
+    "modernbert": Family(
+        "ModernBert",
+        "wordpiece",
+        {**ENCODER, "local_attention": WINDOW, "layer_types": LOCAL_AND_GLOBAL},
+    ),
     "gemma": Family("Gemma", "bytes", {**DECODER, "head_dim": 8}),
     "gemma3_text": Family("Gemma3Text", "bytes", GEMMA),
     "distilbert": Family(
         "DistilBert",
         "wordpiece",
-        {"dim": HIDDEN, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": LONGEST},
+        {
+            "dim": HIDDEN,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 48,
+            "max_position_embeddings": LONGEST,
+        },
     ),
     "mpnet": Family("MPNet", "unigram", ROBERTA),
     "t5": Family("T5", "unigram", T5),
@@ -75,7 +107,13 @@ FAMILIES: Mapping[str, Family] = {
     "deberta-v2": Family(
         "DebertaV2",
         "wordpiece",
-        {**ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8, "type_vocab_size": 0},
+        {
+            **ENCODER,
+            "relative_attention": True,
+            "pos_att_type": ["c2p", "p2c"],
+            "position_buckets": 8,
+            "type_vocab_size": 0,
+        },
     ),
 }
 
@@ -87,18 +125,28 @@ OTHERS: Mapping[str, Family] = {
     "arcee": Family("Arcee", "bytes", DECODER),
     "big_bird": Family("BigBird", "unigram", {**ENCODER, "attention_type": "original_full"}),
     "data2vec-text": Family("Data2VecText", "roberta", ROBERTA),
-    "deberta": Family("Deberta", "wordpiece", {**ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+    "deberta": Family(
+        "Deberta",
+        "wordpiece",
+        {**ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    ),
     "dpr": Family("DPR", "wordpiece", ENCODER),
     "ernie": Family("Ernie", "wordpiece", ENCODER),
     "exaone4": Family("Exaone4", "bytes", {**DECODER, "sliding_window": WINDOW}),
     "fnet": Family("FNet", "unigram", ENCODER),
-    "gemma2": Family("Gemma2", "bytes", {**DECODER, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW}),
+    "gemma2": Family(
+        "Gemma2",
+        "bytes",
+        {**DECODER, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW},
+    ),
     "lilt": Family("Lilt", "unigram", ROBERTA),
     "longformer": Family("Longformer", "roberta", {**ROBERTA, "attention_window": WINDOW}),
     "megatron-bert": Family("MegatronBert", "wordpiece", ENCODER),
     "mixtral": Family("Mixtral", "bytes", {**DECODER, "num_local_experts": 4}),
     "nemotron": Family("Nemotron", "bytes", DECODER),
-    "nystromformer": Family("Nystromformer", "unigram", {**ENCODER, "segment_means_seq_len": 16, "num_landmarks": 4}),
+    "nystromformer": Family(
+        "Nystromformer", "unigram", {**ENCODER, "segment_means_seq_len": 16, "num_landmarks": 4}
+    ),
     "olmo": Family("Olmo", "bytes", DECODER),
     "olmo3": Family("Olmo3", "bytes", {**DECODER, "sliding_window": WINDOW}),
     "persimmon": Family("Persimmon", "bytes", DECODER),
@@ -106,18 +154,29 @@ OTHERS: Mapping[str, Family] = {
     "phi3": Family("Phi3", "bytes", DECODER),
     "qwen2_moe": Family("Qwen2Moe", "bytes", {**MOE, "shared_expert_intermediate_size": 24}),
     "qwen3_moe": Family("Qwen3Moe", "bytes", {**MOE, "head_dim": 8}),
-    "rembert": Family("RemBert", "wordpiece", {**ENCODER, "input_embedding_size": 16, "output_embedding_size": 16}),
+    "rembert": Family(
+        "RemBert", "wordpiece", {**ENCODER, "input_embedding_size": 16, "output_embedding_size": 16}
+    ),
     "roformer": Family("RoFormer", "wordpiece", {**ENCODER, "embedding_size": HIDDEN}),
     "xlm-roberta-xl": Family("XLMRobertaXL", "unigram", ROBERTA),
 }
 BIASED = frozenset({"mpnet", "deberta-v2", "mt5", "t5"})  # their attention adds a bias to scores
 
 
-def write_family(folder: Path, model_type: str, *, task: str = "Model", seed: int = 0, **settings: Any) -> Path:
+def write_family(
+    folder: Path, model_type: str, *, task: str = "Model", seed: int = 0, **settings: Any
+) -> Path:
     """Model, tokenizer and configuration of a family; `task` is the end of the class's name, such as ForMaskedLM."""
     family = {**FAMILIES, **OTHERS}[model_type]
     words = tokenizer(family.tokenizer)
-    if family.classes in ("DistilBert", "XLMRoberta", "Roberta", "Camembert", "MPNet", "ModernBert"):
+    if family.classes in (
+        "DistilBert",
+        "XLMRoberta",
+        "Roberta",
+        "Camembert",
+        "MPNet",
+        "ModernBert",
+    ):
         words.model_input_names = ["input_ids", "attention_mask"]
     words.save_pretrained(folder)
     ids = {"pad_token_id": words.pad_token_id} if model_type != "modernbert" else MODERN_BERT_IDS
@@ -132,26 +191,44 @@ def write_family(folder: Path, model_type: str, *, task: str = "Model", seed: in
 
 def model_of(folder: Path) -> Any:
     """transformers' model of a checkpoint with its eager attention; of encoder and decoder the encoder."""
-    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    model = transformers.AutoModel.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
     return model.get_encoder() if model.config.is_encoder_decoder else model
 
 
 def write_classifier(
-    folder: Path, model_type: str, labels: int = 1, *, task: str = "SequenceClassification", **settings: Any
+    folder: Path,
+    model_type: str,
+    labels: int = 1,
+    *,
+    task: str = "SequenceClassification",
+    **settings: Any,
 ) -> Path:
     """A reranker (one label), classifier or tagger of a family."""
     names = {i: f"label-{i}" for i in range(labels)}
     more = {"id2label": names, "label2id": {name: i for i, name in names.items()}, **settings}
     write_family(folder, model_type, task=f"For{task}", **more)
     if model_type in TYPED:  # or transformers would feed them zeros
-        edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+        edit_json(
+            folder / "tokenizer_config.json",
+            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        )
     return folder
 
 
-TYPED = frozenset({"albert", "bert", "electra", "ernie", "megatron-bert", "nomic_bert", "rembert", "roformer"})
+TYPED = frozenset(
+    {"albert", "bert", "electra", "ernie", "megatron-bert", "nomic_bert", "rembert", "roformer"}
+)
 
 
-MODERN_BERT_IDS = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+MODERN_BERT_IDS = {
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "cls_token_id": 2,
+    "eos_token_id": 3,
+    "sep_token_id": 3,
+}
 
 
 def randomise(model: Any, seed: int) -> None:
@@ -161,7 +238,9 @@ def randomise(model: Any, seed: int) -> None:
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=draw)
             if parameter.shape == (model.config.vocab_size,):
-                parameter.copy_(noise - 5)  # a language model's bias: most of SPLADE's weights are zero
+                parameter.copy_(
+                    noise - 5
+                )  # a language model's bias: most of SPLADE's weights are zero
             elif parameter.dim() < 2:
                 parameter.add_(0.1 * noise)
             else:
@@ -169,13 +248,22 @@ def randomise(model: Any, seed: int) -> None:
                 parameter.copy_((0.5 if table else 0.2) * noise)
 
 
-def write_bert(folder: Path, *, seed: int = 0, pooling: str | Sequence[str] | None = "mean", **settings: Any) -> Path:
+def write_bert(
+    folder: Path, *, seed: int = 0, pooling: str | Sequence[str] | None = "mean", **settings: Any
+) -> Path:
     """A BERT with a Pooling module, as sentence-transformers 6 writes it; without one for None."""
     write_family(folder, "bert", seed=seed, **settings)
     return folder if pooling is None else write_modules(folder, pooling=pooling)
 
 
-def write_m3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float16, dim: int = 24, suffix: str = ".pt") -> Path:
+def write_m3(
+    folder: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float16,
+    dim: int = 24,
+    suffix: str = ".pt",
+) -> Path:
     """An XLM-R with BGE-M3's two heads beside it."""
     write_family(folder, "xlm-roberta", seed=seed)
     write_modules(folder, pooling="cls", normalize=True)
@@ -184,9 +272,19 @@ def write_m3(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float16,
     return folder
 
 
-def write_linear(path: Path, width: int, *, seed: int = 0, dtype: torch.dtype = torch.float16, hidden: int = HIDDEN) -> None:
+def write_linear(
+    path: Path,
+    width: int,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float16,
+    hidden: int = HIDDEN,
+) -> None:
     """A one-layer head, `weight` and `bias`: a torch pickle or safetensors, by its suffix."""
-    weights = {"weight": _random(width, hidden, seed=seed).to(dtype), "bias": _random(width, seed=seed + 100).to(dtype)}
+    weights = {
+        "weight": _random(width, hidden, seed=seed).to(dtype),
+        "bias": _random(width, seed=seed + 100).to(dtype),
+    }
     save_file(weights, path) if path.suffix == ".safetensors" else torch.save(weights, path)
 
 
@@ -215,7 +313,11 @@ def write_own_heads(
         "multivector": {"dim": dim, "drop": "specials"},
         **changes,
     }
-    save_file(tensors, folder / "hybridtei_heads.safetensors", metadata={"hybridtei_heads": json.dumps(described)})
+    save_file(
+        tensors,
+        folder / "hybridtei_heads.safetensors",
+        metadata={"hybridtei_heads": json.dumps(described)},
+    )
     return tensors
 
 
@@ -231,22 +333,41 @@ def write_modules(
     default_prompt_name: str | None = None,
 ) -> Path:
     """modules.json and what it names, in the layout before or since sentence-transformers 6. `dense`: (in, out, activation)."""
-    names = ["Transformer", "Pooling", *("Dense" for _ in dense), *(["Normalize"] if normalize else [])]
-    homes = {"old": "sentence_transformers.models", "new": "sentence_transformers.sentence_transformer.modules"}
+    names = [
+        "Transformer",
+        "Pooling",
+        *("Dense" for _ in dense),
+        *(["Normalize"] if normalize else []),
+    ]
+    homes = {
+        "old": "sentence_transformers.models",
+        "new": "sentence_transformers.sentence_transformer.modules",
+    }
     paths = ["", *(f"{number}_{name}" for number, name in enumerate(names) if number)]
     types = [f"{_home(homes[layout], name, layout)}.{name}" for name in names]
     rows = zip(types, paths, strict=True)
     write_json(
-        folder / "modules.json", [{"idx": i, "name": str(i), "path": path, "type": of} for i, (of, path) in enumerate(rows)]
+        folder / "modules.json",
+        [{"idx": i, "name": str(i), "path": path, "type": of} for i, (of, path) in enumerate(rows)],
     )
     modes = [pooling] if isinstance(pooling, str) else list(pooling)
-    write_json(folder / "1_Pooling" / "config.json", _old_pooling(modes) if layout == "old" else _new_pooling(modes))
+    write_json(
+        folder / "1_Pooling" / "config.json",
+        _old_pooling(modes) if layout == "old" else _new_pooling(modes),
+    )
     if layout == "old":
-        write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_seq_length or LONGEST, "do_lower_case": False})
+        write_json(
+            folder / "sentence_bert_config.json",
+            {"max_seq_length": max_seq_length or LONGEST, "do_lower_case": False},
+        )
     for number, (wide, narrow, activation) in enumerate(dense, start=2):
         write_dense(folder / f"{number}_Dense", wide, narrow, activation, seed=number)
     if prompts is not None:
-        declared = {"prompts": dict(prompts), "default_prompt_name": default_prompt_name, "similarity_fn_name": "cosine"}
+        declared = {
+            "prompts": dict(prompts),
+            "default_prompt_name": default_prompt_name,
+            "similarity_fn_name": "cosine",
+        }
         write_json(folder / "config_sentence_transformers.json", declared)
     return folder
 
@@ -257,9 +378,17 @@ def _home(home: str, name: str, layout: str) -> str:
 
 
 def _old_pooling(modes: Sequence[str]) -> dict[str, Any]:
-    flags = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
+    flags = {
+        "cls": "cls_token",
+        "max": "max_tokens",
+        "mean": "mean_tokens",
+        "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    }
     flags |= {"weightedmean": "weightedmean_tokens", "lasttoken": "lasttoken"}
-    return {"word_embedding_dimension": HIDDEN, **{f"pooling_mode_{flag}": mode in modes for mode, flag in flags.items()}}
+    return {
+        "word_embedding_dimension": HIDDEN,
+        **{f"pooling_mode_{flag}": mode in modes for mode, flag in flags.items()},
+    }
 
 
 def _new_pooling(modes: Sequence[str]) -> dict[str, Any]:
@@ -268,12 +397,25 @@ def _new_pooling(modes: Sequence[str]) -> dict[str, Any]:
 
 
 def write_dense(
-    folder: Path, wide: int, narrow: int, activation: str = "torch.nn.modules.activation.Tanh", *, seed: int = 0
+    folder: Path,
+    wide: int,
+    narrow: int,
+    activation: str = "torch.nn.modules.activation.Tanh",
+    *,
+    seed: int = 0,
 ) -> None:
     """A Dense module: its configuration and its weights."""
-    settings = {"in_features": wide, "out_features": narrow, "bias": True, "activation_function": activation}
+    settings = {
+        "in_features": wide,
+        "out_features": narrow,
+        "bias": True,
+        "activation_function": activation,
+    }
     write_json(folder / "config.json", settings)
-    weights = {"linear.weight": _random(narrow, wide, seed=seed), "linear.bias": _random(narrow, seed=seed + 1)}
+    weights = {
+        "linear.weight": _random(narrow, wide, seed=seed),
+        "linear.bias": _random(narrow, seed=seed + 1),
+    }
     save_file(weights, folder / "model.safetensors")
 
 
@@ -299,11 +441,18 @@ def _random(*shape: int, seed: int) -> Tensor:
     return 0.3 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-QUICK = ("bert", "xlm-roberta", "modernbert", "qwen3")  # positions from 0, from the padding id, windows, causal attention
+QUICK = (
+    "bert",
+    "xlm-roberta",
+    "modernbert",
+    "qwen3",
+)  # positions from 0, from the padding id, windows, causal attention
 
 
 @functools.cache
 def graph_of(model_type: str, rectangle: bool = False) -> Graph:
     """The graph of a tiny family; the checkpoint whose configuration it was made from is gone by then."""
     with TemporaryDirectory() as folder:
-        return family_graph(read_spec(write_family(Path(folder), model_type), pooling="mean"), rectangle=rectangle)
+        return family_graph(
+            read_spec(write_family(Path(folder), model_type), pooling="mean"), rectangle=rectangle
+        )

@@ -7,14 +7,23 @@ from pathlib import Path
 def _adds_eight_bits_exactly() -> bool:
     """Whether ONNX Runtime adds products of eight bits without loss: on x86 without VNNI, sums of two of them saturate."""
     facts = Path("/proc/cpuinfo")
-    return platform.machine() not in ("x86_64", "AMD64") or not facts.exists() or "vnni" in facts.read_text()
+    return (
+        platform.machine() not in ("x86_64", "AMD64")
+        or not facts.exists()
+        or "vnni" in facts.read_text()
+    )
 
 
 EXACT_INT8 = _adds_eight_bits_exactly()
 INT8 = 1 if EXACT_INT8 else 8
 # Last hidden states, whose values are about 1.
 HIDDEN = {"float32": 1e-5, "float16": 0.02, "bfloat16": 0.15, "int8": 0.2 * INT8}
-UNIT = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2 * INT8}  # elements of unit vectors
+UNIT = {
+    "float32": 1e-6,
+    "float16": 2e-3,
+    "bfloat16": 2e-2,
+    "int8": 2e-2 * INT8,
+}  # elements of unit vectors
 # Of a token's, which no mean makes smoother.
 MULTIVECTOR = {"float32": 2e-6, "float16": 5e-3, "bfloat16": 4e-2, "int8": 5e-2 * INT8}
 # Lexical weights, SPLADE weights, raw pooled vectors.

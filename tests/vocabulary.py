@@ -34,12 +34,18 @@ def tokenizer(kind: Kind) -> PreTrainedTokenizerFast:
 def _wordpiece() -> PreTrainedTokenizerFast:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     letters = sorted({letter for word in WORDS for letter in word} | set("?.,"))
-    raw = _vocabulary(models.WordPiece, [*pieces, *letters, *(f"##{letter}" for letter in letters)], unk_token="[UNK]")
+    raw = _vocabulary(
+        models.WordPiece,
+        [*pieces, *letters, *(f"##{letter}" for letter in letters)],
+        unk_token="[UNK]",
+    )
     raw.normalizer = normalizers.BertNormalizer()
     raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     raw.decoder = decoders.WordPiece()
     raw.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     return _fast(raw, pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
@@ -47,33 +53,53 @@ def _wordpiece() -> PreTrainedTokenizerFast:
 def _unigram() -> PreTrainedTokenizerFast:
     letters = sorted({letter for word in WORDS for letter in word})
     pieces = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
-    pieces += [(f"▁{word}", -3.0) for word in WORDS] + [("▁", -4.0)] + [(letter, -8.0) for letter in letters]
+    pieces += (
+        [(f"▁{word}", -3.0) for word in WORDS]
+        + [("▁", -4.0)]
+        + [(letter, -8.0) for letter in letters]
+    )
     raw = Tokenizer(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3))
     raw.pre_tokenizer = pre_tokenizers.Metaspace()
     raw.decoder = decoders.Metaspace()
     raw.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
     )
-    return _fast(raw, pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", bos="<s>", eos="</s>", mask="<mask>")
+    return _fast(
+        raw, pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", bos="<s>", eos="</s>", mask="<mask>"
+    )
 
 
 def _byte_level(*, specials: bool) -> PreTrainedTokenizerFast:
     first = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if specials else ["<|endoftext|>"]
     merges = sorted({(word[0], word[1]) for word in WORDS} | {(word[2], word[3]) for word in WORDS})
     merges += [(word[:2], word[2:]) for word in WORDS] + [("Ġ", word) for word in WORDS]
-    pieces = dict.fromkeys([*first, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)])
+    pieces = dict.fromkeys(
+        [
+            *first,
+            *sorted(pre_tokenizers.ByteLevel.alphabet()),
+            *(left + right for left, right in merges),
+        ]
+    )
     raw = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     if not specials:
         raw.post_processor = processors.ByteLevel(trim_offsets=False)
         return _fast(raw, pad="<|endoftext|>", eos="<|endoftext|>")
-    raw.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    return _fast(raw, pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", bos="<s>", eos="</s>", mask="<mask>")
+    raw.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), add_prefix_space=False
+    )
+    return _fast(
+        raw, pad="<pad>", unk="<unk>", cls="<s>", sep="</s>", bos="<s>", eos="</s>", mask="<mask>"
+    )
 
 
 def _vocabulary(model: Any, pieces: Sequence[str], **settings: Any) -> Tokenizer:
-    return Tokenizer(model({piece: number for number, piece in enumerate(dict.fromkeys(pieces))}, **settings))
+    return Tokenizer(
+        model({piece: number for number, piece in enumerate(dict.fromkeys(pieces))}, **settings)
+    )
 
 
 def _fast(raw: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
@@ -81,15 +107,31 @@ def _fast(raw: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=LONGEST, **special)
 
 
-SPECIALS = {"<unk>": 2, "<s>": 3, "</s>": 3, "<pad>": 3, "[CLS]": 3, "[SEP]": 3, "[MASK]": 3, "<x>": 4}  # types of pieces
+SPECIALS = {
+    "<unk>": 2,
+    "<s>": 3,
+    "</s>": 3,
+    "<pad>": 3,
+    "[CLS]": 3,
+    "[SEP]": 3,
+    "[MASK]": 3,
+    "<x>": 4,
+}  # types of pieces
 
 
-def sentencepiece(first: Sequence[str], *, bpe: bool = False, charsmap: bytes = b"", unknown: str = "<unk>") -> bytes:
+def sentencepiece(
+    first: Sequence[str], *, bpe: bool = False, charsmap: bytes = b"", unknown: str = "<unk>"
+) -> bytes:
     """A SentencePiece file of WORDS and their letters, as its trainer writes one; `first`: its special pieces, in order."""
     letters = sorted({letter for word in WORDS for letter in word} | set("ABé,7"))
     if bpe:
         joined = dict.fromkeys(
-            [*(word[:2] for word in WORDS), *(word[2:] for word in WORDS), *WORDS, *(f"▁{w}" for w in WORDS)]
+            [
+                *(word[:2] for word in WORDS),
+                *(word[2:] for word in WORDS),
+                *WORDS,
+                *(f"▁{w}" for w in WORDS),
+            ]
         )
         pieces = [
             *((f"<0x{byte:02X}>", 6, 0.0) for byte in range(256)),
@@ -104,7 +146,14 @@ def sentencepiece(first: Sequence[str], *, bpe: bool = False, charsmap: bytes = 
         ]
     specials = [(name, 2 if name == unknown else SPECIALS.get(name, 3), 0.0) for name in first]
     body = b"".join(
-        nested(1, nested(1, text.encode()) + b"\x15" + struct.pack("<f", score) + varint(3 << 3) + varint(kind))
+        nested(
+            1,
+            nested(1, text.encode())
+            + b"\x15"
+            + struct.pack("<f", score)
+            + varint(3 << 3)
+            + varint(kind),
+        )
         for text, kind, score in [*specials, *pieces]
     )
     ids = {40: unknown, 41: "<s>", 42: "</s>", 43: "<pad>"}
@@ -113,5 +162,12 @@ def sentencepiece(first: Sequence[str], *, bpe: bool = False, charsmap: bytes = 
         trained += varint(field << 3) + varint(first.index(name) if name in first else 2**64 - 1)
     trained += nested(45, unknown.encode())
     first_space = int(not bpe or "<bos>" not in first)  # Gemma's texts begin without one
-    keeps = varint(3 << 3) + varint(first_space) + varint(4 << 3) + varint(int(not bpe)) + varint(5 << 3) + varint(1)
+    keeps = (
+        varint(3 << 3)
+        + varint(first_space)
+        + varint(4 << 3)
+        + varint(int(not bpe))
+        + varint(5 << 3)
+        + varint(1)
+    )
     return body + nested(2, trained) + nested(3, nested(2, charsmap) + keeps)

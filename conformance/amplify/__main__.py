@@ -35,11 +35,17 @@ WORDS = 3  # at most, of texts that are not made large
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for the search, after the kept requests")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="for the search, after the kept requests"
+    )
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--findings", type=Path, help="file for the requests that cost too much")
-    parser.add_argument("--replay", action="append", default=[], help="send only this request; repeatable")
+    parser.add_argument(
+        "--replay", action="append", default=[], help="send only this request; repeatable"
+    )
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="amplify-") as folder, serving(Path(folder)) as target:
         store_collection(target)
@@ -56,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def store_collection(target: Target) -> None:
     """`docs`: points with different texts of half a kilobyte each, since equal texts are one point."""
     points = [{"text": f"{place} {TEXT * 10}"} for place in range(POINTS)]
-    reply = target.ask(Request("POST", "/collections/docs/points", {"points": points, "create": True}))
+    reply = target.ask(
+        Request("POST", "/collections/docs/points", {"points": points, "create": True})
+    )
     if reply is None or reply.status != 200:
         raise RuntimeError(f"no collection: {reply}")
 
@@ -64,7 +72,9 @@ def store_collection(target: Target) -> None:
 def _search(target: Target, arguments: argparse.Namespace) -> Found:
     draw = Draw(arguments.seed)
     draw.longest = WORDS
-    document, info = (target.ask(Request("GET", path)) for path in ("/api-doc/openapi.json", "/info"))
+    document, info = (
+        target.ask(Request("GET", path)) for path in ("/api-doc/openapi.json", "/info")
+    )
     assert document is not None
     assert info is not None
     shapes = Shapes(json.loads(document.body), json.loads(info.body)["model_id"], draw)
@@ -80,11 +90,15 @@ def _search(target: Target, arguments: argparse.Namespace) -> Found:
 def _report(found: Found, seed: int, findings: Path | None) -> int:
     beyond = [case for case in found.worst if case.excess > 1]
     tried = " ".join(f"{route} {number}" for route, number in sorted(found.tried.items()))
-    print(f"seed {seed}: {sum(found.tried.values())} requests, {tried}\nanswered {dict(sorted(found.statuses.items()))}")
+    print(
+        f"seed {seed}: {sum(found.tried.values())} requests, {tried}\nanswered {dict(sorted(found.statuses.items()))}"
+    )
     print("\n".join([HEAD, *map(told, sorted(found.worst, key=lambda case: -case.excess))]))
     print(f"beyond the bounds: {len(beyond)}")
     if findings is not None:
-        findings.write_text("".join(f"{case.request.told()}\n" for case in beyond), encoding="utf-8")
+        findings.write_text(
+            "".join(f"{case.request.told()}\n" for case in beyond), encoding="utf-8"
+        )
     return int(bool(beyond))
 
 

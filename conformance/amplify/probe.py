@@ -57,7 +57,10 @@ class Probe:
 
     def _end(self) -> dict[str, Any]:
         self._on_loop(self._stop)
-        return {"growth_bytes": (_kilobytes(PEAK) - self._rest) * 1024, "stall_seconds": self._stall}
+        return {
+            "growth_bytes": (_kilobytes(PEAK) - self._rest) * 1024,
+            "stall_seconds": self._stall,
+        }
 
     def _on_loop(self, act: Any) -> None:
         done = threading.Event()

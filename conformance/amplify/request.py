@@ -37,7 +37,10 @@ class Request:
     def told(self) -> str:
         """All that differs from what is usual, as JSON."""
         plain = asdict(Request("", ""))
-        return json.dumps({name: value for name, value in asdict(self).items() if value != plain[name]}, ensure_ascii=False)
+        return json.dumps(
+            {name: value for name, value in asdict(self).items() if value != plain[name]},
+            ensure_ascii=False,
+        )
 
     def content(self) -> bytes:
         """The sent body."""
@@ -48,7 +51,10 @@ class Request:
     def pieces(self) -> tuple[bytes, ...]:
         """All bytes for a connection; the last request ends it."""
         content = self.content()
-        headers = {"host": "amplify", **{name: _long(value) for name, value in self.headers.items()}}
+        headers = {
+            "host": "amplify",
+            **{name: _long(value) for name, value in self.headers.items()},
+        }
         if self.method not in BODILESS:
             headers.setdefault("content-type", "application/json")
         if self.chunk:
@@ -57,7 +63,10 @@ class Request:
         elif self.method not in BODILESS:
             headers["content-length"] = str(len(content))
         target = f"{self.path}?{_long(self.query)}" if self.query else self.path
-        lines = [f"{self.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [
+            f"{self.method} {target} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
         one = "\r\n".join(lines).encode() + b"\r\n\r\n" + content
         return (one * self.copies,)
 
@@ -76,7 +85,13 @@ def encode(body: Any) -> bytes:
     if isinstance(body, dict):
         if len(body) == 1 and (key := next(iter(body))) in MARKS:
             return MARKS[key](*(body[key] if isinstance(body[key], list) else [body[key]]))
-        return b"{" + b",".join(json.dumps(key).encode() + b":" + encode(value) for key, value in body.items()) + b"}"
+        return (
+            b"{"
+            + b",".join(
+                json.dumps(key).encode() + b":" + encode(value) for key, value in body.items()
+            )
+            + b"}"
+        )
     if isinstance(body, list):
         return b"[" + b",".join(map(encode, body)) + b"]"
     return json.dumps(body, ensure_ascii=False).encode()
@@ -103,7 +118,13 @@ def _deep(times: int) -> bytes:
     return b"[" * times + b"]" * times
 
 
-MARKS: Mapping[str, Callable[..., bytes]] = {"*text": _text, "*list": _list, "*keys": _keys, "*same": _same, "*deep": _deep}
+MARKS: Mapping[str, Callable[..., bytes]] = {
+    "*text": _text,
+    "*list": _list,
+    "*keys": _keys,
+    "*same": _same,
+    "*deep": _deep,
+}
 
 
 def _chunks(content: bytes, size: int) -> Iterator[bytes]:

@@ -34,23 +34,33 @@ def draw_call(draw: Random) -> Request:
             unit = draw.choice([unit for unit in UNITS if "\\" not in unit])
             if field.is_repeated:
                 count = draw.choice((2, 1000, size))
-                body[name] = {"*list": [{"*text": [unit, max(size // count // len(unit), 1)]}, count]}
+                body[name] = {
+                    "*list": [{"*text": [unit, max(size // count // len(unit), 1)]}, count]
+                }
             else:
                 body[name] = {"*text": [unit, max(size // len(unit.encode()), 1)]}
         elif kind == field.TYPE_BOOL:
             body[name] = draw.random() < 0.8
         elif field.is_repeated:
             body[name] = {"*list": [5, draw.choice((2, size // 2))]}
-    return Request("RPC", f"/{method.containing_service.full_name}/{method.name}", body, copies=copies)
+    return Request(
+        "RPC", f"/{method.containing_service.full_name}/{method.name}", body, copies=copies
+    )
 
 
 def call(target: Target, request: Request) -> tuple[int, Callable[[], tuple[str, int]]]:
     """How many bytes are sent, and what sends them: its code, and how many bytes came back."""
     service, name = request.path.strip("/").split("/")
     method = next(
-        method for one in messages.services() if one.full_name == service for method in one.methods if method.name == name
+        method
+        for one in messages.services()
+        if one.full_name == service
+        for method in one.methods
+        if method.name == name
     )
-    message = messages.message(method.input_type.name)(**json.loads(encode(request.body))).SerializeToString()
+    message = messages.message(method.input_type.name)(
+        **json.loads(encode(request.body))
+    ).SerializeToString()
 
     def work() -> tuple[str, int]:
         form = f"{_form(method.client_streaming)}_{_form(method.server_streaming)}"

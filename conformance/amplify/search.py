@@ -65,11 +65,15 @@ def search(
         if time.monotonic() > end:
             break
         found.add(Case(request, measure(request)))
-    found.worst = [_again(measure, case) if case.excess > 1 else case for case in worst_of(found.cases)]
+    found.worst = [
+        _again(measure, case) if case.excess > 1 else case for case in worst_of(found.cases)
+    ]
     return found
 
 
-def _drawn(shapes: Shapes, draw: Random, found: Found, calls: Callable[[], Request] | None) -> Iterator[Request]:
+def _drawn(
+    shapes: Shapes, draw: Random, found: Found, calls: Callable[[], Request] | None
+) -> Iterator[Request]:
     while True:
         for route in draw.sample(shapes.routes, len(shapes.routes)):
             yield shapes.fresh(route)

@@ -22,10 +22,30 @@ CONDITIONS: tuple[Any, ...] = (  # of filters, which the schema tells nothing of
     {"key": "text", "match": {"valu": "a"}},
     {"key": "text", "match": {"text_any": {"*text": ["hybrid ", 40]}}},
     {"key": "text", "match": {"any": {"*list": ["a", 40]}}},
-    {"must": [{"nested": {"key": "a", "filter": {"must_not": [{"key": "b", "match": {"value": True}}]}}}]},
-    {"min_should": {"conditions": [{"is_empty": {"key": "a"}}, {"has_id": [1, 2]}], "min_count": 1}},
+    {
+        "must": [
+            {
+                "nested": {
+                    "key": "a",
+                    "filter": {"must_not": [{"key": "b", "match": {"value": True}}]},
+                }
+            }
+        ]
+    },
+    {
+        "min_should": {
+            "conditions": [{"is_empty": {"key": "a"}}, {"has_id": [1, 2]}],
+            "min_count": 1,
+        }
+    },
 )
-NAMES = {"collection": "docs", "name": "docs", "data_type": "text", "alias": "nobody", "model_id": "/nowhere"}
+NAMES = {
+    "collection": "docs",
+    "name": "docs",
+    "data_type": "text",
+    "alias": "nobody",
+    "model_id": "/nowhere",
+}
 DEEPEST = 5
 HEAD_BYTES = 60_000
 Step = str | int
@@ -61,7 +81,11 @@ class Shapes:
         self._schemas = document["components"]["schemas"]
         self._alias = alias
         self._draw = draw
-        self._sites = {route.path: [*self._fields(route.schema)] for route in self.routes if route.schema is not None}
+        self._sites = {
+            route.path: [*self._fields(route.schema)]
+            for route in self.routes
+            if route.schema is not None
+        }
 
     def fresh(self, route: Route) -> Request:
         """Return a large request for a route."""
@@ -81,16 +105,26 @@ class Shapes:
         if route is None or route.schema is None:
             return request if route is None else self._bodiless(route)
         if roll < 0.4:
-            return replace(request, body=fitted(self._resized(request.body, self._draw.choice((0.5, 0.8, 1.2, 2.0, 4.0)))))
+            return replace(
+                request,
+                body=fitted(
+                    self._resized(request.body, self._draw.choice((0.5, 0.8, 1.2, 2.0, 4.0)))
+                ),
+            )
         if roll < 0.8:
             size = self._draw.choice((50, 500, 20_000))
             return replace(request, body=fitted(self._grown_somewhere(route, request.body, size)))
         return self._dressed(replace(request, copies=1, chunk=0))
 
     def _bodiless(self, route: Route) -> Request:
-        long = [self._draw.choice(("a", "%2e", "/", "a=b&", ", ")), self._draw.choice((1, 1000, HEAD_BYTES // 4))]
+        long = [
+            self._draw.choice(("a", "%2e", "/", "a=b&", ", ")),
+            self._draw.choice((1, 1000, HEAD_BYTES // 4)),
+        ]
         if self._draw.random() < 0.5:
-            return Request(route.method, route.path, query=long, copies=self._draw.choice((1, 1, 64)))
+            return Request(
+                route.method, route.path, query=long, copies=self._draw.choice((1, 1, 64))
+            )
         name = self._draw.choice(("accept", "accept-encoding", "authorization", "origin", "x"))
         return Request(route.method, route.path, headers={name: long})
 
@@ -140,12 +174,17 @@ class Shapes:
                     yield from self._fields(variant["items"], (*path, 0))
 
     def _smallest(self, schema: Mapping[str, Any], name: str) -> Any:
-        schema = self._draw.choice([one for one in self._variants(schema) if one.get("type") != "null"] or [{}])
+        schema = self._draw.choice(
+            [one for one in self._variants(schema) if one.get("type") != "null"] or [{}]
+        )
         if "enum" in schema:
             return self._draw.choice(schema["enum"])
         kind = schema.get("type")
         if kind == "object":
-            return {key: self._smallest(schema["properties"][key], key) for key in schema.get("required", ())}
+            return {
+                key: self._smallest(schema["properties"][key], key)
+                for key in schema.get("required", ())
+            }
         if kind == "array":
             if "prefixItems" in schema:
                 return [self._smallest(one, name) for one in schema["prefixItems"]]
@@ -180,7 +219,9 @@ class Shapes:
         condition = self._draw.choice(CONDITIONS)
         most = min(size, 99_000) // len(encode(condition))
         return {
-            self._draw.choice(("must", "should", "must_not")): {"*list": [condition, self._draw.choice((1, 50, 100, most))]}
+            self._draw.choice(("must", "should", "must_not")): {
+                "*list": [condition, self._draw.choice((1, 50, 100, most))]
+            }
         }
 
     def _string(self, schema: Mapping[str, Any], size: int, path: tuple[Step, ...]) -> Any:
@@ -199,7 +240,11 @@ class Shapes:
     def _list(self, schema: Mapping[str, Any], size: int) -> Any:
         items = self._draw.choice(self._variants(schema.get("items") or {}))
         if self._draw.random() < 0.5:  # up to the room that is left
-            item = self._smallest(items, "") if items else self._draw.choice(({"text": "a"}, 0, {}, "a"))
+            item = (
+                self._smallest(items, "")
+                if items
+                else self._draw.choice(({"text": "a"}, 0, {}, "a"))
+            )
             return {"*list": [item, max(size // (len(repr(item)) + 1), 1)]}
         count = self._draw.choice((*COUNTS, *[schema.get("maxItems")] * ("maxItems" in schema)))
         each = max(size // count - 3, 1)
@@ -214,7 +259,9 @@ class Shapes:
         """A value of any type."""
         makers = (
             lambda: self._text(size),
-            lambda: {"*list": [self._draw.choice((0, "", {}, [], None, 1.5, "a", ["a"])), size // 4]},
+            lambda: {
+                "*list": [self._draw.choice((0, "", {}, [], None, 1.5, "a", ["a"])), size // 4]
+            },
             lambda: {"*list": [{self._draw.choice(("a", "\0", "text")): 1}, size // 15]},
             lambda: {"*keys": [self._draw.choice((0, "a", [], {})), size // 10]},
             lambda: {"*same": [self._draw.choice(("a", "inputs", "\\u0061")), 1, size // 12]},
@@ -242,7 +289,10 @@ def placed(body: Any, path: tuple[Step, ...], value: Any) -> Any:
     step, *rest = path
     if isinstance(step, int):
         items = body if isinstance(body, list) else []
-        return [placed(items[step] if step < len(items) else None, tuple(rest), value), *items[step + 1 :]]
+        return [
+            placed(items[step] if step < len(items) else None, tuple(rest), value),
+            *items[step + 1 :],
+        ]
     fields = body if isinstance(body, dict) and not any(key.startswith("*") for key in body) else {}
     return {**fields, step: placed(fields.get(step), tuple(rest), value)}
 
@@ -258,7 +308,9 @@ def fitted(body: Any) -> Any:
     return body
 
 
-def marked(body: Any, path: tuple[Step, ...] = ()) -> Iterator[tuple[tuple[Step, ...], dict[str, Any]]]:
+def marked(
+    body: Any, path: tuple[Step, ...] = ()
+) -> Iterator[tuple[tuple[Step, ...], dict[str, Any]]]:
     """The places of a body's large parts, and the parts."""
     if isinstance(body, dict):
         for key, value in body.items():

@@ -37,7 +37,13 @@ class Cost:
     def least(self, other: Cost) -> Cost:
         """Return the smaller cost of two runs of one request."""
         growth = min(self.growth_bytes, other.growth_bytes)
-        return Cost(growth, min(self.stall_seconds, other.stall_seconds), other.status, other.answer_bytes, other.seconds)
+        return Cost(
+            growth,
+            min(self.stall_seconds, other.stall_seconds),
+            other.status,
+            other.answer_bytes,
+            other.seconds,
+        )
 
 
 class Target:
@@ -58,22 +64,35 @@ class Target:
             sent, work = call(self, request)
         else:
             pieces = request.pieces()
-            sent, work = sum(map(len, pieces)), lambda: self._ask(Shot("amplify", pieces, request.copies))
+            sent, work = (
+                sum(map(len, pieces)),
+                lambda: self._ask(Shot("amplify", pieces, request.copies)),
+            )
         self._tell("begin")
         began = time.perf_counter()
         status, answered = work()
         seconds = time.perf_counter() - began
         told = self._tell("end")
-        return Cost(told["growth_bytes"] - answered - sent, told["stall_seconds"], status, answered, seconds)
+        return Cost(
+            told["growth_bytes"] - answered - sent, told["stall_seconds"], status, answered, seconds
+        )
 
     def ask(self, request: Request) -> Reply | None:
         """Return the answer to a request without measuring it; None if there is none."""
-        outcome = asyncio.run(Peer(self.host, self.port).ask(Shot("amplify", request.pieces(), request.copies)))
+        outcome = asyncio.run(
+            Peer(self.host, self.port).ask(Shot("amplify", request.pieces(), request.copies))
+        )
         return outcome.replies[0] if outcome.replies else None
 
     def _ask(self, shot: Shot) -> tuple[str, int]:
         outcome = asyncio.run(Peer(self.host, self.port).ask(shot))
-        status = "hung" if outcome.hung else str(outcome.replies[-1].status) if outcome.replies else outcome.broken or "closed"
+        status = (
+            "hung"
+            if outcome.hung
+            else str(outcome.replies[-1].status)
+            if outcome.replies
+            else outcome.broken or "closed"
+        )
         return status, sum(len(reply.body) for reply in outcome.replies)
 
     def _tell(self, word: str) -> Any:
@@ -86,13 +105,19 @@ class Target:
 
 
 @contextmanager
-def running(command: Sequence[str], *, port: int, rpc_port: int | None = None, log: Path, **variables: str) -> Iterator[Target]:
+def running(
+    command: Sequence[str], *, port: int, rpc_port: int | None = None, log: Path, **variables: str
+) -> Iterator[Target]:
     """A server until the block is left. `command`: with `{probe}` in the place of the descriptor. Raises RuntimeError."""
     peer.HANG_SECONDS = HANG_SECONDS
     ours, theirs = socket.socketpair()
     filled = [word.format(probe=theirs.fileno()) for word in command]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", **variables}
-    with ours, theirs, started(filled, port, log, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()]):
+    with (
+        ours,
+        theirs,
+        started(filled, port, log, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()]),
+    ):
         theirs.close()
         with ours.makefile("rw") as lines:
             yield Target(port, lines, rpc_port)
@@ -102,10 +127,23 @@ def running(command: Sequence[str], *, port: int, rpc_port: int | None = None, l
 def serving(scratch: Path) -> Iterator[Target]:
     """The server with its default flags, the embedded model and an embedded vector store."""
     port, rpc_port = free_port(), _rpc_port()
-    flags = ["--hostname", Target.host, "--port", str(port), "--qdrant-path", str(scratch / "store")]
+    flags = [
+        "--hostname",
+        Target.host,
+        "--port",
+        str(port),
+        "--qdrant-path",
+        str(scratch / "store"),
+    ]
     flags += [] if rpc_port is None else ["--grpc-port", str(rpc_port)]
     command = [sys.executable, "-m", "conformance.amplify.launch", "{probe}", *flags]
-    with running(command, port=port, rpc_port=rpc_port, log=scratch / "log", HYBRIDTEI_CACHE=str(scratch / "cache")) as target:
+    with running(
+        command,
+        port=port,
+        rpc_port=rpc_port,
+        log=scratch / "log",
+        HYBRIDTEI_CACHE=str(scratch / "cache"),
+    ) as target:
         yield target
 
 

@@ -41,20 +41,28 @@ Row = dict[str, str]
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m conformance.checkpoints", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m conformance.checkpoints",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", default="", help="case names that begin so; several by commas")
     parser.add_argument("--backends", default=",".join(BACKENDS), help="[default: %(default)s]")
     parser.add_argument("--out", type=Path, help="table to append to, and to resume from")
     parser.add_argument("--keep", type=Path, help="folder to leave the checkpoints in")
     options = parser.parse_args(argv)
-    wanted = {name: case for name, case in CASES.items() if name.startswith(tuple(options.only.split(",")))}
+    wanted = {
+        name: case
+        for name, case in CASES.items()
+        if name.startswith(tuple(options.only.split(",")))
+    }
     rows = read_rows(options.out)
     done = {row["case"] for row in rows}
     for name, case in tqdm(wanted.items(), unit="case", disable=None):
         if name not in done:
             with TemporaryDirectory() as scratch:
-                new = list(run(name, case, Path(options.keep or scratch), options.backends.split(",")))
+                new = list(
+                    run(name, case, Path(options.keep or scratch), options.backends.split(","))
+                )
             append(options.out, new)
             rows += new
             for row in new:
@@ -72,12 +80,20 @@ def run(name: str, case: Case, scratch: Path, backends: Iterable[str]) -> Iterab
     try:
         build(folder, case)
     except Exception as error:
-        yield row_of(name, group, "-", judge.Verdict("could not be built", f"{type(error).__name__}: {error}"[:300]), 0)
+        yield row_of(
+            name,
+            group,
+            "-",
+            judge.Verdict("could not be built", f"{type(error).__name__}: {error}"[:300]),
+            0,
+        )
         return
     try:
         oracle: Any = judge.expected(case.kind, oracle_of(folder, case), case.options)
     except Exception as error:
-        oracle = f"no oracle: {type(error).__name__}: {error}".replace(str(folder), "…").replace("\n", " ")[:300]
+        oracle = f"no oracle: {type(error).__name__}: {error}".replace(str(folder), "…").replace(
+            "\n", " "
+        )[:300]
     for backend in backends:
         start = time.perf_counter()
         try:
@@ -92,7 +108,13 @@ def run(name: str, case: Case, scratch: Path, backends: Iterable[str]) -> Iterab
 def row_of(name: str, group: str, backend: str, verdict: judge.Verdict, seconds: float) -> Row:
     deviation = "" if verdict.deviation is None else f"{verdict.deviation:.2e}"
     message = verdict.message.replace("\t", " ").replace("\n", " ")
-    return dict(zip(COLUMNS, (name, group, backend, verdict.verdict, deviation, f"{seconds:.2f}", message), strict=True))
+    return dict(
+        zip(
+            COLUMNS,
+            (name, group, backend, verdict.verdict, deviation, f"{seconds:.2f}", message),
+            strict=True,
+        )
+    )
 
 
 def read_rows(path: Path | None) -> list[Row]:

@@ -73,10 +73,26 @@ SEQ2SEQ = {
     "max_position_embeddings": LONGEST,
 }
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-SPLIT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": LONGEST}
+SPLIT = {
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "max_position_embeddings": LONGEST,
+}
 XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "max_position_embeddings": LONGEST}
-DEBERTA = {**SIZES, "type_vocab_size": 0, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
-BUCKETS = {"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
+DEBERTA = {
+    **SIZES,
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+}
+BUCKETS = {
+    "position_buckets": 8,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
 IDS = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
 LLAMA = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 
@@ -91,10 +107,14 @@ BASES: dict[str, Base] = {
     "electra-same": Base("electra", settings={**SIZES, "embedding_size": 32}),
     "mpnet": Base("mpnet", "roberta", ROBERTA),
     "deberta-v3": Base("deberta-v2", settings={**DEBERTA, **BUCKETS}),
-    "deberta-v2-conv": Base("deberta-v2", settings={**DEBERTA, **BUCKETS, "conv_kernel_size": 3, "conv_act": "gelu"}),
+    "deberta-v2-conv": Base(
+        "deberta-v2", settings={**DEBERTA, **BUCKETS, "conv_kernel_size": 3, "conv_act": "gelu"}
+    ),
     "deberta-v1": Base("deberta", settings={**DEBERTA, "max_relative_positions": 64}),
     "albert": Base("albert", settings={**SIZES, "embedding_size": 16, "num_hidden_groups": 1}),
-    "modernbert": Base("modernbert", settings={**tiny.FAMILIES["modernbert"].settings, **tiny.MODERN_BERT_IDS}),
+    "modernbert": Base(
+        "modernbert", settings={**tiny.FAMILIES["modernbert"].settings, **tiny.MODERN_BERT_IDS}
+    ),
     "nomic": Base("nomic_bert", settings=SIZES),
     "gte": Base("gte", "unigram", tiny.ENCODER),
     "jina3": Base("jina_embeddings_v3", "unigram", ROBERTA),
@@ -103,7 +123,9 @@ BASES: dict[str, Base] = {
     "qwen3": Base("qwen3", "bytes", {**DECODER, **IDS, "head_dim": 8}),
     "mistral": Base("mistral", "llama", {**DECODER, **LLAMA, "sliding_window": 16}),
     "llama": Base("llama", "llama", {**DECODER, **LLAMA}),
-    "gemma3-text": Base("gemma3_text", "llama", {**GEMMA, **LLAMA, "layer_types": tiny.LOCAL_AND_GLOBAL}),
+    "gemma3-text": Base(
+        "gemma3_text", "llama", {**GEMMA, **LLAMA, "layer_types": tiny.LOCAL_AND_GLOBAL}
+    ),
     "gemma2": Base("gemma2", "llama", {**GEMMA, **LLAMA}),
     "gemma": Base("gemma", "llama", {**DECODER, **LLAMA, "head_dim": 8}),
     "phi3": Base("phi3", "llama", {**DECODER, **LLAMA}),
@@ -112,18 +134,36 @@ BASES: dict[str, Base] = {
     "qwen3-moe": Base(
         "qwen3_moe",
         "bytes",
-        {**DECODER, **IDS, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        {
+            **DECODER,
+            **IDS,
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
     ),
     **{
         name.replace("_", "-"): Base(name, "llama", {**DECODER, **LLAMA})
         for name in ("phi", "granite", "olmo2", "starcoder2", "stablelm", "cohere")
     },
-    **{name: Base(name, "llama", {**DECODER, **LLAMA, "head_dim": 8}) for name in ("glm", "ministral")},
-    "gpt2": Base("gpt2", "bytes", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LONGEST}),
+    **{
+        name: Base(name, "llama", {**DECODER, **LLAMA, "head_dim": 8})
+        for name in ("glm", "ministral")
+    },
+    "gpt2": Base(
+        "gpt2", "bytes", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": LONGEST}
+    ),
     "bloom": Base("bloom", "bytes", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "falcon": Base("falcon", "bytes", {**tiny.ENCODER}),
-    "opt": Base("opt", "roberta", {**tiny.ENCODER, "ffn_dim": 48, "word_embed_proj_dim": 32, "pad_token_id": 1}),
-    "modernbert-decoder": Base("modernbert-decoder", settings={**tiny.ENCODER, **tiny.MODERN_BERT_IDS}),
+    "opt": Base(
+        "opt",
+        "roberta",
+        {**tiny.ENCODER, "ffn_dim": 48, "word_embed_proj_dim": 32, "pad_token_id": 1},
+    ),
+    "modernbert-decoder": Base(
+        "modernbert-decoder", settings={**tiny.ENCODER, **tiny.MODERN_BERT_IDS}
+    ),
     "t5-encoder": Base("t5", "unigram", {**T5, "pad_token_id": 1}),
     "mt5-encoder": Base("mt5", "unigram", {**T5, "pad_token_id": 1}),
     "bart": Base("bart", "roberta", SEQ2SEQ),
@@ -131,10 +171,15 @@ BASES: dict[str, Base] = {
     "xlnet": Base("xlnet", "unigram", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}),
     "xlm": Base("xlm", settings={**XLM, "pad_index": 0}),
     "flaubert": Base("flaubert", settings={**XLM, "pad_index": 0}),
-    "funnel": Base("funnel", settings={"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "block_sizes": [1, 1]}),
+    "funnel": Base(
+        "funnel",
+        settings={"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "block_sizes": [1, 1]},
+    ),
     "longformer": Base("longformer", "roberta", {**ROBERTA, "attention_window": 8}),
     "big-bird": Base("big_bird", "wordpiece", {**SIZES, "attention_type": "original_full"}),
-    "mobilebert": Base("mobilebert", settings={**SIZES, "embedding_size": 32, "intra_bottleneck_size": 32}),
+    "mobilebert": Base(
+        "mobilebert", settings={**SIZES, "embedding_size": 32, "intra_bottleneck_size": 32}
+    ),
     "convbert": Base("convbert", settings={**SIZES, "embedding_size": 32}),
     "luke": Base("luke", "roberta", {**ROBERTA, "entity_vocab_size": 8, "entity_emb_size": 8}),
     "squeezebert": Base("squeezebert", settings={**SIZES, "embedding_size": 32}),
@@ -142,9 +187,13 @@ BASES: dict[str, Base] = {
     "lilt": Base("lilt", "roberta", {**ROBERTA}),
     "dpr-question": Base("dpr", settings=SIZES),
     **{
-        name: Base(name, settings=SIZES) for name in ("ernie", "megatron-bert", "roformer", "fnet", "nystromformer", "splinter")
+        name: Base(name, settings=SIZES)
+        for name in ("ernie", "megatron-bert", "roformer", "fnet", "nystromformer", "splinter")
     },
-    **{name: Base(name, "roberta", ROBERTA) for name in ("data2vec-text", "xlm-roberta-xl", "ibert", "xmod", "esm")},
+    **{
+        name: Base(name, "roberta", ROBERTA)
+        for name in ("data2vec-text", "xlm-roberta-xl", "ibert", "xmod", "esm")
+    },
 }
 TYPED = frozenset({"bert", "electra", "nomic_bert", "ernie", "albert"})
 
@@ -154,7 +203,9 @@ def build(folder: Path, case: Case) -> Path:
     base = BASES[case.base]
     pieces = write_tokenizer(folder, base.words, longest=LONGEST, types=base.model_type in TYPED)
     ids = {"pad_token_id": 1 if base.words in ("unigram", "roberta") else 0}
-    config = AutoConfig.for_model(base.model_type, **{"vocab_size": pieces, **ids, **base.settings, **case.settings})
+    config = AutoConfig.for_model(
+        base.model_type, **{"vocab_size": pieces, **ids, **base.settings, **case.settings}
+    )
     model = model_of(config, case.task)
     torch.manual_seed(0)
     tiny.randomise(model, 0)
@@ -215,7 +266,10 @@ def words(**changes: Any) -> Step:
 
 
 def sbert(**changes: Any) -> Step:
-    return edit("sentence_bert_config.json", **{"max_seq_length": LONGEST, "do_lower_case": False, **changes})
+    return edit(
+        "sentence_bert_config.json",
+        **{"max_seq_length": LONGEST, "do_lower_case": False, **changes},
+    )
 
 
 def json_of(file: str, value: Any) -> Step:
@@ -257,12 +311,18 @@ def modules(folder: Path, chain: tuple[str, ...] = ("Pooling",), **pooling: Any)
     home = "sentence_transformers.models"
     paths = ["", *(f"{number}_{name}" for number, name in enumerate(chain, start=1))]
     rows = zip(paths, ("Transformer", *chain), strict=True)
-    listed = [{"idx": i, "name": str(i), "path": path, "type": f"{home}.{name}"} for i, (path, name) in enumerate(rows)]
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"{home}.{name}"}
+        for i, (path, name) in enumerate(rows)
+    ]
     tiny.write_json(folder / "modules.json", listed)
     for path in paths[1:]:
         (folder / path).mkdir(exist_ok=True)
     if "Pooling" in chain:
-        described = {"word_embedding_dimension": 32, **(pooling or {"pooling_mode_mean_tokens": True})}
+        described = {
+            "word_embedding_dimension": 32,
+            **(pooling or {"pooling_mode_mean_tokens": True}),
+        }
         tiny.write_json(folder / f"{chain.index('Pooling') + 1}_Pooling" / "config.json", described)
 
 
@@ -270,12 +330,16 @@ def chain(*names: str, **pooling: Any) -> Step:
     return lambda folder: modules(folder, names, **pooling)
 
 
-def as_bin(*, keep: bool = False, wrap: Callable[[Tensors], Any] = dict, legacy: bool = False) -> Step:
+def as_bin(
+    *, keep: bool = False, wrap: Callable[[Tensors], Any] = dict, legacy: bool = False
+) -> Step:
     """Save the weights in torch's format, instead of safetensors or in addition to it."""
 
     def step(folder: Path) -> None:
         found = load_file(folder / "model.safetensors")
-        torch.save(wrap(found), folder / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+        torch.save(
+            wrap(found), folder / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy
+        )
         if not keep:
             (folder / "model.safetensors").unlink()
 
@@ -292,9 +356,13 @@ def shards(count: int, *, bins: bool = False, keep: bool = False, index: bool = 
         placed = {name: names[place % count] for place, name in enumerate(sorted(found))}
         for file in names:
             part = {name: found[name] for name, home in placed.items() if home == file}
-            torch.save(part, folder / file) if bins else save_file(part, folder / file, metadata={"format": "pt"})
+            torch.save(part, folder / file) if bins else save_file(
+                part, folder / file, metadata={"format": "pt"}
+            )
         if index:
-            tiny.write_json(folder / f"{stem}.{suffix}.index.json", {"metadata": {}, "weight_map": placed})
+            tiny.write_json(
+                folder / f"{stem}.{suffix}.index.json", {"metadata": {}, "weight_map": placed}
+            )
         if not keep:
             (folder / "model.safetensors").unlink()
 

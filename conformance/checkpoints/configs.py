@@ -6,16 +6,47 @@ from typing import Any
 from conformance.checkpoints.build import BASES, Case, Step, config, rewritten, sbert, words
 from tests import published
 
-NATIVE = frozenset(["bert", "bert-cased", "roberta", "xlmr", "camembert", "distilbert", "electra", "electra-same", "mpnet"])
-NATIVE |= {"deberta-v3", "modernbert", "nomic", "gte", "jina3", "eurobert", "qwen2", "qwen3", "mistral", "llama", "gemma3-text"}
+NATIVE = frozenset(
+    [
+        "bert",
+        "bert-cased",
+        "roberta",
+        "xlmr",
+        "camembert",
+        "distilbert",
+        "electra",
+        "electra-same",
+        "mpnet",
+    ]
+)
+NATIVE |= {
+    "deberta-v3",
+    "modernbert",
+    "nomic",
+    "gte",
+    "jina3",
+    "eurobert",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "llama",
+    "gemma3-text",
+}
 FOREIGN = frozenset(BASES) - NATIVE  # families that torch alone runs
 TESTED = {"load": {"measures": True}}  # the self-test finds a family that reads its neighbours
 TASKS = {"t5-encoder": "EncoderModel", "mt5-encoder": "EncoderModel"}
 NAMED_SO = "the publisher's class sees both ways, which transformers does not know by its name"
-EMPTY_ADAPTERS: dict[str, Any] = {"adapters": {}, "config_map": {}, "fusion_config_map": {}, "fusions": {}}
+EMPTY_ADAPTERS: dict[str, Any] = {
+    "adapters": {},
+    "config_map": {},
+    "fusion_config_map": {},
+    "fusions": {},
+}
 
 
-def case(base: str, *steps: Step, by_design: str = "", task: str = "Model", **settings: Any) -> Case:
+def case(
+    base: str, *steps: Step, by_design: str = "", task: str = "Model", **settings: Any
+) -> Case:
     """An embedder with mean pooling; `settings` are the configuration's."""
     return Case(base, settings, steps, by_design=by_design, task=task)
 
@@ -29,12 +60,20 @@ def remote(name: str) -> Case:
 def old_thetas(folder: Path) -> None:
     """ModernBERT as transformers 4 wrote it."""
     config(
-        rope_parameters=..., global_rope_theta=160000.0, local_rope_theta=10000.0, layer_types=..., global_attn_every_n_layers=2
+        rope_parameters=...,
+        global_rope_theta=160000.0,
+        local_rope_theta=10000.0,
+        layer_types=...,
+        global_attn_every_n_layers=2,
     )(folder)
 
 
 def families() -> dict[str, Case]:
-    nested = config(model_type="gemma3", text_config={"hidden_size": 32, "model_type": "gemma3_text"}, hidden_size=...)
+    nested = config(
+        model_type="gemma3",
+        text_config={"hidden_size": 32, "model_type": "gemma3_text"},
+        hidden_size=...,
+    )
     more = {
         "gemma3-bidir": case("gemma3-text", use_bidirectional_attention=True),
         "t5-full": case("t5-encoder"),
@@ -44,10 +83,22 @@ def families() -> dict[str, Case]:
         "nomic-old": case("nomic", rewritten(published.as_nomic)),
         **{
             f"remote-{name}": remote(name)
-            for name in ("internlm2", "minicpm", "bertimbau", "hf_nomic_bert", "nvembed", "baichuan", "luxbert", "chatglm")
+            for name in (
+                "internlm2",
+                "minicpm",
+                "bertimbau",
+                "hf_nomic_bert",
+                "nvembed",
+                "baichuan",
+                "luxbert",
+                "chatglm",
+            )
         },
     }
-    found = {name: Case(name, task=TASKS.get(name, "Model"), options=TESTED if name in FOREIGN else {}) for name in BASES}
+    found = {
+        name: Case(name, task=TASKS.get(name, "Model"), options=TESTED if name in FOREIGN else {})
+        for name in BASES
+    }
     return {f"fam-{name}": one for name, one in {**found, **more}.items()}
 
 
@@ -99,24 +150,40 @@ def keys() -> dict[str, Case]:
         "bert-eps-1e-05": case("bert", layer_norm_eps=1e-5),
         "bert-heads-8-hidden-32": case("bert", num_attention_heads=8),
         "bert-layers-1": case("bert", num_hidden_layers=1),
-        **{f"roberta-pad-{pad}": case("roberta", pad_token_id=pad, max_position_embeddings=129 + pad) for pad in (0, 1, 3, 5)},
+        **{
+            f"roberta-pad-{pad}": case(
+                "roberta", pad_token_id=pad, max_position_embeddings=129 + pad
+            )
+            for pad in (0, 1, 3, 5)
+        },
         "mpnet-pad-0": case("mpnet", pad_token_id=0),
         "xlmr-pad-0": case("xlmr", pad_token_id=0),
         "camembert-pad-3": case("camembert", pad_token_id=3, max_position_embeddings=132),
         "roberta-null-pad": case("roberta", config(pad_token_id=None)),
-        "mpnet-defaults-missing": case("mpnet", config(relative_attention_num_buckets=..., layer_norm_eps=..., hidden_act=...)),
+        "mpnet-defaults-missing": case(
+            "mpnet", config(relative_attention_num_buckets=..., layer_norm_eps=..., hidden_act=...)
+        ),
         "mpnet-buckets-64": case("mpnet", relative_attention_num_buckets=64),
-        "electra-defaults-missing": case("electra", config(hidden_act=..., layer_norm_eps=..., type_vocab_size=...)),
-        "distilbert-types": case("distilbert", words(model_input_names=["input_ids", "token_type_ids", "attention_mask"])),
+        "electra-defaults-missing": case(
+            "electra", config(hidden_act=..., layer_norm_eps=..., type_vocab_size=...)
+        ),
+        "distilbert-types": case(
+            "distilbert", words(model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+        ),
         "deberta-biased": case("deberta-v3", position_biased_input=True),
         "deberta-no-share": case("deberta-v3", share_att_key=False),
         "deberta-embedding-size": case("deberta-v3", embedding_size=16),
-        "deberta-no-relative": case("deberta-v3", relative_attention=False, position_biased_input=True),
+        "deberta-no-relative": case(
+            "deberta-v3", relative_attention=False, position_biased_input=True
+        ),
         "deberta-max-rel": case("deberta-v3", max_relative_positions=64),
         "deberta-head-size": case("deberta-v3", attention_head_size=8),
         "deberta-long": case("deberta-v3", words(model_max_length=512), sbert(max_seq_length=256)),
         "modernbert-biases": case("modernbert", attention_bias=True, mlp_bias=True, norm_bias=True),
-        **{f"modernbert-every-{n}": case("modernbert", **three, global_attn_every_n_layers=n) for n in (2, 3)},
+        **{
+            f"modernbert-every-{n}": case("modernbert", **three, global_attn_every_n_layers=n)
+            for n in (2, 3)
+        },
         "modernbert-old-config-thetas": case("modernbert", old_thetas),
         "modernbert-local-null": case("modernbert", old_thetas, config(local_rope_theta=None)),
         "modernbert-local-odd": case("modernbert", local_attention=9),
@@ -131,7 +198,13 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 4.0},
     "yarn": {"factor": 4.0, **YARN},
-    "yarn-full": {"factor": 4.0, **YARN, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.1},
+    "yarn-full": {
+        "factor": 4.0,
+        **YARN,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "attention_factor": 1.1,
+    },
     "yarn-mscale": {"factor": 4.0, **YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
     "yarn-notrunc": {"factor": 4.0, **YARN, "truncate": False},
     "yarn-no-original": {"factor": 4.0},
@@ -151,7 +224,9 @@ def rotary() -> dict[str, Case]:
             found[f"rope-{base}-{name}"] = case(
                 base, config(rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **more})
             )
-            found[f"ropeold-{base}-{name}-type"] = case(base, config(**old, rope_scaling={"type": kind, **more}))
+            found[f"ropeold-{base}-{name}-type"] = case(
+                base, config(**old, rope_scaling={"type": kind, **more})
+            )
             both = {"type": kind, "rope_type": kind, **more}
             found[f"ropeold-{base}-{name}-both"] = case(base, config(**old, rope_scaling=both))
     old = {"rope_parameters": ..., "rope_theta": 1000.0}
@@ -161,23 +236,35 @@ def rotary() -> dict[str, Case]:
     found |= {
         "ropeold-llama-empty": case("llama", config(**old, rope_scaling={})),
         "ropeold-llama-nested-theta-conflict": case(
-            "llama", config(rope_theta=1000.0, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+            "llama",
+            config(
+                rope_theta=1000.0, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+            ),
         ),
         "rope-partial-llama": case("llama", config(rope_parameters=partial)),
         "rope-partial-llama-top": case("llama", config(**old, partial_rotary_factor=0.5)),
         "rope-partial-nomic": case("nomic", config(rope_parameters=partial)),
-        "rope-dynamic-nomic": case("nomic", config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})),
+        "rope-dynamic-nomic": case(
+            "nomic",
+            config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        ),
         "modernbert-yarn": case(
             "modernbert",
             config(
                 rope_parameters={
-                    "full_attention": {"rope_type": "yarn", "rope_theta": 160000.0, **SCALINGS["yarn"]},
+                    "full_attention": {
+                        "rope_type": "yarn",
+                        "rope_theta": 160000.0,
+                        **SCALINGS["yarn"],
+                    },
                     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                 }
             ),
         ),
         "rope-gemma-old": case("gemma3-text", config(**gemma)),
-        "rope-gemma-old-scaled": case("gemma3-text", config(**kept, rope_scaling={"rope_type": "linear", "factor": 8.0})),
+        "rope-gemma-old-scaled": case(
+            "gemma3-text", config(**kept, rope_scaling={"rope_type": "linear", "factor": 8.0})
+        ),
     }
     rope = {
         "eurobert": "EuroBert",
@@ -202,7 +289,9 @@ def rotary() -> dict[str, Case]:
     for base, of in rope.items():
         why = theirs if base == "eurobert" else ""
         found[f"rope-missing-{of}Model"] = case(base, config(rope_parameters=...), by_design=why)
-        found[f"defaults-missing-{of}Model"] = case(base, config(**dict.fromkeys(defaults, ...)), by_design=why)
+        found[f"defaults-missing-{of}Model"] = case(
+            base, config(**dict.fromkeys(defaults, ...)), by_design=why
+        )
     return found
 
 
@@ -211,36 +300,70 @@ def decoders() -> dict[str, Case]:
     windows = {"use_sliding_window": True, "sliding_window": 8}
     old = {"layer_types": ..., "max_window_layers": 1}
     return {
-        **{f"mistral-window-{width}": case("mistral", sliding_window=width) for width in (8, 24, 64)},
+        **{
+            f"mistral-window-{width}": case("mistral", sliding_window=width)
+            for width in (8, 24, 64)
+        },
         "mistral-window-missing": case("mistral", config(sliding_window=...)),
-        **{f"{base}-bidirectional": case(base, config(is_causal=False)) for base in ("mistral", "qwen2", "qwen3")},
-        "qwen2-bidirectional-arch": case("qwen2", config(architectures=["Qwen2BidirectionalModel"]), by_design=NAMED_SO),
+        **{
+            f"{base}-bidirectional": case(base, config(is_causal=False))
+            for base in ("mistral", "qwen2", "qwen3")
+        },
+        "qwen2-bidirectional-arch": case(
+            "qwen2", config(architectures=["Qwen2BidirectionalModel"]), by_design=NAMED_SO
+        ),
         "eurobert-is-decoder": case("eurobert", config(is_decoder=True)),
         "qwen2-window-layertypes": case("qwen2", config(**windows, **both)),
-        "qwen2-layer-types-mixed": case("qwen2", config(**windows, layer_types=both["layer_types"][::-1])),
+        "qwen2-layer-types-mixed": case(
+            "qwen2", config(**windows, layer_types=both["layer_types"][::-1])
+        ),
         "qwen2-window-old": case("qwen2", config(**windows, **old)),
-        "qwen2-window-old-none": case("qwen2", config(**windows, layer_types=..., max_window_layers=...)),
+        "qwen2-window-old-none": case(
+            "qwen2", config(**windows, layer_types=..., max_window_layers=...)
+        ),
         "qwen3-window-old": case("qwen3", config(**windows, **old)),
         "qwen2-window-off": case("qwen2", config(**{**windows, "use_sliding_window": False})),
         "llama-layer-types": case("llama", config(layer_types=["full_attention"] * 2)),
         "qwen3-headdim-null": case("qwen3", config(head_dim=None)),
         "mistral-headdim-16": case("mistral", head_dim=16),
-        **{f"{base}-kv-{count}": case(base, num_key_value_heads=count) for base in ("llama", "qwen3") for count in (1, 2, 4)},
-        **{f"{base}-kv-missing": case(base, config(num_key_value_heads=...), num_key_value_heads=4) for base in ("llama",)},
-        "mistral-kv-missing": case("mistral", config(num_key_value_heads=...), num_attention_heads=8, num_key_value_heads=8),
+        **{
+            f"{base}-kv-{count}": case(base, num_key_value_heads=count)
+            for base in ("llama", "qwen3")
+            for count in (1, 2, 4)
+        },
+        **{
+            f"{base}-kv-missing": case(base, config(num_key_value_heads=...), num_key_value_heads=4)
+            for base in ("llama",)
+        },
+        "mistral-kv-missing": case(
+            "mistral", config(num_key_value_heads=...), num_attention_heads=8, num_key_value_heads=8
+        ),
         "mistral-kv-missing-16heads": case(
-            "mistral", config(num_key_value_heads=...), num_attention_heads=16, num_key_value_heads=8
+            "mistral",
+            config(num_key_value_heads=...),
+            num_attention_heads=16,
+            num_key_value_heads=8,
         ),
         "llama-biases": case("llama", attention_bias=True, mlp_bias=True),
         "qwen3-attention-bias": case("qwen3", attention_bias=True),
         "llama-eps": case("llama", rms_norm_eps=1e-2),
         "llama-unknown-key": case("llama", config(qk_layernorm=True)),
-        "qwen3-unsloth-keys": case("qwen3", config(unsloth_fixed=True, unsloth_version="2025.1", model_name="x")),
+        "qwen3-unsloth-keys": case(
+            "qwen3", config(unsloth_fixed=True, unsloth_version="2025.1", model_name="x")
+        ),
         "qwen3-eos-list": case("qwen3", config(eos_token_id=[0, 2])),
         "gemma3-window-missing": case("gemma3-text", config(sliding_window=...)),
         "gemma3-scalar-256": case("gemma3-text", query_pre_attn_scalar=256),
-        "gemma3-bidir-long": case("gemma3-text", use_bidirectional_attention=True, sliding_window=8),
+        "gemma3-bidir-long": case(
+            "gemma3-text", use_bidirectional_attention=True, sliding_window=8
+        ),
     }
 
 
-CONFIGS = {**families(), **{f"cfg-{name}": one for name, one in {**activations(), **keys(), **rotary(), **decoders()}.items()}}
+CONFIGS = {
+    **families(),
+    **{
+        f"cfg-{name}": one
+        for name, one in {**activations(), **keys(), **rotary(), **decoders()}.items()
+    },
+}

@@ -9,7 +9,17 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules.logit_score import LogitScore
 from transformers import AutoTokenizer
 
-from conformance.checkpoints.build import Case, Step, as_bin, case, chain, config, sbert, tensors, words
+from conformance.checkpoints.build import (
+    Case,
+    Step,
+    as_bin,
+    case,
+    chain,
+    config,
+    sbert,
+    tensors,
+    words,
+)
 from conformance.checkpoints.tokenizers import llama_template
 from conformance.checkpoints.words import UNTYPED, write_tokenizer
 
@@ -19,20 +29,69 @@ LABELS = {"num_labels": 3}
 POOLED = {"classifier_pooling": "mean"}
 NAMES = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}, "num_labels": 2}
 HEADED = (
-    *("bert", "roberta", "xlmr", "camembert", "distilbert", "electra", "deberta-v3", "deberta-v1", "albert"),
-    *("modernbert", "nomic", "gte", "jina3", "eurobert", "qwen2", "qwen3", "mistral", "llama", "gemma2"),
-    *("gemma3-text", "phi3", "longformer", "bigbird", "xlnet", "ernie", "t5", "bart", "roformer", "mobilebert"),
+    *(
+        "bert",
+        "roberta",
+        "xlmr",
+        "camembert",
+        "distilbert",
+        "electra",
+        "deberta-v3",
+        "deberta-v1",
+        "albert",
+    ),
+    *(
+        "modernbert",
+        "nomic",
+        "gte",
+        "jina3",
+        "eurobert",
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "llama",
+        "gemma2",
+    ),
+    *(
+        "gemma3-text",
+        "phi3",
+        "longformer",
+        "bigbird",
+        "xlnet",
+        "ernie",
+        "t5",
+        "bart",
+        "roformer",
+        "mobilebert",
+    ),
     *("mixtral", "smollm3", "data2vec"),
 )
-OTHER_NAMES = {"bigbird": "big-bird", "t5": "t5-encoder", "data2vec": "data2vec-text", "gemma3": "gemma3-text"}
+OTHER_NAMES = {
+    "bigbird": "big-bird",
+    "t5": "t5-encoder",
+    "data2vec": "data2vec-text",
+    "gemma3": "gemma3-text",
+}
 
 
 def ranker(base: str, *steps: Step, **settings: Any) -> Case:
-    return Case(OTHER_NAMES.get(base, base), {**RANKS, **settings}, steps, "reranker", "ForSequenceClassification")
+    return Case(
+        OTHER_NAMES.get(base, base),
+        {**RANKS, **settings},
+        steps,
+        "reranker",
+        "ForSequenceClassification",
+    )
 
 
 def classifier(base: str, *steps: Step, **settings: Any) -> Case:
-    return Case(OTHER_NAMES.get(base, base), {**LABELS, **settings}, steps, "classifier", "ForSequenceClassification")
+    return Case(
+        OTHER_NAMES.get(base, base),
+        {**LABELS, **settings},
+        steps,
+        "classifier",
+        "ForSequenceClassification",
+    )
 
 
 def tagger(base: str) -> Case:
@@ -42,11 +101,29 @@ def tagger(base: str) -> Case:
 def families() -> dict[str, Case]:
     found = {}
     for name in HEADED:
-        found[f"ce-{name}"], found[f"cls3-{name.replace('3-text', '3')}"] = ranker(name), classifier(name)
+        found[f"ce-{name}"], found[f"cls3-{name.replace('3-text', '3')}"] = (
+            ranker(name),
+            classifier(name),
+        )
     for name in ("modernbert", "eurobert"):
-        found[f"ce-{name}-mean"], found[f"cls3-{name}-mean"] = ranker(name, **POOLED), classifier(name, **POOLED)
+        found[f"ce-{name}-mean"], found[f"cls3-{name}-mean"] = (
+            ranker(name, **POOLED),
+            classifier(name, **POOLED),
+        )
     found["ce-eurobert-bos"] = ranker("eurobert", classifier_pooling="bos")
-    tagged = ("bert", "bert-cased", "qwen2", "llama", "eurobert", "albert", "nomic", "gte", "longformer", "ernie", "deberta-v1")
+    tagged = (
+        "bert",
+        "bert-cased",
+        "qwen2",
+        "llama",
+        "eurobert",
+        "albert",
+        "nomic",
+        "gte",
+        "longformer",
+        "ernie",
+        "deberta-v1",
+    )
     return found | {f"tag-{name}": tagger(name) for name in tagged}
 
 
@@ -68,7 +145,9 @@ def causal(base: str, **prompts: str) -> Case:
         template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
         (folder / "chat_template.jinja").write_text(template)
         steps = [Transformer(str(folder), transformer_task="text-generation"), LogitScore(yes, no)]
-        CrossEncoder(modules=steps, device="cpu", num_labels=1, prompts=prompts or None).save_pretrained(str(folder))
+        CrossEncoder(
+            modules=steps, device="cpu", num_labels=1, prompts=prompts or None
+        ).save_pretrained(str(folder))
 
     return Case(base, steps=(step,), kind="reranker", task="ForCausalLM", options={"plain": True})
 
@@ -79,11 +158,22 @@ def heads() -> dict[str, Case]:
     old_act = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}
     twins = config(id2label=dict.fromkeys(classes, "x"))
     one_name = case(
-        "bert", twins, kind="classifier", task="ForSequenceClassification", settings=LABELS, by_design="labels of one name"
+        "bert",
+        twins,
+        kind="classifier",
+        task="ForSequenceClassification",
+        settings=LABELS,
+        by_design="labels of one name",
     )
     others = {
         name: Case("bert", {}, (), "embedding", f"For{name}", oracle=CLS)
-        for name in ("QuestionAnswering", "MultipleChoice", "NextSentencePrediction", "MaskedLM", "PreTraining")
+        for name in (
+            "QuestionAnswering",
+            "MultipleChoice",
+            "NextSentencePrediction",
+            "MaskedLM",
+            "PreTraining",
+        )
     }
     return {
         "pairs-3-labels": classifier("bert"),
@@ -103,13 +193,21 @@ def heads() -> dict[str, Case]:
         "ce-bert-with-roberta-tokenizer": ranker("bert", other_words("roberta"), vocab_size=600),
         "ce-bert-with-xlmr-tokenizer": ranker("bert", other_words("unigram")),
         "ce-prefix-none": ranker(
-            "bert", tensors(lambda found: {name.removeprefix("bert."): one for name, one in found.items()})
+            "bert",
+            tensors(lambda found: {name.removeprefix("bert."): one for name, one in found.items()}),
         ),
         "ce-bin": ranker("bert", as_bin()),
         "ce-missing-classifier": ranker(
-            "bert", tensors(lambda found: {name: one for name, one in found.items() if not name.startswith("classifier")})
+            "bert",
+            tensors(
+                lambda found: {
+                    name: one for name, one in found.items() if not name.startswith("classifier")
+                }
+            ),
         ),
-        "ce-extra-head": ranker("bert", tensors(lambda found: {**found, "cls.predictions.bias": torch.zeros(4)})),
+        "ce-extra-head": ranker(
+            "bert", tensors(lambda found: {**found, "cls.predictions.bias": torch.zeros(4)})
+        ),
         "ce-own-arch": ranker("bert", config(architectures=["MyReranker"])),
         "ce-no-arch": ranker("bert", config(architectures=...)),
         "electra-act": ranker("electra", **act),
@@ -125,7 +223,9 @@ def heads() -> dict[str, Case]:
         "qwen3-pad-other": classifier("qwen3", pad_token_id=1),
         "llama-pad-is-eos": classifier("llama", llama_eos),
         "llama-bidirectional": ranker("llama", config(is_causal=False)),
-        "xlmr-wrong-arch-roberta": ranker("xlmr", config(architectures=["RobertaForSequenceClassification"])),
+        "xlmr-wrong-arch-roberta": ranker(
+            "xlmr", config(architectures=["RobertaForSequenceClassification"])
+        ),
         "label-names-score": ranker("xlmr", config(id2label={"0": "score"}, label2id={"score": 0})),
         **{f"st6-{base}": ranker(base, saved) for base in ("bert", "xlmr", "modernbert")},
         "st6-max-length": ranker("bert", words(model_max_length=32), saved),

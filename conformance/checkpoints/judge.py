@@ -8,8 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SparseEncoder,
+)
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import HybridTeiError, LoadError, WeightMismatch
@@ -26,8 +35,17 @@ TEXTS = (
 )
 PAIRS = [(TEXTS[1], text) for text in TEXTS[2:]]
 TOLERANCE = 2e-5  # of an element of a unit vector, or of a logit, in float32
-RIGHT, WRONG, CLEAR, UNCLEAR = "served, right", "served, WRONG", "refused, clear", "refused, unclear"
-NOT_JUDGED, BY_DESIGN, AT_REQUEST = "served, not judged", "differs by design", "refused at the request"
+RIGHT, WRONG, CLEAR, UNCLEAR = (
+    "served, right",
+    "served, WRONG",
+    "refused, clear",
+    "refused, unclear",
+)
+NOT_JUDGED, BY_DESIGN, AT_REQUEST = (
+    "served, not judged",
+    "differs by design",
+    "refused at the request",
+)
 
 Rows = dict[str, list[Any]]  # name of an output -> an array a text
 CURE = (
@@ -58,10 +76,21 @@ def is_clear(error: BaseException, folder: Path) -> bool:
     passes on no raw text of torch, transformers or pip.
     """
     message = str(error).replace(str(folder), "")
-    names = [path.name for path in folder.rglob("*")] + [".json", ".safetensors", ".bin", ".gguf", ".pt"]
+    names = [path.name for path in folder.rglob("*")] + [
+        ".json",
+        ".safetensors",
+        ".bin",
+        ".gguf",
+        ".pt",
+    ]
     is_named = "`" in message or any(name in message for name in names)
     mends = isinstance(error, WeightMismatch) or re.search(f"{CURE}|{DAMAGE}", message)
-    return isinstance(error, LoadError) and is_named and bool(mends) and not re.search(FOREIGN, message)
+    return (
+        isinstance(error, LoadError)
+        and is_named
+        and bool(mends)
+        and not re.search(FOREIGN, message)
+    )
 
 
 def expected(kind: str, folder: Path, options: Mapping[str, Any]) -> Rows:
@@ -79,12 +108,22 @@ def compare(ours: Rows, theirs: Rows) -> Verdict:
     """Raises nothing: other outputs or widths are wrong by infinity."""
     worst, place = 0.0, "-"
     for name, rows in theirs.items():
-        for row, (one, other) in enumerate(zip(ours.get(name, [()] * len(rows)), rows, strict=True)):
+        for row, (one, other) in enumerate(
+            zip(ours.get(name, [()] * len(rows)), rows, strict=True)
+        ):
             same = np.shape(one) == np.shape(other)
-            difference = float(np.abs(np.asarray(one) - np.asarray(other)).max(initial=0)) if same else np.inf
+            difference = (
+                float(np.abs(np.asarray(one) - np.asarray(other)).max(initial=0))
+                if same
+                else np.inf
+            )
             difference = np.inf if np.isnan(difference) else difference
             if difference > worst:
-                worst, place = difference, f"{name} row {row}" + ("" if same else f" {np.shape(one)}, not {np.shape(other)}")
+                worst, place = (
+                    difference,
+                    f"{name} row {row}"
+                    + ("" if same else f" {np.shape(one)}, not {np.shape(other)}"),
+                )
     return Verdict(RIGHT if worst <= TOLERANCE else WRONG, f"{worst:.1e} {place}", worst)
 
 
@@ -94,7 +133,9 @@ def refusal(error: Exception, folder: Path) -> Verdict:
     return Verdict(CLEAR if is_clear(error, folder) else UNCLEAR, message)
 
 
-def judge(kind: str, folder: Path, backend: str, theirs: Rows | str, options: Mapping[str, Any]) -> Verdict:
+def judge(
+    kind: str, folder: Path, backend: str, theirs: Rows | str, options: Mapping[str, Any]
+) -> Verdict:
     """`theirs`: the oracle's rows, or why it gives none."""
     load = {"measures": False, **options.get("load", {})}
     try:
@@ -128,10 +169,14 @@ def _unit(rows: Any) -> Any:
 
 def _dense_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
     trust = options.get("load", {}).get("trust_remote_code", False)
-    model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=trust, model_kwargs={"dtype": torch.float32})
+    model = SentenceTransformer(
+        str(folder), device="cpu", trust_remote_code=trust, model_kwargs={"dtype": torch.float32}
+    )
     rows: Rows = {}
     for one in options.get("inputs", [{}]):
-        method = {"query": model.encode_query, "document": model.encode_document}.get(one.get("input_type"), model.encode)
+        method = {"query": model.encode_query, "document": model.encode_document}.get(
+            one.get("input_type"), model.encode
+        )
         named = {"prompt_name": one["prompt_name"]} if "prompt_name" in one else {}
         vectors = np.concatenate(
             [method([text], **named) for text in _texts(options)]
@@ -153,7 +198,10 @@ def _sparse_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
     many = {"query": model.encode_query, "document": model.encode_document}
     return {
         f"sparse {kind}": [
-            method([text], convert_to_sparse_tensor=False, convert_to_tensor=True)[0].float().numpy() for text in TEXTS
+            method([text], convert_to_sparse_tensor=False, convert_to_tensor=True)[0]
+            .float()
+            .numpy()
+            for text in TEXTS
         ]
         for kind, method in many.items()
     }
@@ -183,19 +231,29 @@ def _late_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
 
 def _late_ours(encoder: Encoder, options: Mapping[str, Any]) -> Rows:
     texts = list(TEXTS[1:])
-    parts = {kind: encoder.encode(texts, ("multivector",), input_type=kind).multivector for kind in ("query", "document")}
-    return {kind: [np.asarray(part.row(i)) for i in range(len(texts))] for kind, part in parts.items()}
+    parts = {
+        kind: encoder.encode(texts, ("multivector",), input_type=kind).multivector
+        for kind in ("query", "document")
+    }
+    return {
+        kind: [np.asarray(part.row(i)) for i in range(len(texts))] for kind, part in parts.items()
+    }
 
 
 def _ranker_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
     model = CrossEncoder(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
-    scores = [model.predict([pair], activation_fn=torch.nn.Identity())[0] for pair in _pairs(options)]
+    scores = [
+        model.predict([pair], activation_fn=torch.nn.Identity())[0] for pair in _pairs(options)
+    ]
     return {"classify": scores, "rerank": scores}
 
 
 def _ranker_ours(encoder: Encoder, options: Mapping[str, Any]) -> Rows:
     pairs = _pairs(options)
-    ranked = sorted(encoder.rerank(PAIRS[0][0], [text for _, text in pairs], raw_scores=True), key=lambda one: one.index)
+    ranked = sorted(
+        encoder.rerank(PAIRS[0][0], [text for _, text in pairs], raw_scores=True),
+        key=lambda one: one.index,
+    )
     return {
         "classify": [row[0].score for row in encoder.classify(pairs, raw_scores=True)],
         "rerank": [one.score for one in ranked],
@@ -204,11 +262,15 @@ def _ranker_ours(encoder: Encoder, options: Mapping[str, Any]) -> Rows:
 
 def _classifier_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
     words = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     length = min(words.model_max_length, getattr(model.config, "max_position_embeddings", 128))
     return {
         "classify": [
-            model(**words(*sides, truncation=True, max_length=length, return_tensors="pt")).logits[0].numpy()
+            model(**words(*sides, truncation=True, max_length=length, return_tensors="pt"))
+            .logits[0]
+            .numpy()
             for sides in (*((text,) for text in TEXTS[1:]), *PAIRS)
         ]
     }
@@ -219,14 +281,17 @@ def _classifier_ours(encoder: Encoder, options: Mapping[str, Any]) -> Rows:
     labels = encoder.spec.labels
     return {
         "classify": [
-            np.array([next(one.score for one in row if one.label == label) for label in labels]) for row in predictions
+            np.array([next(one.score for one in row if one.label == label) for label in labels])
+            for row in predictions
         ]
     }
 
 
 def _tagger_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
     words = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForTokenClassification.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     rows = []
     for text in TEXTS[1:3]:
         read = words(text, return_tensors="pt", return_special_tokens_mask=True)
@@ -236,7 +301,12 @@ def _tagger_theirs(folder: Path, options: Mapping[str, Any]) -> Rows:
 
 
 def _tagger_ours(encoder: Encoder, options: Mapping[str, Any]) -> Rows:
-    return {"tags": [np.array([one.score for one in row]) for row in encoder.tag(TEXTS[1:3], aggregation_strategy="none")]}
+    return {
+        "tags": [
+            np.array([one.score for one in row])
+            for row in encoder.tag(TEXTS[1:3], aggregation_strategy="none")
+        ]
+    }
 
 
 ORACLES: Mapping[str, Callable[[Path, Mapping[str, Any]], Rows]] = {

@@ -5,14 +5,27 @@ from typing import Any
 
 import torch
 
-from conformance.checkpoints.build import Case, Step, case, chain, edit, halved, json_of, modules, remove, sbert
+from conformance.checkpoints.build import (
+    Case,
+    Step,
+    case,
+    chain,
+    edit,
+    halved,
+    json_of,
+    modules,
+    remove,
+    sbert,
+)
 from tests import tiny
 
 ST = "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"
 
 
-def dense(*layers: tuple[int, int, str], suffix: str = "", of: torch.dtype | None = None, **pooling: Any) -> Step:
+def dense(
+    *layers: tuple[int, int, str], suffix: str = "", of: torch.dtype | None = None, **pooling: Any
+) -> Step:
     """A Pooling and Dense modules after it."""
 
     def step(folder: Path) -> None:
@@ -27,7 +40,10 @@ def dense(*layers: tuple[int, int, str], suffix: str = "", of: torch.dtype | Non
 
 def listed(*rows: tuple[str, str]) -> Step:
     """modules.json of (type, path)."""
-    return json_of("modules.json", [{"idx": i, "name": str(i), "path": path, "type": of} for i, (of, path) in enumerate(rows)])
+    return json_of(
+        "modules.json",
+        [{"idx": i, "name": str(i), "path": path, "type": of} for i, (of, path) in enumerate(rows)],
+    )
 
 
 TRANSFORMER = ("sentence_transformers.models.Transformer", "")
@@ -44,9 +60,21 @@ def poolings() -> dict[str, Case]:
     }
 
     def of(names: str) -> Step:
-        return chain("Pooling", **{f"pooling_mode_{flag}": name in names.split("+") for name, flag in flags.items()})
+        return chain(
+            "Pooling",
+            **{f"pooling_mode_{flag}": name in names.split("+") for name, flag in flags.items()},
+        )
 
-    modes = ("max", "mean", "mean_sqrt_len_tokens", "cls", "weightedmean", "cls+mean", "mean+max", "cls+max+mean")
+    modes = (
+        "max",
+        "mean",
+        "mean_sqrt_len_tokens",
+        "cls",
+        "weightedmean",
+        "cls+mean",
+        "mean+max",
+        "cls+max+mean",
+    )
     found = {mode: case("bert", of(mode)) for mode in modes}
     found |= {mode: case("qwen3", of(mode)) for mode in ("lasttoken", "lasttoken+mean")}
     mean = {"pooling_mode_mean_tokens": True}
@@ -54,9 +82,14 @@ def poolings() -> dict[str, Case]:
         name: f"torch.nn.modules.activation.{name}"
         for name in ("Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "LeakyReLU", "Softplus", "Mish")
     }
-    torchs |= {"Identity": "torch.nn.modules.linear.Identity", "GELUActivation": "transformers.activations.GELUActivation"}
+    torchs |= {
+        "Identity": "torch.nn.modules.linear.Identity",
+        "GELUActivation": "transformers.activations.GELUActivation",
+    }
     none = remove("modules.json", "1_Pooling")
-    cls, last = (chain("Pooling", **{f"pooling_mode_{name}": True}) for name in ("cls_token", "lasttoken"))
+    cls, last = (
+        chain("Pooling", **{f"pooling_mode_{name}": True}) for name in ("cls_token", "lasttoken")
+    )
     odd = {
         name: case("bert", chain("Pooling", module), edit(f"2_{module}/config.json", dropout=0.1))
         for name, module in {
@@ -71,45 +104,74 @@ def poolings() -> dict[str, Case]:
     return {
         **found,
         **odd,
-        "legacy-4-keys": case("bert", edit(POOLING, pooling_mode_cls_token=False, pooling_mode_max_tokens=False)),
+        "legacy-4-keys": case(
+            "bert", edit(POOLING, pooling_mode_cls_token=False, pooling_mode_max_tokens=False)
+        ),
         "none-true": case("bert", chain("Pooling", pooling_mode_mean_tokens=False)),
         "include-prompt-true": case("bert", edit(POOLING, include_prompt=True)),
         "include-prompt-false": case("bert", edit(POOLING, include_prompt=False)),
         "include-prompt-false-prompts-but-none-used": case(
-            "bert", edit(POOLING, include_prompt=False), edit(ST, prompts={"query": "baka: "}, default_prompt_name=None)
+            "bert",
+            edit(POOLING, include_prompt=False),
+            edit(ST, prompts={"query": "baka: "}, default_prompt_name=None),
         ),
-        "new-key-str": case("bert", json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": "mean"})),
-        "new-key-list": case("bert", json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": ["cls", "mean"]})),
+        "new-key-str": case(
+            "bert", json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": "mean"})
+        ),
+        "new-key-list": case(
+            "bert", json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": ["cls", "mean"]})
+        ),
         "wrong-dimension": case("bert", edit(POOLING, word_embedding_dimension=16)),
         "unknown-key": case("bert", edit(POOLING, pooling_mode_foo=True)),
         "old-json-order": case(
-            "bert", json_of(POOLING, {**mean, "pooling_mode_cls_token": True, "word_embedding_dimension": 32})
+            "bert",
+            json_of(
+                POOLING, {**mean, "pooling_mode_cls_token": True, "word_embedding_dimension": 32}
+            ),
         ),
         "none-declared-bert": case("bert", none, oracle=(cls,)),
         "none-declared-roberta": case("roberta", none, oracle=(cls,)),
         "none-declared-bert-override": case("bert", none, load={"pooling": "mean"}),
-        "none-declared-qwen2-override": case("qwen2", none, load={"pooling": "last-token"}, oracle=(last,)),
-        "none-declared-bert-st": case("bert", none, by_design="TEI takes BERT's first token where nothing is declared"),
+        "none-declared-qwen2-override": case(
+            "qwen2", none, load={"pooling": "last-token"}, oracle=(last,)
+        ),
+        "none-declared-bert-st": case(
+            "bert", none, by_design="TEI takes BERT's first token where nothing is declared"
+        ),
         "none-declared-mpnet": case("mpnet", none),
         "none-declared-electra": case("electra", none),
         "dir-without-modules": case("bert", remove("modules.json")),
         "dir-not-listed": case(
-            "bert", dense((32, 16, torchs["Tanh"])), listed(TRANSFORMER, ("sentence_transformers.models.Pooling", "1_Pooling"))
+            "bert",
+            dense((32, 16, torchs["Tanh"])),
+            listed(TRANSFORMER, ("sentence_transformers.models.Pooling", "1_Pooling")),
         ),
         **{f"dense-{name}": case("bert", dense((32, 16, word))) for name, word in torchs.items()},
         # sentence-transformers takes Tanh for it unless it trusts the repository
-        "dense-GELUActivation": case("bert", dense((32, 16, torchs["GELUActivation"])), load={"trust_remote_code": True}),
-        "dense-upscale-concat": case("bert", dense((64, 128, torchs["Tanh"]), **mean, pooling_mode_cls_token=True)),
+        "dense-GELUActivation": case(
+            "bert", dense((32, 16, torchs["GELUActivation"])), load={"trust_remote_code": True}
+        ),
+        "dense-upscale-concat": case(
+            "bert", dense((64, 128, torchs["Tanh"]), **mean, pooling_mode_cls_token=True)
+        ),
         "dense-wrong-in": case("bert", dense((30, 16, torchs["Tanh"]))),
         "dense-bf16": case("bert", dense((32, 16, torchs["Tanh"]), of=torch.bfloat16)),
-        "raw-dense-two": case("bert", dense((32, 24, torchs["Tanh"]), (24, 16, torchs["Identity"])), raw=True),
+        "raw-dense-two": case(
+            "bert", dense((32, 24, torchs["Tanh"]), (24, 16, torchs["Identity"])), raw=True
+        ),
         "raw-sqrt": case("bert", of("mean_sqrt_len_tokens"), raw=True),
         "raw-max-weighted": case("bert", of("max+weightedmean"), raw=True),
         "normalize-twice": case("bert", chain("Pooling", "Normalize", "Normalize")),
-        "custom-module": case("bert", listed(TRANSFORMER, ("custom_code.MyTransformer", "1_Pooling"))),
-        "custom-pooling-module": case("bert", listed(TRANSFORMER, ("custom_code.MyPooling", "1_Pooling"))),
+        "custom-module": case(
+            "bert", listed(TRANSFORMER, ("custom_code.MyTransformer", "1_Pooling"))
+        ),
+        "custom-pooling-module": case(
+            "bert", listed(TRANSFORMER, ("custom_code.MyPooling", "1_Pooling"))
+        ),
         "transformer-only": case("bert", listed(TRANSFORMER)),
-        "module-no-path": case("bert", json_of("modules.json", [{"idx": 0, "name": "0", "type": TRANSFORMER[0]}])),
+        "module-no-path": case(
+            "bert", json_of("modules.json", [{"idx": 0, "name": "0", "type": TRANSFORMER[0]}])
+        ),
         "new-names": case(
             "bert",
             listed(
@@ -117,26 +179,37 @@ def poolings() -> dict[str, Case]:
                 ("sentence_transformers.sentence_transformer.modules.pooling.Pooling", "1_Pooling"),
             ),
         ),
-        "prompts-and-normalize-keys": case("bert", edit(ST, prompts={}, similarity_fn_name="cosine", normalize=True)),
+        "prompts-and-normalize-keys": case(
+            "bert", edit(ST, prompts={}, similarity_fn_name="cosine", normalize=True)
+        ),
         "modules-kwargs": case(
             "bert",
             json_of(
                 "modules.json",
                 [
                     {"idx": 0, "name": "0", "path": "", "type": TRANSFORMER[0], "kwargs": []},
-                    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+                    {
+                        "idx": 1,
+                        "name": "1",
+                        "path": "1_Pooling",
+                        "type": "sentence_transformers.models.Pooling",
+                    },
                 ],
             ),
         ),
         "model-type-crossencoder": case("bert", edit(ST, model_type="CrossEncoder")),
         "truncate-dim": case("bert", edit(ST, truncate_dim=8)),
-        "st6-processing-no-specials": case("bert", sbert(processing_kwargs={"text": {"add_special_tokens": False}}), first=1),
+        "st6-processing-no-specials": case(
+            "bert", sbert(processing_kwargs={"text": {"add_special_tokens": False}}), first=1
+        ),
     }
 
 
 MODULES = {
     **{f"pool-{name}": one for name, one in poolings().items()},
-    "st6-concat": case("bert", json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": ["mean", "max"]})),
+    "st6-concat": case(
+        "bert", json_of(POOLING, {"embedding_dimension": 32, "pooling_mode": ["mean", "max"]})
+    ),
     "mod-pooling-elsewhere": case(
         "bert",
         listed(TRANSFORMER, ("sentence_transformers.models.Pooling", "pooled")),

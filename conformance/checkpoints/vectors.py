@@ -34,9 +34,13 @@ def splade(activation: str = "relu", active: int | None = None) -> Step:
     """Save a SPLADE model in sentence-transformers 6's layout."""
 
     def step(folder: Path) -> None:
-        documents = Transformer(str(folder), transformer_task="fill-mask", module_output_name="token_embeddings")
+        documents = Transformer(
+            str(folder), transformer_task="fill-mask", module_output_name="token_embeddings"
+        )
         pooling = SpladePooling("max", activation_function=activation)  # type: ignore[arg-type]
-        SparseEncoder(modules=[documents, pooling], device="cpu", max_active_dims=active).save_pretrained(str(folder))
+        SparseEncoder(
+            modules=[documents, pooling], device="cpu", max_active_dims=active
+        ).save_pretrained(str(folder))
 
     return step
 
@@ -44,18 +48,33 @@ def splade(activation: str = "relu", active: int | None = None) -> Step:
 def sparse(base: str, *steps: Step, plain: bool = True, **settings: Any) -> Case:
     """A SPLADE: declared by `--pooling splade` alone, which is no file, or as sentence-transformers 6 does."""
     options = {"load": {"pooling": "splade"}} if plain else {}
-    return Case(base, settings, steps if plain or steps else (splade(),), "sparse", "ForMaskedLM", options)
+    return Case(
+        base, settings, steps if plain or steps else (splade(),), "sparse", "ForMaskedLM", options
+    )
 
 
 def splades() -> dict[str, Case]:
     bases = (
-        *("bert", "distilbert", "xlmr", "camembert", "modernbert", "eurobert", "electra", "mpnet", "albert"),
+        *(
+            "bert",
+            "distilbert",
+            "xlmr",
+            "camembert",
+            "modernbert",
+            "eurobert",
+            "electra",
+            "mpnet",
+            "albert",
+        ),
         *("nomic", "gte", "ernie", "jina3"),
     )
     return {
         **{f"plain-{base}": sparse(base) for base in bases},
         **{f"st6-{base}": sparse(base, plain=False) for base in bases},
-        **{f"untied-{base}": sparse(base, tie_word_embeddings=False) for base in ("bert", "distilbert", "xlmr")},
+        **{
+            f"untied-{base}": sparse(base, tie_word_embeddings=False)
+            for base in ("bert", "distilbert", "xlmr")
+        },
         "st6-log1p": sparse("distilbert", splade("log1p_relu"), plain=False),
         "st6-max-active": sparse("bert", splade(active=16), plain=False),
         "plain-act": sparse("bert", hidden_act="relu"),
@@ -63,14 +82,20 @@ def splades() -> dict[str, Case]:
         "plain-bin-decoder-key": sparse(
             "bert",
             as_bin(
-                wrap=lambda found: {**found, "cls.predictions.decoder.weight": found["bert.embeddings.word_embeddings.weight"]}
+                wrap=lambda found: {
+                    **found,
+                    "cls.predictions.decoder.weight": found[
+                        "bert.embeddings.word_embeddings.weight"
+                    ],
+                }
             ),
         ),
         "plain-decoder-bias-only": sparse(
             "bert",
             tensors(
                 lambda found: {
-                    name.replace("cls.predictions.bias", "cls.predictions.decoder.bias"): one for name, one in found.items()
+                    name.replace("cls.predictions.bias", "cls.predictions.decoder.bias"): one
+                    for name, one in found.items()
                 }
             ),
         ),
@@ -79,7 +104,12 @@ def splades() -> dict[str, Case]:
 
 
 def late() -> dict[str, Case]:
-    def pylate(model_type: str = "bert", marked: bool = True, then: Step = lambda folder: None, **settings: Any) -> Case:
+    def pylate(
+        model_type: str = "bert",
+        marked: bool = True,
+        then: Step = lambda folder: None,
+        **settings: Any,
+    ) -> Case:
         def step(folder: Path) -> None:
             remove("*")(folder)
             test_late_interaction.pylate(folder, model_type, marked=marked, **settings)
@@ -88,7 +118,11 @@ def late() -> dict[str, Case]:
         return Case("bert", steps=(step,), kind="late")
 
     def stanford(**metadata: Any) -> Case:
-        return Case("bert", steps=(remove("*"), lambda folder: test_late_interaction.stanford(folder, **metadata)), kind="late")
+        return Case(
+            "bert",
+            steps=(remove("*"), lambda folder: test_late_interaction.stanford(folder, **metadata)),
+            kind="late",
+        )
 
     return {
         "pylate": pylate(),
@@ -113,39 +147,69 @@ def others() -> dict[str, Case]:
     def model2vec(of: torch.dtype, then: Step = lambda folder: None) -> tuple[Step, ...]:
         def step(folder: Path) -> None:
             table = 0.5 * torch.randn(600, 16, generator=torch.Generator().manual_seed(1))
-            save_file({"embeddings": (table * 60).to(of) if of == torch.int8 else table.to(of)}, folder / "model.safetensors")
+            save_file(
+                {"embeddings": (table * 60).to(of) if of == torch.int8 else table.to(of)},
+                folder / "model.safetensors",
+            )
             tiny.write_json(
-                folder / "config.json", {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True}
+                folder / "config.json",
+                {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True},
             )
             then(folder)
 
         return (remove("config.json", "modules.json", "1_Pooling"), step)
 
     listed = json_of(
-        "modules.json", [{"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"}]
+        "modules.json",
+        [
+            {
+                "idx": 0,
+                "name": "0",
+                "path": ".",
+                "type": "sentence_transformers.models.StaticEmbedding",
+            }
+        ],
     )
     m3 = {
         name: case("xlmr", *fresh(lambda folder, more=more: tiny.write_m3(folder, **more)))
-        for name, more in {"pt": {}, "safetensors-half": {"suffix": ".safetensors"}, "dim-64": {"dim": 64}}.items()
+        for name, more in {
+            "pt": {},
+            "safetensors-half": {"suffix": ".safetensors"},
+            "dim-64": {"dim": 64},
+        }.items()
     }
-    jina = {"architectures": ["XLMRobertaForSequenceClassification"], "use_flash_attn": True, "model_type": "xlm-roberta"}
+    jina = {
+        "architectures": ["XLMRobertaForSequenceClassification"],
+        "use_flash_attn": True,
+        "model_type": "xlm-roberta",
+    }
     return {
         "static-st6": case("bert", *fresh(test_modular.static), first=1, raw=True),
         "static-model2vec-dot": case("bert", *model2vec(torch.float32, listed), first=1),
         "static-model2vec-f16": case(
-            "bert", *model2vec(torch.float16, listed), first=1, by_design="the oracle adds in half precision"
+            "bert",
+            *model2vec(torch.float16, listed),
+            first=1,
+            by_design="the oracle adds in half precision",
         ),
         "static-model2vec-int8": case("bert", *model2vec(torch.int8, listed), first=1),
-        "static-model2vec-no-modules": case("bert", *model2vec(torch.float32), oracle=(listed,), first=1),
+        "static-model2vec-no-modules": case(
+            "bert", *model2vec(torch.float32), oracle=(listed,), first=1
+        ),
         **{f"m3-{name}": one for name, one in m3.items()},
         "lm-ranker-qwen3-st6": causal("qwen3"),
         "lm-ranker-qwen3-st6-prompt": causal("qwen3", query="lolo mo"),
         "lm-ranker-qwen2-st6": causal("qwen2"),
         "shape-jina-reranker-v2": ranker("xlmr", config(**jina)),
         "shape-nomic-8192": case(
-            "nomic", rewritten(published.as_nomic, max_trained_positions=16), words(model_max_length=64), sbert()
+            "nomic",
+            rewritten(published.as_nomic, max_trained_positions=16),
+            words(model_max_length=64),
+            sbert(),
         ),
-        "remote-code-untrusted": case("bert", config(model_type="mine", auto_map={"AutoModel": "modeling.Model"})),
+        "remote-code-untrusted": case(
+            "bert", config(model_type="mine", auto_map={"AutoModel": "modeling.Model"})
+        ),
         "remote-code-known-type": case("bert", config(auto_map={"AutoModel": "modeling.Model"})),
         "author-stella-1.5B": case("qwen2", stella, oracle=(with_eos, config(auto_map=...))),
         "author-e5-mistral": case(
@@ -159,7 +223,10 @@ def others() -> dict[str, Case]:
 
 def stella(folder: Path) -> None:
     """gte-Qwen2's code and tokenizer, without a post-processor."""
-    auto = {"AutoModel": "modeling_qwen.Qwen2Model", "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM"}
+    auto = {
+        "AutoModel": "modeling_qwen.Qwen2Model",
+        "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM",
+    }
     config(auto_map=auto, is_causal=False)(folder)
     words(eos_token="<|endoftext|>")(folder)
     edit("tokenizer.json", post_processor=None)(folder)
@@ -171,9 +238,17 @@ def with_eos(folder: Path) -> None:
         "tokenizer.json",
         post_processor={
             "type": "TemplateProcessing",
-            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+            "single": [
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+            ],
+            "pair": [
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 1}},
+            ],
+            "special_tokens": {
+                "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+            },
         },
     )(folder)
 

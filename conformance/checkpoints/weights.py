@@ -40,8 +40,16 @@ def lora(folder: Path) -> None:
 
 def weights() -> dict[str, Case]:
     quant: dict[str, dict[str, Any]] = {
-        "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "_load_in_4bit": True},
-        "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        "bitsandbytes": {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "_load_in_4bit": True,
+        },
+        "fp8": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
         "torchao": {"quant_method": "torchao"},
         "hqq": {"quant_method": "hqq"},
         "gptq": {"quant_method": "gptq", "bits": 4},
@@ -67,7 +75,9 @@ def weights() -> dict[str, Case]:
 
     def gamma(names: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
         old = {
-            name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            )
             for name in names
         }
         return {prefix + old[name]: one for name, one in names.items()}
@@ -76,7 +86,9 @@ def weights() -> dict[str, Case]:
         return tensors(lambda found: {key: one for key, one in found.items() if key != name})
 
     def extra(**more: torch.Tensor) -> Step:
-        return tensors(lambda found: found | {name.replace("__", "."): one for name, one in more.items()})
+        return tensors(
+            lambda found: found | {name.replace("__", "."): one for name, one in more.items()}
+        )
 
     return {
         "fp16": case("bert", halved(torch.float16)),
@@ -92,27 +104,48 @@ def weights() -> dict[str, Case]:
         "bin-shards": case("bert", shards(2, bins=True)),
         "bin-bf16": case("bert", halved(torch.bfloat16), as_bin()),
         "bin-parameters": case(
-            "bert", as_bin(wrap=lambda found: {name: torch.nn.Parameter(one) for name, one in found.items()})
+            "bert",
+            as_bin(
+                wrap=lambda found: {name: torch.nn.Parameter(one) for name, one in found.items()}
+            ),
         ),
         "bin-transposed": case(
             "bert",
             as_bin(
-                wrap=lambda found: {name: one.t().contiguous().t() if one.dim() == 2 else one for name, one in found.items()}
+                wrap=lambda found: {
+                    name: one.t().contiguous().t() if one.dim() == 2 else one
+                    for name, one in found.items()
+                }
             ),
         ),
-        "bin-position-ids": case("bert", extra(embeddings__position_ids=torch.arange(128)[None]), as_bin()),
+        "bin-position-ids": case(
+            "bert", extra(embeddings__position_ids=torch.arange(128)[None]), as_bin()
+        ),
         "bin-state-dict-wrapped": case("bert", as_bin(wrap=lambda found: {"state_dict": found})),
-        "both-differ": case("bert", as_bin(keep=True, wrap=lambda found: {name: one * 2 for name, one in found.items()})),
-        **{f"prefix-{name}": case("bert", rewritten(prefixed(prefix))) for name, prefix in prefixes.items()},
+        "both-differ": case(
+            "bert",
+            as_bin(keep=True, wrap=lambda found: {name: one * 2 for name, one in found.items()}),
+        ),
+        **{
+            f"prefix-{name}": case("bert", rewritten(prefixed(prefix)))
+            for name, prefix in prefixes.items()
+        },
         "prefix-bert-on-roberta": case("roberta", rewritten(prefixed("bert."))),
         "prefix-model-qwen3": case("qwen3", prefixed("model.")),
-        "prefix-model-lmhead-qwen3": case("qwen3", modules, task="ForCausalLM", settings={"tie_word_embeddings": False}),
+        "prefix-model-lmhead-qwen3": case(
+            "qwen3", modules, task="ForCausalLM", settings={"tie_word_embeddings": False}
+        ),
         "prefix-distilbert-mlm": case("distilbert", modules, task="ForMaskedLM"),
         "prefix-deberta-mlm": case("deberta-v3", modules, task="ForMaskedLM"),
         "mlm-extras": case("bert", modules, task="ForPreTraining"),
         "extra-qa": case("bert", modules, task="ForQuestionAnswering"),
         "teacher-beside": case(
-            "bert", tensors(lambda found: found | {f"teacher.{name}": one.clone() for name, one in found.items()})
+            "bert",
+            tensors(
+                lambda found: (
+                    found | {f"teacher.{name}": one.clone() for name, one in found.items()}
+                )
+            ),
         ),
         "gamma-beta": case("bert", tensors(gamma)),
         "gamma-beta-prefixed": case("bert", tensors(lambda found: gamma(found, "bert."))),
@@ -120,18 +153,27 @@ def weights() -> dict[str, Case]:
         "more-layers-than-config": case("bert", config(num_hidden_layers=1)),
         "fewer-layers-than-config": case("bert", config(num_hidden_layers=3)),
         "vocab-mismatch": case("bert", config(vocab_size=200)),
-        "extra-decoder-layers": case("bert", extra(decoder__layer__0__attention__self__query__weight=torch.zeros(32, 32))),
+        "extra-decoder-layers": case(
+            "bert", extra(decoder__layer__0__attention__self__query__weight=torch.zeros(32, 32))
+        ),
         "no-metadata": case("bert", tensors(dict)),
         "truncated": case(
-            "bert", lambda folder: write("model.safetensors", (folder / "model.safetensors").read_bytes()[:9000])(folder)
+            "bert",
+            lambda folder: write(
+                "model.safetensors", (folder / "model.safetensors").read_bytes()[:9000]
+            )(folder),
         ),
         "empty-file": case("bert", write("model.safetensors", b"")),
         "bin-truncated": case(
             "bert",
             as_bin(),
-            lambda folder: write("pytorch_model.bin", (folder / "pytorch_model.bin").read_bytes()[:9000])(folder),
+            lambda folder: write(
+                "pytorch_model.bin", (folder / "pytorch_model.bin").read_bytes()[:9000]
+            )(folder),
         ),
-        "html-instead": case("bert", write("model.safetensors", b"<!DOCTYPE html><html>404</html>")),
+        "html-instead": case(
+            "bert", write("model.safetensors", b"<!DOCTYPE html><html>404</html>")
+        ),
         "nan": case("bert", tensors(lambda found: found | {last: found[last] * float("nan")})),
         **{name: case("bert", only, write(file, b"x" * 64)) for name, file in foreign.items()},
         "only-gguf-bare": case("bert", remove("*"), write("model-q4.gguf", b"GGUF" + b"x" * 64)),
@@ -140,9 +182,17 @@ def weights() -> dict[str, Case]:
         "none": case("bert", only),
         "tokenizer-bad-json": case("bert", write("tokenizer.json", b'{"model": {}}')),
         "config-nan-literal": case("bert", config(layer_norm_eps=float("nan"))),
-        **{f"quant-{name}": case("qwen3", config(quantization_config=how)) for name, how in quant.items()},
-        "quant-bert-bnb": case("bert", config(quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})),
-        "quant-fp8-noconfig": case("qwen3", extra(layers__0__mlp__down_proj__weight_scale_inv=torch.ones(1))),
+        **{
+            f"quant-{name}": case("qwen3", config(quantization_config=how))
+            for name, how in quant.items()
+        },
+        "quant-bert-bnb": case(
+            "bert",
+            config(quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
+        ),
+        "quant-fp8-noconfig": case(
+            "qwen3", extra(layers__0__mlp__down_proj__weight_scale_inv=torch.ones(1))
+        ),
         "lora-only": case("bert", lora, only, remove("config.json")),
         "lora-beside-base": case("bert", lora),
         "uppercase-suffix-bin-too": case("bert", write("model.SAFETENSORS", b"")),

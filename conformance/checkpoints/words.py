@@ -23,55 +23,93 @@ FIRST = {
 TYPED = ["input_ids", "token_type_ids", "attention_mask"]
 UNTYPED = ["input_ids", "attention_mask"]
 BERT = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-ROBERTA = {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+ROBERTA = {
+    "bos": "<s>",
+    "eos": "</s>",
+    "pad": "<pad>",
+    "unk": "<unk>",
+    "cls": "<s>",
+    "sep": "</s>",
+    "mask": "<mask>",
+}
 # kind -> (class that tokenizer_config.json names, its special tokens, other keys)
 DECLARED: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "wordpiece": ("BertTokenizer", BERT, {"do_lower_case": True, "model_input_names": TYPED}),
     "cased": ("BertTokenizer", BERT, {"do_lower_case": False, "model_input_names": TYPED}),
     "unigram": ("XLMRobertaTokenizer", ROBERTA, {}),
     "roberta": ("RobertaTokenizer", ROBERTA, {"add_prefix_space": False}),
-    "bytes": ("Qwen2Tokenizer", {"eos": "<|im_end|>", "pad": "<|endoftext|>"}, {"add_prefix_space": False}),
-    "llama": ("PreTrainedTokenizerFast", {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "</s>"}, {}),
+    "bytes": (
+        "Qwen2Tokenizer",
+        {"eos": "<|im_end|>", "pad": "<|endoftext|>"},
+        {"add_prefix_space": False},
+    ),
+    "llama": (
+        "PreTrainedTokenizerFast",
+        {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "</s>"},
+        {},
+    ),
 }
 
 
 def write_tokenizer(folder: Path, kind: str, *, longest: int, types: bool = True) -> int:
     """Both files. `types`: the model takes token types. Returns the number of pieces."""
-    raw = {"wordpiece": _wordpiece, "unigram": _unigram, "llama": _llama}.get(kind.replace("cased", "wordpiece"), _byte_level)(
-        kind
-    )
+    raw = {"wordpiece": _wordpiece, "unigram": _unigram, "llama": _llama}.get(
+        kind.replace("cased", "wordpiece"), _byte_level
+    )(kind)
     of, names, more = DECLARED[kind]
     added = dict.fromkeys([*FIRST["wordpiece" if kind == "cased" else kind], *names.values()])
     raw.add_special_tokens([one for one in added if not one.startswith(("[unused", "[Q", "[D"))])
     raw.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": of, "model_max_length": longest, **{f"{name}_token": one for name, one in names.items()}}
+    config = {
+        "tokenizer_class": of,
+        "model_max_length": longest,
+        **{f"{name}_token": one for name, one in names.items()},
+    }
     inputs = TYPED if types and kind in ("wordpiece", "cased") else UNTYPED
-    tiny.write_json(folder / "tokenizer_config.json", {**config, **more, "model_input_names": inputs})
-    tiny.write_json(folder / "special_tokens_map.json", {f"{name}_token": one for name, one in names.items()})
+    tiny.write_json(
+        folder / "tokenizer_config.json", {**config, **more, "model_input_names": inputs}
+    )
+    tiny.write_json(
+        folder / "special_tokens_map.json", {f"{name}_token": one for name, one in names.items()}
+    )
     return raw.get_vocab_size()
 
 
 def _wordpiece(kind: str) -> Tokenizer:
     whole = [*WORDS, *(word.title() for word in WORDS), *LETTERS, *LETTERS.upper(), *OTHERS, "東京"]
-    pieces = dict.fromkeys([*FIRST["wordpiece"], *whole, *(f"##{one}" for one in dict.fromkeys([*whole[-140:]]))])
-    raw = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    pieces = dict.fromkeys(
+        [*FIRST["wordpiece"], *whole, *(f"##{one}" for one in dict.fromkeys([*whole[-140:]]))]
+    )
+    raw = Tokenizer(
+        models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     raw.normalizer = normalizers.BertNormalizer(lowercase=kind != "cased")
     raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     raw.decoder = decoders.WordPiece()
     raw.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     return raw
 
 
 def _unigram(kind: str) -> Tokenizer:
     pieces = [(piece, 0.0) for piece in FIRST[kind]] + [(f"▁{word}", -3.0) for word in WORDS]
-    pieces += [("▁", -4.0), *((one, -8.0) for one in LETTERS + LETTERS.upper() + OTHERS), ("<mask>", 0.0)]
+    pieces += [
+        ("▁", -4.0),
+        *((one, -8.0) for one in LETTERS + LETTERS.upper() + OTHERS),
+        ("<mask>", 0.0),
+    ]
     raw = Tokenizer(models.Unigram(pieces, unk_id=3))
-    raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
     raw.decoder = decoders.Metaspace()
     raw.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
     )
     return raw
 
@@ -79,15 +117,21 @@ def _unigram(kind: str) -> Tokenizer:
 def _byte_level(kind: str) -> Tokenizer:
     merges = sorted({(word[0], word[1]) for word in WORDS} | {(word[2], word[3]) for word in WORDS})
     merges += [(word[:2], word[2:]) for word in WORDS] + [("Ġ", word) for word in WORDS]
-    pieces = dict.fromkeys([*FIRST[kind], *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)])
+    pieces = dict.fromkeys(
+        [*FIRST[kind], *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    )
     raw = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, merges))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     raw.post_processor = (
-        processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False)
+        processors.RobertaProcessing(
+            ("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=False
+        )
         if kind == "roberta"
         else processors.TemplateProcessing(
-            single="$A <|endoftext|>", pair="$A $B:1 <|endoftext|>:1", special_tokens=[("<|endoftext|>", 0)]
+            single="$A <|endoftext|>",
+            pair="$A $B:1 <|endoftext|>:1",
+            special_tokens=[("<|endoftext|>", 0)],
         )
     )
     return raw
@@ -97,12 +141,26 @@ def _llama(kind: str) -> Tokenizer:
     spaced = [f"▁{word}" for word in WORDS]
     merges = sorted({(word[0], word[1]) for word in WORDS} | {(word[2], word[3]) for word in WORDS})
     merges += [(word[:2], word[2:]) for word in WORDS] + [("▁", word) for word in WORDS]
-    pieces = [*FIRST[kind], *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS, *(a + b for a, b in merges), *spaced]
+    pieces = [
+        *FIRST[kind],
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *LETTERS,
+        *(a + b for a, b in merges),
+        *spaced,
+    ]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    raw = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    raw = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     raw.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     raw.post_processor = template(bos=True, eos=False)
     return raw
@@ -112,7 +170,9 @@ def template(*, bos: bool, eos: bool) -> Any:
     """Llama's post-processor."""
     one = (["<s>:0"] if bos else []) + ["$A:0"] + (["</s>:0"] if eos else [])
     two = [part.replace("$A:0", "$B:1").replace(":0", ":1") for part in one]
-    return processors.TemplateProcessing(single=one, pair=[*one, *two], special_tokens=[("<s>", 1), ("</s>", 2)])
+    return processors.TemplateProcessing(
+        single=one, pair=[*one, *two], special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
 
 
 def write_sentencepiece(folder: Path) -> None:
@@ -121,9 +181,14 @@ def write_sentencepiece(folder: Path) -> None:
     ordinary = [(piece, score, 1) for piece, score in pieces[4:-1]]
     rows = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), *ordinary]
     body = b"".join(
-        nested(1, nested(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + bytes([0x18, kind]))
+        nested(
+            1, nested(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + bytes([0x18, kind])
+        )
         for piece, score, kind in rows
     )
-    trainer = nested(2, bytes([0x18, 1]) + b"\xc0\x02\x00\xc8\x02\x01\xd0\x02\x02\xd8\x02" + b"\xff" * 9 + b"\x01")
+    trainer = nested(
+        2,
+        bytes([0x18, 1]) + b"\xc0\x02\x00\xc8\x02\x01\xd0\x02\x02\xd8\x02" + b"\xff" * 9 + b"\x01",
+    )
     normalizer = nested(3, nested(1, b"identity") + bytes([0x18, 1, 0x20, 1, 0x28, 1]))
     (folder / "sentencepiece.bpe.model").write_bytes(body + trainer + normalizer)

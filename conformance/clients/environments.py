@@ -25,7 +25,11 @@ def environment(group: str, folder: Path) -> Path:
     """The interpreter of the group's environment below `folder`. Raises InstallError."""
     home = folder / group
     python = home / "bin" / "python"
-    lists = [path for path in (REQUIREMENTS / f"{group}.txt", REQUIREMENTS / f"{group}.no-deps.txt") if path.exists()]
+    lists = [
+        path
+        for path in (REQUIREMENTS / f"{group}.txt", REQUIREMENTS / f"{group}.no-deps.txt")
+        if path.exists()
+    ]
     wanted = digest(lists)
     mark = home / MARK
     if python.exists() and mark.exists() and mark.read_text() == wanted:
@@ -34,7 +38,19 @@ def environment(group: str, folder: Path) -> Path:
     venv.create(home, with_pip=True)
     for path in lists:
         bare = ["--no-deps"] if path.name.endswith(".no-deps.txt") else []
-        _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *bare, "-r", str(path)])
+        _run(
+            [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *bare,
+                "-r",
+                str(path),
+            ]
+        )
     mark.write_text(wanted)
     return python
 
@@ -47,7 +63,9 @@ def digest(lists: list[Path]) -> str:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         raise InstallError(f"not installed within {INSTALL_SECONDS} s") from None
     if done.returncode:

@@ -21,7 +21,9 @@ TEXTS = ["baka lomi beti", "duna boka", "pelu dati buka bera mona", "bo"]
 QUERY = "boka lomi"
 TOLERANCE = 1e-5  # of floats that took another way through a batch
 TIMEOUT_SECONDS = 60
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignore the environment's proxy
+DIRECT = urllib.request.build_opener(
+    urllib.request.ProxyHandler({})
+)  # ignore the environment's proxy
 
 
 class Skipped(Exception):
@@ -50,11 +52,20 @@ class Server:
     def at(self, alias: str) -> str:
         return f"{self.url}/m/{alias}"
 
-    def ask(self, path: str, body: Any = None, *, alias: str | None = None, headers: dict[str, str] | None = None) -> Any:
+    def ask(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        alias: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
         """A plain request: POST of JSON, or GET without a body. Raises Refused."""
         data = None if body is None else json.dumps(body).encode()
         where = f"{self.url if alias is None else self.at(alias)}{path}"
-        request = urllib.request.Request(where, data, {"content-type": "application/json", **(headers or {})})
+        request = urllib.request.Request(
+            where, data, {"content-type": "application/json", **(headers or {})}
+        )
         try:
             with DIRECT.open(request, timeout=TIMEOUT_SECONDS) as response:
                 return json.loads(response.read() or b"null")
@@ -64,13 +75,17 @@ class Server:
     def vectors(self, texts: Any = TEXTS, **settings: Any) -> list[list[float]]:
         return self.ask("/embed", {"inputs": texts, **settings}, alias=self.embed)
 
-    def ranks(self, texts: list[str] = TEXTS, query: str = QUERY, **settings: Any) -> list[dict[str, Any]]:
+    def ranks(
+        self, texts: list[str] = TEXTS, query: str = QUERY, **settings: Any
+    ) -> list[dict[str, Any]]:
         """The best first."""
         return self.ask("/rerank", {"query": query, "texts": texts, **settings}, alias=self.rerank)
 
     def labels(self, texts: list[str] = TEXTS, **settings: Any) -> list[list[dict[str, Any]]]:
         """The labels of each text, the best first."""
-        return self.ask("/predict", {"inputs": [[text] for text in texts], **settings}, alias=self.classify)
+        return self.ask(
+            "/predict", {"inputs": [[text] for text in texts], **settings}, alias=self.classify
+        )
 
 
 Call = Callable[[Server], None]
@@ -86,14 +101,22 @@ def call(function: Call) -> Call:
 def same(found: Any, wanted: Any, where: str = "answer") -> None:
     """Raises AssertionError unless both hold the same, floats within TOLERANCE. Arrays and tuples are taken for lists."""
     found, wanted = _plain(found), _plain(wanted)
-    if isinstance(found, float) and isinstance(wanted, int | float) and not isinstance(wanted, bool):
-        assert math.isclose(found, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE), f"{where}: {found}, expected {wanted}"
+    if (
+        isinstance(found, float)
+        and isinstance(wanted, int | float)
+        and not isinstance(wanted, bool)
+    ):
+        assert math.isclose(found, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE), (
+            f"{where}: {found}, expected {wanted}"
+        )
     elif isinstance(found, list) and isinstance(wanted, list):
         assert len(found) == len(wanted), f"{where}: {len(found)} items, expected {len(wanted)}"
         for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
             same(one, other, f"{where}[{place}]")
     elif isinstance(found, dict) and isinstance(wanted, dict):
-        assert found.keys() == wanted.keys(), f"{where}: keys {sorted(found)}, expected {sorted(wanted)}"
+        assert found.keys() == wanted.keys(), (
+            f"{where}: keys {sorted(found)}, expected {sorted(wanted)}"
+        )
         for key in wanted:
             same(found[key], wanted[key], f"{where}.{key}")
     else:
@@ -108,7 +131,10 @@ def _plain(value: Any) -> Any:
 
 def pairs(items: Iterable[Any], *names: str) -> list[list[Any]]:
     """The named fields of each item, whether it is an object or a dictionary."""
-    return [[item[name] if isinstance(item, dict) else getattr(item, name) for name in names] for item in items]
+    return [
+        [item[name] if isinstance(item, dict) else getattr(item, name) for name in names]
+        for item in items
+    ]
 
 
 def bits(numbers: Iterable[float]) -> int:
@@ -133,7 +159,13 @@ def main(client: str, package: str | None) -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         server = Server(**json.load(file))
     version = "as its source asks" if package is None else importlib.metadata.version(package)
-    told: dict[str, Any] = {"client": client, "version": version, "passed": [], "failed": {}, "skipped": {}}
+    told: dict[str, Any] = {
+        "client": client,
+        "version": version,
+        "passed": [],
+        "failed": {},
+        "skipped": {},
+    }
     for one in CALLS:
         name = one.__name__
         try:
@@ -142,7 +174,9 @@ def main(client: str, package: str | None) -> None:
             told["skipped"][name] = str(reason)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            told["failed"][name] = f"{type(error).__name__}: {str(error)[:300]} ({place.name}:{place.lineno})"
+            told["failed"][name] = (
+                f"{type(error).__name__}: {str(error)[:300]} ({place.name}:{place.lineno})"
+            )
         else:
             told["passed"].append(name)
     print(json.dumps(told), flush=True)

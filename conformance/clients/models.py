@@ -30,8 +30,13 @@ def tiny(folder: Path, alias: str) -> Path:
     home = Path(write_model(alias, folder))
     if alias == "hybrid":
         write.write_modules(home, pooling="mean", normalize=True)  # which chunks of a document need
-        write.write_json(home / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
-        np.savez(home / RANGES, dense=np.outer([-0.5, 0.5], np.ones(write.HIDDEN)).astype(np.float32))
+        write.write_json(
+            home / "config_sentence_transformers.json",
+            {"prompts": PROMPTS, "default_prompt_name": None},
+        )
+        np.savez(
+            home / RANGES, dense=np.outer([-0.5, 0.5], np.ones(write.HIDDEN)).astype(np.float32)
+        )
     return home
 
 
@@ -43,13 +48,24 @@ def table(alias: str, model: str) -> str:
 
 
 @contextmanager
-def serving(models: Mapping[str, str], scratch: Path, *, grpc: bool) -> Iterator[tuple[str, str | None]]:
+def serving(
+    models: Mapping[str, str], scratch: Path, *, grpc: bool
+) -> Iterator[tuple[str, str | None]]:
     """One process in front of alias -> model: its URL and, where asked for, its gRPC address. Raises RuntimeError."""
     listed = scratch / f"{'-'.join(models)}.toml"
     listed.write_text("\n".join(table(alias, model) for alias, model in models.items()))
     port, grpc_port = free_port(), free_port()
     more = ["--grpc-port", str(grpc_port)] if grpc else []
-    command = [sys.executable, "-m", "hybridtei", "serve", "--models", str(listed), "--hostname", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "hybridtei",
+        "serve",
+        "--models",
+        str(listed),
+        "--hostname",
+        "127.0.0.1",
+    ]
     log, url = listed.with_suffix(".log"), f"http://127.0.0.1:{port}"
     with started([*command, "--port", str(port), *more], port, log, cwd=ROOT, env=_environment()):
         missing = models.keys() - {item["id"] for item in _get(f"{url}/v1/models")["data"]}
@@ -70,8 +86,18 @@ def single_grpc_servers(models: Mapping[str, str], scratch: Path) -> Iterator[di
 
 
 def _environment() -> dict[str, str]:
-    flags = {"MODEL_ID", "PORT", "API_KEY", "HOSTNAME", "GRPC_PORT", "TASK"}  # the user's own, not this script's
-    return {**{name: value for name, value in os.environ.items() if name not in flags}, "HF_HUB_OFFLINE": "1"}
+    flags = {
+        "MODEL_ID",
+        "PORT",
+        "API_KEY",
+        "HOSTNAME",
+        "GRPC_PORT",
+        "TASK",
+    }  # the user's own, not this script's
+    return {
+        **{name: value for name, value in os.environ.items() if name not in flags},
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def _get(url: str) -> Any:

@@ -60,13 +60,18 @@ def main() -> int:
     """Exit status: 0 if all went well."""
     arguments = _arguments()
     chosen = [client for client in CLIENTS if not arguments.only or client.script in arguments.only]
-    pythons = {group: _made(group, arguments.venv) for group in sorted({one.group for one in chosen if one.group})}
+    pythons = {
+        group: _made(group, arguments.venv)
+        for group in sorted({one.group for one in chosen if one.group})
+    }
     with tempfile.TemporaryDirectory() as scratch:
         try:
             with _server(arguments, Path(scratch)) as told:
                 path = Path(scratch) / "server.json"
                 path.write_text(json.dumps(told))
-                results = [_run(client, pythons, path, _vocabulary(arguments.venv)) for client in chosen]
+                results = [
+                    _run(client, pythons, path, _vocabulary(arguments.venv)) for client in chosen
+                ]
         except RuntimeError as error:
             print(f"Error: {error}", file=sys.stderr)
             return 1
@@ -77,14 +82,32 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hybridtei" / "conformance-clients"
-    parser.add_argument("--venv", type=Path, default=cache, help=f"folder of the environments [default: {cache}]")
-    parser.add_argument("--only", nargs="+", choices=[client.script for client in CLIENTS], help="these clients")
-    parser.add_argument("--base-url", help="a server that runs already; then the next four are aliases there")
-    for name, alias in zip(("embedder", "reranker", "classifier", "tagger"), ROLES.values(), strict=True):
-        parser.add_argument(f"--{name}", help=f"folder or id of a model [default: a tiny one, called {alias}]")
-    parser.add_argument("--grpc-address", help="HOST:PORT of that server's gRPC, which embeds by default")
-    parser.add_argument("--no-grpc", action="store_true", help="start no servers for gRPC; its calls are skipped")
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "hybridtei"
+        / "conformance-clients"
+    )
+    parser.add_argument(
+        "--venv", type=Path, default=cache, help=f"folder of the environments [default: {cache}]"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=[client.script for client in CLIENTS], help="these clients"
+    )
+    parser.add_argument(
+        "--base-url", help="a server that runs already; then the next four are aliases there"
+    )
+    for name, alias in zip(
+        ("embedder", "reranker", "classifier", "tagger"), ROLES.values(), strict=True
+    ):
+        parser.add_argument(
+            f"--{name}", help=f"folder or id of a model [default: a tiny one, called {alias}]"
+        )
+    parser.add_argument(
+        "--grpc-address", help="HOST:PORT of that server's gRPC, which embeds by default"
+    )
+    parser.add_argument(
+        "--no-grpc", action="store_true", help="start no servers for gRPC; its calls are skipped"
+    )
     arguments = parser.parse_args()
     arguments.venv = arguments.venv.absolute()
     return arguments
@@ -104,34 +127,65 @@ def _server(arguments: argparse.Namespace, scratch: Path) -> Iterator[dict[str, 
     """The fields of `harness.Server`."""
     given = [arguments.embedder, arguments.reranker, arguments.classifier, arguments.tagger]
     if arguments.base_url:
-        aliases = {role: name or alias for (role, alias), name in zip(ROLES.items(), given, strict=True)}
+        aliases = {
+            role: name or alias for (role, alias), name in zip(ROLES.items(), given, strict=True)
+        }
         grpc = {aliases["embed"]: arguments.grpc_address} if arguments.grpc_address else {}
         yield {"url": arguments.base_url.rstrip("/"), **aliases, "grpc": grpc}
         return
-    models = {alias: name or str(tiny(scratch, alias)) for alias, name in zip(ROLES.values(), given, strict=True)}
+    models = {
+        alias: name or str(tiny(scratch, alias))
+        for alias, name in zip(ROLES.values(), given, strict=True)
+    }
     with ExitStack() as stack:
         url, _ = stack.enter_context(serving(models, scratch, grpc=False))
-        alone: Mapping[str, str] = {} if arguments.no_grpc else {name: models[name] for name in models if name != "tagger"}
-        yield {"url": url, **ROLES, "grpc": stack.enter_context(single_grpc_servers(alone, scratch))}
+        alone: Mapping[str, str] = (
+            {} if arguments.no_grpc else {name: models[name] for name in models if name != "tagger"}
+        )
+        yield {
+            "url": url,
+            **ROLES,
+            "grpc": stack.enter_context(single_grpc_servers(alone, scratch)),
+        }
 
 
 def _vocabulary(folder: Path) -> str | None:
     """Where OpenAI's vocabulary lies: LiteLLM carries it, for all who cannot download it."""
-    found = sorted((folder / "litellm").glob("lib/python*/site-packages/litellm/litellm_core_utils/tokenizers"))
+    found = sorted(
+        (folder / "litellm").glob("lib/python*/site-packages/litellm/litellm_core_utils/tokenizers")
+    )
     return str(found[0]) if found else None
 
 
-def _run(client: Client, pythons: Mapping[str, Path | str], server: Path, vocabulary: str | None) -> dict[str, Any]:
+def _run(
+    client: Client, pythons: Mapping[str, Path | str], server: Path, vocabulary: str | None
+) -> dict[str, Any]:
     python: Path | str = Path(sys.executable) if client.group is None else pythons[client.group]
     if isinstance(python, str):
         return _broken(client, f"not installed: {python}")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "HF_", "CO_API"))}
-    settings = {**kept, "NO_PROXY": "127.0.0.1,localhost", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(CALLS.parent)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OPENAI_", "HF_", "CO_API"))
+    }
+    settings = {
+        **kept,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": str(CALLS.parent),
+    }
     if vocabulary is not None:
         settings["TIKTOKEN_CACHE_DIR"] = vocabulary
     command = [str(python), str(CALLS / f"{client.script}.py"), str(server)]
     try:
-        done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=False)
+        done = subprocess.run(
+            command,
+            env=settings,
+            capture_output=True,
+            text=True,
+            timeout=CLIENT_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return _broken(client, f"no end within {CLIENT_SECONDS} s")
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -142,7 +196,13 @@ def _run(client: Client, pythons: Mapping[str, Path | str], server: Path, vocabu
 
 
 def _broken(client: Client, reason: str) -> dict[str, Any]:
-    return {"client": client.script, "version": "?", "passed": [], "failed": {"*": reason}, "skipped": {}}
+    return {
+        "client": client.script,
+        "version": "?",
+        "passed": [],
+        "failed": {"*": reason},
+        "skipped": {},
+    }
 
 
 def _print(results: Sequence[dict[str, Any]]) -> None:

@@ -35,17 +35,31 @@ from tests import tiny
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m conformance.families", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m conformance.families",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(tiny.FAMILIES)}; all if none is given")
-    parser.add_argument("--dtype", choices=list(TOLERANCES), default="float32", help="of the engines; transformers has float32")
+    parser.add_argument(
+        "families",
+        nargs="*",
+        metavar="FAMILY",
+        help=f"of {', '.join(tiny.FAMILIES)}; all if none is given",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=list(TOLERANCES),
+        default="float32",
+        help="of the engines; transformers has float32",
+    )
     options = parser.parse_args(argv)
     wanted, tolerance = options.families, TOLERANCES[options.dtype]
     unknown = sorted(set(wanted) - set(tiny.FAMILIES))
     if unknown:
         parser.error(f"no family {unknown[0]!r}")
     logging.disable_progress_bar()
-    print(f"{'family':20}{'settings':44}" + "".join(f"{name:>18}" for name in columns(options.dtype)))
+    print(
+        f"{'family':20}{'settings':44}" + "".join(f"{name:>18}" for name in columns(options.dtype))
+    )
     beyond, apart, count = 0, set(), 0
     for family, settings in VARIANTS:
         if wanted and family not in wanted:
@@ -57,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             apart.add(family)
         marks = "" if within and agree else "  BEYOND"
         shown = ", ".join(settings) or "-"
-        print(f"{family:20}{shown[:42]:44}" + "".join(f"{figure:18.1e}" for figure in row) + marks, flush=True)
+        print(
+            f"{family:20}{shown[:42]:44}" + "".join(f"{figure:18.1e}" for figure in row) + marks,
+            flush=True,
+        )
     print(
         f"{count} checkpoints, {beyond} beyond {tolerance.hidden:g} (hidden) or {tolerance.vectors:g} (vectors); "
         f"{len(apart)} families in which engines disagree"
@@ -67,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def columns(dtype: str) -> list[str]:
     """Names of the figures of a row."""
-    return [f"{engine} {what}" for engine in ENGINES_OF[dtype] for what in ("hidden", "vectors")] + ["engines apart"]
+    return [
+        f"{engine} {what}" for engine in ENGINES_OF[dtype] for what in ("hidden", "vectors")
+    ] + ["engines apart"]
 
 
 def compare(family: str, settings: Mapping[str, Any], dtype: str) -> tuple[list[float], bool, bool]:
@@ -77,13 +96,19 @@ def compare(family: str, settings: Mapping[str, Any], dtype: str) -> tuple[list[
         spec = read_spec(folder, pooling="mean")
         texts = texts_of(spec)
         expected = reference(folder, texts)
-        states = [states_of(open_engine(engine, spec, dtype), texts) for engine in ENGINES_OF[dtype]]
+        states = [
+            states_of(open_engine(engine, spec, dtype), texts) for engine in ENGINES_OF[dtype]
+        ]
     differences = [difference(one, expected, texts) for one in states]
     tolerance = TOLERANCES[dtype]
     vectors = [unit_means(form, texts) for one in states for form in (one.together, one.alone)]
     apart = max(max_difference(one, other) for one, other in combinations(vectors, 2))
     figures = [figure for one in differences for figure in (one.hidden, one.vectors)]
-    return [*figures, apart], all(one.within(tolerance) for one in differences), apart <= tolerance.vectors
+    return (
+        [*figures, apart],
+        all(one.within(tolerance) for one in differences),
+        apart <= tolerance.vectors,
+    )
 
 
 if __name__ == "__main__":

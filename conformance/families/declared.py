@@ -44,7 +44,10 @@ def content() -> str:
 
     every = {*EARLIER, "auto_map", "model_type"}.union(*map(_keys_of, map(_module, SHARED)))
     every.update(field.name for field in dataclasses.fields(_base()))
-    lines = [f'"transformers": {json.dumps(VERSION)}', f'"every": {json.dumps(sorted(_public(every)))}']
+    lines = [
+        f'"transformers": {json.dumps(VERSION)}',
+        f'"every": {json.dumps(sorted(_public(every)))}',
+    ]
     for model_type in sorted(FAMILIES.keys() & CONFIG_MAPPING.keys()):
         own = _public(_own(CONFIG_MAPPING[model_type])) - every
         lines.append(f"{json.dumps(model_type)}: {json.dumps(sorted(own))}")
@@ -68,7 +71,11 @@ def _base() -> Any:
 
 def _public(names: Iterable[str]) -> set[str]:
     """Without the methods of the base class and of dictionaries, which are called and not read, and Python's own names."""
-    return {name for name in names if not callable(getattr(_base(), name, getattr(dict, name, None))) and name[:2] != "__"}
+    return {
+        name
+        for name in names
+        if not callable(getattr(_base(), name, getattr(dict, name, None))) and name[:2] != "__"
+    }
 
 
 def _keys_of(module: ModuleType) -> set[str]:
@@ -86,19 +93,29 @@ def _reads(tree: ast.AST, holders: Collection[str]) -> Iterator[str]:
         match node:
             case ast.Attribute(value=holder, attr=name) if "config" in holders:
                 pass
-            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[holder, ast.Constant(value=str(name)), *_]):
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr"),
+                args=[holder, ast.Constant(value=str(name)), *_],
+            ):
                 pass
             case ast.Call(
-                func=ast.Attribute(value=holder, attr="get" | "pop" | "setdefault"), args=[ast.Constant(value=str(name)), *_]
+                func=ast.Attribute(value=holder, attr="get" | "pop" | "setdefault"),
+                args=[ast.Constant(value=str(name)), *_],
             ):
                 pass
             case ast.Subscript(value=holder, slice=ast.Constant(value=str(name))):
                 pass
-            case ast.Compare(left=ast.Constant(value=str(name)), ops=[ast.In() | ast.NotIn()], comparators=[holder]):
+            case ast.Compare(
+                left=ast.Constant(value=str(name)),
+                ops=[ast.In() | ast.NotIn()],
+                comparators=[holder],
+            ):
                 pass
             case _:
                 continue
-        last = getattr(holder, "id", None) or getattr(holder, "attr", None)  # of `config`, or of `self.config`
+        last = getattr(holder, "id", None) or getattr(
+            holder, "attr", None
+        )  # of `config`, or of `self.config`
         if last in holders:
             yield name
 
@@ -107,16 +124,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 1 if `--check` finds that the file is out of date, 2 with another transformers."""
     import transformers
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args(argv).check
     if transformers.__version__ != VERSION:
-        print(f"transformers {transformers.__version__} is installed; the file is of {VERSION}", file=sys.stderr)
+        print(
+            f"transformers {transformers.__version__} is installed; the file is of {VERSION}",
+            file=sys.stderr,
+        )
         return 2
     if not check:
         DECLARED.write_text(content(), encoding="utf-8")
     elif DECLARED.read_text(encoding="utf-8") != content():
-        print(f"{DECLARED} is out of date: python -m conformance.families.declared", file=sys.stderr)
+        print(
+            f"{DECLARED} is out of date: python -m conformance.families.declared", file=sys.stderr
+        )
         return 1
     return 0
 

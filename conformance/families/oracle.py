@@ -97,20 +97,28 @@ def reference(folder: Path, texts: Sequence[Encoding]) -> Floats:
     """Hidden states float32[t, h] by transformers and its eager attention, a text at a time."""
     model = tiny.model_of(folder)
     with torch.no_grad():
-        states = [model(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].numpy() for text in texts]
+        states = [
+            model(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].numpy()
+            for text in texts
+        ]
     return np.concatenate(states)
 
 
 def states_of(backend: Backend, texts: Sequence[Encoding]) -> States:
     """The states that a backend computes."""
-    return States(_hidden(backend, texts), np.concatenate([_hidden(backend, [text]) for text in texts]))
+    return States(
+        _hidden(backend, texts), np.concatenate([_hidden(backend, [text]) for text in texts])
+    )
 
 
 def difference(states: States, expected: Floats, texts: Sequence[Encoding]) -> Difference:
     """The worse of together and alone."""
     found = [states.together, states.alone]
     hidden = max_difference(found, expected) / float(np.abs(expected).max())
-    return Difference(hidden, max_difference([unit_means(one, texts) for one in found], unit_means(expected, texts)))
+    return Difference(
+        hidden,
+        max_difference([unit_means(one, texts) for one in found], unit_means(expected, texts)),
+    )
 
 
 def max_difference(found: Sequence[Floats], expected: Floats) -> float:
@@ -120,10 +128,14 @@ def max_difference(found: Sequence[Floats], expected: Floats) -> float:
 
 def unit_means(hidden: Floats, texts: Sequence[Encoding]) -> Floats:
     """Mean-pooled vectors of length 1: float32[t, h] -> float32[n, h]."""
-    means = np.stack([rows.mean(0) for rows in np.split(hidden, np.cumsum([len(text) for text in texts])[:-1])])
+    means = np.stack(
+        [rows.mean(0) for rows in np.split(hidden, np.cumsum([len(text) for text in texts])[:-1])]
+    )
     return np.asarray(means / np.linalg.norm(means, axis=1, keepdims=True), dtype=np.float32)
 
 
 def _hidden(backend: Backend, texts: Sequence[Encoding]) -> Floats:
-    tokens = backend.forward(pack([*texts], frozenset({Head.TOKENS}), backend.spec.positions)).tokens
+    tokens = backend.forward(
+        pack([*texts], frozenset({Head.TOKENS}), backend.spec.positions)
+    ).tokens
     return tokens.values

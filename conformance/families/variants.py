@@ -4,14 +4,22 @@ from typing import Any
 
 from tests import tiny
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 # (family, settings)
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in tiny.FAMILIES),
     ("bert", {"hidden_act": "relu", "layer_norm_eps": 1e-3}),
     ("bert", {"type_vocab_size": 1}),
     ("electra", {"embedding_size": 32}),
-    ("modernbert", {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "hidden_activation": "silu"}),
+    (
+        "modernbert",
+        {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "hidden_activation": "silu"},
+    ),
     ("modernbert", {"layer_types": ["full_attention", "full_attention"]}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "is_causal": False}),
@@ -38,7 +46,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 12}),
     ("t5", {"feed_forward_proj": "gated-silu", "relative_attention_num_buckets": 32}),
     ("mt5", {"feed_forward_proj": "relu"}),
-    ("deberta-v2", {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False}),
+    (
+        "deberta-v2",
+        {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False},
+    ),
     ("deberta-v2", {"pos_att_type": ["p2c"], "position_buckets": -1, "max_relative_positions": 20}),
     ("deberta-v2", {"pos_att_type": ["c2p"], "type_vocab_size": 2}),
     ("deberta-v2", {"relative_attention": False}),

@@ -6,7 +6,22 @@ from random import Random
 from typing import Any
 
 WORDS = (
-    *("baka", "bulo", "dati", "bemo", "hybrid", "search", "Zürich", "東京", "🙂", "naïve", "e\u0301", "ﷺ", "\u200b", "x" * 40),
+    *(
+        "baka",
+        "bulo",
+        "dati",
+        "bemo",
+        "hybrid",
+        "search",
+        "Zürich",
+        "東京",
+        "🙂",
+        "naïve",
+        "e\u0301",
+        "ﷺ",
+        "\u200b",
+        "x" * 40,
+    ),
 )
 LENGTHS = (1, 1, 2, 3, 3, 5, 8, 13, 40, 200)
 SIDES = ("Left", "left", "Right", "right")
@@ -40,7 +55,9 @@ def made(draw: Random, form: Any) -> Any:
 
 def some(**options: Any) -> Maker:
     """A few of the optional fields."""
-    return lambda draw: {name: made(draw, form) for name, form in options.items() if draw.random() < 0.25}
+    return lambda draw: {
+        name: made(draw, form) for name, form in options.items() if draw.random() < 0.25
+    }
 
 
 def body(required: Any, **options: Any) -> Maker:
@@ -60,7 +77,9 @@ def sample(of: tuple[str, ...], most: int) -> Maker:
 
 def text(draw: Random) -> str:
     """One to two hundred words."""
-    return " ".join(draw.choices(WORDS, k=min(draw.choice(LENGTHS), getattr(draw, "longest", LENGTHS[-1]))))
+    return " ".join(
+        draw.choices(WORDS, k=min(draw.choice(LENGTHS), getattr(draw, "longest", LENGTHS[-1])))
+    )
 
 
 def ids(draw: Random) -> list[int]:
@@ -74,7 +93,10 @@ def spans(draw: Random) -> Any:
     begins = [draw.choice((0, 0, draw.randrange(length))) for _ in range(draw.choice((1, 1, 3)))]
     return {
         "text": given,
-        "spans": [[begin, draw.choice((length, length, draw.randint(begin, length + 1)))] for begin in begins],
+        "spans": [
+            [begin, draw.choice((length, length, draw.randint(begin, length + 1)))]
+            for begin in begins
+        ],
     }
 
 
@@ -88,7 +110,9 @@ DOCUMENTS = (RANKED, listed({"text": text, "title": "t", "n": 1}))
 
 EMBED = body({"inputs": INPUTS}, **READING, normalize=BOOL, dimensions=(1, 8, 32, None))
 PLAIN = body({"inputs": INPUTS}, **READING)
-SIMILARITY = body({"inputs": {"source_sentence": text, "sentences": TEXTS}}, parameters=some(**READING))
+SIMILARITY = body(
+    {"inputs": {"source_sentence": text, "sentences": TEXTS}}, parameters=some(**READING)
+)
 OPENAI = body(
     {"input": (INPUTS, listed({"text": text}, 2))},
     **MODES,
@@ -112,7 +136,10 @@ CONTEXTUALIZED = body(
     enable_auto_chunking=(True, False, False, False),
 )
 COHERE = body(
-    ({"texts": TEXTS}, {"inputs": listed(lambda draw: {"content": [{"type": "text", "text": text(draw)}]}, 3)}),
+    (
+        {"texts": TEXTS},
+        {"inputs": listed(lambda draw: {"content": [{"type": "text", "text": text(draw)}]}, 3)},
+    ),
     input_type=("search_query", "search_document"),
     embedding_types=sample((*PRECISIONS, "base64"), 5),
     output_dimension=(1, 8, 32),
@@ -139,14 +166,22 @@ RANK_DOCUMENTS = body(
 )
 SCORE = ({"text_1": text, "text_2": (text, TEXTS)}, {"queries": text, "documents": (text, TEXTS)})
 PREDICT = body(
-    {"inputs": (text, listed(text, 1), lambda draw: [text(draw), text(draw)], listed(listed(text, 2), 5))},
+    {
+        "inputs": (
+            text,
+            listed(text, 1),
+            lambda draw: [text(draw), text(draw)],
+            listed(listed(text, 2), 5),
+        )
+    },
     **TRUNCATED,
     raw_scores=BOOL,
     parameters=({"top_k": 2}, {"function_to_apply": ("sigmoid", "softmax", "none")}, {}),
 )
 CLASSIFY = body({"input": (text, TEXTS)}, raw_scores=True, use_activation=False)
 ENTITIES = body(
-    {"inputs": (text, TEXTS)}, parameters={"aggregation_strategy": ("none", "simple", "max"), "ignore_labels": ["O"]}
+    {"inputs": (text, TEXTS)},
+    parameters={"aggregation_strategy": ("none", "simple", "max"), "ignore_labels": ["O"]},
 )
 SEARCH = body(
     {"collection": COLLECTIONS, "query": text},
@@ -170,7 +205,11 @@ SEARCH = body(
 )
 POINT = body({"text": text}, id=(*range(50), "a"), payload={"n": 1}, metadata={"m": "x"})
 INFERENCE = body(
-    {"data": text, "data_type": "text", "model": ("hybrid", "hybrid/dense", "hybrid/sparse", "hybrid/multivector", "")},
+    {
+        "data": text,
+        "data_type": "text",
+        "model": ("hybrid", "hybrid/dense", "hybrid/sparse", "hybrid/multivector", ""),
+    },
     options=some(vector=OUTPUTS, dimensions=8, input_type="query", prompt_name="query"),
 )
 ANYTHING = (EMBED, PREDICT, RERANK, ENTITIES, SIMILARITY, RANK_DOCUMENTS)
@@ -179,9 +218,16 @@ FORMS: dict[str, Any] = {
     "/embed_all": PLAIN,
     "/embed_sparse": PLAIN,
     "/embed_hybrid": body(
-        {"inputs": SPANNED}, **READING, **MODES, normalize=BOOL, dimensions=(1, 8, 32), output_dtype=PRECISIONS
+        {"inputs": SPANNED},
+        **READING,
+        **MODES,
+        normalize=BOOL,
+        dimensions=(1, 8, 32),
+        output_dtype=PRECISIONS,
     ),
-    "/embed_multivector": body({"inputs": SPANNED}, **READING, dimensions=(1, 8, 24), output_dtype=PRECISIONS),
+    "/embed_multivector": body(
+        {"inputs": SPANNED}, **READING, dimensions=(1, 8, 24), output_dtype=PRECISIONS
+    ),
     "/similarity": SIMILARITY,
     "/v1/embeddings": OPENAI,
     "/embeddings": OPENAI,
@@ -213,15 +259,37 @@ FORMS: dict[str, Any] = {
     "/": ANYTHING,
     "/search": SEARCH,
     "/collections/docs/points": body({"points": listed(POINT, 4)}, create=True, truncate=True),
-    "/collections/%2e%2e%2fx/points": body({"points": listed(POINT, 4)}, create=True, truncate=True),
-    "/collections/docs/import": some(collection="docs", schema={}, points=3),  # the first line of an export, or nothing like it
-    "/qdrant/inference": body({"inputs": listed(INFERENCE, 4)}, inference=("update", "search"), token="fuzz-key"),
-    "/models/load": body({"model_id": ("/nowhere", "no/where", "")}, alias="a b", dtype="int3", role="cook"),  # no such model
+    "/collections/%2e%2e%2fx/points": body(
+        {"points": listed(POINT, 4)}, create=True, truncate=True
+    ),
+    "/collections/docs/import": some(
+        collection="docs", schema={}, points=3
+    ),  # the first line of an export, or nothing like it
+    "/qdrant/inference": body(
+        {"inputs": listed(INFERENCE, 4)}, inference=("update", "search"), token="fuzz-key"
+    ),
+    "/models/load": body(
+        {"model_id": ("/nowhere", "no/where", "")}, alias="a b", dtype="int3", role="cook"
+    ),  # no such model
     "/models/unload": {"model": ("nobody", "", "classifier ")},
 }
-POSTS: dict[str, Maker] = {path: partial(lambda form, draw: made(draw, form), form) for path, form in FORMS.items()}
+POSTS: dict[str, Maker] = {
+    path: partial(lambda form, draw: made(draw, form), form) for path, form in FORMS.items()
+}
 GETS = (
-    *("/", "/health", "/ping", "/info", "/metrics", "/models", "/v1/models", "/api/tags", "/api/version", "/docs", "/docs/"),
+    *(
+        "/",
+        "/health",
+        "/ping",
+        "/info",
+        "/metrics",
+        "/models",
+        "/v1/models",
+        "/api/tags",
+        "/api/version",
+        "/docs",
+        "/docs/",
+    ),
     *("/docs/swagger-ui.css", "/api-doc/openapi.json", "/page", "/page/page.css", "/collections"),
     "/collections/docs/export",
 )

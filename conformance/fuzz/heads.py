@@ -13,34 +13,155 @@ UNKNOWN = -1  # as `Shot.answers`: the bytes may be no request, or several
 JSON = b"application/json"
 METHODS = (b"GET", b"HEAD", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE", b"POST")
 TYPES = (
-    *(b"application/json; charset=utf-8", b"application/json;charset=utf-16", b"APPLICATION/JSON", b"application/vnd.api+json"),
-    *(b"text/plain", b"application/msgpack", b"multipart/form-data; boundary=x", b"", b"application/json, text/plain", b"\xff"),
-    *(b"a/b", b"application/x-www-form-urlencoded", b"application/grpc", b"json", b"application/json\tx", b";;;"),
+    *(
+        b"application/json; charset=utf-8",
+        b"application/json;charset=utf-16",
+        b"APPLICATION/JSON",
+        b"application/vnd.api+json",
+    ),
+    *(
+        b"text/plain",
+        b"application/msgpack",
+        b"multipart/form-data; boundary=x",
+        b"",
+        b"application/json, text/plain",
+        b"\xff",
+    ),
+    *(
+        b"a/b",
+        b"application/x-www-form-urlencoded",
+        b"application/grpc",
+        b"json",
+        b"application/json\tx",
+        b";;;",
+    ),
     b"application/+json",
 )
 ACCEPTS = (
-    *(b"application/msgpack", b"application/x-msgpack;q=0.9, application/json;q=0.1", b"*/*", b"text/html"),
-    *(b"application/json;q=x", b",,,;q=", b"application/msgpack;q=nan", b"application/msgpack;q=-1", b"\xe9", b"a" * 3000),
+    *(
+        b"application/msgpack",
+        b"application/x-msgpack;q=0.9, application/json;q=0.1",
+        b"*/*",
+        b"text/html",
+    ),
+    *(
+        b"application/json;q=x",
+        b",,,;q=",
+        b"application/msgpack;q=nan",
+        b"application/msgpack;q=-1",
+        b"\xe9",
+        b"a" * 3000,
+    ),
 )
-CODINGS = (b"gzip", b"gzip", b"x-gzip", b"zstd", b"zstd", b"br", b"deflate", b"identity", b"gzip, gzip", b"", b"\xff", b",,")
-ENCODINGS = (b"gzip", b"zstd", b"gzip, zstd;q=0.5", b"br", b"identity;q=0", b"*", b"gzip;q=nan", b"zstd;q=inf", b"deflate")
+CODINGS = (
+    b"gzip",
+    b"gzip",
+    b"x-gzip",
+    b"zstd",
+    b"zstd",
+    b"br",
+    b"deflate",
+    b"identity",
+    b"gzip, gzip",
+    b"",
+    b"\xff",
+    b",,",
+)
+ENCODINGS = (
+    b"gzip",
+    b"zstd",
+    b"gzip, zstd;q=0.5",
+    b"br",
+    b"identity;q=0",
+    b"*",
+    b"gzip;q=nan",
+    b"zstd;q=inf",
+    b"deflate",
+)
 ODD_PATHS = (
-    *(b"//embed", b"/embed/", b"/embed//", b"/%65mbed", b"/embed%00", b"/embed%", b"/embed%zz", b"/embed;a=b", b"/./embed"),
-    *(b"/m/", b"/m//embed", b"/m/nobody/embed", b"/m/hybrid", b"/m/hybrid/", b"/m/hybrid//embed", b"/m/%F0%9F%99%82/embed"),
-    *(b"/m/../embed", b"/docs/../../etc/passwd", b"/docs/%2e%2e/x", b"/docs/a/b/c", b"/page/../app.py", b"/page/nobody.js"),
-    *(b"/page/%2e%2e%2fapp.py", b"*", b"http://example.com/embed", b"/embed?inputs=x&a=%00", b"/embed?" + b"a" * 5000),
-    *(b"/\xff\xfe", b"/\xe6\x9d\xb1", b"/#x", b"/" + b"a" * 60_000, b"/" + b"a/" * 5000, b"/models/load/x", b"/v1"),
+    *(
+        b"//embed",
+        b"/embed/",
+        b"/embed//",
+        b"/%65mbed",
+        b"/embed%00",
+        b"/embed%",
+        b"/embed%zz",
+        b"/embed;a=b",
+        b"/./embed",
+    ),
+    *(
+        b"/m/",
+        b"/m//embed",
+        b"/m/nobody/embed",
+        b"/m/hybrid",
+        b"/m/hybrid/",
+        b"/m/hybrid//embed",
+        b"/m/%F0%9F%99%82/embed",
+    ),
+    *(
+        b"/m/../embed",
+        b"/docs/../../etc/passwd",
+        b"/docs/%2e%2e/x",
+        b"/docs/a/b/c",
+        b"/page/../app.py",
+        b"/page/nobody.js",
+    ),
+    *(
+        b"/page/%2e%2e%2fapp.py",
+        b"*",
+        b"http://example.com/embed",
+        b"/embed?inputs=x&a=%00",
+        b"/embed?" + b"a" * 5000,
+    ),
+    *(
+        b"/\xff\xfe",
+        b"/\xe6\x9d\xb1",
+        b"/#x",
+        b"/" + b"a" * 60_000,
+        b"/" + b"a/" * 5000,
+        b"/models/load/x",
+        b"/v1",
+    ),
     *(b"/v1/embeddings/", b"/favicon.ico", b"/.env", b"/m/hybrid/m/hybrid/embed"),
 )
 GARBAGE = (
-    *(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\r\n" * 500),
-    *(b"\x00" * 5000, b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET  / HTTP/1.1\r\n\r\n", b"get / HTTP/1.1\r\n\r\n"),
+    *(
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\r\n" * 500,
+    ),
+    *(
+        b"\x00" * 5000,
+        b"GET\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET  / HTTP/1.1\r\n\r\n",
+        b"get / HTTP/1.1\r\n\r\n",
+    ),
     *(b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/2.0\r\n\r\n", b"GET / HTTP/1.1\nHost: x\n\n"),
-    *(b"GET / HTTP/1.1\r\nHost x\r\n\r\n", b"GET / HTTP/1.1\r\n: x\r\n\r\n", b"GET / HTTP/1.1\r\nA b: x\r\n\r\n"),
-    *(b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n", b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n", b"FOO / HTTP/1.1\r\n\r\n"),
+    *(
+        b"GET / HTTP/1.1\r\nHost x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA b: x\r\n\r\n",
+    ),
+    *(
+        b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: \x00\r\n\r\n",
+        b"FOO / HTTP/1.1\r\n\r\n",
+    ),
     *(b"SSTP_DUPLEX_POST /x HTTP/1.1\r\n\r\n", b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\nabc"),
-    *(b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", b"\xff" * 70_000, b"EHLO x\r\n"),
-    *(b"*1\r\n$4\r\nPING\r\n", b"GET / HTTP/0.9\r\n\r\n", b"GET /\r\n", b"POST /embed HTTP/1.1\r\nContent-Length", b"G"),
+    *(
+        b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        b"\xff" * 70_000,
+        b"EHLO x\r\n",
+    ),
+    *(
+        b"*1\r\n$4\r\nPING\r\n",
+        b"GET / HTTP/0.9\r\n\r\n",
+        b"GET /\r\n",
+        b"POST /embed HTTP/1.1\r\nContent-Length",
+        b"G",
+    ),
 )
 RARE = {
     b"Authorization": (b"", b"Bearer", b"Bearer \xff", b"Basic eDp5", b"Bearer " + b"k" * 9000),
@@ -48,16 +169,36 @@ RARE = {
     b"Origin": (b"http://x", b"null", b"\xff"),
 }
 LENGTHS = (
-    *(b"-1", b"+5", b"1e3", b"0x10", b"5, 5", b"5,6", b"99999999999999999999999", b"18446744073709551616", b" ", b"5 5"),
+    *(
+        b"-1",
+        b"+5",
+        b"1e3",
+        b"0x10",
+        b"5, 5",
+        b"5,6",
+        b"99999999999999999999999",
+        b"18446744073709551616",
+        b" ",
+        b"5 5",
+    ),
     *(b"five", b"\xb2"),
 )
 
 
 def request(
-    path: bytes, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), *, method: bytes = b"POST", version: bytes = b"1.1"
+    path: bytes,
+    body: bytes,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    *,
+    method: bytes = b"POST",
+    version: bytes = b"1.1",
 ) -> bytes:
     """Return a valid request with a Content-Length."""
-    lines = [b"%b %b HTTP/%b" % (method, path, version), b"Host: fuzz", b"Content-Length: %d" % len(body)]
+    lines = [
+        b"%b %b HTTP/%b" % (method, path, version),
+        b"Host: fuzz",
+        b"Content-Length: %d" % len(body),
+    ]
     return b"\r\n".join([*lines, *(b"%b: %b" % field for field in headers)]) + b"\r\n\r\n" + body
 
 
@@ -67,7 +208,13 @@ class Generator:
     `longest`: words in a text.
     """
 
-    def __init__(self, seed: str, aliases: Sequence[str] = (), key: str | None = None, longest: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: str,
+        aliases: Sequence[str] = (),
+        key: str | None = None,
+        longest: int | None = None,
+    ) -> None:
         self._draw = Draw(seed)
         self._draw.longest = longest or Draw.longest
         self._aliases = [alias.encode() for alias in aliases]
@@ -89,7 +236,9 @@ class Generator:
     def _json(self) -> tuple[bytes, bytes]:
         """A path and a body, which is right one time in four."""
         path, value = self._valid()
-        return path, json.dumps(value).encode() if self._draw.random() < 0.25 else mutated(self._draw, value)
+        return path, json.dumps(value).encode() if self._draw.random() < 0.25 else mutated(
+            self._draw, value
+        )
 
     def _headers(self, *, odd: float = 0.1) -> list[tuple[bytes, bytes]]:
         draw = self._draw
@@ -100,7 +249,9 @@ class Generator:
             headers.append((b"Accept", draw.choice(ACCEPTS)))
         if draw.random() < odd:
             headers.append((b"Accept-Encoding", draw.choice(ENCODINGS)))
-        headers += [(name, draw.choice(values)) for name, values in RARE.items() if draw.random() < odd / 4]
+        headers += [
+            (name, draw.choice(values)) for name, values in RARE.items() if draw.random() < odd / 4
+        ]
         return headers
 
     def _post(self) -> bytes:
@@ -115,7 +266,10 @@ class Generator:
         return Shot("valid", (request(path, json.dumps(value).encode(), self._headers(odd=0.05)),))
 
     def got(self) -> Shot:
-        method, path = self._draw.choice((b"GET", b"GET", b"HEAD")), self._path(self._draw.choice(GETS))
+        method, path = (
+            self._draw.choice((b"GET", b"GET", b"HEAD")),
+            self._path(self._draw.choice(GETS)),
+        )
         heads = frozenset({0} if method == b"HEAD" else ())
         return Shot("get", (request(path, b"", self._headers(), method=method),), heads=heads)
 
@@ -128,7 +282,11 @@ class Generator:
     def path(self) -> Shot:
         _, body = self._json()
         method = self._draw.choice((b"GET", b"POST"))
-        return Shot("path", (request(self._draw.choice(ODD_PATHS), body, self._headers(), method=method),), answers=UNKNOWN)
+        return Shot(
+            "path",
+            (request(self._draw.choice(ODD_PATHS), body, self._headers(), method=method),),
+            answers=UNKNOWN,
+        )
 
     def long_path(self) -> Shot:
         path = b"/" + b"a" * self._draw.choice((65_000, 65_533, 65_534, 70_000, 300_000))
@@ -138,12 +296,23 @@ class Generator:
         """Return headers that are many, long or unusual."""
         draw = self._draw
         path, body = self._json()
-        many = [(b"X-%d" % number, b"y") for number in range(draw.choice((90, 96, 99, 101, 500, 3000)))]
+        many = [
+            (b"X-%d" % number, b"y") for number in range(draw.choice((90, 96, 99, 101, 500, 3000)))
+        ]
         long = [(b"X", b"y" * draw.choice((1000, 60_000, 66_000, 500_000)))]
-        names, values = (b"X\x01", b"", b"X Y", b"\xff", b"X:"), (b"\x00", b"\x7f", b"\xff", b"", b"a\x0bb")
+        names, values = (
+            (b"X\x01", b"", b"X Y", b"\xff", b"X:"),
+            (b"\x00", b"\x7f", b"\xff", b"", b"a\x0bb"),
+        )
         strange = [(draw.choice(names), draw.choice(values))]
-        same = [(name, value) for name, value in self._headers() for _ in range(draw.choice((2, 3, 40)))]
-        return Shot("headers", (request(path, body, draw.choice((many, long, strange, same))),), answers=UNKNOWN)
+        same = [
+            (name, value) for name, value in self._headers() for _ in range(draw.choice((2, 3, 40)))
+        ]
+        return Shot(
+            "headers",
+            (request(path, body, draw.choice((many, long, strange, same))),),
+            answers=UNKNOWN,
+        )
 
     def chunked(self) -> Shot:
         """Chunks of any size, with extensions and trailers."""
@@ -157,9 +326,13 @@ class Generator:
             chunks.append(b"%x%b\r\n%b\r\n" % (len(part), extension, part))
             at += size
             if len(chunks) > 300:
-                chunks.append(b"%x\r\n%b\r\n" % (len(body) - at, body[at:]) if at < len(body) else b"")
+                chunks.append(
+                    b"%x\r\n%b\r\n" % (len(body) - at, body[at:]) if at < len(body) else b""
+                )
                 break
-        trailer = draw.choice((b"", b"", b"X: y\r\n", b"Content-Length: 5\r\n", b"Content-Encoding: gzip\r\n"))
+        trailer = draw.choice(
+            (b"", b"", b"X: y\r\n", b"Content-Length: 5\r\n", b"Content-Encoding: gzip\r\n")
+        )
         head = self._head(path, b"Transfer-Encoding: chunked")
         return Shot("chunked", (head + b"".join(chunks) + b"0\r\n" + trailer + b"\r\n",))
 
@@ -167,10 +340,19 @@ class Generator:
         path, body = self._json()
         size = b"%x" % len(body)
         wrong = (
-            *(b"zz\r\n" + body, b"-5\r\n" + body, size + b"\r\n" + body + b"x\r\n0\r\n\r\n", size + b"\n" + body + b"\n0\n\n"),
+            *(
+                b"zz\r\n" + body,
+                b"-5\r\n" + body,
+                size + b"\r\n" + body + b"x\r\n0\r\n\r\n",
+                size + b"\n" + body + b"\n0\n\n",
+            ),
             *(b"\r\n", b"ffffffffffffffffff\r\n" + body, b"7fffffff\r\n" + body, b"0\r\n"),
             size + b";" + b"x" * 200_000 + b"\r\n" + body,
-            *(b"0" * 70_000 + size + b"\r\n" + body, size + b"\r\n" + body[:-1], b"0\r\n" + b"X: y\r\n" * 300 + b"\r\n"),
+            *(
+                b"0" * 70_000 + size + b"\r\n" + body,
+                size + b"\r\n" + body[:-1],
+                b"0\r\n" + b"X: y\r\n" * 300 + b"\r\n",
+            ),
         )
         head = self._head(path, b"Transfer-Encoding: chunked")
         return Shot("broken chunks", (head + self._draw.choice(wrong),), answers=UNKNOWN)
@@ -183,26 +365,43 @@ class Generator:
         near = max(len(body) - draw.choice((1, 10)), 0)
         true = b"Content-Length: %d" % len(body)
         lines = (
-            *(b"Content-Length: %d" % far, b"Content-Length: %d" % near, b"Content-Length: " + draw.choice(LENGTHS), b"X: y"),
-            *(true + b"\r\nContent-Length: %d" % near, b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: x"),
+            *(
+                b"Content-Length: %d" % far,
+                b"Content-Length: %d" % near,
+                b"Content-Length: " + draw.choice(LENGTHS),
+                b"X: y",
+            ),
+            *(
+                true + b"\r\nContent-Length: %d" % near,
+                b"Transfer-Encoding: gzip, chunked",
+                b"Transfer-Encoding: x",
+            ),
             *(true + b"\r\nTransfer-Encoding: chunked", true + b"\r\nTransfer-Encoding: identity"),
         )
         return Shot("length", (self._head(path, draw.choice(lines)) + body,), answers=UNKNOWN)
 
     def ancient(self) -> Shot:
         path, body = self._json()
-        more = self._draw.choice(([], [(b"Connection", b"keep-alive")], [(b"Connection", b"close")]))
+        more = self._draw.choice(
+            ([], [(b"Connection", b"keep-alive")], [(b"Connection", b"close")])
+        )
         return Shot("http/1.0", (request(path, body, [*self._headers(), *more], version=b"1.0"),))
 
     def closing(self) -> Shot:
         path, body = self._json()
-        more = self._draw.choice((b"close", b"Keep-Alive, Upgrade", b"close, keep-alive", b"\xff", b"upgrade"))
+        more = self._draw.choice(
+            (b"close", b"Keep-Alive, Upgrade", b"close, keep-alive", b"\xff", b"upgrade")
+        )
         return Shot("connection", (request(path, body, [*self._headers(), (b"Connection", more)]),))
 
     def offer(self) -> Shot:
         path, body = self._json()
         words = self._draw.choice((b"h2c", b"websocket", b"TLS/1.0", b""))
-        more = ((b"Connection", b"Upgrade, HTTP2-Settings"), (b"Upgrade", words), (b"HTTP2-Settings", b"AAMAAABkAAQ"))
+        more = (
+            (b"Connection", b"Upgrade, HTTP2-Settings"),
+            (b"Upgrade", words),
+            (b"HTTP2-Settings", b"AAMAAABkAAQ"),
+        )
         return Shot("upgrade", (request(path, body, [*self._headers(), *more]),))
 
     def expecting(self) -> Shot:
@@ -216,7 +415,10 @@ class Generator:
         draw = self._draw
         path, body = self._json()
         headers = [*self._headers(), (b"Content-Encoding", draw.choice(CODINGS))]
-        return Shot("compressed", (request(path, draw.choice((body, gzip.compress(body, mtime=0))), headers),))
+        return Shot(
+            "compressed",
+            (request(path, draw.choice((body, gzip.compress(body, mtime=0))), headers),),
+        )
 
     def large(self) -> Shot:
         """Near the payload limit and above, as one long text, many texts, or nothing but depth."""
@@ -226,8 +428,12 @@ class Generator:
         size = draw.choice((60_000, 300_000, 1_900_000, 2_100_000))
         unit = draw.choice(("baka ", "\u0301", "x", "東", "a b "))
         shapes: tuple[Callable[[], bytes], ...] = (
-            lambda: json.dumps({**value, field: unit * (size // len(unit.encode()))}, ensure_ascii=False).encode(),
-            lambda: json.dumps({**value, field: [unit * 3] * (size // (3 * len(unit) + 4))}).encode(),
+            lambda: json.dumps(
+                {**value, field: unit * (size // len(unit.encode()))}, ensure_ascii=False
+            ).encode(),
+            lambda: json.dumps(
+                {**value, field: [unit * 3] * (size // (3 * len(unit) + 4))}
+            ).encode(),
             lambda: json.dumps({**value, field: [7] * (size // 3)}).encode(),
             lambda: b'{"%b":' % field.encode() + b"[" * (size // 2) + b"]" * (size // 2) + b"}",
             lambda: b'{"unknown":' + b'{"a":' * (size // 6) + b"1" + b"}" * (size // 6) + b"}",
@@ -245,7 +451,10 @@ class Generator:
         """One request in several packets."""
         whole = self._post()
         cuts = sorted(self._draw.randrange(len(whole)) for _ in range(self._draw.choice((1, 2, 5))))
-        return Shot("pieces", tuple(whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)))
+        return Shot(
+            "pieces",
+            tuple(whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)),
+        )
 
     def garbage(self) -> Shot:
         draw = self._draw

@@ -7,7 +7,9 @@ from typing import Any, NoReturn
 from conformance.fuzz.heads import UNKNOWN
 from conformance.fuzz.shot import Outcome, Reply, Shot
 
-FINAL = frozenset({400, 408, 413, 414, 431})  # after these a server may end a connection with requests still unanswered
+FINAL = frozenset(
+    {400, 408, 413, 414, 431}
+)  # after these a server may end a connection with requests still unanswered
 TOLERANCE = 1e-5  # who shares a batch may change the last digits of float32
 
 

@@ -8,16 +8,97 @@ from typing import Any
 DEEP = 10_000
 LARGEST = 2_500_000  # bytes; what is far above the payload limit is refused unread, and its sender may not hear why
 ODD_TEXTS = (
-    *("", " ", "\x00", "\ufeff", "\ufeffbaka", "\u202e", "\U0010ffff", "a\x00b", "\r\n", "\u0300" * 300, "<s>", "[SEP]"),
-    *("[MASK]", "../../etc/passwd", "%s%n", "{{7*7}}", "true", "NaN", "-1", "\u2028", "ß" * 500, "🏳️‍🌈" * 50, "ば" * 700),
+    *(
+        "",
+        " ",
+        "\x00",
+        "\ufeff",
+        "\ufeffbaka",
+        "\u202e",
+        "\U0010ffff",
+        "a\x00b",
+        "\r\n",
+        "\u0300" * 300,
+        "<s>",
+        "[SEP]",
+    ),
+    *(
+        "[MASK]",
+        "../../etc/passwd",
+        "%s%n",
+        "{{7*7}}",
+        "true",
+        "NaN",
+        "-1",
+        "\u2028",
+        "ß" * 500,
+        "🏳️‍🌈" * 50,
+        "ば" * 700,
+    ),
     *("##ka", "▁"),
 )
-ODD_NUMBERS = (-1, 0, 1, 2, 2**31, 2**32 - 1, 2**32, 2**53, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e300, 5e-324, 999_999)
+ODD_NUMBERS = (
+    -1,
+    0,
+    1,
+    2,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**53,
+    2**63,
+    2**64,
+    -(2**63),
+    10**30,
+    0.5,
+    -0.0,
+    1e300,
+    5e-324,
+    999_999,
+)
 RAW = (
-    *(b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e999", b"01", b"+1", b"1.", b".5", b"0x10", b"1e", b"--1", b"'text'"),
-    *(b"undefined", b"nul", b"tru", b"//", b'"\\ud800"', b'"\\udc00\\ud800"', b'"\\ud800x"', b'"\\u12"', b'"\\x41"'),
-    *(b'"\xff\xfe"', b'"\xc0\xaf"', b'"\xed\xa0\x80"', b'"\x01"', b'"\t"', b'"\\u0000"', b"[" * DEEP + b"]" * DEEP),
-    *(b"[" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP, b"1" * 5000, b"1." + b"0" * 5000, b"-" + b"9" * 400),
+    *(
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b"1e400",
+        b"-1e999",
+        b"01",
+        b"+1",
+        b"1.",
+        b".5",
+        b"0x10",
+        b"1e",
+        b"--1",
+        b"'text'",
+    ),
+    *(
+        b"undefined",
+        b"nul",
+        b"tru",
+        b"//",
+        b'"\\ud800"',
+        b'"\\udc00\\ud800"',
+        b'"\\ud800x"',
+        b'"\\u12"',
+        b'"\\x41"',
+    ),
+    *(
+        b'"\xff\xfe"',
+        b'"\xc0\xaf"',
+        b'"\xed\xa0\x80"',
+        b'"\x01"',
+        b'"\t"',
+        b'"\\u0000"',
+        b"[" * DEEP + b"]" * DEEP,
+    ),
+    *(
+        b"[" * DEEP,
+        b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+        b"1" * 5000,
+        b"1." + b"0" * 5000,
+        b"-" + b"9" * 400,
+    ),
     b'"' + b"\\n" * 3000 + b'"',
 )
 HOLE = "\x1ahole\x1a"
@@ -28,7 +109,13 @@ Change = Callable[[Random, Any], Any]
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a value, the whole first."""
     found = [path]
-    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    steps = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for step, inner in steps:
         found += places(inner, (*path, step))
     return found
@@ -73,7 +160,9 @@ def lost_or_found(draw: Random, value: Any) -> Any:
             return {name: inner for name, inner in value.items() if name != gone}
         return {
             **value,
-            draw.choice(("model", "unknown", "\x00", "", "inputs", "texts", "input", "dimensions")): other_type(draw, 1),
+            draw.choice(
+                ("model", "unknown", "\x00", "", "inputs", "texts", "input", "dimensions")
+            ): other_type(draw, 1),
         }
     if isinstance(value, list):
         return value[:-1] if draw.random() < 0.5 else [*value, *value]
@@ -83,7 +172,11 @@ def lost_or_found(draw: Random, value: Any) -> Any:
 def longer(draw: Random, value: Any) -> Any:
     """A text or a list much longer than a model reads."""
     if isinstance(value, str):
-        return value * _times(value, draw.choice((2, 50, 400))) if draw.random() < 0.8 else "\u0301" * draw.choice((100, 5000))
+        return (
+            value * _times(value, draw.choice((2, 50, 400)))
+            if draw.random() < 0.8
+            else "\u0301" * draw.choice((100, 5000))
+        )
     if isinstance(value, list):
         return value * _times(value, draw.choice((2, 10, 40)))
     return other_type(draw, value)
@@ -107,7 +200,9 @@ def mutated(draw: Random, value: Any) -> bytes:
     """JSON of a value with one to three changes, and sometimes one of its bytes."""
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         change = draw.choice((other_type, other_type, lost_or_found, longer))
-        value = changed(value, draw.choice(places(value)), lambda inner, change=change: change(draw, inner))
+        value = changed(
+            value, draw.choice(places(value)), lambda inner, change=change: change(draw, inner)
+        )
     if draw.random() < 0.25:
         value = changed(value, draw.choice(places(value)), lambda _: HOLE)
     data = json.dumps(value, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
@@ -135,7 +230,19 @@ def _flipped(draw: Random, data: bytes) -> bytes:
 def _inserted(draw: Random, data: bytes) -> bytes:
     at = draw.randrange(len(data) + 1)
     more = draw.choice(
-        (b"\x00", b"\xef\xbb\xbf", b",", b"]", b"}", b'"', b"\\", b"\xff", b" " * 3000, b"/*x*/", draw.choice(RAW))
+        (
+            b"\x00",
+            b"\xef\xbb\xbf",
+            b",",
+            b"]",
+            b"}",
+            b'"',
+            b"\\",
+            b"\xff",
+            b" " * 3000,
+            b"/*x*/",
+            draw.choice(RAW),
+        )
     )
     return data[:at] + more + data[at:]
 
@@ -144,8 +251,12 @@ def _twice(draw: Random, data: bytes) -> bytes:
     """Return JSON with a repeated key."""
     if not data.startswith(b"{") or len(data) < 4:
         return data + data
-    key = draw.choice((b"inputs", b"input", b"query", b"truncate", b"model", b"\\u0069nputs", b"texts"))
-    return b'{"' + key + b'":' + draw.choice((b"null", b'"x"', b"[]", b'["a","b"]')) + b"," + data[1:]
+    key = draw.choice(
+        (b"inputs", b"input", b"query", b"truncate", b"model", b"\\u0069nputs", b"texts")
+    )
+    return (
+        b'{"' + key + b'":' + draw.choice((b"null", b'"x"', b"[]", b'["a","b"]')) + b"," + data[1:]
+    )
 
 
 def _after(draw: Random, data: bytes) -> bytes:
@@ -153,11 +264,26 @@ def _after(draw: Random, data: bytes) -> bytes:
 
 
 def _before(draw: Random, data: bytes) -> bytes:
-    return draw.choice((b"\xef\xbb\xbf", b"\xff\xfe", b"\x00", b"\n\t ", b")]}',\n", b"\x1f\x8b", b"\x28\xb5\x2f\xfd")) + data
+    return (
+        draw.choice(
+            (
+                b"\xef\xbb\xbf",
+                b"\xff\xfe",
+                b"\x00",
+                b"\n\t ",
+                b")]}',\n",
+                b"\x1f\x8b",
+                b"\x28\xb5\x2f\xfd",
+            )
+        )
+        + data
+    )
 
 
 def _wide(draw: Random, data: bytes) -> bytes:
-    return data.decode("utf-8", "replace").encode(draw.choice(("utf-16", "utf-32", "utf-16-le", "utf-7")), "replace")
+    return data.decode("utf-8", "replace").encode(
+        draw.choice(("utf-16", "utf-32", "utf-16-le", "utf-7")), "replace"
+    )
 
 
 def _noise(draw: Random, data: bytes) -> bytes:

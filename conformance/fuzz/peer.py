@@ -32,7 +32,13 @@ class Peer:
         """Send a shot and read what it brings. A kept connection that the server has just closed is opened again, once."""
         kept = self._reader is not None
         outcome = await self._ask(shot)
-        if kept and outcome.closed and not outcome.replies and not outcome.hung and shot.answers > 0:
+        if (
+            kept
+            and outcome.closed
+            and not outcome.replies
+            and not outcome.hung
+            and shot.answers > 0
+        ):
             outcome = await self._ask(shot)
         return outcome
 
@@ -52,7 +58,9 @@ class Peer:
             outcome.closed = True
         except (Malformed, ValueError, asyncio.LimitOverrunError) as error:
             outcome.broken = f"{type(error).__name__}: {error}"
-        ended = outcome.replies and outcome.replies[-1].headers.get("connection", "").lower() == "close"
+        ended = (
+            outcome.replies and outcome.replies[-1].headers.get("connection", "").lower() == "close"
+        )
         if outcome.hung or outcome.closed or outcome.broken or ended or shot.answers == UNKNOWN:
             self.close()
         return outcome
@@ -83,7 +91,9 @@ class Peer:
 
     async def _open(self) -> None:
         if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection(self._host, self._port, limit=READ_LIMIT)
+            self._reader, self._writer = await asyncio.open_connection(
+                self._host, self._port, limit=READ_LIMIT
+            )
 
     async def _send(self, shot: Shot) -> None:
         assert self._writer is not None
@@ -96,7 +106,9 @@ class Peer:
             await asyncio.wait({sending}, timeout=5)  # the server may refuse, and read no further
             if not sending.done():
                 sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)  # what it says of the connection, reading will say too
+            await asyncio.gather(
+                sending, return_exceptions=True
+            )  # what it says of the connection, reading will say too
 
     async def _reply(self, head_only: bool) -> Reply:
         assert self._reader is not None
@@ -118,7 +130,9 @@ class Peer:
             return Reply(status, headers, await self._chunks())
         if "content-length" not in headers:
             raise Malformed(f"{status} without a length")
-        return Reply(status, headers, await self._reader.readexactly(int(headers["content-length"])))
+        return Reply(
+            status, headers, await self._reader.readexactly(int(headers["content-length"]))
+        )
 
     async def _chunks(self) -> bytes:
         assert self._reader is not None

@@ -35,7 +35,10 @@ from conformance.fuzz.servers import PLANS, Plan, Server, serving, write_model  
 from conformance.fuzz.shot import Shot  # noqa: E402
 from conformance.fuzz.storm import Finding, Storm, Tally  # noqa: E402
 
-GROWTH_SHARE, GROWTH_MB = 0.05, 16.0  # by which the second half's low-water mark may be above the first's, whichever is more
+GROWTH_SHARE, GROWTH_MB = (
+    0.05,
+    16.0,
+)  # by which the second half's low-water mark may be above the first's, whichever is more
 LOOKS = 60  # two a second; fewer say nothing about memory
 WARM_UP = 5  # the first 1 / WARM_UP of the measurements does not count
 KEPT = 200  # findings of a server whose bytes are written
@@ -65,15 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=20_000, help="over all servers")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--only", nargs="+", choices=[plan.name for plan in PLANS])
-    parser.add_argument("--findings", default="fuzz-findings", help="folder for the bytes of findings")
+    parser.add_argument(
+        "--findings", default="fuzz-findings", help="folder for the bytes of findings"
+    )
     return parser
 
 
-def _storm(plan: Plan, plans: Sequence[Plan], seed: int, arguments: argparse.Namespace, scratch: Path) -> Result:
+def _storm(
+    plan: Plan, plans: Sequence[Plan], seed: int, arguments: argparse.Namespace, scratch: Path
+) -> Result:
     wanted = arguments.requests * plan.share // sum(one.share for one in plans)
     with serving(plan, partial(write_model, folder=scratch / "models"), scratch) as server:
         return _against(server, seed, wanted, arguments)
@@ -101,13 +110,17 @@ class Findings:
     def add(self, finding: Finding) -> None:
         shot = finding.shot
         self.count += 1
-        print(f"FINDING {finding.server} {shot.kind}: {'; '.join(finding.reasons)[:400]}", flush=True)
+        print(
+            f"FINDING {finding.server} {shot.kind}: {'; '.join(finding.reasons)[:400]}", flush=True
+        )
         if self.count > KEPT:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         stem = f"{finding.server}-{self.count:03d}-{shot.kind.replace(' ', '-').replace('/', '-')}"
         (self._folder / f"{stem}.raw").write_bytes(shot.data)
-        (self._folder / f"{stem}.txt").write_text("\n".join((*finding.reasons, shot.note)), encoding="utf-8")
+        (self._folder / f"{stem}.txt").write_text(
+            "\n".join((*finding.reasons, shot.note)), encoding="utf-8"
+        )
 
 
 def flatness(server: Server) -> list[str]:

@@ -27,14 +27,22 @@ from conformance.fuzz.servers import PLANS, serving, write_model  # noqa: E402 (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--max-examples", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("more", nargs="*", help="flags of schemathesis'")
     arguments = parser.parse_args(argv)
     if find_spec("schemathesis") is None:
         parser.error("schemathesis is not installed: pip install schemathesis")
-    flags = ["--max-examples", str(arguments.max_examples), "--seed", str(arguments.seed), *arguments.more]
+    flags = [
+        "--max-examples",
+        str(arguments.max_examples),
+        "--seed",
+        str(arguments.seed),
+        *arguments.more,
+    ]
     with tempfile.TemporaryDirectory(prefix="schemas-") as folder:
         scratch = Path(folder)
         os.environ.setdefault("HYBRIDTEI_CACHE", str(scratch / "cache"))

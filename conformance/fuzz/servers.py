@@ -71,10 +71,19 @@ PLANS = (
 )
 # Model -> a request whose answer must never change. `{m}`: below which alias.
 SENTINELS: Mapping[str, tuple[str, Any]] = {
-    "hybrid": ("/embed_hybrid", {"inputs": ["baka bulo", "dati"], "outputs": ["dense", "sparse", "multivector"]}),
-    "default": ("/embed_hybrid", {"inputs": ["hybrid search", "one"], "outputs": ["dense", "sparse"]}),
+    "hybrid": (
+        "/embed_hybrid",
+        {"inputs": ["baka bulo", "dati"], "outputs": ["dense", "sparse", "multivector"]},
+    ),
+    "default": (
+        "/embed_hybrid",
+        {"inputs": ["hybrid search", "one"], "outputs": ["dense", "sparse"]},
+    ),
     "splade": ("/embed_sparse", {"inputs": ["baka bulo", "dati"]}),
-    "reranker": ("/rerank", {"query": "baka", "texts": ["bulo dati", "bemo", "baka baka"], "raw_scores": True}),
+    "reranker": (
+        "/rerank",
+        {"query": "baka", "texts": ["bulo dati", "bemo", "baka baka"], "raw_scores": True},
+    ),
     "classifier": ("/predict", {"inputs": [["baka bulo"], ["dati", "bemo"]]}),
     "tagger": ("/predict_tokens", {"inputs": ["baka bulo dati"], "raw_scores": True}),
 }
@@ -92,13 +101,17 @@ def write_model(name: str, folder: Path) -> str:
     if name == "hybrid":
         tiny.write_m3(home)
         tiny.write_json(
-            home / "config_sentence_transformers.json", {"prompts": {"query": "baka "}, "default_prompt_name": None}
+            home / "config_sentence_transformers.json",
+            {"prompts": {"query": "baka "}, "default_prompt_name": None},
         )
     elif name == "splade":
         tiny.write_family(home, "bert", task="ForMaskedLM")
     elif name == "tagger":
         numbered = dict(enumerate(TAGS))
-        names = {"id2label": numbered, "label2id": {label: number for number, label in numbered.items()}}
+        names = {
+            "id2label": numbered,
+            "label2id": {label: number for number, label in numbered.items()},
+        }
         tiny.write_classifier(home, "bert", len(TAGS), task="TokenClassification", **names)
     else:
         tiny.write_classifier(home, "bert", 1 if name == "reranker" else 3)
@@ -169,14 +182,27 @@ def resident(process: psutil.Process) -> float:
 def serving(plan: Plan, models: Callable[[str], str], scratch: Path) -> Iterator[Server]:
     """A server of a plan, until the block is left. `models`: alias -> model id. Raises RuntimeError if it does not start."""
     port = free_port()
-    command = [sys.executable, "-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "hybridtei",
+        "serve",
+        "--hostname",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     if len(plan.models) == 1:
         command += ["--model-id", models(plan.models[0])]
     else:
         listed = scratch / f"{plan.name}.toml"
         listed.write_text("\n".join(_table(name, models(name)) for name in plan.models))
         command += ["--models", str(listed)]
-    environment = {name: value for name, value in os.environ.items() if name not in ("MODEL_ID", "API_KEY", "PORT", "TASK")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("MODEL_ID", "API_KEY", "PORT", "TASK")
+    }
     command += [flag.format(scratch=scratch) for flag in plan.flags]
     log = scratch / f"{plan.name}.log"
     with started(command, port, log, cwd=ROOT, env={**environment, **ONE_THREAD}) as process:

@@ -43,7 +43,9 @@ class Tally:
 class Storm:
     """One run against one server."""
 
-    def __init__(self, server: Server, seed: str, requests: int, found: Callable[[Finding], object]) -> None:
+    def __init__(
+        self, server: Server, seed: str, requests: int, found: Callable[[Finding], object]
+    ) -> None:
         self._server = server
         self._seed = seed
         self._left = requests
@@ -66,7 +68,9 @@ class Storm:
 
     async def _client(self, number: int) -> None:
         plan = self._server.plan
-        shots = Generator(f"{self._seed}/{plan.name}/{number}", self._server.aliases, plan.key, plan.longest)
+        shots = Generator(
+            f"{self._seed}/{plan.name}/{number}", self._server.aliases, plan.key, plan.longest
+        )
         peer = Peer(self._server.host, self._server.port)
         turn = number * EVERY // plan.peers
         while self._left > 0 and self._server.status() is None:
@@ -114,14 +118,21 @@ class Storm:
         self.tally.valid += 1
         reasons = faults(shot, outcome)
         if reasons or outcome.replies[0].status != 200:
-            said = f"{outcome.replies[0].status} {outcome.replies[0].body[:200]!r}" if outcome.replies else "nothing"
+            said = (
+                f"{outcome.replies[0].status} {outcome.replies[0].body[:200]!r}"
+                if outcome.replies
+                else "nothing"
+            )
             self._find([*reasons, f"a valid request is answered with {said}"], shot)
             return
         body = outcome.replies[0].body
         first = self._first.setdefault(alias, body)
         self.tally.exactly_equal += body == first
         if body != first and (exactly or not same(json.loads(first), json.loads(body))):
-            self._find([f"the answer to a valid request has changed: {body[:200]!r}, not {first[:200]!r}"], shot)
+            self._find(
+                [f"the answer to a valid request has changed: {body[:200]!r}, not {first[:200]!r}"],
+                shot,
+            )
 
     def _valid(self, path: str, body: Any) -> Shot:
         headers = [(b"Content-Type", b"application/json")]

@@ -13,8 +13,12 @@ from importlib import import_module
 from conformance.load.report import machine
 
 SCENARIOS = dict.fromkeys(("request_cost", "asgi_servers"), "cost")  # name -> module
-SCENARIOS |= dict.fromkeys(("http_load", "lone"), "traffic") | dict.fromkeys(("storms", "overload"), "storms")
-SCENARIOS |= {name: name for name in ("limit", "precisions", "ray_scaling", "stored_size", "migrate")}
+SCENARIOS |= dict.fromkeys(("http_load", "lone"), "traffic") | dict.fromkeys(
+    ("storms", "overload"), "storms"
+)
+SCENARIOS |= {
+    name: name for name in ("limit", "precisions", "ray_scaling", "stored_size", "migrate")
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,7 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=program, description=module.__doc__, formatter_class=raw)
     for flag, given in module.FLAGS[name].items():
-        parser.add_argument(flag, **(given if isinstance(given, dict) else {"default": given, "type": type(given)}))
+        parser.add_argument(
+            flag, **(given if isinstance(given, dict) else {"default": given, "type": type(given)})
+        )
     options = parser.parse_args(arguments[1:])
     print(machine(), flush=True)
     return int(getattr(module, name)(options))

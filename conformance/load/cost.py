@@ -51,7 +51,10 @@ FLAGS = {
 }
 REFUSED_CLIENTS = 640
 GOAL_US, REFUSED_GOAL_US = 200, 20
-ASKED = [request("/embed", {"inputs": f"what does a hybrid search need {number:05}"}) for number in range(20_000)]
+ASKED = [
+    request("/embed", {"inputs": f"what does a hybrid search need {number:05}"})
+    for number in range(20_000)
+]
 # Answers as long as ours: 384 numbers
 FLOOR = """
 BODY = b"[" + b"0" * 4700 + b"]"
@@ -75,12 +78,18 @@ app = Litestar([embed], openapi_config=None)
 Cost = dict[str, float]
 
 
-def measure(module: str, apps: str, clients: list[int], seconds: float, status: int = 200) -> dict[int, Cost]:
+def measure(
+    module: str, apps: str, clients: list[int], seconds: float, status: int = 200
+) -> dict[int, Cost]:
     """By number of clients, of one server, started for this. `apps`: the folder of the applications."""
     found = {}
     path = os.pathsep.join([apps, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with started([sys.executable, "-m", *module.split()], {**os.environ, "PYTHONPATH": path}) as server:
-        for number in clients:  # each client sends its own text, since equal waiting texts are computed once
+    with started(
+        [sys.executable, "-m", *module.split()], {**os.environ, "PYTHONPATH": path}
+    ) as server:
+        for (
+            number
+        ) in clients:  # each client sends its own text, since equal waiting texts are computed once
             group = Group(number, ASKED[:number])
             crowd(server.port, [group], 0.7)
             before = server.cpu_seconds()
@@ -88,7 +97,10 @@ def measure(module: str, apps: str, clients: list[int], seconds: float, status: 
             used, answered = server.cpu_seconds() - before, seen.statuses[status]
             if answered != seen.statuses.total() or not answered:
                 sys.exit(f"{module}: expected status {status}, found {dict(seen.statuses)}")
-            found[number] = {"us CPU a request": used / answered * 1e6, "requests/s": answered / seconds}
+            found[number] = {
+                "us CPU a request": used / answered * 1e6,
+                "requests/s": answered / seconds,
+            }
     return found
 
 
@@ -97,29 +109,44 @@ def compared(modules: dict[str, str], refuser: str | None, options: argparse.Nam
     with tempfile.TemporaryDirectory() as apps:
         Path(apps, "floor_app.py").write_text(FLOOR)
         Path(apps, "litestar_app.py").write_text(LITESTAR)
-        sides = {name: partial(measure, one, apps, options.clients, options.seconds) for name, one in modules.items()}
+        sides = {
+            name: partial(measure, one, apps, options.clients, options.seconds)
+            for name, one in modules.items()
+        }
         if refuser is not None:
-            sides["refused"] = partial(measure, refuser, apps, [REFUSED_CLIENTS], options.seconds, 429)
+            sides["refused"] = partial(
+                measure, refuser, apps, [REFUSED_CLIENTS], options.seconds, 429
+            )
         runs, rows = paired(options.rounds, sides), {}
     first = next(iter(runs.values()))
     for number in [*options.clients, REFUSED_CLIENTS]:
         for name, found in runs.items():
             if number in found[0]:
-                own, base = ([one.get(number, one[min(one)])["us CPU a request"] for one in side] for side in (found, first))
-                rows[f"{number} clients / {name}"] = {**medians([one[number] for one in found]), "x first": ratio(own, base)}
+                own, base = (
+                    [one.get(number, one[min(one)])["us CPU a request"] for one in side]
+                    for side in (found, first)
+                )
+                rows[f"{number} clients / {name}"] = {
+                    **medians([one[number] for one in found]),
+                    "x first": ratio(own, base),
+                }
     table(rows)
     return 0
 
 
 def asgi_servers(options: argparse.Namespace) -> int:
-    installed = {name: module for name, module in ASGI_SERVERS.items() if importlib.util.find_spec(name)}
+    installed = {
+        name: module for name, module in ASGI_SERVERS.items() if importlib.util.find_spec(name)
+    }
     return compared(installed, None, options)
 
 
 def request_cost(options: argparse.Namespace) -> int:
     print(f"goals: {GOAL_US} us a request, {REFUSED_GOAL_US} us a refusal")
     ours, full = (f"conformance.load.cost {kind} {{port}}" for kind in ("ready", "full"))
-    return compared({"floor": f"{UVICORN} --lifespan off floor_app:app", "ours": ours}, full, options)
+    return compared(
+        {"floor": f"{UVICORN} --lifespan off floor_app:app", "ours": ours}, full, options
+    )
 
 
 class Ready(FakeBackend):
@@ -127,7 +154,9 @@ class Ready(FakeBackend):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self._rows = np.random.default_rng(0).standard_normal((512, spec.dense_width)).astype(np.float32)
+        self._rows = (
+            np.random.default_rng(0).standard_normal((512, spec.dense_width)).astype(np.float32)
+        )
 
     def forward(self, batch: PackedBatch, **_: object) -> HeadOutputs:
         return HeadOutputs(dense=self._rows[: len(batch)])
@@ -138,10 +167,14 @@ def serve(kind: str, port: int) -> None:
     model, engine, registry = ModelConfig(), EngineConfig(), Registry()
     server, spec = ServerConfig(hostname=HOST, port=port), find_model(model)
     logs.configure(json_output=False, level="info")  # each request has its line
-    service = EngineService(text_model(spec, engine), Ready(spec), engine, budget_tokens=1024, registry=registry)
+    service = EngineService(
+        text_model(spec, engine), Ready(spec), engine, budget_tokens=1024, registry=registry
+    )
     full = service.admission.inside(service.admission.permits) if kind == "full" else nullcontext()
     with ports(server) as sockets, full:
-        models = Models({default_alias(model.model_id): context_for(service, server, model, registry)})
+        models = Models(
+            {default_alias(model.model_id): context_for(service, server, model, registry)}
+        )
         run_server(create_models_app(models, server), server, sockets)
 
 

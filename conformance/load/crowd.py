@@ -68,7 +68,9 @@ def crowd(port: int, groups: Sequence[Group], seconds: float) -> list[Seen]:
 class Client:
     """One connection. `asked`: the time at which its request was sent; None without an open request."""
 
-    def __init__(self, port: int, requests: Sequence[bytes], turn: int = 0, pause_seconds: float = 0.0) -> None:
+    def __init__(
+        self, port: int, requests: Sequence[bytes], turn: int = 0, pause_seconds: float = 0.0
+    ) -> None:
         self.requests, self.turn, self.pause_seconds = requests, turn, pause_seconds
         self.socket = socket.create_connection((HOST, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -87,7 +89,9 @@ class Client:
             raise ConnectionError("the server closed the connection")
         self._answer = self._answer + data if self._answer else data
         head, end, body = self._answer.partition(b"\r\n\r\n")
-        if not end or len(body) < int(head.lower().partition(b"content-length: ")[2].split(b"\r\n", 1)[0]):
+        if not end or len(body) < int(
+            head.lower().partition(b"content-length: ")[2].split(b"\r\n", 1)[0]
+        ):
             return None
         self._answer = b""
         return int(head[9:12])
@@ -113,8 +117,12 @@ def _run(results: Any, port: int, groups: Sequence[Group], seconds: float) -> No
     for client, _ in clients.values():
         client.ask()
     later: list[tuple[float, int]] = []  # when to ask again
-    while (now := time.perf_counter()) < end or (now < end + LAST_SECONDS and any(one.asked for one, _ in clients.values())):
-        for number, _ in polled.poll(min(max(later[0][0] - now, 0.0), POLL_SECONDS) if later else POLL_SECONDS):
+    while (now := time.perf_counter()) < end or (
+        now < end + LAST_SECONDS and any(one.asked for one, _ in clients.values())
+    ):
+        for number, _ in polled.poll(
+            min(max(later[0][0] - now, 0.0), POLL_SECONDS) if later else POLL_SECONDS
+        ):
             client, one = clients[number]
             status = _answered(client, one, end)
             if status is None or time.perf_counter() >= end:

@@ -45,7 +45,16 @@ from hybridtei.inference.backends.torch.fp8 import product, to_eight_bits
 
 Row = dict[str, Any]
 
-COLUMNS = {"model": 18, "way": 21, "dtype": 8, "kernel": 21, "tokens": 6, "tokens/s": 10, "texts/s": 9, "small": 9}
+COLUMNS = {
+    "model": 18,
+    "way": 21,
+    "dtype": 8,
+    "kernel": 21,
+    "tokens": 6,
+    "tokens/s": 10,
+    "texts/s": 9,
+    "small": 9,
+}
 COLUMNS |= {"lone ms": 8, "share": 8, "peak MB": 8, "deviation": 10, "cosine": 8}
 VARLEN, GROUPS, EACH = kernels.VARLEN, kernels.PADDED, kernels.PER_SEQUENCE
 # What matters most first: a call may end before the last.
@@ -73,8 +82,14 @@ def measured(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Ro
     """Measure a cell. Raises as torch, its libraries and compilers do."""
     if way == "nearness":
         for kernel in (EACH, GROUPS) if options.cpu_smoke else (VARLEN, GROUPS):
-            for dtype in ("float32", "bfloat16") if options.cpu_smoke else ("float16", "bfloat16", "float32"):
-                yield {"dtype": dtype, "kernel": kernel, **nearness(shape, kernel, dtype, options.device)}
+            for dtype in (
+                ("float32", "bfloat16") if options.cpu_smoke else ("float16", "bfloat16", "float32")
+            ):
+                yield {
+                    "dtype": dtype,
+                    "kernel": kernel,
+                    **nearness(shape, kernel, dtype, options.device),
+                }
     elif way == "transformers":
         for length in (50, 512):
             yield beside_transformers(shape, length, options)
@@ -90,8 +105,12 @@ def nearness(shape: Shape, kernel: str, dtype: str, device: str) -> Row:
         with_kernel(backend, kernel)
     except (ImportError, ValueError) as error:
         return {"failed": f"{error}"}
-    expected, found = (one.forward(packed(one, PROBE, {Head.DENSE, Head.TOKENS})) for one in (exact, backend))
-    worst = deviation(torch.from_numpy(found.tokens.values), torch.from_numpy(expected.tokens.values))
+    expected, found = (
+        one.forward(packed(one, PROBE, {Head.DENSE, Head.TOKENS})) for one in (exact, backend)
+    )
+    worst = deviation(
+        torch.from_numpy(found.tokens.values), torch.from_numpy(expected.tokens.values)
+    )
     far = {} if worst <= NEAR[dtype] else {"failed": f"farther than {NEAR[dtype]:.2g}"}
     return {"deviation": worst, "cosine": cosine(found.dense, expected.dense), **far}
 
@@ -118,11 +137,18 @@ def speeds(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Row]
     for kind, mix in MIXES.items():
         if kind.isdigit() and int(kind) > shape.longest:
             continue
-        batches, small, lone = (batches_of(backend, mix, tokens, heads) for tokens in (options.budget, SMALL_TOKENS, 1))
+        batches, small, lone = (
+            batches_of(backend, mix, tokens, heads) for tokens in (options.budget, SMALL_TOKENS, 1)
+        )
         if options.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         tokens, texts = rate(backend, batches, options.seconds)
-        row |= {"tokens": kind, "tokens/s": tokens, "texts/s": texts, "small": rate(backend, small, options.seconds)[0]}
+        row |= {
+            "tokens": kind,
+            "tokens/s": tokens,
+            "texts/s": texts,
+            "small": rate(backend, small, options.seconds)[0],
+        }
         row["share"] = tokens * flop_per_token(backend, batches) / peak
         row["lone ms"] = 1000 / rate(backend, lone, options.seconds, 1)[1]
         yield {**row, "peak MB": torch.cuda.max_memory_allocated() / 1e6}
@@ -132,11 +158,18 @@ def beside_transformers(shape: Shape, length: int, options: argparse.Namespace) 
     """Measure transformers' modules on texts of one length, so without padding, and how near our vectors are."""
     kind = {"dtype": DTYPES[options.dtype], "device": options.device}
     torch.manual_seed(0)
-    theirs = transformers.AutoModel.from_config(shape.config(), dtype=kind["dtype"]).to(options.device).eval()
+    theirs = (
+        transformers.AutoModel.from_config(shape.config(), dtype=kind["dtype"])
+        .to(options.device)
+        .eval()
+    )
     weights = theirs.state_dict()
     heads = ("sparse", "colbert")  # of BGE-M3, for which no text asks here
     backend = make(
-        shape, options.dtype, options.device, lambda name, size: torch.zeros(size, **kind) if name in heads else weights[name]
+        shape,
+        options.dtype,
+        options.device,
+        lambda name, size: torch.zeros(size, **kind) if name in heads else weights[name],
     )
     count = max(options.budget // length, 1)
     batch = packed(backend, count * [length], {Head.DENSE})
@@ -149,7 +182,11 @@ def beside_transformers(shape: Shape, length: int, options: argparse.Namespace) 
             pooled = {"cls": states[:, 0], "lasttoken": states[:, -1]}.get(shape.pooling)
             return (states.float().mean(1) if pooled is None else pooled.float()).cpu().numpy()
 
-    row = {"dtype": options.dtype, "tokens": str(length), "cosine": cosine(backend.forward(batch).dense, forward())}
+    row = {
+        "dtype": options.dtype,
+        "tokens": str(length),
+        "cosine": cosine(backend.forward(batch).dense, forward()),
+    }
     passed, began = 0, time.perf_counter()
     while not passed or time.perf_counter() - began < options.seconds:
         forward()
@@ -170,14 +207,18 @@ def flop_per_token(backend: Any, batches: Sequence[PackedBatch]) -> float:
     """Of products with weights, and of attention where a query meets as many keys as in these texts on average."""
     lengths, model = np.concatenate([batch.lengths for batch in batches]), backend.trunk.model
     place = {linear: 1, product: 2}  # of the matrix among the arguments
-    matrices = [node.args[place[node.target]].target for node in model.graph.nodes if node.target in place]
+    matrices = [
+        node.args[place[node.target]].target for node in model.graph.nodes if node.target in place
+    ]
     config, ((heads, _), *_) = backend.spec.config, backend.trunk.forms
     met = (lengths**2).sum() / lengths.sum() / (2 if backend.trunk.causal else 1)
     weights = sum(getattr(model, name).numel() for name in matrices)
     return float(2 * weights + 4 * config["num_hidden_layers"] * heads.count * heads.dim * met)
 
 
-def rate(backend: Any, batches: Sequence[PackedBatch], seconds: float, at_once: int | None = None) -> tuple[float, float]:
+def rate(
+    backend: Any, batches: Sequence[PackedBatch], seconds: float, at_once: int | None = None
+) -> tuple[float, float]:
     """Return (tokens/s, texts/s). `at_once`: passes under way [default: as many as the backend takes]."""
     backend.forward(batches[0])
     lanes, began = at_once or 1 + backend.ahead, time.perf_counter()
@@ -209,16 +250,33 @@ def product_rate(dtype: str, options: argparse.Namespace) -> float:
 def cosine(found: Any, expected: Any) -> float:
     """Return the least of rows with rows."""
     found, expected = (np.asarray(one, dtype=np.float64) for one in (found, expected))
-    return float(((found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)).min())
+    return float(
+        (
+            (found * expected).sum(1)
+            / np.linalg.norm(found, axis=1)
+            / np.linalg.norm(expected, axis=1)
+        ).min()
+    )
 
 
 def run(cell: tuple[str, str], options: argparse.Namespace, limit: float) -> str | None:
     """Measure a cell in a child process. Return the reason why it failed, or None."""
-    command = [sys.executable, "-m", "conformance.load.gpu", *sys.argv[1:], "--out", options.out, "--cell", *cell]
+    command = [
+        sys.executable,
+        "-m",
+        "conformance.load.gpu",
+        *sys.argv[1:],
+        "--out",
+        options.out,
+        "--cell",
+        *cell,
+    ]
     path = Path(options.out, re.sub(r"[^\w.+-]+", "-", f"{'.'.join(cell)}.stderr"))
     with path.open("w") as errors:
         try:
-            code = subprocess.run(command, timeout=limit, stdout=errors, stderr=errors, check=False).returncode
+            code = subprocess.run(
+                command, timeout=limit, stdout=errors, stderr=errors, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             return f"took more than {limit:.0f} s"
     last = path.read_text().strip().rpartition("\n")[2][-200:]
@@ -235,31 +293,55 @@ def line(row: Row) -> str:
     """Return a row of the table."""
     values = {name: row.get(name, "") for name in COLUMNS}
     shown = {
-        name: format(one, ",.0f" if one > 99 else ".4g") if isinstance(one, float) else one for name, one in values.items()
+        name: format(one, ",.0f" if one > 99 else ".4g") if isinstance(one, float) else one
+        for name, one in values.items()
     }
     return " ".join(
-        [*(f"{text:<{COLUMNS[name]}}" for name, text in shown.items()), f"failed: {row['failed']}" if "failed" in row else ""]
+        [
+            *(f"{text:<{COLUMNS[name]}}" for name, text in shown.items()),
+            f"failed: {row['failed']}" if "failed" in row else "",
+        ]
     ).rstrip()
 
 
 def read_options() -> argparse.Namespace:
     """Return the command line, with `cells`: (model, way) each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", help="some, by name, separated by commas [default: all]")
     parser.add_argument("--ways", help="some, separated by commas [default: all]")
-    parser.add_argument("--out", metavar="DIR", help="where rows and stderr go [default: a new folder]")
-    parser.add_argument("--dtype", choices=DTYPES, help="[default: float16, with --cpu-smoke float32]")
+    parser.add_argument(
+        "--out", metavar="DIR", help="where rows and stderr go [default: a new folder]"
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="[default: float16, with --cpu-smoke float32]"
+    )
     parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
-    parser.add_argument("--cell-seconds", type=float, default=240.0, help="after which a child is killed")
+    parser.add_argument(
+        "--cell-seconds", type=float, default=240.0, help="after which a child is killed"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="of all cells")
-    parser.add_argument("--cpu-smoke", action="store_true", help="tiny models on a CPU: does the program work?")
+    parser.add_argument(
+        "--cpu-smoke", action="store_true", help="tiny models on a CPU: does the program work?"
+    )
     parser.add_argument("--cell", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.device, dtype, options.budget = ("cpu", "float32", 1024) if options.cpu_smoke else ("cuda", "float16", 16384)
+    options.device, dtype, options.budget = (
+        ("cpu", "float32", 1024) if options.cpu_smoke else ("cuda", "float16", 16384)
+    )
     options.dtype = options.dtype or dtype
     asked = [None if text is None else text.split(",") for text in (options.models, options.ways)]
-    every = [(model, way) for model, ways in (SMOKE if options.cpu_smoke else CELLS).items() for way in ways]
-    options.cells = [cell for cell in every if all(one is None or word in one for word, one in zip(cell, asked, strict=True))]
+    every = [
+        (model, way)
+        for model, ways in (SMOKE if options.cpu_smoke else CELLS).items()
+        for way in ways
+    ]
+    options.cells = [
+        cell
+        for cell in every
+        if all(one is None or word in one for word, one in zip(cell, asked, strict=True))
+    ]
     if not options.cells:
         parser.error("--models, --ways: no cell has these")
     return options
@@ -273,7 +355,9 @@ def main() -> None:
             tell(options, options.cell, row)
         return
     if not options.cpu_smoke and not torch.cuda.is_available():
-        sys.exit("torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the program with tiny models)")
+        sys.exit(
+            "torch finds no CUDA device here: nothing was measured (--cpu-smoke tries the program with tiny models)"
+        )
     options.out = options.out or tempfile.mkdtemp(prefix="gpu-")
     Path(options.out).mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * options.minutes
@@ -282,8 +366,13 @@ def main() -> None:
         fault = run(cell, options, left) if left > 0 else "no time was left"
         if fault is not None:
             tell(options, cell, {"failed": fault})
-    name, rows = platform.machine() if options.cpu_smoke else torch.cuda.get_device_name(), Path(options.out, "rows.jsonl")
-    print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}; rows: {rows}")
+    name, rows = (
+        platform.machine() if options.cpu_smoke else torch.cuda.get_device_name(),
+        Path(options.out, "rows.jsonl"),
+    )
+    print(
+        f"{name}, torch {torch.__version__}, transformers {transformers.__version__}; rows: {rows}"
+    )
     for row in [{name: name for name in COLUMNS}, *map(json.loads, rows.read_text().splitlines())]:
         print(line(row))
 

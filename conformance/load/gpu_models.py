@@ -38,27 +38,49 @@ class Shape:
 
     def config(self) -> Any:
         """Return transformers' configuration."""
-        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-        sizes = {**dict(zip(names, self.sizes, strict=True)), **self.more, "max_position_embeddings": self.longest + M3_OFFSET}
+        names = (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "vocab_size",
+        )
+        sizes = {
+            **dict(zip(names, self.sizes, strict=True)),
+            **self.more,
+            "max_position_embeddings": self.longest + M3_OFFSET,
+        }
         return getattr(transformers, f"{self.classes}Config")(**sizes)
 
 
-SMALL, TINY, M3 = (256, 4, 4, 512, 2000), (32, 2, 4, 48, 500), {"type_vocab_size": 1, "pad_token_id": 1}
+SMALL, TINY, M3 = (
+    (256, 4, 4, 512, 2000),
+    (32, 2, 4, 48, 500),
+    {"type_vocab_size": 1, "pad_token_id": 1},
+)
 QWEN3_8B = (4096, 36, 32, 12288, 151665)
 SHAPES = {
     "BERT": Shape("Bert", "cls", 512, SMALL),
-    "Qwen3": Shape("Qwen3", "lasttoken", 1024, SMALL, more={"num_key_value_heads": 2, "head_dim": 64}),
+    "Qwen3": Shape(
+        "Qwen3", "lasttoken", 1024, SMALL, more={"num_key_value_heads": 2, "head_dim": 64}
+    ),
     "BERT-base": Shape("Bert", "cls", 512, (768, 12, 12, 3072, 30522)),
     "MiniLM": Shape("Bert", "mean", 512, (384, 6, 12, 1536, 30522)),
     "BGE-M3": Shape("XLMRoberta", "cls", 8192, (1024, 24, 16, 4096, 250002), outputs=True, more=M3),
-    "Qwen3-Embedding-8B": Shape("Qwen3", "lasttoken", 8192, QWEN3_8B, more={"num_key_value_heads": 8, "head_dim": 128}),
+    "Qwen3-Embedding-8B": Shape(
+        "Qwen3", "lasttoken", 8192, QWEN3_8B, more={"num_key_value_heads": 8, "head_dim": 128}
+    ),
     "tiny BERT": Shape("Bert", "cls", 512, TINY),
-    "tiny Qwen3": Shape("Qwen3", "lasttoken", 1024, TINY, more={"num_key_value_heads": 2, "head_dim": 8}),
+    "tiny Qwen3": Shape(
+        "Qwen3", "lasttoken", 1024, TINY, more={"num_key_value_heads": 2, "head_dim": 8}
+    ),
     "tiny M3": Shape("XLMRoberta", "cls", 512, TINY, outputs=True, more=M3),
 }
 
 
-def make(shape: Shape, dtype: str, device: str, tensor_of: Callable[..., Tensor] | None = None) -> Any:
+def make(
+    shape: Shape, dtype: str, device: str, tensor_of: Callable[..., Tensor] | None = None
+) -> Any:
     """Return a TorchBackend. `tensor_of`: weights by transformers' names [default: random ones, see `drawn`]."""
     config, on, precision = shape.config(), torch.device(device), DTYPES[dtype]
     spec: Any = SimpleNamespace(
@@ -78,16 +100,28 @@ def make(shape: Shape, dtype: str, device: str, tensor_of: Callable[..., Tensor]
         sparse_width=config.vocab_size,
         is_rounded=False,
         adapters=None,
-        heads=frozenset({Head.DENSE, Head.TOKENS, *((Head.SPARSE, Head.MULTIVECTOR) if shape.outputs else ())}),
+        heads=frozenset(
+            {Head.DENSE, Head.TOKENS, *((Head.SPARSE, Head.MULTIVECTOR) if shape.outputs else ())}
+        ),
     )
-    family = partial(run_family, model_type=config.model_type, config=spec.config, file=shape.classes, is_native=True)
+    family = partial(
+        run_family,
+        model_type=config.model_type,
+        config=spec.config,
+        file=shape.classes,
+        is_native=True,
+    )
     tensor_of = tensor_of or drawn(device, precision, device)
-    model, forms = family_module(family, tensor_of, ModuleOptions(precision, on, typed=spec.has_token_types))
+    model, forms = family_module(
+        family, tensor_of, ModuleOptions(precision, on, typed=spec.has_token_types)
+    )
     heads = HeadLayers()
     if shape.outputs:
         width = config.hidden_size
         one, square = tensor_of("sparse", (1, width)), tensor_of("colbert", (width, width))
-        heads = HeadLayers(lexical=[LinearLayer(one, one[0, :1])], multivector=[LinearLayer(square, square[0])])
+        heads = HeadLayers(
+            lexical=[LinearLayer(one, one[0, :1])], multivector=[LinearLayer(square, square[0])]
+        )
     trunk = PackedTrunk(model, forms, spec, device=on, dtype=precision)
     return TorchBackend(spec, dtype=dtype, device=device, loaded=(trunk, heads))
 
@@ -97,16 +131,31 @@ def drawn(device: str, dtype: torch.dtype, place: str) -> Callable[..., Tensor]:
     draw = torch.Generator(place).manual_seed(0)
 
     def tensor_of(name: str, size: tuple[int, ...]) -> Tensor:
-        random = torch.randn(size, generator=draw, device=place, dtype=dtype if place == "cuda" else torch.float32) * 0.02
-        return (random + 1 if "norm" in name.lower() and name.endswith("weight") else random).to(device, dtype)
+        random = (
+            torch.randn(
+                size,
+                generator=draw,
+                device=place,
+                dtype=dtype if place == "cuda" else torch.float32,
+            )
+            * 0.02
+        )
+        return (random + 1 if "norm" in name.lower() and name.endswith("weight") else random).to(
+            device, dtype
+        )
 
     return tensor_of
 
 
-def packed(backend: Any, lengths: Iterable[int], heads: AbstractSet[Head], seed: int = 0) -> PackedBatch:
+def packed(
+    backend: Any, lengths: Iterable[int], heads: AbstractSet[Head], seed: int = 0
+) -> PackedBatch:
     """Return texts of such lengths, or of as much as the model takes."""
     draw, spec = np.random.default_rng(seed), backend.spec
-    texts = [Encoding(draw.integers(5, spec.vocab_size, min(length, spec.max_input_length))) for length in lengths]
+    texts = [
+        Encoding(draw.integers(5, spec.vocab_size, min(length, spec.max_input_length)))
+        for length in lengths
+    ]
     return pack(texts, frozenset(heads), spec.positions)
 
 

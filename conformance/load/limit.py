@@ -24,7 +24,9 @@ from conformance.load.traffic import MIXED, MIXED_TOKENS, Mix, Texts, measure
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
 
-FLAGS = {"limit": {"--dtypes": "float32,bfloat16,int8", "--rounds": 5, "--texts": 600, "--seconds": 8.0}}
+FLAGS = {
+    "limit": {"--dtypes": "float32,bfloat16,int8", "--rounds": 5, "--texts": 600, "--seconds": 8.0}
+}
 WIDTH, INNER, LAYERS = 384, 1536, 6  # of the embedded model
 FLOP = 2 * LAYERS * (4 * WIDTH * WIDTH + 2 * WIDTH * INNER)  # of a token, in products
 TOKENS, PASSES = 512, 10  # rows of a product; passes a core in a measurement
@@ -41,12 +43,21 @@ def products(dtype: str) -> Callable[[], float] | None:
         rows = state = ops.parameter([TOKENS, WIDTH], ov.Type.f32)
         for _ in range(LAYERS):
             for shape in (*[(WIDTH, WIDTH)] * 4, (WIDTH, INNER), (INNER, WIDTH)):
-                matrix = ops.constant(draw.standard_normal(shape, dtype=np.float32) / np.float32(shape[0]) ** 0.5)
+                matrix = ops.constant(
+                    draw.standard_normal(shape, dtype=np.float32) / np.float32(shape[0]) ** 0.5
+                )
                 state = ops.matmul(state, matrix, transpose_a=False, transpose_b=False)
         cores = os.cpu_count() or 1
-        settings = {"INFERENCE_PRECISION_HINT": hint, "NUM_STREAMS": cores, "INFERENCE_NUM_THREADS": cores}
+        settings = {
+            "INFERENCE_PRECISION_HINT": hint,
+            "NUM_STREAMS": cores,
+            "INFERENCE_NUM_THREADS": cores,
+        }
         compiled = ov.Core().compile_model(ov.Model([ops.result(state)], [rows]), "CPU", settings)
-        queue, feed = ov.AsyncInferQueue(compiled, cores), {0: np.full((TOKENS, WIDTH), 0.01, np.float32)}
+        queue, feed = (
+            ov.AsyncInferQueue(compiled, cores),
+            {0: np.full((TOKENS, WIDTH), 0.01, np.float32)},
+        )
 
         def rate() -> float:
             began = time.perf_counter()
@@ -83,16 +94,30 @@ def limit(options: argparse.Namespace) -> int:
             options.rounds,
             {
                 **({} if peak is None else {"products": peak}),
-                "uniform": partial(in_process, encoder, source, uniform, options.texts * MIXED_TOKENS // 128),
+                "uniform": partial(
+                    in_process, encoder, source, uniform, options.texts * MIXED_TOKENS // 128
+                ),
                 "mixed": partial(in_process, encoder, source, MIXED, options.texts),
                 "http": partial(over_http, dtype, options.seconds),
             },
         )
         encoder.close()
-        at_peak = [rate * 1e9 / FLOP for rate in found["products"]] if "products" in found else found["uniform"]
-        bases = {"products": found.get("products", []), "uniform": at_peak, "mixed": found["uniform"], "http": found["mixed"]}
+        at_peak = (
+            [rate * 1e9 / FLOP for rate in found["products"]]
+            if "products" in found
+            else found["uniform"]
+        )
+        bases = {
+            "products": found.get("products", []),
+            "uniform": at_peak,
+            "mixed": found["uniform"],
+            "http": found["mixed"],
+        }
         for name, own in found.items():
             unit = "GFLOP/s" if name == "products" else "tokens/s"
-            rows[f"{dtype}, {name}, {unit}"] = {"median": statistics.median(own), "of the row above": ratio(own, bases[name])}
+            rows[f"{dtype}, {name}, {unit}"] = {
+                "median": statistics.median(own),
+                "of the row above": ratio(own, bases[name]),
+            }
     table(rows)
     return 0

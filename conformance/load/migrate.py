@@ -97,16 +97,23 @@ class Traffic:
         self.texts, self.written, self.writable = collection.texts(), 0, threading.Lock()
         self.changes = 0
         self.failed: list[str] = []
-        self.answered: list[tuple[float, str, str, dict[Any, float]]] = []  # begin, query, model, score by id
+        self.answered: list[
+            tuple[float, str, str, dict[Any, float]]
+        ] = []  # begin, query, model, score by id
 
     def ask(self, path: str, body: Any) -> Any:
         """The answer; an empty one if it failed, which is kept."""
-        url, headers = f"http://{HOST}:{self.server.port}{path}", {"content-type": "application/json"}
+        url, headers = (
+            f"http://{HOST}:{self.server.port}{path}",
+            {"content-type": "application/json"},
+        )
         try:
             with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=60) as answer:
                 content = json.loads(answer.read())
         except OSError as error:  # HTTPError is one
-            content = {"failed": f"{error} {error.read()!r:.300}" if hasattr(error, "read") else str(error)}
+            content = {
+                "failed": f"{error} {error.read()!r:.300}" if hasattr(error, "read") else str(error)
+            }
         if content.get("failed"):
             self.failed.append(f"{path}: {content['failed']}")
         return {} if content.get("failed") else content
@@ -115,7 +122,10 @@ class Traffic:
         """Model and score by id."""
         began, query = time.time(), query or random.choice(QUERIES)
         found = self.ask("/search", {"collection": NAME, "query": query, **options})
-        model, hits = found.get("model", ""), {hit["id"]: hit["score"] for hit in found.get("hits", [])}
+        model, hits = (
+            found.get("model", ""),
+            {hit["id"]: hit["score"] for hit in found.get("hits", [])},
+        )
         if found and not options:
             self.answered.append((began, query, model, hits))
         return model, hits
@@ -129,7 +139,10 @@ class Traffic:
             text = self.texts[number] if self.is_same else f"{number} {sentence(self.chance)}"
             if self.ask(f"/collections/{NAME}/points", {"points": [{"id": number, "text": text}]}):
                 self.texts[number] = text
-                self.written, self.changes = max(self.written, number + 1), self.changes + (not self.is_same)
+                self.written, self.changes = (
+                    max(self.written, number + 1),
+                    self.changes + (not self.is_same),
+                )
 
     def delete(self) -> None:
         with self.writable:
@@ -148,7 +161,9 @@ class Traffic:
                 call()
 
         with ThreadPoolExecutor() as threads:
-            beats = [threads.submit(beat, rate, getattr(self, name)) for name, rate in RATES.items()]
+            beats = [
+                threads.submit(beat, rate, getattr(self, name)) for name, rate in RATES.items()
+            ]
             try:
                 yield
             finally:
@@ -168,7 +183,9 @@ def sentence(chance: random.Random) -> str:
 def is_of(hits: Mapping[Any, float], best: Mapping[Any, float]) -> bool:
     """True if all hits are from the model that found the best hit. An index is approximate: half of them suffice."""
     common = hits.keys() & best.keys()
-    return 2 * len(common) >= len(hits) and all(abs(hits[number] - best[number]) < SAME for number in common)
+    return 2 * len(common) >= len(hits) and all(
+        abs(hits[number] - best[number]) < SAME for number in common
+    )
 
 
 def compare(report: Report, tried: str, traffic: Traffic) -> None:
@@ -181,7 +198,9 @@ def compare(report: Report, tried: str, traffic: Traffic) -> None:
     report.add(tried, 1, result, there == traffic.texts)
 
 
-def story(server: Server, collection: Collection, options: argparse.Namespace, run: Callable[..., Any]) -> int:
+def story(
+    server: Server, collection: Collection, options: argparse.Namespace, run: Callable[..., Any]
+) -> int:
     """The whole of it, as rows."""
     report, chance = Report(), random.Random(options.seed)
     traffic = Traffic(server, collection, random.Random(options.seed))
@@ -205,17 +224,46 @@ def story(server: Server, collection: Collection, options: argparse.Namespace, r
         time.sleep(5)
         between, seen = traffic.answers(), [*traffic.answered]
         old_name = before[QUERIES[0]][0]
-        late = max((began - switched for began, _, model, _ in seen if model == old_name), default=0.0)
+        late = max(
+            (began - switched for began, _, model, _ in seen if model == old_name), default=0.0
+        )
         report.add("the last run of the command, and its switch", 1, f"{switched - began:.1f} s")
-        report.add("last search that the old model answers", 1, f"began {late:+.2f} s after the switch", late <= 3)
+        report.add(
+            "last search that the old model answers",
+            1,
+            f"began {late:+.2f} s after the switch",
+            late <= 3,
+        )
         found = [
-            (model, hits, (before if model == old_name else between)[query]) for at, query, model, hits in seen if at > began
+            (model, hits, (before if model == old_name else between)[query])
+            for at, query, model, hits in seen
+            if at > began
         ]
         mixed = sum(model != best[0] or not is_of(hits, best[1]) for model, hits, best in found)
-        report.add("answers meanwhile", len(found), f"{mixed} have scores of a model other than the named one", not mixed)
+        report.add(
+            "answers meanwhile",
+            len(found),
+            f"{mixed} have scores of a model other than the named one",
+            not mixed,
+        )
         compare(report, "points after the switch", traffic)
-        again = json.loads(run("ingest", traffic_file(options), "--collection", NAME, "--model-id", options.new, "--json"))
-        report.add("an ingest of the same documents", 1, f"embeds {again['documents']}", again["documents"] == 0)
+        again = json.loads(
+            run(
+                "ingest",
+                traffic_file(options),
+                "--collection",
+                NAME,
+                "--model-id",
+                options.new,
+                "--json",
+            )
+        )
+        report.add(
+            "an ingest of the same documents",
+            1,
+            f"embeds {again['documents']}",
+            again["documents"] == 0,
+        )
         run("migrate", NAME, "--quiet", "--rollback")
         time.sleep(3)
         after = traffic.answers()
@@ -237,20 +285,44 @@ def migrate(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         options.folder = folder
         models, chance = Path(folder, "models.toml"), random.Random(options.seed)
-        models.write_text("".join(f"[[model]]\nmodel_id = {json.dumps(model)}\n" for model in (options.old, options.new)))
-        rows = ({"_id": f"d{number}", "text": f"{number} {sentence(chance)}"} for number in range(options.points))
+        models.write_text(
+            "".join(
+                f"[[model]]\nmodel_id = {json.dumps(model)}\n"
+                for model in (options.old, options.new)
+            )
+        )
+        rows = (
+            {"_id": f"d{number}", "text": f"{number} {sentence(chance)}"}
+            for number in range(options.points)
+        )
         Path(traffic_file(options)).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        place = {"qdrant_path": f"{folder}/qdrant"} if options.qdrant_url is None else {"qdrant_url": options.qdrant_url}
-        store = [word for name, value in place.items() for word in (f"--{name.replace('_', '-')}", value)]
+        place = (
+            {"qdrant_path": f"{folder}/qdrant"}
+            if options.qdrant_url is None
+            else {"qdrant_url": options.qdrant_url}
+        )
+        store = [
+            word for name, value in place.items() for word in (f"--{name.replace('_', '-')}", value)
+        ]
 
         def run(*words: str, waits: bool = True) -> Any:
             """The output of a command, or its running process."""
             command = [sys.executable, "-m", "hybridtei", *words, *store]
             if not waits:
-                return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                return subprocess.Popen(
+                    command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
             return subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=folder).stdout
 
-        run("ingest", traffic_file(options), "--collection", NAME, "--model-id", options.old, "--quiet")
+        run(
+            "ingest",
+            traffic_file(options),
+            "--collection",
+            NAME,
+            "--model-id",
+            options.old,
+            "--quiet",
+        )
         collection = Collection(StoreConfig(**place))
         try:
             with started(served("--models", str(models), *store)) as server:

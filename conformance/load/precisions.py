@@ -35,13 +35,23 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.system.machine import LaneKind
 
 CPU_INFO = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-INSTRUCTIONS = [name for name in ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8") if name in CPU_INFO]
+INSTRUCTIONS = [
+    name
+    for name in ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+    if name in CPU_INFO
+]
 ENGINES = ["ort-float32", "ort-int8", "torch-float32", "torch-bfloat16"]
 ENGINES += ["openvino-float32", "openvino-bfloat16", "openvino-int8"]
 MODELS = {"nargs": "*", "default": [EMBEDDED_MODEL], "metavar": "MODEL"}
-CHOSEN = {"action": "append", "choices": ENGINES, "help": "repeatable; default: all that this processor can run"}
+CHOSEN = {
+    "action": "append",
+    "choices": ENGINES,
+    "help": "repeatable; default: all that this processor can run",
+}
 COUNTS = {"--rounds": 7, "--batches": 3, "--texts": 4, "--length": 128}
-FLAGS = {"precisions": {"models": MODELS, "--engine": CHOSEN, "--against": "openvino-int8", **COUNTS}}
+FLAGS = {
+    "precisions": {"models": MODELS, "--engine": CHOSEN, "--against": "openvino-int8", **COUNTS}
+}
 
 
 def opened(name: str, spec: ModelSpec, is_random: bool) -> Backend:
@@ -62,9 +72,19 @@ def rate(backend: Backend, threads: ThreadPoolExecutor, batch: PackedBatch, numb
 
 
 def compare(spec: ModelSpec, options: argparse.Namespace, is_random: bool) -> None:
-    rows = np.random.default_rng(0).integers(min(1000, spec.vocab_size // 2), spec.vocab_size, (options.texts, options.length))
-    batch, sides, lanes = pack([Encoding(row) for row in rows], frozenset({Head.DENSE}), spec.positions), {}, {}
-    able = [name for name in ENGINES if not name.endswith("bfloat16") or any("bf16" in one for one in INSTRUCTIONS)]
+    rows = np.random.default_rng(0).integers(
+        min(1000, spec.vocab_size // 2), spec.vocab_size, (options.texts, options.length)
+    )
+    batch, sides, lanes = (
+        pack([Encoding(row) for row in rows], frozenset({Head.DENSE}), spec.positions),
+        {},
+        {},
+    )
+    able = [
+        name
+        for name in ENGINES
+        if not name.endswith("bfloat16") or any("bf16" in one for one in INSTRUCTIONS)
+    ]
     for name in options.engine or able:
         backend = opened(name, spec, is_random)
         lanes[name] = backend.lanes.count(LaneKind.BULK)
@@ -75,7 +95,12 @@ def compare(spec: ModelSpec, options: argparse.Namespace, is_random: bool) -> No
     found = paired(options.rounds, sides)
     base = found.get(options.against, next(iter(found.values())))
     speeds = {name: statistics.median(own) for name, own in found.items()}
-    table({name: {"lanes": lanes[name], "tokens/s": speeds[name], "ratio": ratio(base, own)} for name, own in found.items()})
+    table(
+        {
+            name: {"lanes": lanes[name], "tokens/s": speeds[name], "ratio": ratio(base, own)}
+            for name, own in found.items()
+        }
+    )
 
 
 def precisions(options: argparse.Namespace) -> int:
@@ -83,10 +108,14 @@ def precisions(options: argparse.Namespace) -> int:
     checkpoints = read_checkpoints()
     for name in options.models:
         is_random = name in checkpoints
-        print(f"{name}, {options.texts} x {options.length} tokens a batch, {'random' if is_random else 'real'} weights")
+        print(
+            f"{name}, {options.texts} x {options.length} tokens a batch, {'random' if is_random else 'real'} weights"
+        )
         with tempfile.TemporaryDirectory() as scratch:
             if is_random:
                 write_checkpoint(Path(scratch) / name, checkpoints[name])
-            spec = find_model(ModelConfig(model_id=str(Path(scratch) / name) if is_random else name))
+            spec = find_model(
+                ModelConfig(model_id=str(Path(scratch) / name) if is_random else name)
+            )
             compare(spec, options, is_random)
     return 0

@@ -43,7 +43,10 @@ def documents_per_s(source: Path, outputs: tuple[str, ...] | None, workers: int)
     Writer.write = watched  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            bad, ray = f"{folder}/bad.jsonl", {"engine": "ray", "ray_workers": workers, "outputs": outputs}
+            bad, ray = (
+                f"{folder}/bad.jsonl",
+                {"engine": "ray", "ray_workers": workers, "outputs": outputs},
+            )
             ingest(source, "ray", store=f"{folder}/qdrant", quarantine=bad, quiet=True, **ray)
     finally:
         Writer.write = original  # type: ignore[method-assign]
@@ -62,9 +65,17 @@ def ray_scaling(options: argparse.Namespace) -> int:
                 file.write(json.dumps({"_id": f"d{number}", "text": text}) + "\n")
             file.flush()
             measured = partial(documents_per_s, Path(file.name), options.outputs)
-            found = paired(options.rounds, {f"{number} workers": partial(measured, number) for number in (1, 2)})
+            found = paired(
+                options.rounds,
+                {f"{number} workers": partial(measured, number) for number in (1, 2)},
+            )
     finally:
         leave()
     speeds = {name: statistics.median(own) for name, own in found.items()}
-    table({name: {"documents/s": speeds[name], "x one": ratio(own, found["1 workers"])} for name, own in found.items()})
+    table(
+        {
+            name: {"documents/s": speeds[name], "x one": ratio(own, found["1 workers"])}
+            for name, own in found.items()
+        }
+    )
     return 0

@@ -10,7 +10,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
-PACKAGES = ("hybridtei", "onnxruntime", "openvino", "torch", "litestar", "uvicorn", "uvloop", "httptools", "numpy")
+PACKAGES = (
+    "hybridtei",
+    "onnxruntime",
+    "openvino",
+    "torch",
+    "litestar",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "numpy",
+)
 VERDICTS = {True: "kept", False: "BROKEN", None: ""}
 
 Side = TypeVar("Side")
@@ -50,12 +60,18 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def ratio(ours: Sequence[float], others: Sequence[float]) -> float:
     """The median of the rounds' ratios; not a number if an other is zero."""
-    return statistics.median(one / other if other else float("nan") for one, other in zip(ours, others, strict=True))
+    return statistics.median(
+        one / other if other else float("nan") for one, other in zip(ours, others, strict=True)
+    )
 
 
 def milliseconds(seconds: Sequence[float], share: float = 0.5) -> float:
     """The quantile `share` of the values; NaN without values."""
-    return sorted(seconds)[min(int(len(seconds) * share), len(seconds) - 1)] * 1000 if seconds else float("nan")
+    return (
+        sorted(seconds)[min(int(len(seconds) * share), len(seconds) - 1)] * 1000
+        if seconds
+        else float("nan")
+    )
 
 
 def table(rows: Mapping[str, Mapping[str, float]]) -> None:
@@ -64,9 +80,20 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> None:
     width = max(map(len, rows)) + 2
     print(" " * width + "".join(f"{name:>{max(len(name) + 2, 10)}}" for name in names))
     for side, row in rows.items():
-        cells = (f"{row[name]:{max(len(name) + 2, 10)}.{0 if abs(row[name]) >= 1000 else 2}f}" for name in names)
+        cells = (
+            f"{row[name]:{max(len(name) + 2, 10)}.{0 if abs(row[name]) >= 1000 else 2}f}"
+            for name in names
+        )
         print(f"{side:{width}}{''.join(cells)}")
-    print(json.dumps({side: {name: round(value, 3) for name, value in row.items()} for side, row in rows.items()}), flush=True)
+    print(
+        json.dumps(
+            {
+                side: {name: round(value, 3) for name, value in row.items()}
+                for side, row in rows.items()
+            }
+        ),
+        flush=True,
+    )
 
 
 class Report:

@@ -21,7 +21,10 @@ import psutil
 
 HOST = "127.0.0.1"
 START_SECONDS, END_SECONDS, PATIENCE_SECONDS = 180.0, 660.0, 120.0
-UNFORESEEN = re.compile(r"Traceback|CRITICAL|unforeseen|never retrieved|never awaited|Exception in callback", re.IGNORECASE)
+UNFORESEEN = re.compile(
+    r"Traceback|CRITICAL|unforeseen|never retrieved|never awaited|Exception in callback",
+    re.IGNORECASE,
+)
 SAMPLE = re.compile(r"^([a-z_]+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
 LEVELS = ("te_queue_size", "hybridtei_queue_tokens", "hybridtei_running_batches")
 ENDED = ("te_request_success", "te_request_failure")
@@ -90,7 +93,10 @@ def started(command: str | Sequence[str], env: Mapping[str, str] | None = None) 
     """A server that accepts connections; `{port}` in its command is a free one. Exits the program if it does not start."""
     with socket.create_server((HOST, 0)) as free:
         port = int(free.getsockname()[1])
-    words = [word.replace("{port}", str(port)) for word in (shlex.split(command) if isinstance(command, str) else command)]
+    words = [
+        word.replace("{port}", str(port))
+        for word in (shlex.split(command) if isinstance(command, str) else command)
+    ]
     with tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT)
         server, deadline = Server(process, port, Path(log.name)), time.monotonic() + START_SECONDS
@@ -106,7 +112,17 @@ def started(command: str | Sequence[str], env: Mapping[str, str] | None = None) 
 
 def served(*flags: str) -> list[str]:
     """The command of `hybridtei serve`."""
-    return [sys.executable, "-m", "hybridtei", "serve", "--hostname", HOST, "--port", "{port}", *flags]
+    return [
+        sys.executable,
+        "-m",
+        "hybridtei",
+        "serve",
+        "--hostname",
+        HOST,
+        "--port",
+        "{port}",
+        *flags,
+    ]
 
 
 def named(entries: Sequence[str]) -> dict[str, str]:

@@ -39,13 +39,26 @@ COMPONENTS = {  # a part of the path -> its name; the first that fits
 
 def ingest(source: Path, folder: Path, flags: list[str]) -> tuple[dict[str, float], float]:
     """(the command's summary, the most megabytes that it and its children held)."""
-    line = [sys.executable, "-m", "hybridtei", "ingest", str(source), "--collection", COLLECTION, "--json", "--quiet"]
+    line = [
+        sys.executable,
+        "-m",
+        "hybridtei",
+        "ingest",
+        str(source),
+        "--collection",
+        COLLECTION,
+        "--json",
+        "--quiet",
+    ]
     line += ["--quarantine", f"{folder}.quarantine.jsonl", "--qdrant-path", str(folder), *flags]
     process, peak = subprocess.Popen(line, stdout=subprocess.PIPE, text=True), 0
     watched = psutil.Process(process.pid)
     while process.poll() is None:
         with suppress(psutil.Error):
-            peak = max(peak, sum(one.memory_info().rss for one in [watched, *watched.children(recursive=True)]))
+            peak = max(
+                peak,
+                sum(one.memory_info().rss for one in [watched, *watched.children(recursive=True)]),
+            )
         time.sleep(SAMPLE_SECONDS)
     return json.loads(process.communicate()[0]), peak / 1e6
 
@@ -53,18 +66,31 @@ def ingest(source: Path, folder: Path, flags: list[str]) -> tuple[dict[str, floa
 def stored_size(options: argparse.Namespace) -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="sized-"))
     summary, peak = ingest(options.source, folder, options.flags)
-    print(f"{summary['documents']:,} documents, {summary['documents_per_s']:.1f}/s, {summary['tokens_per_s']:,.0f} tokens/s")
+    print(
+        f"{summary['documents']:,} documents, {summary['documents_per_s']:.1f}/s, {summary['tokens_per_s']:,.0f} tokens/s"
+    )
     print(f"peak memory of both processes {peak:,.0f} MB; collection in {folder}", flush=True)
-    documents = [one for file in source_files(options.source) for one, _ in documents_of(file, ReadOptions())]
+    documents = [
+        one for file in source_files(options.source) for one, _ in documents_of(file, ReadOptions())
+    ]
     texts = [one.indexed_text for one in documents if hasattr(one, "indexed_text")]
     taken = Counter[str]()
     for file in folder.rglob("*"):
         if file.is_file():
-            name = next((name for part, name in COMPONENTS.items() if part in f"/{file.relative_to(folder)}"), "others")
+            name = next(
+                (
+                    name
+                    for part, name in COMPONENTS.items()
+                    if part in f"/{file.relative_to(folder)}"
+                ),
+                "others",
+            )
             taken[name] += file.stat().st_blocks * 512
     for name, size in [*taken.most_common(), ("all", taken.total())]:
         print(f"  {name:48}{size / 1e6:10.2f} MB{size / len(texts):10,.0f} bytes a document")
     text = sum(len(one.encode()) for one in texts)
     beyond, less = ((taken.total() - text - once) / len(texts) for once in (0, ONCE_BYTES))
-    print(f"text {text / 1e6:.2f} MB; beyond it {beyond:,.0f} bytes a document, without 30 MB once {less:,.0f}")
+    print(
+        f"text {text / 1e6:.2f} MB; beyond it {beyond:,.0f} bytes a document, without 30 MB once {less:,.0f}"
+    )
     return 130 if summary["stopped"] else 0

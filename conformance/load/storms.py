@@ -28,11 +28,24 @@ from conformance.load.report import Report, medians, milliseconds
 from conformance.load.servers import HOST, PATIENCE_SECONDS, Server, inside, served, started, total
 from conformance.load.traffic import MIXED, PASSAGE, QUERY, Texts, text
 
-MORE = {"type": str.split, "default": [], "help": "flags of the server, such as '--max-connections 100'"}
-MODELS, ANY_TIMES = {"action": "append", "metavar": "MODEL", "help": "repeatable"}, {"action": "store_true"}
+MORE = {
+    "type": str.split,
+    "default": [],
+    "help": "flags of the server, such as '--max-connections 100'",
+}
+MODELS, ANY_TIMES = (
+    {"action": "append", "metavar": "MODEL", "help": "repeatable"},
+    {"action": "store_true"},
+)
 COUNTS = {"--permits": 64, "--times": 10, "--words": 60, "--seconds": 8.0, "--rounds": 3}
 FLAGS = {
-    "storms": {"--clients": 1000, "--rounds": 5, "--in-flight": 200, "--most-times": 2.0, "--flags": MORE},
+    "storms": {
+        "--clients": 1000,
+        "--rounds": 5,
+        "--in-flight": 200,
+        "--most-times": 2.0,
+        "--flags": MORE,
+    },
     "overload": {"--model-id": MODELS, **COUNTS, "--max-growth-mb": 20.0, "--any-times": ANY_TIMES},
 }
 HOLD_SECONDS = 0.010  # how long a client of a storm stays
@@ -40,7 +53,10 @@ AFTER, BATCH = 20, 32  # plain requests after each storm, texts of a large reque
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close that sends RST
 ALONE, BODIES, WARM_SECONDS = 32, 512, 1.0
 MIN_SHARE = 0.45  # of what 32 connections get
-MAX_ACCEPTED_SECONDS, MAX_REFUSED_SECONDS = 1.2, 0.8  # the 99th percentile; the last, by the client's clock
+MAX_ACCEPTED_SECONDS, MAX_REFUSED_SECONDS = (
+    1.2,
+    0.8,
+)  # the 99th percentile; the last, by the client's clock
 
 
 def plain(server: Server, texts: Texts) -> float:
@@ -68,9 +84,21 @@ def drop(server: Server, requests: Sequence[bytes]) -> None:
         time.sleep(HOLD_SECONDS)
 
 
-def weather(report: Report, name: str, requests: Sequence[bytes], server: Server, options: argparse.Namespace) -> None:
+def weather(
+    report: Report,
+    name: str,
+    requests: Sequence[bytes],
+    server: Server,
+    options: argparse.Namespace,
+) -> None:
     """Run a storm several times. Two rows: the remaining work, and the next requests."""
-    texts, usual, first, later, quiet = Texts(1), list[float](), list[float](), list[float](), server.settled()
+    texts, usual, first, later, quiet = (
+        Texts(1),
+        list[float](),
+        list[float](),
+        list[float](),
+        server.settled(),
+    )
     before = quiet.values
     for _ in range(options.rounds):
         usual += [plain(server, texts) for _ in range(AFTER)]
@@ -83,10 +111,17 @@ def weather(report: Report, name: str, requests: Sequence[bytes], server: Server
     kinds = [f'te_request_failure{{err="{kind}"}}' for kind in ("dropped", "overloaded")]
     dropped, refused = (values.get(kind, 0) - before.get(kind, 0) for kind in kinds)
     result = f"{begun:.0f} begun, {dropped:.0f} dropped, {refused:.0f} refused with 429, {inside(values):.0f} unaccounted"
-    report.add(f"{name}: what is left", f"{len(first)} rounds", result, quiet.seconds is not None and inside(values) == 0)
+    report.add(
+        f"{name}: what is left",
+        f"{len(first)} rounds",
+        result,
+        quiet.seconds is not None and inside(values) == 0,
+    )
     times = milliseconds(later) / milliseconds(usual)
     result = f"idle {milliseconds(usual):.1f} ms, the first after {milliseconds(first):.1f} ms, then {times:.2f} times of idle"
-    report.add(f"{name}: the next requests", len(first) + len(later), result, times <= options.most_times)
+    report.add(
+        f"{name}: the next requests", len(first) + len(later), result, times <= options.most_times
+    )
 
 
 def stop(report: Report, server: Server, requests: Sequence[bytes]) -> None:
@@ -96,7 +131,10 @@ def stop(report: Report, server: Server, requests: Sequence[bytes]) -> None:
     for client in clients:
         client.ask()
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while total(server.metrics(), "te_request_count") < before + len(requests) and time.monotonic() < deadline:
+    while (
+        total(server.metrics(), "te_request_count") < before + len(requests)
+        and time.monotonic() < deadline
+    ):
         pass
     server.process.terminate()
     for client in clients:
@@ -105,31 +143,67 @@ def stop(report: Report, server: Server, requests: Sequence[bytes]) -> None:
     status, good = server.end(), statuses.count(200)
     result = f"{good} answered with 200, {len(statuses) - good} otherwise, {len(requests) - len(statuses)} not at all"
     kept = good == len(requests) and status == 0
-    report.add(f"SIGTERM with {len(requests)} requests in flight", 1, f"{result}; exit {status}", kept)
+    report.add(
+        f"SIGTERM with {len(requests)} requests in flight", 1, f"{result}; exit {status}", kept
+    )
 
 
 def storms(options: argparse.Namespace) -> int:
     report, texts, number = Report(), Texts(), options.clients
     queries = [request("/embed", {"inputs": texts.draw(QUERY)[0]}) for _ in range(number)]
-    batches = [request("/embed_hybrid", {"inputs": [texts.draw(MIXED)[0] for _ in range(BATCH)]}) for _ in range(number)]
-    sent = {"a query": queries, f"{BATCH} texts": batches, "half a body": [data[: len(data) // 2] for data in batches]}
+    batches = [
+        request("/embed_hybrid", {"inputs": [texts.draw(MIXED)[0] for _ in range(BATCH)]})
+        for _ in range(number)
+    ]
+    sent = {
+        "a query": queries,
+        f"{BATCH} texts": batches,
+        "half a body": [data[: len(data) // 2] for data in batches],
+    }
     with started(served("--drain-seconds", "600", *options.flags)) as server:
         for _ in range(AFTER):
             plain(server, texts)
         for what, requests in sent.items():
-            weather(report, f"{number} clients, {what} each, gone after 10 ms", requests, server, options)
-        stop(report, server, [request("/embed", {"inputs": texts.draw(PASSAGE)[0]}) for _ in range(options.in_flight)])
+            weather(
+                report,
+                f"{number} clients, {what} each, gone after 10 ms",
+                requests,
+                server,
+                options,
+            )
+        stop(
+            report,
+            server,
+            [
+                request("/embed", {"inputs": texts.draw(PASSAGE)[0]})
+                for _ in range(options.in_flight)
+            ],
+        )
         unforeseen = server.unforeseen()
-        report.add("lines in the log that no answer leaves", 1, "; ".join(unforeseen[:3]) or "none", not unforeseen)
+        report.add(
+            "lines in the log that no answer leaves",
+            1,
+            "; ".join(unforeseen[:3]) or "none",
+            not unforeseen,
+        )
     return report.finish()
 
 
-def one_round(server: Server, requests: list[bytes], options: argparse.Namespace) -> tuple[dict[str, float], Seen]:
+def one_round(
+    server: Server, requests: list[bytes], options: argparse.Namespace
+) -> tuple[dict[str, float], Seen]:
     """(figures, what all clients but the 32 saw)."""
     crowd(server.port, [Group(ALONE, requests)], WARM_SECONDS)
-    (alone,) = crowd(server.port, [Group(min(ALONE, options.permits), requests)], options.seconds / 2)
-    (storm,) = crowd(server.port, [Group(options.permits * options.times, requests)], options.seconds)
-    able, accepted = alone.in_time.total() / options.seconds * 2, storm.in_time.total() / options.seconds
+    (alone,) = crowd(
+        server.port, [Group(min(ALONE, options.permits), requests)], options.seconds / 2
+    )
+    (storm,) = crowd(
+        server.port, [Group(options.permits * options.times, requests)], options.seconds
+    )
+    able, accepted = (
+        alone.in_time.total() / options.seconds * 2,
+        storm.in_time.total() / options.seconds,
+    )
     figures = {
         "able": able,
         "accepted": accepted,
@@ -147,13 +221,20 @@ def measure(report: Report, name: str, server: Server, options: argparse.Namespa
     """A row of one model."""
     draw = random.Random(0)
     requests = [request("/embed", {"inputs": text(options.words, draw)}) for _ in range(BODIES)]
-    rounds, seen = zip(*(one_round(server, requests, options) for _ in range(options.rounds)), strict=True)
+    rounds, seen = zip(
+        *(one_round(server, requests, options) for _ in range(options.rounds)), strict=True
+    )
     found, quiet, unforeseen = medians(rounds), server.settled(), server.unforeseen()
     last, missing = max(one["last"] for one in rounds), sum(one["missing"] for one in rounds)
     statuses = sum((one.statuses for one in seen), Counter[int]())
     growth = rounds[-1]["memory"] - rounds[0]["memory"]
     in_time = found["p99"] <= MAX_ACCEPTED_SECONDS and last <= MAX_REFUSED_SECONDS
-    leaves_nothing = not missing and growth <= options.max_growth_mb and quiet.seconds is not None and not unforeseen
+    leaves_nothing = (
+        not missing
+        and growth <= options.max_growth_mb
+        and quiet.seconds is not None
+        and not unforeseen
+    )
     report.add(
         f"{name}: {options.permits * options.times} connections for {options.permits} permits",
         f"{len(rounds)} rounds of {options.seconds:g} s, {statuses.total()} answers",
@@ -161,7 +242,9 @@ def measure(report: Report, name: str, server: Server, options: argparse.Namespa
         f"{found['refused']:.0f}/s refused, the last after {last:.2f} s; "
         f"{', '.join(f'{count} × {status}' for status, count in sorted(statuses.items()))}, {missing} without an answer; "
         f"memory {growth:+.1f} MB; {inside(quiet.values):.0f} left inside, {len(unforeseen)} unforeseen lines of log",
-        set(statuses) == {200, 429} and leaves_nothing and (options.any_times or (in_time and found["share"] >= MIN_SHARE)),
+        set(statuses) == {200, 429}
+        and leaves_nothing
+        and (options.any_times or (in_time and found["share"] >= MIN_SHARE)),
     )
 
 

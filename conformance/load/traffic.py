@@ -36,7 +36,9 @@ QUERY: Mix = ((1.0, (5, 30)),)
 PASSAGE: Mix = ((1.0, (100, 250)),)
 MIXED: Mix = ((0.7, (5, 30)), (0.3, (100, 250)))
 
-TRAFFIC: dict[str, tuple[tuple[int, int, Mix], ...]] = {  # groups of connections, each with that many texts a request
+TRAFFIC: dict[
+    str, tuple[tuple[int, int, Mix], ...]
+] = {  # groups of connections, each with that many texts a request
     "mixed": ((32, 1, MIXED),),
     "queries": ((32, 1, QUERY),),
     "passages": ((16, 1, PASSAGE),),
@@ -46,17 +48,43 @@ TRAFFIC: dict[str, tuple[tuple[int, int, Mix], ...]] = {  # groups of connection
     "one client": ((1, 1, QUERY),),
     "query under bulk": ((1, 1, QUERY), (4, 32, MIXED)),  # latencies of the first group
 }
-SERVERS = {"action": "append", "required": True, "metavar": "NAME=COMMAND", "help": "with {port} in it; repeatable"}
+SERVERS = {
+    "action": "append",
+    "required": True,
+    "metavar": "NAME=COMMAND",
+    "help": "with {port} in it; repeatable",
+}
 KINDS = {"default": ",".join(TRAFFIC), "help": f"of: {', '.join(TRAFFIC)} [default: all]"}
 ROUTES = {"choices": ["embed", "rerank"], "default": "embed"}
 MANY = {"action": "store_true", "help": "texts to rank are of many lengths"}
 FLAGS = {
-    "http_load": {"--server": SERVERS, "--traffic": KINDS, "--rounds": 3, "--seconds": 8.0, "--chart": {"type": Path}},
+    "http_load": {
+        "--server": SERVERS,
+        "--traffic": KINDS,
+        "--rounds": 3,
+        "--seconds": 8.0,
+        "--chart": {"type": Path},
+    },
     "lone": {"--server": SERVERS, "--route": ROUTES, "--sizes": {}, "--turns": 40, "--mixed": MANY},
 }
 TURN = 15  # requests to one server, before the next has its turn
 SIZES = {"embed": "6,40,120", "rerank": "1,10,32"}
-WORDS = ("search", "vector", "wing", "plate", "the", "of", "boundary", "layer", "flow", "heat", "index", "query", "in", "text")
+WORDS = (
+    "search",
+    "vector",
+    "wing",
+    "plate",
+    "the",
+    "of",
+    "boundary",
+    "layer",
+    "flow",
+    "heat",
+    "index",
+    "query",
+    "in",
+    "text",
+)
 REQUESTS_ONE, REQUESTS_BULK = 64, 12  # of a client, before the first comes again
 WARM_SECONDS = 1.5
 MIXED_TOKENS = 65  # of a text of `MIXED`, on average
@@ -69,12 +97,18 @@ class Texts:
 
     def __init__(self, seed: int = 0) -> None:
         tokenizer = Tokenizer.from_file(str(embedded_model()[0] / "tokenizer.json"))
-        self._words = sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha() and len(word) > 2)
+        self._words = sorted(
+            word
+            for word in tokenizer.get_vocab()
+            if word.isascii() and word.isalpha() and len(word) > 2
+        )
         self._random = random.Random(seed)
 
     def draw(self, mix: Mix) -> tuple[str, int]:
         """(text, its tokens with the two special ones)."""
-        ((low, high),) = self._random.choices([bounds for _, bounds in mix], [share for share, _ in mix])
+        ((low, high),) = self._random.choices(
+            [bounds for _, bounds in mix], [share for share, _ in mix]
+        )
         tokens = self._random.randint(low, high)
         return " ".join(self._random.choices(self._words, k=tokens - 2)), tokens
 
@@ -91,7 +125,11 @@ def measure(server: Server, kind: str, seconds: float) -> Run:
     crowd(server.port, groups, min(WARM_SECONDS, seconds))
     before = server.cpu_seconds()
     seen = crowd(server.port, groups, seconds)
-    useful = sum(sizes[i] * times for one, sizes in zip(seen, tokens, strict=True) for i, times in one.in_time.items())
+    useful = sum(
+        sizes[i] * times
+        for one, sizes in zip(seen, tokens, strict=True)
+        for i, times in one.in_time.items()
+    )
     return {
         "tokens/s": useful / seconds,
         "requests/s": sum(one.in_time.total() for one in seen) / seconds,
@@ -109,13 +147,22 @@ def measure_all(command: str, traffic: list[str], seconds: float) -> dict[str, R
 
 def http_load(options: argparse.Namespace) -> int:
     servers, traffic = named(options.server), options.traffic.split(",")
-    runs = paired(options.rounds, {name: partial(measure_all, cmd, traffic, options.seconds) for name, cmd in servers.items()})
+    runs = paired(
+        options.rounds,
+        {
+            name: partial(measure_all, cmd, traffic, options.seconds)
+            for name, cmd in servers.items()
+        },
+    )
     rows = {}
     for kind in traffic:
         rates = {name: [one[kind]["tokens/s"] for one in found] for name, found in runs.items()}
         for name, found in runs.items():
             first = ratio(rates[next(iter(runs))], rates[name])
-            rows[f"{kind} / {name}"] = {**medians([one[kind] for one in found]), "first/this": first}
+            rows[f"{kind} / {name}"] = {
+                **medians([one[kind] for one in found]),
+                "first/this": first,
+            }
     table(rows)
     if options.chart is not None:
         write_chart(options.chart, rows)
@@ -124,28 +171,41 @@ def http_load(options: argparse.Namespace) -> int:
 
 def write_chart(path: Path, found: dict[str, Run]) -> None:
     """The machine, and each server's median of tokens per second by kind of traffic; kinds that the file has already stay."""
-    rows: dict[str, Run] = dict(json.loads(path.read_text(encoding="utf-8"))["rows"]) if path.exists() else {}
+    rows: dict[str, Run] = (
+        dict(json.loads(path.read_text(encoding="utf-8"))["rows"]) if path.exists() else {}
+    )
     for key, row in found.items():
         kind, _, name = key.partition(" / ")
         rows.setdefault(name, {})[kind] = round(row["tokens/s"], 1)
     machine = f"{processor()}, {os.cpu_count()} cores; {time.strftime('%B %Y')}"
-    path.write_text(json.dumps({"machine": machine, "rows": [*rows.items()]}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"machine": machine, "rows": [*rows.items()]}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def lone(options: argparse.Namespace) -> int:
     rows = {}
     with ExitStack() as stack:
-        ports = {name: stack.enter_context(started(command)).port for name, command in named(options.server).items()}
+        ports = {
+            name: stack.enter_context(started(command)).port
+            for name, command in named(options.server).items()
+        }
         for size in map(int, (options.sizes or SIZES[options.route]).split(",")):
             draw, found = random.Random(size), {name: list[float]() for name in ports}
             for _ in range(options.turns):
                 for name in draw.sample([*ports], len(ports)):
-                    requests = [request_of(options.route, size, draw, options.mixed) for _ in range(TURN)]
+                    requests = [
+                        request_of(options.route, size, draw, options.mixed) for _ in range(TURN)
+                    ]
                     found[name] += turn(ports[name], requests)[1:]
             first = statistics.median(next(iter(found.values())))
             for name, times in found.items():
                 median, late = statistics.median(times), statistics.quantiles(times, n=20)[-1]
-                rows[f"/{options.route} {size} / {name}"] = {"p50 ms": median, "p95 ms": late, "first/this": first / median}
+                rows[f"/{options.route} {size} / {name}"] = {
+                    "p50 ms": median,
+                    "p95 ms": late,
+                    "first/this": first / median,
+                }
     table(rows)
     return 0
 
@@ -167,8 +227,14 @@ def request_of(route: str, size: int, draw: random.Random, mixed: bool) -> bytes
     """A text that was not sent before."""
     if route == "embed":
         return request("/embed", {"inputs": text(size, draw), "truncate": True})
-    words = [(draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250)) if mixed else 60 for _ in range(size)]
-    return request("/rerank", {"query": text(6, draw), "texts": [text(count, draw) for count in words], "truncate": True})
+    words = [
+        (draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250)) if mixed else 60
+        for _ in range(size)
+    ]
+    return request(
+        "/rerank",
+        {"query": text(6, draw), "texts": [text(count, draw) for count in words], "truncate": True},
+    )
 
 
 def text(words: int, draw: random.Random) -> str:

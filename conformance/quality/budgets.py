@@ -32,7 +32,11 @@ from hybridtei.outputs import Embeddings, Floats
 TOP, SAMPLES = 100, 4000
 TOKENS = (None, 64, 32, 16)
 DTYPES: tuple[MultivectorDtype, ...] = ("float", "int8", "binary")
-MARKS: dict[tuple[int | None, str], float] = {(32, "float"): 0.99, (32, "binary"): 0.98, (64, "binary"): 0.995}
+MARKS: dict[tuple[int | None, str], float] = {
+    (32, "float"): 0.99,
+    (32, "binary"): 0.98,
+    (64, "binary"): 0.995,
+}
 
 
 def rescored(queries: Ragged, documents: Ragged, top: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -86,32 +90,51 @@ def measure(encoder: Encoder, folder: Path, *, timed: bool) -> list[str]:
         f"\n{folder.name}: nDCG@10, dense {gains(top, collection.relevance).mean():.4f}; share of all tokens in float32; bytes"
     )
     for tokens in TOKENS:
-        merged = whole if tokens is None else embed(collection.documents, "document", tokens).multivector
+        merged = (
+            whole if tokens is None else embed(collection.documents, "document", tokens).multivector
+        )
         assert merged is not None
         for dtype in DTYPES:
             made = budgeted(merged, MultivectorBudget(dtype=dtype))
-            found = gains(rescored(asked, as_floats(made, asked.values.shape[1]), top), collection.relevance)
+            found = gains(
+                rescored(asked, as_floats(made, asked.values.shape[1]), top), collection.relevance
+            )
             ratio, low, high = share(found, full)
             name, mark = f"{tokens or 'all'} {dtype}", MARKS.get((tokens, dtype))
-            verdict = "" if mark is None else f"  mark {mark:.1%} {'holds' if ratio >= mark else 'MISSED'}"
+            verdict = (
+                ""
+                if mark is None
+                else f"  mark {mark:.1%} {'holds' if ratio >= mark else 'MISSED'}"
+            )
             size = f"{made.values.nbytes / len(made):>9,.0f}"
-            print(f"  {name:12} {found.mean():.4f}  {ratio:8.2%} [{low:.2%}, {high:.2%}] {size}{verdict}", flush=True)
-            missed += [f"{folder.name}: {name} {ratio:.2%}"] if mark is not None and ratio < mark else []
+            print(
+                f"  {name:12} {found.mean():.4f}  {ratio:8.2%} [{low:.2%}, {high:.2%}] {size}{verdict}",
+                flush=True,
+            )
+            missed += (
+                [f"{folder.name}: {name} {ratio:.2%}"] if mark is not None and ratio < mark else []
+            )
     if timed:
         print(f"  to merge 150 tokens to 32: {merge_ms([*whole], 32):.2f} ms")
     return missed
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder a collection")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with one folder a collection"
+    )
     parser.add_argument("--collections", default="cranfield,xquad")
     parser.add_argument("--model", default="minilm-hybrid")
     parser.add_argument("--time", action="store_true")
     options = parser.parse_args()
     encoder = Encoder.load(options.model)
     missed = [
-        line for name in options.collections.split(",") for line in measure(encoder, options.data / name, timed=options.time)
+        line
+        for name in options.collections.split(",")
+        for line in measure(encoder, options.data / name, timed=options.time)
     ]
     print("\n".join(["", *(f"below its mark: {line}" for line in missed)]))
     return bool(missed)

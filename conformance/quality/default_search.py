@@ -58,7 +58,9 @@ def bm25(folder: Path, judged: Judgements, k1: float = 1.5, b: float = 0.75) -> 
     lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     names = [str(record.get("id", record.get("_id"))) for record in records]
-    counts = [Counter(words(f"{record.get('title') or ''}\n{record['text']}")) for record in records]
+    counts = [
+        Counter(words(f"{record.get('title') or ''}\n{record['text']}")) for record in records
+    ]
     frequency = Counter(word for count in counts for word in count)
     lengths = np.array([sum(count.values()) for count in counts], np.float64)
     norm = k1 * (1 - b + b * lengths / lengths.mean())
@@ -82,12 +84,16 @@ async def searched(searcher: Searcher, judged: Judgements, options: SearchOption
         hits = (await searcher.search("judged", text, options)).hits
         documents = [str(hit.payload["document_id"]) for hit in hits]
         if len(set(documents)) != len(documents) or len(documents) < min(LIMIT, there):
-            sys.exit(f"query {query}: {len(documents)} hits, {len(set(documents))} documents, asked for {LIMIT}")
+            sys.exit(
+                f"query {query}: {len(documents)} hits, {len(set(documents))} documents, asked for {LIMIT}"
+            )
         run[query] = scores_by_rank(documents)
     return run
 
 
-def measured(folder: Path, store: StoreConfig, outputs: tuple[str, ...], scratch: Path, by_table: bool) -> dict[str, Floats64]:
+def measured(
+    folder: Path, store: StoreConfig, outputs: tuple[str, ...], scratch: Path, by_table: bool
+) -> dict[str, Floats64]:
     """nDCG@10 of each query by each way; the default is the first."""
     judged = read_judgements(folder)
     rejected = str(scratch / "rejected.jsonl")
@@ -103,9 +109,13 @@ def measured(folder: Path, store: StoreConfig, outputs: tuple[str, ...], scratch
         try:
             found = {"hybridtei search": await searched(searcher, judged, SearchOptions(**grouped))}
             if by_table:
-                found["by table"] = await searched(searcher, judged, SearchOptions(query_encoder="table", **grouped))
+                found["by table"] = await searched(
+                    searcher, judged, SearchOptions(query_encoder="table", **grouped)
+                )
             for name, way in WAYS.items():
-                found[name] = await searched(searcher, judged, SearchOptions(mode=way.mode, k=way.k, **grouped))
+                found[name] = await searched(
+                    searcher, judged, SearchOptions(mode=way.mode, k=way.k, **grouped)
+                )
             return found
         finally:
             await opened.drop("judged")
@@ -117,21 +127,39 @@ def measured(folder: Path, store: StoreConfig, outputs: tuple[str, ...], scratch
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder a collection")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with one folder a collection"
+    )
     parser.add_argument("--collections", default="cranfield,xquad")
     parser.add_argument("--qdrant-url", help="a Qdrant server [default: the embedded engine]")
     parser.add_argument("--dense-and-sparse", action="store_true", help="without multi-vectors")
     parser.add_argument("--query-encoder", choices=("model", "table"), default="model")
     options = parser.parse_args()
-    outputs = ("dense", "sparse") if options.dense_and_sparse else ("dense", "sparse", "multivector")
+    outputs = (
+        ("dense", "sparse") if options.dense_and_sparse else ("dense", "sparse", "multivector")
+    )
     below = []
     for name in options.collections.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            place = {"qdrant_url": options.qdrant_url} if options.qdrant_url else {"qdrant_path": f"{folder}/qdrant"}
-            found = measured(options.data / name, StoreConfig(**place), outputs, Path(folder), options.query_encoder == "table")
+            place = (
+                {"qdrant_url": options.qdrant_url}
+                if options.qdrant_url
+                else {"qdrant_path": f"{folder}/qdrant"}
+            )
+            found = measured(
+                options.data / name,
+                StoreConfig(**place),
+                outputs,
+                Path(folder),
+                options.query_encoder == "table",
+            )
         default = found.pop("hybridtei search")
-        print(f"\n{name}, {len(default)} queries, nDCG@10\n  {'hybridtei search':18} {default.mean():.4f}")
+        print(
+            f"\n{name}, {len(default)} queries, nDCG@10\n  {'hybridtei search':18} {default.mean():.4f}"
+        )
         if "by table" in found:
             share = found["by table"].mean() / default.mean()
             default = found.pop("by table")
@@ -141,7 +169,9 @@ def main() -> int:
             lead, low, high = paired_bootstrap(default - values)
             print(f"  {way:18} {values.mean():.4f}   lead {lead:+.4f} [{low:+.4f}, {high:+.4f}]")
             below += [f"{name}: {way}"] * bool(lead <= 0)
-    print("\nbelow:", *below) if below else print("\nabove all of them everywhere; no document twice; as many as asked for")
+    print("\nbelow:", *below) if below else print(
+        "\nabove all of them everywhere; no document twice; as many as asked for"
+    )
     return 1 if below else 0
 
 

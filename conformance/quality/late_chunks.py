@@ -54,7 +54,10 @@ class Collection:
 
 def articles(folder: Path) -> Collection:
     """XQuAD's paragraphs in articles."""
-    corpus, queries = ([json.loads(line) for line in (folder / f"{name}.jsonl").open()] for name in ("corpus", "queries"))
+    corpus, queries = (
+        [json.loads(line) for line in (folder / f"{name}.jsonl").open()]
+        for name in ("corpus", "queries")
+    )
     documents: list[str] = []
     parts: list[tuple[int, int, int]] = []
     for first in range(0, len(corpus), PARAGRAPHS):
@@ -65,22 +68,43 @@ def articles(folder: Path) -> Collection:
             parts.append((len(documents), begin, len(text)))
         documents.append(text.strip())
     rows = [line.split("\t") for line in (folder / "qrels.tsv").read_text().splitlines()[1:]]
-    place, wanted = {record["id"]: i for i, record in enumerate(corpus)}, {query: name for query, name, _ in rows}
-    return Collection(documents, parts, [one["text"] for one in queries], [place[wanted[one["id"]]] for one in queries])
+    place, wanted = (
+        {record["id"]: i for i, record in enumerate(corpus)},
+        {query: name for query, name, _ in rows},
+    )
+    return Collection(
+        documents,
+        parts,
+        [one["text"] for one in queries],
+        [place[wanted[one["id"]]] for one in queries],
+    )
 
 
 def pages(folder: Path) -> Collection:
     """Manual pages without their descriptions, one of each description, at most `PAGES` drawn by seed 0."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*.gz")):
-        text = plain_text(gzip.decompress(path.read_bytes()).decode("utf-8", "replace")) if path.is_file() else ""
+        text = (
+            plain_text(gzip.decompress(path.read_bytes()).decode("utf-8", "replace"))
+            if path.is_file()
+            else ""
+        )
         named = re.search(r"^NAME\n+[^\n]*? - ([^\n]{20,})\n", text, re.MULTILINE)
         body = "" if named is None else text[named.end() :].strip()
-        if named is not None and MIN_WORDS <= len(body.split()) <= MAX_WORDS and named[1] not in found:
+        if (
+            named is not None
+            and MIN_WORDS <= len(body.split()) <= MAX_WORDS
+            and named[1] not in found
+        ):
             found[named[1]] = body
     drawn = random.Random(0).sample(sorted(found), min(PAGES, len(found)))
     documents = [found[name] for name in drawn]
-    return Collection(documents, [(i, 0, len(text)) for i, text in enumerate(documents)], drawn, list(range(len(drawn))))
+    return Collection(
+        documents,
+        [(i, 0, len(text)) for i, text in enumerate(documents)],
+        drawn,
+        list(range(len(drawn))),
+    )
 
 
 def plain_text(roff: str) -> str:
@@ -88,7 +112,9 @@ def plain_text(roff: str) -> str:
     lines = []
     for line in roff.splitlines():
         request, _, rest = line.partition(" ")
-        if line.startswith(('.\\"', "'\\\"", ".TH", ".de", ".ds", ".if", ".ie", ".el", ".nr", ".tr", ".IX", ".so")):
+        if line.startswith(
+            ('.\\"', "'\\\"", ".TH", ".de", ".ds", ".if", ".ie", ".el", ".nr", ".tr", ".IX", ".so")
+        ):
             continue
         if request in (".SH", ".SS"):
             lines.append("\n\n" + rest.strip('" ') + "\n\n")
@@ -102,24 +128,39 @@ def plain_text(roff: str) -> str:
     text = "\n".join(lines).replace("\\-", "-").replace("\\&", "").replace("\\e", "\\")
     text = re.sub(r"\\f(\(..|\[.*?\]|.)|\\s[-+]?\d+|\\[|/,^%cd]", "", text)
     text = re.sub(
-        r"\\\*\((--|[LR]\"|C[+`'])|\\\*\(..|\\\((..)", lambda match: {"em": "-", "aq": "'"}.get(match[2] or "", " "), text
+        r"\\\*\((--|[LR]\"|C[+`'])|\\\*\(..|\\\((..)",
+        lambda match: {"em": "-", "aq": "'"}.get(match[2] or "", " "),
+        text,
     )
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"(?<=\S)\n(?=\S)", " ", text))
 
 
 def chunked(chunker: Chunker, documents: Sequence[str]) -> list[PendingChunk]:
     """The chunks of all documents, as an ingest has them."""
-    owners = [PendingDocument(Document("made", str(i), text), b"", 0) for i, text in enumerate(documents)]
+    owners = [
+        PendingDocument(Document("made", str(i), text), b"", 0) for i, text in enumerate(documents)
+    ]
     lists = chunker.chunks_of([owner.document.indexed_text for owner in owners])
-    return [PendingChunk(owner, chunk) for owner, chunks in zip(owners, lists, strict=True) for chunk in chunks]
+    return [
+        PendingChunk(owner, chunk)
+        for owner, chunks in zip(owners, lists, strict=True)
+        for chunk in chunks
+    ]
 
 
 def embedded(encoder: Encoder, pieces: list[PendingChunk], *, late: bool) -> Embeddings:
     """A row a chunk."""
     if not late:
-        return encoder.encode([piece.chunk.text for piece in pieces], OUTPUTS, input_type="document")
+        return encoder.encode(
+            [piece.chunk.text for piece in pieces], OUTPUTS, input_type="document"
+        )
     parts = span_texts_of(pieces)
-    return encoder.encode([part.text for part in parts], OUTPUTS, input_type="document", spans=[part.spans for part in parts])
+    return encoder.encode(
+        [part.text for part in parts],
+        OUTPUTS,
+        input_type="document",
+        spans=[part.spans for part in parts],
+    )
 
 
 def scores(queries: Embeddings, chunks: Embeddings) -> dict[str, Scores]:
@@ -134,11 +175,17 @@ def scores(queries: Embeddings, chunks: Embeddings) -> dict[str, Scores]:
     }
 
 
-def part_of_each(pieces: Sequence[PendingChunk], parts: Sequence[tuple[int, int, int]]) -> list[int]:
+def part_of_each(
+    pieces: Sequence[PendingChunk], parts: Sequence[tuple[int, int, int]]
+) -> list[int]:
     """The part that each chunk lies in for the most part."""
 
     def shared(chunk: Chunk, document: int, part: tuple[int, int, int]) -> int:
-        return min(chunk.end, part[2]) - max(chunk.start, part[1]) if part[0] == document else -sys.maxsize
+        return (
+            min(chunk.end, part[2]) - max(chunk.start, part[1])
+            if part[0] == document
+            else -sys.maxsize
+        )
 
     by_document: dict[int, list[int]] = {}
     for place, (document, _, _) in enumerate(parts):
@@ -146,7 +193,11 @@ def part_of_each(pieces: Sequence[PendingChunk], parts: Sequence[tuple[int, int,
     found = []
     for piece in pieces:
         document = int(piece.pending.document.document_id)
-        found.append(max(by_document[document], key=lambda place: shared(piece.chunk, document, parts[place])))
+        found.append(
+            max(
+                by_document[document], key=lambda place: shared(piece.chunk, document, parts[place])
+            )
+        )
     return found
 
 
@@ -155,7 +206,9 @@ def ndcg_each(found: Scores, part: Sequence[int], collection: Collection) -> Flo
     best = np.full((len(found), len(collection.parts)), -np.inf, np.float32)
     for column, place in enumerate(part):
         np.maximum(best[:, place], found[:, column], out=best[:, place])
-    return gains(np.argsort(-best, axis=1, kind="stable"), [{place: 1} for place in collection.wanted])
+    return gains(
+        np.argsort(-best, axis=1, kind="stable"), [{place: 1} for place in collection.wanted]
+    )
 
 
 def measure(name: str, collection: Collection, tokens: Sequence[int]) -> None:
@@ -172,7 +225,9 @@ def measure(name: str, collection: Collection, tokens: Sequence[int]) -> None:
 
     def found(size: int, *, late: bool) -> dict[str, Floats64]:
         settings = settings_for(model, size, 0, late=late)
-        chunker = Chunker(model, RawTokenizer.from_file(str(spec.folder / "tokenizer.json")), settings)
+        chunker = Chunker(
+            model, RawTokenizer.from_file(str(spec.folder / "tokenizer.json")), settings
+        )
         pieces = chunked(chunker, collection.documents)
         chunker.close()
         part = part_of_each(pieces, collection.parts)
@@ -189,14 +244,18 @@ def measure(name: str, collection: Collection, tokens: Sequence[int]) -> None:
                 flush=True,
             )
     longest = model.reader.max_input_length
-    if len(collection.parts) == len(collection.documents):  # a chunk of two paragraphs would count for one
+    if len(collection.parts) == len(
+        collection.documents
+    ):  # a chunk of two paragraphs would count for one
         for kind, values in found(longest, late=False).items():
             print(f"  {longest:>3} tokens  {kind:12} plain {values.mean():.4f}", flush=True)
     encoder.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--xquad", type=Path, help="folder of XQuAD as a passage collection")
     parser.add_argument("--pages", type=Path, help="folder with manual pages below it")
     parser.add_argument("--chunk-tokens", default="65,129", help="sizes of chunks")

@@ -24,11 +24,17 @@ RECORD = re.compile(r"^Description-md5: (\w+)\nDescription-en: (.+)\n((?: .*\n)+
 
 def main() -> None:
     """Write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("descriptions", type=Path)
-    parser.add_argument("--output", type=Path, default=Path("hybridtei/models/heads/minilm_ranges.npz"))
+    parser.add_argument(
+        "--output", type=Path, default=Path("hybridtei/models/heads/minilm_ranges.npz")
+    )
     options = parser.parse_args()
-    vectors = Encoder.load(measures=False).encode(chosen(options.descriptions.read_text("utf-8")), ("dense", "multivector"))
+    vectors = Encoder.load(measures=False).encode(
+        chosen(options.descriptions.read_text("utf-8")), ("dense", "multivector")
+    )
     assert vectors.dense is not None
     narrower = {f"dense_{width}": ranges_of(unit(cut(vectors.dense, width))) for width in WIDTHS}
     dense, multivector = ranges_of(vectors.dense), ranges_of(vectors.multivector.values)
@@ -43,7 +49,10 @@ def ranges_of(rows: Floats) -> Floats:
 def chosen(descriptions: str) -> list[str]:
     """Return the paragraphs of some records and the titles of other records, in the order of their digests."""
     records = sorted(set(RECORD.findall(descriptions)))
-    bodies = [" ".join(body.replace("\n .\n", "\n").split())[:MAX_CHARACTERS] for _, _, body in records[:DOCUMENTS]]
+    bodies = [
+        " ".join(body.replace("\n .\n", "\n").split())[:MAX_CHARACTERS]
+        for _, _, body in records[:DOCUMENTS]
+    ]
     return bodies + [title for _, title, _ in records[DOCUMENTS : DOCUMENTS + QUERIES]]
 
 

@@ -46,8 +46,14 @@ MARKS: dict[str, dict[str, tuple[float, float]]] = {
     },
     "xquad": {"dense": (0.941, 0.945)},
 }
-SHARES = {"dense": 0.25, "sparse": 0.05}  # beside 1 for MaxSim's mean: what the embedded model's `/rerank` takes
-REFERENCE = {"cranfield": "BM25 0.4983, SPLADE-tiny 0.4912", "xquad": "BM25 0.9585, SPLADE-tiny 0.9658"}
+SHARES = {
+    "dense": 0.25,
+    "sparse": 0.05,
+}  # beside 1 for MaxSim's mean: what the embedded model's `/rerank` takes
+REFERENCE = {
+    "cranfield": "BM25 0.4983, SPLADE-tiny 0.4912",
+    "xquad": "BM25 0.9585, SPLADE-tiny 0.9658",
+}
 
 
 @dataclass(frozen=True)
@@ -94,9 +100,13 @@ def embed(client: httpx.Client, texts: Sequence[str], width: int, what: str) -> 
         answer.raise_for_status()
         rows += [_arrays(row) for row in answer.json()]
     indptr = np.cumsum([0, *(len(row["indices"]) for row in rows)])
-    indices, values = (np.concatenate([row[name] for row in rows]) for name in ("indices", "values"))
+    indices, values = (
+        np.concatenate([row[name] for row in rows]) for name in ("indices", "values")
+    )
     sparse = csr_array((values, indices, indptr), shape=(len(rows), width))
-    return Vectors(np.stack([row["dense"] for row in rows]), sparse, [row["multivector"] for row in rows])
+    return Vectors(
+        np.stack([row["dense"] for row in rows]), sparse, [row["multivector"] for row in rows]
+    )
 
 
 def _arrays(row: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +129,9 @@ def max_sim(queries: Sequence[Scores], documents: Sequence[Scores]) -> Scores:
     """Sum over query vectors of the largest dot product: float32[queries, documents]."""
     rows = np.concatenate(documents)
     starts = np.cumsum([0, *(len(document) for document in documents[:-1])])
-    return np.stack([np.maximum.reduceat(query @ rows.T, starts, axis=1).sum(0) for query in queries])
+    return np.stack(
+        [np.maximum.reduceat(query @ rows.T, starts, axis=1).sum(0) for query in queries]
+    )
 
 
 def z_scored(scores: Scores) -> Scores:
@@ -136,7 +148,9 @@ def reciprocal_ranks(scores: Scores, k: int = 60) -> Scores:
 def reranked(fused: Scores, scores: Scores, top: int = 50) -> Scores:
     """The best `top` of each query in the order of other scores, the rest below them in the order it was."""
     floor = np.sort(fused, axis=1)[:, -top, None]
-    return np.where(fused >= floor, scores.astype(np.float64) + 1e6, fused)  # float32 would round them away
+    return np.where(
+        fused >= floor, scores.astype(np.float64) + 1e6, fused
+    )  # float32 would round them away
 
 
 def ndcg(scores: Scores, relevance: Sequence[dict[int, int]], cut: int = 10) -> float:
@@ -144,14 +158,18 @@ def ndcg(scores: Scores, relevance: Sequence[dict[int, int]], cut: int = 10) -> 
     return float(gains(np.argsort(-scores, axis=1, kind="stable")[:, :cut], relevance, cut).mean())
 
 
-def gains(places: NDArray[np.int64], relevance: Sequence[dict[int, int]], cut: int = 10) -> NDArray[np.float64]:
+def gains(
+    places: NDArray[np.int64], relevance: Sequence[dict[int, int]], cut: int = 10
+) -> NDArray[np.float64]:
     """nDCG@cut of each query with linear gains, from documents' places in order; the ideal order has all judged documents."""
     discount = 1 / np.log2(np.arange(2, cut + 2))
     found = []
     for top, judged in zip(places, relevance, strict=True):
         gained = np.array([judged.get(int(place), 0) for place in top[:cut]])
         ideal = np.sort(list(judged.values()))[::-1][:cut]
-        found.append((gained * discount[: len(gained)]).sum() / (ideal * discount[: len(ideal)]).sum())
+        found.append(
+            (gained * discount[: len(gained)]).sum() / (ideal * discount[: len(ideal)]).sum()
+        )
     return np.array(found)
 
 
@@ -163,13 +181,20 @@ def scores_of(queries: Vectors, documents: Vectors) -> dict[str, Scores]:
         "sparse, idf": ((queries.sparse * weights) @ documents.sparse.T).toarray(),
         "multivector": max_sim(queries.multivector, documents.multivector),
     }
-    dense, sparse, multi = (z_scored(scores[name]) for name in ("dense", "sparse, idf", "multivector"))
+    dense, sparse, multi = (
+        z_scored(scores[name]) for name in ("dense", "sparse, idf", "multivector")
+    )
     ranks = {name: reciprocal_ranks(value) for name, value in scores.items()}
     lengths = np.array([len(rows) for rows in queries.multivector])[:, None]
-    own = sum(share * scores[name] for name, share in SHARES.items()) + scores["multivector"] / lengths
+    own = (
+        sum(share * scores[name] for name, share in SHARES.items())
+        + scores["multivector"] / lengths
+    )
     return scores | {
         "RRF dense + sparse, idf": ranks["dense"] + ranks["sparse, idf"],
-        "its top 50 by MaxSim": reranked(ranks["dense"] + ranks["sparse, idf"], scores["multivector"]),
+        "its top 50 by MaxSim": reranked(
+            ranks["dense"] + ranks["sparse, idf"], scores["multivector"]
+        ),
         "RRF dense + sparse": ranks["dense"] + ranks["sparse"],
         "… its top 50 by MaxSim": reranked(ranks["dense"] + ranks["sparse"], scores["multivector"]),
         "… its top 50 as /rerank scores them": reranked(ranks["dense"] + ranks["sparse"], own),
@@ -187,14 +212,25 @@ def evaluate(client: httpx.Client, folder: Path) -> dict[str, float]:
     queries = embed(client, collection.queries, width, f"{folder.name} queries")
     scores = scores_of(queries, documents)
     found = {name: ndcg(value, collection.relevance) for name, value in scores.items()}
-    return found | {"best fusion": max(value for name, value in found.items() if name.startswith(("RRF", "z ")))}
+    return found | {
+        "best fusion": max(value for name, value in found.items() if name.startswith(("RRF", "z ")))
+    }
 
 
 @contextlib.contextmanager
 def started_server() -> Iterator[str]:
     """A server with the embedded model on a free port."""
     port = free_port()
-    command = [sys.executable, "-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "hybridtei",
+        "serve",
+        "--hostname",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     with TemporaryDirectory() as folder, started(command, port, Path(folder) / "log"):
         yield f"http://127.0.0.1:{port}"
 
@@ -208,11 +244,17 @@ def missed_marks(name: str, found: dict[str, float]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with one folder a collection")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with one folder a collection"
+    )
     parser.add_argument("--collections", default="cranfield,xquad")
     parser.add_argument("--base-url", help="a running server [default: start one]")
-    parser.add_argument("--marks", action="store_true", help="exit 1 if a mark of the embedded model is missed")
+    parser.add_argument(
+        "--marks", action="store_true", help="exit 1 if a mark of the embedded model is missed"
+    )
     options = parser.parse_args()
     missed: list[str] = []
     with contextlib.nullcontext(options.base_url) if options.base_url else started_server() as url:
@@ -222,7 +264,11 @@ def main() -> int:
             print(f"\n{name}, nDCG@10 (reference: {REFERENCE.get(name, '-')})")
             for what, value in found.items():
                 print(f"  {what:45} {value:.4f}")
-            print(json.dumps({"collection": name, **{what: round(value, 4) for what, value in found.items()}}))
+            print(
+                json.dumps(
+                    {"collection": name, **{what: round(value, 4) for what, value in found.items()}}
+                )
+            )
             missed += missed_marks(name, found)
     if options.marks and missed:
         print("\n".join(missed), file=sys.stderr)

@@ -79,13 +79,17 @@ def _unpack_lz4(path: Path) -> str:
         raise RuntimeError(f"{path}: reading .lz4 needs apt or the lz4 program")
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{path}: {command[0]} failed: {done.stderr.decode(errors='replace').strip()}")
+        raise RuntimeError(
+            f"{path}: {command[0]} failed: {done.stderr.decode(errors='replace').strip()}"
+        )
     return done.stdout.decode("utf-8", errors="replace")
 
 
 def main() -> None:
     """Print the pairs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     for file in parser.parse_args().files:
         for pair in read_translations(file):

@@ -19,7 +19,9 @@ def main() -> None:
     """Print one figure a line. Raises SystemExit for a circle of imports."""
     parser = argparse.ArgumentParser(prog="python -m conformance.structure", description=__doc__)
     parser.add_argument(
-        "--requests", action="store_true", help="also start a server and count the files that a request runs in"
+        "--requests",
+        action="store_true",
+        help="also start a server and count the files that a request runs in",
     )
     parser.add_argument("--files", action="store_true", help="with --requests: name these files")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -23,7 +23,10 @@ from conformance.processes import answers
 from hybridtei.cli import main
 
 PACKAGE = str(Path(hybridtei.__file__).parent)
-DOCUMENTS = ("Vectors of short texts are compared by their cosine.", "A sparse vector holds one weight for each word piece.")
+DOCUMENTS = (
+    "Vectors of short texts are compared by their cosine.",
+    "A sparse vector holds one weight for each word piece.",
+)
 WARM_REQUESTS = 3
 START_SECONDS = 120
 SETTLE_SECONDS = 0.3  # lanes and writers finish their part after the answer
@@ -61,18 +64,24 @@ def play_client(recorder: Recorder, port: int, found: dict[str, list[str]]) -> N
     """Wait for the server, record each request into `found`, and end the server."""
     address = f"http://127.0.0.1:{port}"
     try:
-        while not answers(f"{address}/health"):  # where the server does not start, this process ends, and with it this thread
+        while not answers(
+            f"{address}/health"
+        ):  # where the server does not start, this process ends, and with it this thread
             time.sleep(0.1)
         for path, body in REQUESTS.items():
             for _ in range(WARM_REQUESTS):
                 _post(f"{address}{path}", body)
-            found[path] = recorder.record(lambda path=path, body=body: _post(f"{address}{path}", body))  # type: ignore[misc]
+            found[path] = recorder.record(
+                lambda path=path, body=body: _post(f"{address}{path}", body)
+            )  # type: ignore[misc]
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _post(address: str, body: dict[str, Any]) -> None:
-    request = urllib.request.Request(address, json.dumps(body).encode(), {"content-type": "application/json"})
+    request = urllib.request.Request(
+        address, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
         answer.read()
 
@@ -83,8 +92,15 @@ def run() -> dict[str, list[str]]:
     threading.setprofile(recorder)
     sys.setprofile(recorder)
     found: dict[str, list[str]] = {}
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as reserved:
-        documents, store, port = Path(folder, "documents"), str(Path(folder, "store")), reserved.getsockname()[1]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0)) as reserved,
+    ):
+        documents, store, port = (
+            Path(folder, "documents"),
+            str(Path(folder, "store")),
+            reserved.getsockname()[1],
+        )
         documents.mkdir()
         for number, text in enumerate(DOCUMENTS):
             (documents / f"{number}.txt").write_text(text)
@@ -92,7 +108,19 @@ def run() -> dict[str, list[str]]:
         found["an ingested document"] = recorder.record(lambda: main(ingest))
         reserved.close()
         threading.Thread(target=play_client, args=(recorder, port, found), daemon=True).start()
-        main(["serve", "--port", str(port), "--hostname", "127.0.0.1", "--qdrant-path", store, "--log-level", "error"])
+        main(
+            [
+                "serve",
+                "--port",
+                str(port),
+                "--hostname",
+                "127.0.0.1",
+                "--qdrant-path",
+                store,
+                "--log-level",
+                "error",
+            ]
+        )
     return found
 
 

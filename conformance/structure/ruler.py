@@ -1,15 +1,16 @@
-"""Size and density of Python text: `python -m conformance.structure.ruler FOLDER [FOLDER …]`.
+"""Size and density of Python text: `python -m conformance.structure.ruler FOLDER`.
 
 Size is Python's tokens, without comments, docstrings, line ends and indentation, so that packing a
 line does not change it. `tests/test_size.py` holds the laws.
 """
 
+import argparse
 import ast
 import io
-import sys
+import json
 import tokenize
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 SKIPPED = {
@@ -26,7 +27,24 @@ FSTRING_START = getattr(tokenize, "FSTRING_START", None)
 FSTRING_END = getattr(tokenize, "FSTRING_END", None)
 
 # Names of variables and parameters that say nothing about what they hold.
-NO_NOUNS = set("one found kept known given made told there most least some said settled placed asked wanted".split())
+NO_NOUNS = {
+    "one",
+    "found",
+    "kept",
+    "known",
+    "given",
+    "made",
+    "told",
+    "there",
+    "most",
+    "least",
+    "some",
+    "said",
+    "settled",
+    "placed",
+    "asked",
+    "wanted",
+}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LITERALS = (ast.List, ast.Tuple, ast.IfExp, ast.ListComp, ast.GeneratorExp)
 LONGEST_LINE = 100
@@ -116,11 +134,24 @@ def _print(folder: Path) -> None:
     paths = list(folder.rglob("*.py"))
     count = measure_files(paths)
     print(f"{folder}: {len(paths)} files")
-    for field in fields(count):
-        value = getattr(count, field.name)
-        print(f"  {field.name:22} {value:8}  {1000 * value / max(count.code_lines, 1):8.1f} per 1,000 code lines")
+    for name, value in asdict(count).items():
+        per_1000_lines = 1000 * value / max(count.code_lines, 1)
+        print(f"  {name:22} {value:8}  {per_1000_lines:8.1f} per 1,000 code lines")
+
+
+def main() -> None:
+    """Print the counts of folders: each by itself, or with `--json` their sum."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.structure.ruler")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--json", action="store_true", help="print the sum as one JSON object")
+    options = parser.parse_args()
+    if options.json:
+        paths = [path for folder in options.folders for path in folder.rglob("*.py")]
+        print(json.dumps(asdict(measure_files(paths))))
+        return
+    for folder in options.folders:
+        _print(folder)
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        _print(Path(argument))
+    main()

@@ -31,7 +31,9 @@ class Module:
     @property
     def statements(self) -> int:
         """Statements as a formatter counts them; docstrings are left out."""
-        return sum(isinstance(node, ast.stmt) and not _is_docstring(node) for node in ast.walk(self.tree))
+        return sum(
+            isinstance(node, ast.stmt) and not _is_docstring(node) for node in ast.walk(self.tree)
+        )
 
 
 def read_modules(package: Path) -> dict[str, Module]:
@@ -46,7 +48,10 @@ def read_modules(package: Path) -> dict[str, Module]:
 
 def read_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
     """For each module the modules of the same package that it imports anywhere, but for annotations alone."""
-    return {name: {found for found in _imported(module, modules) if found != name} for name, module in modules.items()}
+    return {
+        name: {found for found in _imported(module, modules) if found != name}
+        for name, module in modules.items()
+    }
 
 
 def find_circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
@@ -68,7 +73,12 @@ def count_layers(imports: Mapping[str, Iterable[str]], rooms: Mapping[str, str])
 
     def height(circle: str) -> int:
         if circle not in heights:
-            below = {circle_of[target] for room in arrows if circle_of[room] == circle for target in arrows[room]}
+            below = {
+                circle_of[target]
+                for room in arrows
+                if circle_of[room] == circle
+                for target in arrows[room]
+            }
             heights[circle] = 1 + max((height(other) for other in below - {circle}), default=0)
         return heights[circle]
 
@@ -92,7 +102,9 @@ def measure(package: Path) -> dict[str, object]:
         "statements": sum(module.statements for module in modules.values()),
         "layers of rooms": count_layers(imports, {name: _room(name) for name in modules}),
         "circles of imports": len(find_circles(imports)),
-        f"modules under {SHORT_MODULE_LINES} lines": sum(module.lines < SHORT_MODULE_LINES for module in written),
+        f"modules under {SHORT_MODULE_LINES} lines": sum(
+            module.lines < SHORT_MODULE_LINES for module in written
+        ),
         "modules with one importer": sum(importers[module.name] == 1 for module in written),
         "files in the largest folder": f"{folders[largest_folder]} ({largest_folder.relative_to(package.parent)})",
         "lines of the largest file": f"{largest_file.lines} ({largest_file.path.relative_to(package.parent)})",
@@ -104,7 +116,11 @@ def _room(name: str) -> str:
 
 
 def _is_docstring(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _imported(module: Module, modules: Mapping[str, Module]) -> Iterator[str]:
@@ -123,7 +139,11 @@ def _executed_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        if (
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
+        ):
             waiting.extend(node.orelse)
         else:
             waiting.extend(ast.iter_child_nodes(node))
@@ -132,7 +152,10 @@ def _executed_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 def _circles(arrows: Mapping[str, set[str]]) -> dict[str, str]:
     """Each room -> the first name among the rooms that it reaches and that reach it."""
     reach = {room: _reachable(room, arrows) for room in arrows}
-    return {room: min({room} | {other for other in reach[room] if room in reach[other]}) for room in arrows}
+    return {
+        room: min({room} | {other for other in reach[room] if room in reach[other]})
+        for room in arrows
+    }
 
 
 def _reachable(start: str, arrows: Mapping[str, set[str]]) -> set[str]:

@@ -16,7 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from conformance.wire.case import Case, Clause, Profile, read_cases, read_clauses, read_profiles, uncovered
+from conformance.wire.case import (
+    Case,
+    Clause,
+    Profile,
+    read_cases,
+    read_clauses,
+    read_profiles,
+    uncovered,
+)
 from conformance.wire.judge import judged
 from conformance.wire.launch import OURS, launched
 
@@ -42,13 +50,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [name for name in profiles if arguments.profile in (None, name)]
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         wanted = {
-            name: [case for case in cases if name in case.profiles and (arguments.only or "") in case.name] for name in names
+            name: [
+                case
+                for case in cases
+                if name in case.profiles and (arguments.only or "") in case.name
+            ]
+            for name in names
         }
         wanted = {name: mine for name, mine in wanted.items() if mine}
-        folders = {} if arguments.base_url else _written({profiles[name].model for name in wanted}, Path(folder))
+        folders = (
+            {}
+            if arguments.base_url
+            else _written({profiles[name].model for name in wanted}, Path(folder))
+        )
         failures: dict[str, list[str]] = {}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for found in pool.map(lambda name: _asked(arguments, name, profiles[name], wanted[name], folders), wanted):
+            for found in pool.map(
+                lambda name: _asked(arguments, name, profiles[name], wanted[name], folders), wanted
+            ):
                 failures |= found
     whole = arguments.profile is None and arguments.only is None
     return _report(clauses, wanted, failures, uncovered(clauses, cases) if whole else [])
@@ -62,7 +81,11 @@ def _written(models: Iterable[str], folder: Path) -> dict[str, Path]:
 
 
 def _asked(
-    arguments: argparse.Namespace, name: str, profile: Profile, cases: Sequence[Case], folders: Mapping[str, Path]
+    arguments: argparse.Namespace,
+    name: str,
+    profile: Profile,
+    cases: Sequence[Case],
+    folders: Mapping[str, Path],
 ) -> dict[str, list[str]]:
     if arguments.base_url:
         return judged(arguments.base_url, name, profile, cases)
@@ -74,8 +97,12 @@ def _asked(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launch", default=OURS, help="command line of a server, with {model} and {port}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--launch", default=OURS, help="command line of a server, with {model} and {port}"
+    )
     parser.add_argument("--base-url", help="a server that runs")
     parser.add_argument("--profile", help="of profiles.toml")
     parser.add_argument("--only", help="cases whose name holds this")
@@ -87,12 +114,20 @@ def _parser() -> argparse.ArgumentParser:
 def _list(clauses: Mapping[str, Clause], cases: Sequence[Case]) -> None:
     for name, clause in clauses.items():
         mine = [case.name for case in cases if name in case.clauses]
-        covered = f"{len(mine):3d} cases" if mine else "elsewhere" if clause.elsewhere else "UNCOVERED"
-        print(f"{name:34s} {covered:10s} {clause.title}" + (f" -- {clause.elsewhere}" if clause.elsewhere else ""))
+        covered = (
+            f"{len(mine):3d} cases" if mine else "elsewhere" if clause.elsewhere else "UNCOVERED"
+        )
+        print(
+            f"{name:34s} {covered:10s} {clause.title}"
+            + (f" -- {clause.elsewhere}" if clause.elsewhere else "")
+        )
 
 
 def _report(
-    clauses: Mapping[str, Clause], cases: Mapping[str, Sequence[Case]], failures: Mapping[str, list[str]], bare: Sequence[str]
+    clauses: Mapping[str, Clause],
+    cases: Mapping[str, Sequence[Case]],
+    failures: Mapping[str, list[str]],
+    bare: Sequence[str],
 ) -> int:
     """A line a clause, what failed, what nothing covers, and all of it as JSON. `cases`: of each profile."""
     asked = [(case, profile) for profile, mine in cases.items() for case in mine]
@@ -100,14 +135,20 @@ def _report(
         mine = [f"{case.name} {profile}" for case, profile in asked if name in case.clauses]
         failed = [one for one in mine if one in failures]
         if mine:
-            print(f"{'FAIL' if failed else 'ok  '} {len(mine) - len(failed):3d}/{len(mine):<3d} {name:34s} {clause.title}")
+            print(
+                f"{'FAIL' if failed else 'ok  '} {len(mine) - len(failed):3d}/{len(mine):<3d} {name:34s} {clause.title}"
+            )
         for one in failed:
             for reason in failures[one]:
                 print(f"       {one}: {reason}")
     for name in bare:
         print(f"UNCOVERED {name}: {clauses[name].title}")
     covered = {clause for case, _ in asked for clause in case.clauses}
-    elsewhere = [name for name, clause in clauses.items() if clause.elsewhere is not None and name not in covered]
+    elsewhere = [
+        name
+        for name, clause in clauses.items()
+        if clause.elsewhere is not None and name not in covered
+    ]
     print(
         json.dumps(
             {

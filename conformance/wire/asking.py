@@ -70,4 +70,9 @@ def _ask_raw(host: str, port: int, raw: str) -> Answer:
 
 def _read(response: HTTPResponse, request: str) -> Answer:
     body = response.read()
-    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body, request)
+    return Answer(
+        response.status,
+        {name.lower(): value for name, value in response.getheaders()},
+        body,
+        request,
+    )

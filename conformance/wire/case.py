@@ -82,7 +82,10 @@ def read_cases() -> list[Case]:
         for place, table in enumerate(_tables(file).get("case", [])):
             name = f"{file.stem}.{place:03d}"
             case = msgspec.convert({**table, "name": name}, Case)
-            unknown = [*(set(case.clauses) - clauses.keys()), *(set(case.profiles) - profiles.keys())]
+            unknown = [
+                *(set(case.clauses) - clauses.keys()),
+                *(set(case.profiles) - profiles.keys()),
+            ]
             if unknown:
                 raise ValueError(f"{name}: unknown: {', '.join(unknown)}")
             cases.append(case)
@@ -94,19 +97,26 @@ def read_clauses() -> dict[str, Clause]:
     found: dict[str, Clause] = {}
     for name, given in _tables(HERE / "clauses.toml").items():
         for key, clause in given.items():
-            found[f"{name} {key}"] = Clause(clause) if isinstance(clause, str) else msgspec.convert(clause, Clause)
+            found[f"{name} {key}"] = (
+                Clause(clause) if isinstance(clause, str) else msgspec.convert(clause, Clause)
+            )
     return found
 
 
 def read_profiles() -> dict[str, Profile]:
     """Name -> profile."""
-    return {name: msgspec.convert(table, Profile) for name, table in _tables(HERE / "profiles.toml").items()}
+    return {
+        name: msgspec.convert(table, Profile)
+        for name, table in _tables(HERE / "profiles.toml").items()
+    }
 
 
 def uncovered(clauses: Mapping[str, Clause], cases: Sequence[Case]) -> list[str]:
     """Clauses without a case and without a reason for that."""
     covered = {clause for case in cases for clause in case.clauses}
-    return [name for name, clause in clauses.items() if name not in covered and clause.elsewhere is None]
+    return [
+        name for name, clause in clauses.items() if name not in covered and clause.elsewhere is None
+    ]
 
 
 def filled(text: str, fill: Mapping[str, Fill]) -> str:

@@ -26,7 +26,9 @@ def _guessed(folder: Path) -> None:
 def _roberta(folder: Path) -> None:
     tiny.write_family(folder, "roberta")
     tiny.write_modules(folder, pooling="cls", layout="old")
-    (folder / "sentence_bert_config.json").unlink()  # so that positions decide how long a text may be
+    (
+        folder / "sentence_bert_config.json"
+    ).unlink()  # so that positions decide how long a text may be
 
 
 def _xlmr(folder: Path) -> None:
@@ -41,7 +43,12 @@ def _last(folder: Path) -> None:
 
 def _dense(folder: Path) -> None:
     tiny.write_family(folder, "bert")
-    tiny.write_modules(folder, pooling="mean", layout="old", dense=[(tiny.HIDDEN, 8, "torch.nn.modules.activation.Tanh")])
+    tiny.write_modules(
+        folder,
+        pooling="mean",
+        layout="old",
+        dense=[(tiny.HIDDEN, 8, "torch.nn.modules.activation.Tanh")],
+    )
 
 
 def _splade(folder: Path) -> None:

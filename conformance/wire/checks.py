@@ -11,7 +11,13 @@ import numpy as np
 from conformance.wire.asking import Answer
 from conformance.wire.case import Question
 
-TIMES = ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time")
+TIMES = (
+    "x-compute-time",
+    "x-total-time",
+    "x-tokenization-time",
+    "x-queue-time",
+    "x-inference-time",
+)
 NUMBER = re.compile(r"(?<=[\[,:])-?[0-9][0-9.eE+-]*")
 SUMS_TO_ONE = 1e-4
 
@@ -29,7 +35,14 @@ def times(answer: Answer) -> str | None:
     """The headers of 1.5."""
     if answer.headers.get("x-compute-type") != "gpu+optimized":
         return f"x-compute-type {answer.headers.get('x-compute-type')}"
-    return next((f"{name} {answer.headers.get(name)}" for name in TIMES if not answer.headers.get(name, "").isdigit()), None)
+    return next(
+        (
+            f"{name} {answer.headers.get(name)}"
+            for name in TIMES
+            if not answer.headers.get(name, "").isdigit()
+        ),
+        None,
+    )
 
 
 def no_times(answer: Answer) -> str | None:
@@ -120,9 +133,14 @@ def before(answer: Answer, first: str, second: str) -> str | None:
 def shortest_floats(answer: Answer) -> str | None:
     """Each number as the shortest decimal that gives its float32 back; none as an integer."""
     for number in NUMBER.findall(answer.text):
-        if len(number) > len(np.format_float_positional(np.float32(number), unique=True, trim="0")) and "e" not in number:
+        if (
+            len(number) > len(np.format_float_positional(np.float32(number), unique=True, trim="0"))
+            and "e" not in number
+        ):
             return f"{number} is not the shortest"
-        if np.float32(number) != np.float32(np.format_float_scientific(np.float32(number), unique=True)):
+        if np.float32(number) != np.float32(
+            np.format_float_scientific(np.float32(number), unique=True)
+        ):
             return f"{number} does not round-trip"
         if "." not in number and "e" not in number:
             return f"{number} looks like an integer"
@@ -150,9 +168,16 @@ def float_vectors(answer: Answer, count: str, width: str) -> str | None:
     if [*answer.data] != ["object", "data", "model", "usage"]:
         return f"keys {[*answer.data]}"
     for place, item in enumerate(data):
-        if [*item] != ["object", "embedding", "index"] or item["object"] != "embedding" or item["index"] != place:
+        if (
+            [*item] != ["object", "embedding", "index"]
+            or item["object"] != "embedding"
+            or item["index"] != place
+        ):
             return f"item {place}"
-        if len(item["embedding"]) != int(width) or abs(float(np.linalg.norm(item["embedding"])) - 1) > SUMS_TO_ONE:
+        if (
+            len(item["embedding"]) != int(width)
+            or abs(float(np.linalg.norm(item["embedding"])) - 1) > SUMS_TO_ONE
+        ):
             return f"vector {place}"
     return None if len(data) == int(count) else f"{len(data)} vectors"
 
@@ -172,7 +197,11 @@ def schemas(answer: Answer, *names: str) -> str | None:
     """The OpenAPI document holds these components, and every reference in it leads somewhere."""
     known = answer.data["components"]["schemas"].keys()
     missing = set(names) - known
-    lost = {name for name in re.findall(r'"#/components/schemas/([^"]+)"', answer.text) if name not in known}
+    lost = {
+        name
+        for name in re.findall(r'"#/components/schemas/([^"]+)"', answer.text)
+        if name not in known
+    }
     return f"without {sorted(missing | lost)}" if missing | lost else None
 
 
@@ -208,7 +237,11 @@ def first_of_three(answer: Answer) -> str | None:
         one, other = ([entry["value"] for entry in row] for row in (alone, others))
     else:
         near, one, other = True, alone, others
-    return None if near and np.allclose(np.array(one), np.array(other), atol=1e-4) else "depends on its neighbours"
+    return (
+        None
+        if near and np.allclose(np.array(one), np.array(other), atol=1e-4)
+        else "depends on its neighbours"
+    )
 
 
 def pooled(answer: Answer, how: str) -> str | None:
@@ -221,7 +254,11 @@ def pooled(answer: Answer, how: str) -> str | None:
 def prefix_of_whole(answer: Answer) -> str | None:
     """Asked for fewer dimensions without normalisation, the vector is cut and nothing else."""
     whole = _again(answer, '{"inputs":"baka","normalize":false}').data[0]
-    return None if np.allclose(whole[: len(answer.data[0])], answer.data[0], atol=1e-5) else "another vector"
+    return (
+        None
+        if np.allclose(whole[: len(answer.data[0])], answer.data[0], atol=1e-5)
+        else "another vector"
+    )
 
 
 def counted_once(answer: Answer) -> str | None:

@@ -40,19 +40,41 @@ PROFILES: dict[str, tuple[str, list[str]]] = {
 }
 TOLERANCE = 2e-3
 SECONDS = 60
-FREE = {"version", "sha", "docker_label", "model_id", "max_batch_requests", "tokenization_workers"}  # of Info
+FREE = {
+    "version",
+    "sha",
+    "docker_label",
+    "model_id",
+    "max_batch_requests",
+    "tokenization_workers",
+}  # of Info
 NEVER_ANSWERED = "NEVER ANSWERED"
-Serve = Callable[[Path, Sequence[str]], AbstractContextManager[str]]  # (model, flags) -> the gRPC address of a server
+Serve = Callable[
+    [Path, Sequence[str]], AbstractContextManager[str]
+]  # (model, flags) -> the gRPC address of a server
 
 
 @contextmanager
 def server(model: Path, flags: Sequence[str]) -> Iterator[str]:
     """A server process, once it is ready: its gRPC address. Raises RuntimeError if it does not come up."""
     port, grpc_port = free_port(), free_port()
-    command = [sys.executable, "-m", "hybridtei", "serve", "--model-id", str(model), "--hostname", "127.0.0.1", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "hybridtei",
+        "serve",
+        "--model-id",
+        str(model),
+        "--hostname",
+        "127.0.0.1",
+        *flags,
+    ]
     command += ["--port", str(port), "--grpc-port", str(grpc_port)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    with TemporaryDirectory() as folder, started(command, port, Path(folder) / "log", env=environment) as process:
+    with (
+        TemporaryDirectory() as folder,
+        started(command, port, Path(folder) / "log", env=environment) as process,
+    ):
         yield f"127.0.0.1:{grpc_port}"
         process.terminate()
         if (status := process.wait(SECONDS)) != 0:
@@ -63,8 +85,14 @@ def ask(channel: grpc.Channel, call: dict[str, Any]) -> list[dict[str, Any]]:
     """All answers of one call, as protobuf JSON. Raises grpc.RpcError."""
     service = messages.POOL.FindServiceByName(f"{messages.PACKAGE}.{call['service']}")
     method = service.methods_by_name[call["method"]]
-    takes, gives = messages.message(method.input_type.name), messages.message(method.output_type.name)
-    form = "_".join("stream" if streams else "unary" for streams in (method.client_streaming, method.server_streaming))
+    takes, gives = (
+        messages.message(method.input_type.name),
+        messages.message(method.output_type.name),
+    )
+    form = "_".join(
+        "stream" if streams else "unary"
+        for streams in (method.client_streaming, method.server_streaming)
+    )
     given = [json_format.ParseDict(request, takes()) for request in call["request"]]
     answer = getattr(channel, form)(
         f"/{service.full_name}/{method.name}",
@@ -73,7 +101,9 @@ def ask(channel: grpc.Channel, call: dict[str, Any]) -> list[dict[str, Any]]:
     )(iter(given) if method.client_streaming else given[0], timeout=SECONDS)
     answers = [*answer] if method.server_streaming else [answer]
     return [
-        json_format.MessageToDict(one, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        json_format.MessageToDict(
+            one, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
         for one in answers
     ]
 
@@ -94,8 +124,12 @@ def judge(channel: grpc.Channel, call: dict[str, Any]) -> str | None:
     if not wanted_error["code"].startswith(NEVER_ANSWERED):
         return f"answered, recorded {wanted_error}"
     ranks = got[0]["ranks"]
-    complete = len(got) == 1 and sorted(rank["index"] for rank in ranks) == [*range(len(call["request"]))]
-    falling = [rank["score"] for rank in ranks] == sorted((rank["score"] for rank in ranks), reverse=True)
+    complete = len(got) == 1 and sorted(rank["index"] for rank in ranks) == [
+        *range(len(call["request"]))
+    ]
+    falling = [rank["score"] for rank in ranks] == sorted(
+        (rank["score"] for rank in ranks), reverse=True
+    )
     return None if complete and falling else f"not one answer about all: {got}"
 
 
@@ -118,10 +152,14 @@ def differ(got: Any, want: Any, path: str) -> str | None:
 
 def _objects(got: dict[str, Any], want: dict[str, Any], path: str) -> str | None:
     if "model_id" in want:
-        got, want = ({key: value for key, value in one.items() if key not in FREE} for one in (got, want))
+        got, want = (
+            {key: value for key, value in one.items() if key not in FREE} for one in (got, want)
+        )
     if got.keys() != want.keys():
         return f"{path} keys: {sorted(got.keys() ^ want.keys())}"
-    return next((found for key in want if (found := differ(got[key], want[key], f"{path}.{key}"))), None)
+    return next(
+        (found for key in want if (found := differ(got[key], want[key], f"{path}.{key}"))), None
+    )
 
 
 def _lists(got: list[Any], want: list[Any], path: str) -> str | None:
@@ -130,15 +168,28 @@ def _lists(got: list[Any], want: list[Any], path: str) -> str | None:
     if len(got) != len(want):
         return f"{path}: {len(got)} elements, recorded {len(want)}"
     pairs = enumerate(zip(got, want, strict=True))
-    return next((found for place, (one, other) in pairs if (found := differ(one, other, f"{path}[{place}]"))), None)
+    return next(
+        (
+            found
+            for place, (one, other) in pairs
+            if (found := differ(one, other, f"{path}[{place}]"))
+        ),
+        None,
+    )
 
 
 def _sparse(got: list[dict[str, Any]], want: list[dict[str, Any]], path: str) -> str | None:
     ours, theirs = ({entry["index"]: entry["value"] for entry in one} for one in (got, want))
     if [*ours] != sorted(ours):
         return f"{path}: not ascending"
-    far = [index for index in ours.keys() | theirs.keys() if not _near(ours.get(index, 0.0), theirs.get(index, 0.0))]
-    return f"{path} index {far[0]}: {ours.get(far[0])}, recorded {theirs.get(far[0])}" if far else None
+    far = [
+        index
+        for index in ours.keys() | theirs.keys()
+        if not _near(ours.get(index, 0.0), theirs.get(index, 0.0))
+    ]
+    return (
+        f"{path} index {far[0]}: {ours.get(far[0])}, recorded {theirs.get(far[0])}" if far else None
+    )
 
 
 def _near(one: float, other: float) -> bool:
@@ -153,7 +204,10 @@ def replay(golden: Path, profile: str = "", serve: Serve = server) -> tuple[int,
         if not name.startswith(profile):
             continue
         own = [(place, call) for place, call in enumerate(calls) if call["profile"] == name]
-        with serve(golden / "models" / model, flags) as address, grpc.insecure_channel(address) as channel:
+        with (
+            serve(golden / "models" / model, flags) as address,
+            grpc.insecure_channel(address) as channel,
+        ):
             for place, call in own:
                 found = judge(channel, call)
                 if found is not None:

@@ -15,7 +15,9 @@ ANYTHING = "*"  # in `has`: any value, if the key exists
 SHOWN = 300  # characters of a body in a complaint
 
 
-def judged(url: str, profile_name: str, profile: Profile, cases: Sequence[Case]) -> dict[str, list[str]]:
+def judged(
+    url: str, profile_name: str, profile: Profile, cases: Sequence[Case]
+) -> dict[str, list[str]]:
     """Each case that fails, as `case profile`, and why."""
     key = profile.args[profile.args.index("--api-key") + 1] if "--api-key" in profile.args else None
     failures: dict[str, list[str]] = {}
@@ -30,7 +32,9 @@ def judged(url: str, profile_name: str, profile: Profile, cases: Sequence[Case])
 
 
 def _faults(url: str, key: str | None, case: Case) -> Iterator[str]:
-    answer = replace(ask(url, case, key), again=lambda other: ask(url, _completed(other, case), key))
+    answer = replace(
+        ask(url, case, key), again=lambda other: ask(url, _completed(other, case), key)
+    )
     if answer.status != case.status:
         yield f"status {answer.status}, not {case.status}: {answer.text[:SHOWN]}"
         return
@@ -70,7 +74,9 @@ def _headers(case: Case, answer: Answer) -> Iterator[str]:
 def _body(case: Case, answer: Answer) -> Iterator[str]:
     if case.text is not None and answer.text != filled(case.text, case.fill):
         yield f"body {answer.text[:SHOWN]!r}, not {case.text!r}"
-    if case.json is not None and not _near(answer.data, checks.parsed(filled(case.json, case.fill))):
+    if case.json is not None and not _near(
+        answer.data, checks.parsed(filled(case.json, case.fill))
+    ):
         yield f"body {answer.text[:SHOWN]}, not {case.json[:SHOWN]}"
     for path, value in case.has.items():
         try:

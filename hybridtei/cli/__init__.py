@@ -38,7 +38,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `hybridtei COMMAND`; return the exit status."""
     argv = _begin(argv)
-    parser = argparse.ArgumentParser(prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass.")
+    parser = argparse.ArgumentParser(
+        prog="hybridtei", description="Dense, sparse and multi-vectors from one forward pass."
+    )
     _add_version(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in argv[:1] if argv and argv[0] in COMMANDS else COMMANDS:
@@ -57,7 +59,9 @@ def router(argv: Sequence[str] | None = None) -> int:
     argv = _begin(argv)
     from hybridtei.cli import serve
 
-    parser = argparse.ArgumentParser(prog="text-embeddings-router", description=serve.run.__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="text-embeddings-router", description=serve.run.__doc__, allow_abbrev=False
+    )
     _add_version(parser)
     serve.add_serve_flags(parser, as_tei=True)
     return _run(parser, argv)
@@ -68,7 +72,9 @@ def _begin(argv: Sequence[str] | None) -> Sequence[str]:
     if argv is None:
         machine.leave_process_one()
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed: the next opened file would get its number, and writing would fail
+        if (
+            getattr(sys, name) is None
+        ):  # closed: the next opened file would get its number, and writing would fail
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
     memory.collect_seldom()
     return sys.argv[1:] if argv is None else argv

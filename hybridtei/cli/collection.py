@@ -12,7 +12,15 @@ from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from hybridtei.cli.flags import Commands, add_flags, add_options, new_parser, options_from, read_engine, read_settings
+from hybridtei.cli.flags import (
+    Commands,
+    add_flags,
+    add_options,
+    new_parser,
+    options_from,
+    read_engine,
+    read_settings,
+)
 from hybridtei.config import EngineConfig, ModelConfig, StoreConfig
 from hybridtei.errors import InvalidInput, UsageError
 from hybridtei.retrieval.ingest.options import IngestOptions
@@ -39,7 +47,9 @@ def add_ingest(commands: Commands) -> None:
     )
     add_options(parser, IngestOptions, without=NO_INGEST_FLAGS)
     add_options(parser, CollectionPlan, without=OF_THE_MODEL)
-    parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all of the model]")
+    parser.add_argument(
+        "--outputs", help="comma-separated: dense,sparse,multivector [default: all of the model]"
+    )
     parser.add_argument("--json", action="store_true", help="print the summary as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
 
@@ -48,16 +58,24 @@ def run_ingest(arguments: argparse.Namespace) -> int:
     """Embed documents from files and store them in Qdrant. Run it again to continue a stopped run or to store changes."""
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
     store = read_settings(arguments, StoreConfig)
-    if arguments.engine != "ray" and (arguments.ray_workers is not None or arguments.ray_address is not None):
+    if arguments.engine != "ray" and (
+        arguments.ray_workers is not None or arguments.ray_address is not None
+    ):
         raise UsageError("--ray-workers and --ray-address need --engine ray")
     require_extra("qdrant", "qdrant_client", "semantic_text_splitter")
     from hybridtei.retrieval.ingest.run import ingest
 
-    outputs = tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None
-    plan = options_from(CollectionPlan, arguments, **{name: getattr(model, name) for name in OF_THE_MODEL})
+    outputs = (
+        tuple(name.strip() for name in arguments.outputs.split(",")) if arguments.outputs else None
+    )
+    plan = options_from(
+        CollectionPlan, arguments, **{name: getattr(model, name) for name in OF_THE_MODEL}
+    )
     options = options_from(IngestOptions, arguments, outputs=outputs, plan=plan)
     tell = partial(print, file=sys.stderr, flush=True)
-    summary = ingest(embedder=model, store=store, engine_config=engine, tell=tell, **asdict(options))
+    summary = ingest(
+        embedder=model, store=store, engine_config=engine, tell=tell, **asdict(options)
+    )
     print(summary.as_json() if arguments.json else summary.in_words(), flush=True)
     return summary.status
 
@@ -66,16 +84,42 @@ def add_search(commands: Commands) -> None:
     parser = new_parser(commands, "search", run_search, 'COLLECTION "QUERY" [flags]')
     parser.add_argument("collection", metavar="COLLECTION")
     parser.add_argument("query", metavar="QUERY")
-    add_options(parser, SearchFields, without=("weights", "legs", "rescore", "group_by", "with_payload", "highlights"))
-    parser.add_argument("--weights", help="of zscore, rrf or weighted: 1,0.3 or dense=1,sparse=0.3, or m3, m3-long, m3-two")
-    parser.add_argument("--rescore", action="store_true", help="rank the candidates again by MaxSim of their multi-vectors")
+    add_options(
+        parser,
+        SearchFields,
+        without=("weights", "legs", "rescore", "group_by", "with_payload", "highlights"),
+    )
     parser.add_argument(
-        "--group-by", default="document", metavar="FIELD", help="one hit for each value of this field [default: document]"
+        "--weights",
+        help="of zscore, rrf or weighted: 1,0.3 or dense=1,sparse=0.3, or m3, m3-long, m3-two",
+    )
+    parser.add_argument(
+        "--rescore",
+        action="store_true",
+        help="rank the candidates again by MaxSim of their multi-vectors",
+    )
+    parser.add_argument(
+        "--group-by",
+        default="document",
+        metavar="FIELD",
+        help="one hit for each value of this field [default: document]",
     )
     parser.add_argument("--every-chunk", action="store_true", help="give all chunks of a document")
-    parser.add_argument("--rerank", metavar="MODEL", help="reorder the best hits with this reranker: a folder or hub id")
-    parser.add_argument("--filter", metavar="JSON", help='Qdrant\'s, such as {"must": [{"key": "metadata.year", …}]}')
-    parser.add_argument("--fields", metavar="NAMES", help="keys of the payload to print, comma-separated [default: all]")
+    parser.add_argument(
+        "--rerank",
+        metavar="MODEL",
+        help="reorder the best hits with this reranker: a folder or hub id",
+    )
+    parser.add_argument(
+        "--filter",
+        metavar="JSON",
+        help='Qdrant\'s, such as {"must": [{"key": "metadata.year", …}]}',
+    )
+    parser.add_argument(
+        "--fields",
+        metavar="NAMES",
+        help="keys of the payload to print, comma-separated [default: all]",
+    )
     parser.add_argument("--no-highlights", action="store_true", help="do not mark matching terms")
     parser.add_argument("--json", action="store_true", help="print the answer as a line of JSON")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
@@ -88,7 +132,9 @@ def run_search(arguments: argparse.Namespace) -> int:
     require_extra("qdrant", "qdrant_client")
     loop, opened = OwnLoop(), open_store(store)
     assert opened is not None
-    if opened.kind == "embedded":  # the engine's process opens the collection while this one loads the model
+    if (
+        opened.kind == "embedded"
+    ):  # the engine's process opens the collection while this one loads the model
         loop.start(opened.count(arguments.collection))
     try:
         from hybridtei.encoder import Encoder
@@ -109,7 +155,12 @@ def run_search(arguments: argparse.Namespace) -> int:
         raise
     with search:
         result = search(arguments.collection, arguments.query, options)
-    print(as_json(result) if arguments.json else in_words(result, options, colours=sys.stdout.isatty()), flush=True)
+    print(
+        as_json(result)
+        if arguments.json
+        else in_words(result, options, colours=sys.stdout.isatty()),
+        flush=True,
+    )
     return 0
 
 
@@ -122,7 +173,9 @@ def options_of(arguments: argparse.Namespace) -> SearchOptions:
         arguments,
         weights=weights_of(arguments.weights),
         query_filter=filter_from(arguments.filter, "--filter"),
-        with_payload=True if arguments.fields is None else [name.strip() for name in arguments.fields.split(",")],
+        with_payload=True
+        if arguments.fields is None
+        else [name.strip() for name in arguments.fields.split(",")],
         group_by=None if arguments.every_chunk else arguments.group_by,
         highlights=not arguments.no_highlights,
     )
@@ -135,7 +188,10 @@ def weights_of(text: str | None) -> dict[str, float] | list[float] | str | None:
     parts = [part.strip() for part in text.split(",")]
     try:
         if all("=" in part for part in parts):
-            return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in parts)}
+            return {
+                name.strip(): float(value)
+                for name, _, value in (part.partition("=") for part in parts)
+            }
         if len(parts) > 1:
             return [float(part) for part in parts]
     except ValueError as error:
@@ -145,11 +201,32 @@ def weights_of(text: str | None) -> dict[str, float] | list[float] | str | None:
 
 def add_eval(commands: Commands) -> None:
     parser = new_parser(commands, "eval", run_eval, "BEIR_FOLDER [flags]")
-    parser.add_argument("folder", metavar="BEIR_FOLDER", help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv")
-    parser.add_argument("--collection", metavar="NAME", help="ingested first if it does not exist [default: the folder's name]")
-    parser.add_argument("--split", default="test", metavar="NAME", help="judgements to use: qrels/NAME.tsv [default: test]")
-    parser.add_argument("--rerank", metavar="MODEL", help="also measure this reranker: a folder, a hub id or its alias")
-    parser.add_argument("--url", metavar="URL", help="server that has the collection [default: search in this process]")
+    parser.add_argument(
+        "folder",
+        metavar="BEIR_FOLDER",
+        help="corpus.jsonl, queries.jsonl and qrels/*.tsv or qrels.tsv",
+    )
+    parser.add_argument(
+        "--collection",
+        metavar="NAME",
+        help="ingested first if it does not exist [default: the folder's name]",
+    )
+    parser.add_argument(
+        "--split",
+        default="test",
+        metavar="NAME",
+        help="judgements to use: qrels/NAME.tsv [default: test]",
+    )
+    parser.add_argument(
+        "--rerank",
+        metavar="MODEL",
+        help="also measure this reranker: a folder, a hub id or its alias",
+    )
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="server that has the collection [default: search in this process]",
+    )
     parser.add_argument("--url-api-key", metavar="KEY", help="key of --url")
     parser.add_argument("--chart", metavar="FILE", help="draw a chart: .png, .svg or .pdf")
     parser.add_argument("--output", "-o", metavar="FILE", help="write the figures as JSON")
@@ -167,7 +244,14 @@ def run_eval(arguments: argparse.Namespace) -> int:
     from hybridtei.client import AsyncClient
     from hybridtei.inference.load import default_alias
     from hybridtei.retrieval.evaluate.measures import read_judgements
-    from hybridtei.retrieval.evaluate.run import as_json, as_table, check_chart, ingest_missing, run_evaluation, write_chart
+    from hybridtei.retrieval.evaluate.run import (
+        as_json,
+        as_table,
+        check_chart,
+        ingest_missing,
+        run_evaluation,
+        write_chart,
+    )
     from hybridtei.server.start import in_process
 
     folder, url, rerank = Path(arguments.folder), arguments.url, arguments.rerank
@@ -176,13 +260,20 @@ def run_eval(arguments: argparse.Namespace) -> int:
     models = [model] if rerank is None else [model, replace(model, model_id=rerank, revision=None)]
     name = rerank if rerank is None or url is not None else default_alias(rerank)
     collection = arguments.collection or folder.resolve().name
-    judged, tell = read_judgements(folder, arguments.split), partial(print, file=sys.stderr, flush=True)
+    judged, tell = (
+        read_judgements(folder, arguments.split),
+        partial(print, file=sys.stderr, flush=True),
+    )
     if url is None:
-        ingest_missing(folder, collection, model, engine, with_default(store), tell=tell, quiet=arguments.quiet)
+        ingest_missing(
+            folder, collection, model, engine, with_default(store), tell=tell, quiet=arguments.quiet
+        )
 
     def connect() -> AbstractAsyncContextManager[AsyncClient]:
         return (
-            in_process(models, engine, with_default(store)) if url is None else AsyncClient(url, api_key=arguments.url_api_key)
+            in_process(models, engine, with_default(store))
+            if url is None
+            else AsyncClient(url, api_key=arguments.url_api_key)
         )
 
     tell(f"evaluating {collection} in {url or place_of(with_default(store))}")
@@ -206,11 +297,20 @@ def add_migrate(commands: Commands) -> None:
     usage = "COLLECTION (--to MODEL | --multivector-tokens N | --rollback | --status | --delete-old) [flags]"
     parser = new_parser(commands, "migrate", run_migrate, usage)
     parser.add_argument("collection", metavar="COLLECTION")
-    parser.add_argument("--to", metavar="MODEL", help="folder or hub id of the new model [default: the collection's]")
+    parser.add_argument(
+        "--to",
+        metavar="MODEL",
+        help="folder or hub id of the new model [default: the collection's]",
+    )
     steps = parser.add_mutually_exclusive_group()
     for step, text in STEPS.items():
         steps.add_argument(
-            f"--{step.replace('_', '-')}", dest="step", action="store_const", const=step, default="migrate", help=text
+            f"--{step.replace('_', '-')}",
+            dest="step",
+            action="store_const",
+            const=step,
+            default="migrate",
+            help=text,
         )
     without = ("collection", "step", "to", "multivector_tokens", "multivector_dtype")
     add_options(parser, MigrateOptions, without=without)
@@ -223,7 +323,20 @@ def run_migrate(arguments: argparse.Namespace) -> None:
     from hybridtei.retrieval.migrate.run import run_migration
 
     model, engine = read_settings(arguments, ModelConfig), read_engine(arguments)
-    budget = {"multivector_tokens": model.multivector_tokens, "multivector_dtype": model.multivector_dtype}
-    names = {name: value for name, value in vars(arguments).items() if name not in budget and name != "run"}
+    budget = {
+        "multivector_tokens": model.multivector_tokens,
+        "multivector_dtype": model.multivector_dtype,
+    }
+    names = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name not in budget and name != "run"
+    }
     options = options_from(MigrateOptions, argparse.Namespace(**names), **budget)
-    run_migration(options, model, engine, read_settings(arguments, StoreConfig), tell=lambda line: print(line, flush=True))
+    run_migration(
+        options,
+        model,
+        engine,
+        read_settings(arguments, StoreConfig),
+        tell=lambda line: print(line, flush=True),
+    )

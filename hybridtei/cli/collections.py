@@ -34,12 +34,19 @@ def add(commands: Commands) -> None:
     delete = _add(actions, "delete", _delete)
     delete.add_argument("--yes", action="store_true", help="do not ask")
     export = _add(actions, "export", _export)
-    export.add_argument("--output", "-o", metavar="FILE", help="write there [default: standard output]")
+    export.add_argument(
+        "--output", "-o", metavar="FILE", help="write there [default: standard output]"
+    )
     for one in (describe, delete, export):
         one.add_argument("name", metavar="NAME", help="name or alias of the collection")
     imported = _add(actions, "import", _import)
     imported.add_argument("file", metavar="FILE", help="of `export`; - reads standard input")
-    imported.add_argument("name", metavar="NAME", nargs="?", help="collection, created if missing [default: the export's]")
+    imported.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="collection, created if missing [default: the export's]",
+    )
     for one in (export, imported):
         one.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -73,11 +80,17 @@ async def _list(schemas: CollectionSchemas, arguments: argparse.Namespace) -> No
     width = max(map(len, (*names, *aliases)), default=0)
     for name in names:
         schema, count = await schemas.of(name), await schemas.store.count(name)
-        print(f"{name:{width}}  {count:>12,} points  {schema.metadata.get(MODEL_ID, 'of an unnamed model')}", flush=True)
+        print(
+            f"{name:{width}}  {count:>12,} points  {schema.metadata.get(MODEL_ID, 'of an unnamed model')}",
+            flush=True,
+        )
     for alias, collection in sorted(aliases.items()):
         print(f"{alias:{width}}  is {collection}", flush=True)
     if not names:
-        print(f"no collections: {place_of(with_default(read_settings(arguments, StoreConfig)))}", file=sys.stderr)
+        print(
+            f"no collections: {place_of(with_default(read_settings(arguments, StoreConfig)))}",
+            file=sys.stderr,
+        )
 
 
 async def _describe(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
@@ -86,12 +99,18 @@ async def _describe(schemas: CollectionSchemas, arguments: argparse.Namespace) -
 
     schema = await schemas.of(arguments.name)
     name = str(schema.stored_as)
-    told = {"collection": name, "aliases": await _aliases(schemas, name), "points": await schemas.store.count(name)}
+    told = {
+        "collection": name,
+        "aliases": await _aliases(schemas, name),
+        "points": await schemas.store.count(name),
+    }
     print(json.format(json.encode({**told, **schema_to_dict(schema)})).decode(), flush=True)
 
 
 async def _aliases(schemas: CollectionSchemas, name: str) -> list[str]:
-    return sorted(alias for alias, collection in (await schemas.store.aliases()).items() if collection == name)
+    return sorted(
+        alias for alias, collection in (await schemas.store.aliases()).items() if collection == name
+    )
 
 
 async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> None:
@@ -102,11 +121,15 @@ async def _delete(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
     what = f"{name}{known} with {await store.count(name):,} points"
     if not arguments.yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"delete {what}? --yes confirms it where there is no terminal to ask on")
+            raise UsageError(
+                f"delete {what}? --yes confirms it where there is no terminal to ask on"
+            )
         if input(f"Delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
             return
     await store.drop(name)
-    for alias in set(aliases) & (await store.aliases()).keys():  # a server deletes aliases with the collection
+    for alias in (
+        set(aliases) & (await store.aliases()).keys()
+    ):  # a server deletes aliases with the collection
         await store.drop(alias)
     print(f"deleted {what}", file=sys.stderr)
 
@@ -136,10 +159,16 @@ async def _import(schemas: CollectionSchemas, arguments: argparse.Namespace) -> 
     from hybridtei.retrieval.store.transfer import import_from
 
     path = "/dev/stdin" if arguments.file == "-" else arguments.file
-    with Path(path).open("rb") as file, tqdm(unit="point", disable=arguments.quiet, file=sys.stderr) as bar:
+    with (
+        Path(path).open("rb") as file,
+        tqdm(unit="point", disable=arguments.quiet, file=sys.stderr) as bar,
+    ):
         done = await import_from(schemas, _chunks(file), arguments.name, advance=bar.update)
     made = "made, " if done.created else ""
-    print(f"{done.collection}: {made}{done.written:,} points stored, {done.points - done.written:,} were there", flush=True)
+    print(
+        f"{done.collection}: {made}{done.written:,} points stored, {done.points - done.written:,} were there",
+        flush=True,
+    )
 
 
 async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:

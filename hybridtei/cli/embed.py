@@ -25,10 +25,24 @@ from hybridtei.system.machine import require_extra, whole
 
 def add(commands: Commands) -> None:
     parser = new_parser(commands, "embed", run, "FILE --output FILE [flags]")
-    parser.add_argument("file", metavar="FILE", help="texts: .txt with one a line, or .jsonl with one object or string a line")
-    parser.add_argument("--output", "-o", required=True, metavar="FILE", help="file to write: .jsonl, .npz or .parquet")
-    parser.add_argument("--outputs", help="comma-separated: dense,sparse,multivector [default: all of the model]")
-    parser.add_argument("--field", default="text", help="key of the text in .jsonl objects [default: text]")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="texts: .txt with one a line, or .jsonl with one object or string a line",
+    )
+    parser.add_argument(
+        "--output",
+        "-o",
+        required=True,
+        metavar="FILE",
+        help="file to write: .jsonl, .npz or .parquet",
+    )
+    parser.add_argument(
+        "--outputs", help="comma-separated: dense,sparse,multivector [default: all of the model]"
+    )
+    parser.add_argument(
+        "--field", default="text", help="key of the text in .jsonl objects [default: text]"
+    )
     add_flags(parser, (ModelConfig, EngineConfig))
 
 
@@ -45,13 +59,24 @@ def run(arguments: argparse.Namespace) -> None:
 Chunks = Iterator[tuple[Sequence[str], Embeddings]]
 
 
-def embed_file(encoder: Encoder, source: str, target: str, outputs: Sequence[str] | None = None, *, field: str = "text") -> int:
+def embed_file(
+    encoder: Encoder,
+    source: str,
+    target: str,
+    outputs: Sequence[str] | None = None,
+    *,
+    field: str = "text",
+) -> int:
     """Embed every text of `source` into `target`. Return their number. Raises InvalidInput, naming file and line."""
     write = writer_for(target)
     texts = list(read_texts(Path(source), field))
     if not texts:
         raise EmptyInput(f"{source}: holds no text")
-    heads = heads_named(name.strip() for name in outputs) if outputs else encoder.spec.heads - {Head.TOKENS}
+    heads = (
+        heads_named(name.strip() for name in outputs)
+        if outputs
+        else encoder.spec.heads - {Head.TOKENS}
+    )
     if Head.TOKENS in heads:
         raise InvalidInput("`outputs`: token states are not written to files")
     with whole(Path(target)) as file, tqdm(total=len(texts), unit="text") as bar:
@@ -114,7 +139,9 @@ def _rows(texts: Sequence[str], embeddings: Embeddings) -> Iterator[dict[str, An
 def write_jsonl(file: BinaryIO, chunks: Chunks) -> None:
     for texts, embeddings in chunks:
         for row in _rows(texts, embeddings):
-            file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+            file.write(
+                orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+            )
 
 
 def write_npz(file: BinaryIO, chunks: Chunks) -> None:
@@ -138,7 +165,10 @@ def write_npz(file: BinaryIO, chunks: Chunks) -> None:
         names = {"sparse_indices": "indices", "sparse_values": "values", "sparse_indptr": "indptr"}
         arrays |= {name: getattr(joined.sparse, column) for name, column in names.items()}
     if joined.multivector is not None:
-        arrays |= {"multivector": joined.multivector.values, "multivector_offsets": joined.multivector.offsets}
+        arrays |= {
+            "multivector": joined.multivector.values,
+            "multivector_offsets": joined.multivector.offsets,
+        }
     np.savez(file, **arrays)
 
 
@@ -153,9 +183,13 @@ def write_parquet(file: BinaryIO, chunks: Chunks) -> None:
             rows = list(_rows(texts, embeddings))
             for row in rows:
                 if "multivector" in row:
-                    row["multivector"] = list(row["multivector"])  # Parquet has no arrays of two dimensions
+                    row["multivector"] = list(
+                        row["multivector"]
+                    )  # Parquet has no arrays of two dimensions
             table = pyarrow.Table.from_pylist(rows)
-            writer = writer or stack.enter_context(pyarrow.parquet.ParquetWriter(file, table.schema))
+            writer = writer or stack.enter_context(
+                pyarrow.parquet.ParquetWriter(file, table.schema)
+            )
             writer.write_table(table)
 
 

@@ -36,7 +36,11 @@ class _Once(argparse.Action):
     """Stores a value, and rejects a second one."""
 
     def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
     ) -> None:
         seen: set[str] = namespace.__dict__.setdefault(SEEN, set())
         if self.dest in seen:
@@ -45,7 +49,9 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeatable: Collection[str] = ()) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeatable: Collection[str] = ()
+) -> None:
     """Add a flag for each field under its heading, without defaults, since `from_flags` also reads the environment.
     `repeatable`: fields whose flags may be repeated and make lists."""
     headings: dict[str, Any] = {}
@@ -55,7 +61,9 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeata
             if heading not in headings:
                 headings[heading] = parser.add_argument_group(heading)
             names = [_flag(field.name), *(["-p"] if field.name == "port" else [])]
-            help_text = f"{meta.description or ''}{_shown_default(field)} [env: {field.name.upper()}]"
+            help_text = (
+                f"{meta.description or ''}{_shown_default(field)} [env: {field.name.upper()}]"
+            )
             options: dict[str, Any] = {"dest": field.name, "default": None, "action": _Once}
             if plain is bool:
                 options |= {"nargs": "?", "const": "true", "metavar": "BOOL"}
@@ -66,7 +74,9 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[Kind], *, repeata
             headings[heading].add_argument(*names, help=help_text.replace("%", "%%"), **options)
             alias = _alias(meta)
             if alias is not None:
-                headings[heading].add_argument(_flag(alias), **{**options, "dest": alias, "help": argparse.SUPPRESS})
+                headings[heading].add_argument(
+                    _flag(alias), **{**options, "dest": alias, "help": argparse.SUPPRESS}
+                )
 
 
 def add_retired(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +85,9 @@ def add_retired(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(_flag(name), dest=name, nargs="?", const="", help=argparse.SUPPRESS)
 
 
-def add_options(parser: argparse.ArgumentParser, kind: Kind, *, without: Collection[str] = ()) -> None:
+def add_options(
+    parser: argparse.ArgumentParser, kind: Kind, *, without: Collection[str] = ()
+) -> None:
     """Add a flag for each field of a command's options, with its default and without a variable. Read them by `options_from`.
 
     The flag of a boolean that is on by default is `--no-NAME`.
@@ -83,23 +95,33 @@ def add_options(parser: argparse.ArgumentParser, kind: Kind, *, without: Collect
     for field, plain, meta in fields_of(kind):
         if field.name in without:
             continue
-        text = f"{(meta.description or '').rstrip('.')}{'' if plain is bool else _shown_default(field)}".replace("%", "%%")
+        text = f"{(meta.description or '').rstrip('.')}{'' if plain is bool else _shown_default(field)}".replace(
+            "%", "%%"
+        )
         options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": text}
         if plain is bool:
             flag = _flag(f"no_{field.name}" if field.default else field.name)
-            parser.add_argument(flag, action="store_false" if field.default else "store_true", **options)
+            parser.add_argument(
+                flag, action="store_false" if field.default else "store_true", **options
+            )
         elif get_origin(plain) is typing.Literal:
             parser.add_argument(_flag(field.name), choices=get_args(plain), **options)
         else:
-            metavar = (meta.extra or {}).get("metavar") or ("X" if plain is float else _metavar(plain, meta))
+            metavar = (meta.extra or {}).get("metavar") or (
+                "X" if plain is float else _metavar(plain, meta)
+            )
             required = field.default is msgspec.NODEFAULT
-            parser.add_argument(_flag(field.name), type=plain, metavar=metavar, required=required, **options)
+            parser.add_argument(
+                _flag(field.name), type=plain, metavar=metavar, required=required, **options
+            )
 
 
 def options_from(kind: type[S], arguments: argparse.Namespace, **others: Any) -> S:
     """Make a struct from a command's flags. `others`: values of fields without flags."""
     flags = vars(arguments)
-    return kind(**{**{name: flags[name] for name in kind.__struct_fields__ if name in flags}, **others})
+    return kind(
+        **{**{name: flags[name] for name in kind.__struct_fields__ if name in flags}, **others}
+    )
 
 
 def group_of(kind: Kind, meta: Meta) -> str:
@@ -109,7 +131,9 @@ def group_of(kind: Kind, meta: Meta) -> str:
 
 def boolean_flags(*kinds: Kind) -> frozenset[str]:
     """Return the flags that may have no value."""
-    return frozenset(_flag(field.name) for kind in kinds for field, plain, _ in fields_of(kind) if plain is bool)
+    return frozenset(
+        _flag(field.name) for kind in kinds for field, plain, _ in fields_of(kind) if plain is bool
+    )
 
 
 def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str, str]) -> S:
@@ -121,7 +145,9 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
         if alias is not None:
             old, old_source = _lookup(alias, flags, environment)
             if text is not None and old is not None:
-                raise UsageError(f"{source} and {old_source} exclude each other: {old_source} is the older name")
+                raise UsageError(
+                    f"{source} and {old_source} exclude each other: {old_source} is the older name"
+                )
             text, source = (text, source) if old is None else (old, old_source)
         if text is not None:
             values[field.name] = _value(text, plain, meta, source)
@@ -131,12 +157,18 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
 def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
     """Return a warning for each name in use that is deprecated or removed."""
     sources = {name: _lookup(name, flags, environment) for name in RETIRED}
-    warnings = [f"{used} is gone: {RETIRED[name]}" for name, (text, used) in sources.items() if text is not None]
+    warnings = [
+        f"{used} is gone: {RETIRED[name]}"
+        for name, (text, used) in sources.items()
+        if text is not None
+    ]
     for field, _, meta in (row for kind in SETTINGS for row in fields_of(kind)):
         alias = _alias(meta)
         text, source = (None, "") if alias is None else _lookup(alias, flags, environment)
         if text is not None:
-            warnings.append(f"{source} is deprecated: use {_flag(field.name)} or {field.name.upper()}")
+            warnings.append(
+                f"{source} is deprecated: use {_flag(field.name)} or {field.name.upper()}"
+            )
     return warnings
 
 
@@ -166,7 +198,9 @@ def _value(text: str | list[str], plain: Any, meta: Meta, source: str) -> Any:
     try:
         if plain is bool and text not in BOOLEANS:
             raise ValueError("should be true or false")
-        value: Any = BOOLEANS[text] if plain is bool else plain(text) if plain in (int, float) else text
+        value: Any = (
+            BOOLEANS[text] if plain is bool else plain(text) if plain in (int, float) else text
+        )
         return msgspec.convert(value, typing.Annotated[plain, meta], strict=False)
     except (ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{source}: invalid value {text!r}: {error}") from None
@@ -187,10 +221,14 @@ def _shown_default(field: msgspec.structs.FieldInfo) -> str:
     return f" [default: {str(default).lower() if isinstance(default, bool) else default}]"
 
 
-def new_parser(commands: Commands, name: str, run: Callable[..., Any], usage: str | None = None) -> argparse.ArgumentParser:
+def new_parser(
+    commands: Commands, name: str, run: Callable[..., Any], usage: str | None = None
+) -> argparse.ArgumentParser:
     """Add a command's parser, without abbreviated flags. The docstring of `run` is its help. `usage`: without the command."""
     about = " ".join((run.__doc__ or "").split())
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=about, description=about, allow_abbrev=False
+    )
     if usage is not None:
         parser.usage = f"%(prog)s {usage}"
     parser.set_defaults(run=run)

@@ -27,17 +27,38 @@ DRAIN_SECONDS = 5.0
 def add(commands: Commands) -> None:
     parser = new_parser(commands, "mcp", run, "COLLECTION [--http] [--writable] [flags]")
     parser.add_argument("collection", metavar="COLLECTION")
-    parser.add_argument("--writable", action="store_true", help="also offer `store`, which adds texts to the collection")
-    parser.add_argument("--http", action="store_true", help=f"listen for streamable HTTP at {PATH}, instead of standard input")
     parser.add_argument(
-        "--hostname", default="127.0.0.1", metavar="IP", help="address of --http; one that other machines reach needs a key"
+        "--writable",
+        action="store_true",
+        help="also offer `store`, which adds texts to the collection",
+    )
+    parser.add_argument(
+        "--http",
+        action="store_true",
+        help=f"listen for streamable HTTP at {PATH}, instead of standard input",
+    )
+    parser.add_argument(
+        "--hostname",
+        default="127.0.0.1",
+        metavar="IP",
+        help="address of --http; one that other machines reach needs a key",
     )
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of --http")
-    parser.add_argument("--api-key", metavar="KEY", help="key of --http: 'Authorization: Bearer KEY' [env: API_KEY]")
     parser.add_argument(
-        "--allow-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call --http; repeatable"
+        "--api-key", metavar="KEY", help="key of --http: 'Authorization: Bearer KEY' [env: API_KEY]"
     )
-    parser.add_argument("--url", metavar="URL", help="server that searches and stores [default: one in this process]")
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin whose pages may call --http; repeatable",
+    )
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="server that searches and stores [default: one in this process]",
+    )
     parser.add_argument("--url-api-key", metavar="KEY", help="key of --url")
     add_flags(parser, (StoreConfig, ModelConfig, EngineConfig))
 
@@ -57,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     from hybridtei.server.start import in_process
 
     url, url_key = arguments.url, arguments.url_api_key
-    server_of_tools = in_process([model], engine, store) if url is None else AsyncClient(url, api_key=url_key)
+    server_of_tools = (
+        in_process([model], engine, store) if url is None else AsyncClient(url, api_key=url_key)
+    )
 
     async def serve() -> None:
         async with server_of_tools as client:
@@ -65,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
             server = mcp_server(tools, arguments.collection, writable=arguments.writable)
             try:
                 if arguments.http:
-                    await _listen(server, arguments.hostname, arguments.port, key, arguments.allow_origin)
+                    await _listen(
+                        server, arguments.hostname, arguments.port, key, arguments.allow_origin
+                    )
                 else:
                     await server.run_stdio_async()
             finally:
@@ -82,18 +107,24 @@ def check(hostname: str, key: str | None) -> None:
     except ValueError:
         raise UsageError(f"--hostname: {hostname!r} is not an IP address") from None
     if key is None and not address.is_loopback:
-        raise UsageError(f"--hostname {hostname}: other machines can reach this address: give --api-key too")
+        raise UsageError(
+            f"--hostname {hostname}: other machines can reach this address: give --api-key too"
+        )
     check_key(key)
 
 
-async def _listen(server: Any, hostname: str, port: int, key: str | None, origins: Sequence[str]) -> None:
+async def _listen(
+    server: Any, hostname: str, port: int, key: str | None, origins: Sequence[str]
+) -> None:
     """Serve HTTP until a signal. Raises OSError if the port is taken."""
     from hybridtei.server.http.connection import ConnectionLimits
     from hybridtei.server.run import DrainingServer, settings_of
     from hybridtei.system.metrics import Registry
 
     config = ServerConfig(hostname=hostname, port=port, drain_seconds=DRAIN_SECONDS)
-    settings = settings_of(application(server, hostname, key, origins), config, ConnectionLimits(config, Registry()))
+    settings = settings_of(
+        application(server, hostname, key, origins), config, ConnectionLimits(config, Registry())
+    )
     listening = DrainingServer(settings, DRAIN_SECONDS)
     await listening.serve()
     if not listening.started:

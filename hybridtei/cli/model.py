@@ -27,31 +27,66 @@ DROPS = ("first", "specials", "none")
 
 
 def add_train(commands: Commands) -> None:
-    parser = new_parser(commands, "train", run_train, "--model FOLDER --output FILE --cache FOLDER --pairs FILE... [flags]")
-    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model in the Hugging Face layout")
+    parser = new_parser(
+        commands,
+        "train",
+        run_train,
+        "--model FOLDER --output FILE --cache FOLDER --pairs FILE... [flags]",
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="model in the Hugging Face layout",
+    )
     output_help = "head file to write; to serve the heads, put it into the model's folder as hybridtei_heads.safetensors"
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output_help)
     cache_help = "folder of token states; a later run with the same model and texts uses them again"
     parser.add_argument("--cache", type=Path, required=True, metavar="FOLDER", help=cache_help)
     group = parser.add_argument_group("data")
     pairs_help = 'JSON lines of {"query" or "title", "text"}'
-    group.add_argument("--pairs", type=Path, nargs="+", required=True, metavar="FILE", help=pairs_help)
+    group.add_argument(
+        "--pairs", type=Path, nargs="+", required=True, metavar="FILE", help=pairs_help
+    )
     _flag(group, "--min-words", 20, "leave out texts with fewer words")
     _flag(group, "--opening", 100, "characters that make two texts repeats if equal")
     _flag(group, "--sentences", True, "add sentence pairs")
     _flag(group, "--max-tokens", 192, "truncate training texts to this length")
-    group.add_argument("--data", metavar="TEXT", help="description of the data, for the head file [default: not stated]")
-    group.add_argument("--licence", metavar="TEXT", help="licence of the data, for the head file [default: not stated]")
-    group.add_argument("--base-name", metavar="NAME", help="base model, for the head file [default: the folder's name]")
+    group.add_argument(
+        "--data",
+        metavar="TEXT",
+        help="description of the data, for the head file [default: not stated]",
+    )
+    group.add_argument(
+        "--licence",
+        metavar="TEXT",
+        help="licence of the data, for the head file [default: not stated]",
+    )
+    group.add_argument(
+        "--base-name",
+        metavar="NAME",
+        help="base model, for the head file [default: the folder's name]",
+    )
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    group.add_argument("--date", default=today, metavar="DATE", help="date, for the head file [default: today]")
+    group.add_argument(
+        "--date", default=today, metavar="DATE", help="date, for the head file [default: today]"
+    )
     group = parser.add_argument_group("heads")
     inputs = ["hidden", "embedding"]
     _flag(group, "--sparse-width", 256, "hidden units of the sparse head; 0: linear")
     _flag(group, "--sparse-inputs", inputs, "of the sparse head", nargs="+", choices=inputs)
     _flag(group, "--activation", "gelu", "of the sparse head", choices=ACTIVATIONS)
     _flag(group, "--dim", 256, "dimensions of a token's vector")
-    _flag(group, "--prefixes", [64, 128], "dimensions that also serve alone", type=int, nargs="*", metavar="N")
+    _flag(
+        group,
+        "--prefixes",
+        [64, 128],
+        "dimensions that also serve alone",
+        type=int,
+        nargs="*",
+        metavar="N",
+    )
     _flag(group, "--bias", False, "of the projection")
     _flag(group, "--drop", "first", "tokens that get no vector", choices=DROPS)
     group = parser.add_argument_group("training")
@@ -95,10 +130,19 @@ def run_train(arguments: argparse.Namespace) -> None:
 
 def add_export(commands: Commands) -> None:
     parser = new_parser(commands, "export", run_export)
-    parser.add_argument("model", metavar="MODEL", help="a local folder, a hub id, or the embedded model")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a local folder, a hub id, or the embedded model"
+    )
     parser.add_argument("out", metavar="OUT", help="folder to write")
-    parser.add_argument("--min-cosine", type=float, default=0.97, help="int8: least cosine to float32 [default: 0.97]")
-    parser.add_argument("--min-mean-cosine", type=float, default=0.99, help="int8: on average [default: 0.99]")
+    parser.add_argument(
+        "--min-cosine",
+        type=float,
+        default=0.97,
+        help="int8: least cosine to float32 [default: 0.97]",
+    )
+    parser.add_argument(
+        "--min-mean-cosine", type=float, default=0.99, help="int8: on average [default: 0.99]"
+    )
     add_flags(parser, (ModelConfig,))
 
 
@@ -112,7 +156,9 @@ def run_export(arguments: argparse.Namespace) -> None:
     from hybridtei.inference.backends.graph.onnx_export import export_model
     from hybridtei.inference.load import find_model
 
-    guard = Guard(worst=arguments.min_cosine, mean=max(arguments.min_cosine, arguments.min_mean_cosine))
+    guard = Guard(
+        worst=arguments.min_cosine, mean=max(arguments.min_cosine, arguments.min_mean_cosine)
+    )
     print(export_model(find_model(model), Path(arguments.out), dtype, guard))
 
 
@@ -134,9 +180,15 @@ def run_tune(arguments: argparse.Namespace) -> None:
 def add_pack(commands: Commands) -> None:
     parser = new_parser(commands, "pack", run_pack, "(MODEL | --list | --prune) [flags]")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("model", metavar="MODEL", nargs="?", help="a local folder, a hub id, or the embedded model")
-    what.add_argument("--list", action="store_true", help="print the kept weights, the last used first")
-    prune_help = "remove weights not used for 30 days, and the longest unused beyond --packed-cache-gb"
+    what.add_argument(
+        "model", metavar="MODEL", nargs="?", help="a local folder, a hub id, or the embedded model"
+    )
+    what.add_argument(
+        "--list", action="store_true", help="print the kept weights, the last used first"
+    )
+    prune_help = (
+        "remove weights not used for 30 days, and the longest unused beyond --packed-cache-gb"
+    )
     what.add_argument("--prune", action="store_true", help=prune_help)
     add_flags(parser, (ModelConfig,))
 
@@ -157,7 +209,9 @@ def run_pack(arguments: argparse.Namespace) -> None:
         open_backend(model, find_model(model)).close()
     found = [each for each in packed_files() if each.used >= began]
     if not found and not arguments.list:
-        raise HybridTeiError(f"{arguments.model}: no weights are kept: too small, or no room for them (see the warning)")
+        raise HybridTeiError(
+            f"{arguments.model}: no weights are kept: too small, or no room for them (see the warning)"
+        )
     print(*found, sep="\n")
 
 
@@ -169,9 +223,13 @@ def add_compare(commands: Commands) -> None:
     parser.add_argument("a", metavar="URL_A", help="the server whose vectors are stored")
     parser.add_argument("b", metavar="URL_B", help="the server that will replace it")
     for side in "ab":
-        parser.add_argument(f"--api-key-{side}", metavar="KEY", help=f"key of server {side.upper()}")
         parser.add_argument(
-            f"--model-{side}", metavar="NAME", help=f"the model to ask server {side.upper()} for, by OpenAI's API"
+            f"--api-key-{side}", metavar="KEY", help=f"key of server {side.upper()}"
+        )
+        parser.add_argument(
+            f"--model-{side}",
+            metavar="NAME",
+            help=f"the model to ask server {side.upper()} for, by OpenAI's API",
         )
     parser.add_argument("--json", action="store_true", help="print the report as a line of JSON")
     recorded_help = 'JSON lines of {"path": "/embed", "body": {…}}, sent to both servers instead of the sample texts'
@@ -212,7 +270,10 @@ def add_explain(commands: Commands) -> None:
 
 def run_explain(arguments: argparse.Namespace) -> None:
     """Print the cause and the remedy of an error."""
-    sections = {html.unescape(name).lower(): (name, body) for name, body in SECTION.findall(PAGE.read_text(encoding="utf-8"))}
+    sections = {
+        html.unescape(name).lower(): (name, body)
+        for name, body in SECTION.findall(PAGE.read_text(encoding="utf-8"))
+    }
     found = sections.get(arguments.name.lower())
     if found is None:
         raise UsageError(

@@ -13,7 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from hybridtei.cli.flags import Commands, add_flags, add_retired, is_set, new_parser, outdated, read_engine, read_settings
+from hybridtei.cli.flags import (
+    Commands,
+    add_flags,
+    add_retired,
+    is_set,
+    new_parser,
+    outdated,
+    read_engine,
+    read_settings,
+)
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfig
 from hybridtei.errors import UsageError
 from hybridtei.system import memory
@@ -31,9 +40,15 @@ def add(commands: Commands) -> None:
 def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) -> None:
     """Add the flags of `serve` to a parser. `as_tei`: begin the log with all settings, as TEI does."""
     parser.usage = "%(prog)s [--model-id MODEL]... [flags]"
-    parser.add_argument("--models", metavar="FILE", help="TOML file of [[model]] tables: several models in one process")
+    parser.add_argument(
+        "--models",
+        metavar="FILE",
+        help="TOML file of [[model]] tables: several models in one process",
+    )
     parser.epilog = "--model-id may be repeated. Every flag may also be given as the variable shown after it; the flag wins."
-    add_flags(parser, (ModelConfig, EngineConfig, ServerConfig, StoreConfig), repeatable=("model_id",))
+    add_flags(
+        parser, (ModelConfig, EngineConfig, ServerConfig, StoreConfig), repeatable=("model_id",)
+    )
     add_retired(parser)
     parser.set_defaults(run=run, as_tei=as_tei)
 
@@ -53,7 +68,9 @@ def run(arguments: argparse.Namespace) -> None:
     logs.configure(json_output=is_json, level=server.log_level, spans=not server.disable_spans)
     as_tei = arguments.as_tei or server.only_tei_routes or server.json_output
     settings = described(
-        (model, engine, server, store), models=arguments.models, model_id=model_ids if len(model_ids) > 1 else model.model_id
+        (model, engine, server, store),
+        models=arguments.models,
+        model_id=model_ids if len(model_ids) > 1 else model.model_id,
     )
     log.log(logging.INFO if as_tei else logging.DEBUG, "%s", settings)
     for warning in outdated(vars(arguments), os.environ):
@@ -69,7 +86,11 @@ def run(arguments: argparse.Namespace) -> None:
         return
     from hybridtei.inference.load import from_ids, read_models
 
-    models = from_ids(model_ids, model) if arguments.models is None else read_models(Path(arguments.models), model)
+    models = (
+        from_ids(model_ids, model)
+        if arguments.models is None
+        else read_models(Path(arguments.models), model)
+    )
     start.serve(models, engine, server, store, model, fixed_permits=fixed_permits)
 
 
@@ -79,16 +100,26 @@ def check(server: ServerConfig, models_file: str | None, model_ids: Sequence[str
         raise UsageError("--models and --model-id exclude each other: name every model in the file")
     if models_file is not None or len(model_ids) > 1:
         if server.only_tei_routes:
-            raise UsageError("--only-tei-routes: TEI's routes serve one model; leave it out, or serve one model")
+            raise UsageError(
+                "--only-tei-routes: TEI's routes serve one model; leave it out, or serve one model"
+            )
         if server.served_model_name is not None:
-            raise UsageError("--served-model-name names a single model; name several models by the `alias` of each table")
-    ports = {"--port": server.port, "--grpc-port": server.grpc_port, "--prometheus-port": server.prometheus_port}
+            raise UsageError(
+                "--served-model-name names a single model; name several models by the `alias` of each table"
+            )
+    ports = {
+        "--port": server.port,
+        "--grpc-port": server.grpc_port,
+        "--prometheus-port": server.prometheus_port,
+    }
     taken: dict[int, str] = {}
     for flag, port in ports.items():
         if port and taken.setdefault(port, flag) != flag:
             raise UsageError(f"{flag}: {port} is already the port of {taken[port]}")
     if (server.certfile is None) != (server.keyfile is None):
-        raise UsageError("--certfile and --keyfile: one is given without the other; give both, or neither")
+        raise UsageError(
+            "--certfile and --keyfile: one is given without the other; give both, or neither"
+        )
     check_key(server.api_key)
 
 
@@ -97,7 +128,9 @@ def check_key(key: str | None) -> None:
     from hybridtei.server.http.security import is_sendable  # imported late, with the framework
 
     if key is not None and not is_sendable(key):
-        raise UsageError("--api-key: no header can carry this key; it should be printable ASCII without a space at either end")
+        raise UsageError(
+            "--api-key: no header can carry this key; it should be printable ASCII without a space at either end"
+        )
 
 
 def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str, str]:
@@ -109,9 +142,14 @@ def address(server: ServerConfig, *, is_given: bool, as_tei: bool) -> tuple[str,
         with suppress(ValueError):
             return str(ipaddress.ip_address(server.hostname)), "as --hostname or HOSTNAME says"
         if server.hostname != socket.gethostname():
-            log.warning("--hostname or HOSTNAME: %r is not an IP address, and is ignored", server.hostname)
+            log.warning(
+                "--hostname or HOSTNAME: %r is not an IP address, and is ignored", server.hostname
+            )
     if as_tei:
         return EVERYWHERE, "as TEI does"
     if server.api_key is not None or server.api_key_file is not None:
         return EVERYWHERE, "requests need an API key"
-    return THIS_MACHINE, f"no API key is set, so other machines cannot connect; --api-key or --hostname {EVERYWHERE} lets them"
+    return (
+        THIS_MACHINE,
+        f"no API key is set, so other machines cannot connect; --api-key or --hostname {EVERYWHERE} lets them",
+    )

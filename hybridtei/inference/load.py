@@ -48,7 +48,11 @@ from hybridtei.system import memory
 
 log = logging.getLogger(__name__)
 
-FORMS = {Padding.NONE: "packed, without padding", Padding.ATTENTION: "packed, attention padded", Padding.ALL: "padded"}
+FORMS = {
+    Padding.NONE: "packed, without padding",
+    Padding.ATTENTION: "packed, attention padded",
+    Padding.ALL: "padded",
+}
 # Tokens of the longer text. In transformers' modules, length-dependent rotary embeddings change only in long texts. Graphs have
 # known families, and each token costs 8 ms at the start of a model of 0.6B on two cores.
 SELF_TEST_TOKENS, GRAPH_TEST_TOKENS = 512, 16
@@ -68,10 +72,23 @@ class LoadedModel:
         """The facts in each line of `summary`, for programs."""
         spec, backend = self.model.spec, self.backend
         return [
-            {"model_type": spec.model_type, "kind": spec.kind, "pooling": list(spec.pooling), "dense_width": spec.dense_width},
+            {
+                "model_type": spec.model_type,
+                "kind": spec.kind,
+                "pooling": list(spec.pooling),
+                "dense_width": spec.dense_width,
+            },
             {"outputs": sorted(spec.heads)},
-            {"backend": backend.name, "dtype": backend.dtype, "padding": backend.padding, "lanes": list(backend.lanes)},
-            {"max_input_length": self.model.reader.max_input_length, "pass_tokens": self.budget_tokens},
+            {
+                "backend": backend.name,
+                "dtype": backend.dtype,
+                "padding": backend.padding,
+                "lanes": list(backend.lanes),
+            },
+            {
+                "max_input_length": self.model.reader.max_input_length,
+                "pass_tokens": self.budget_tokens,
+            },
         ]
 
     def summary(self) -> list[str]:
@@ -79,7 +96,11 @@ class LoadedModel:
         spec, backend, reader = self.model.spec, self.backend, self.model.reader
         form = FORMS[backend.padding]
         pooling = "splade" if spec.is_splade else "+".join(spec.pooling)
-        embeds = f"{pooling} pooling, dense width {spec.dense_width}" if spec.late is None else "late interaction"
+        embeds = (
+            f"{pooling} pooling, dense width {spec.dense_width}"
+            if spec.late is None
+            else "late interaction"
+        )
         return [
             f"model    {spec.model_type}, {embeds if spec.kind == 'embedding' else f'{spec.kind}, {len(spec.labels)} labels'}",
             f"outputs  {', '.join(sorted(spec.heads))}",
@@ -99,10 +120,14 @@ def load_model(config: ModelConfig, engine: EngineConfig, *, measures: bool = Tr
         return LoadedModel(model, backend, min(engine.max_batch_tokens, backend.busy_tokens))
     parts = backend.backends if isinstance(backend, Routed) else (backend,)
     try:
-        with threadpool_limits(limits=1, user_api="blas"):  # a team would wait for the cores that open further sessions
+        with threadpool_limits(
+            limits=1, user_api="blas"
+        ):  # a team would wait for the cores that open further sessions
             for one in parts:
                 tokens = SELF_TEST_TOKENS if one.name == "torch" else GRAPH_TEST_TOKENS
-                _self_test(one, min(tokens, one.spec.max_input_length, model.reader.max_input_length))
+                _self_test(
+                    one, min(tokens, one.spec.max_input_length, model.reader.max_input_length)
+                )
         budget = min(_that_fit(backend, engine, model.reader.max_input_length), backend.busy_tokens)
     except BackendError as error:
         if spec.model_type in FAMILIES:
@@ -123,7 +148,9 @@ def find_model(config: ModelConfig) -> ModelSpec:
 def _declared(config: ModelConfig) -> ModelSpec:
     if config.model_id == EMBEDDED_MODEL:
         folder, heads_file = embedded_model()
-        return read_spec(folder, pooling=config.pooling, dense_path=config.dense_path, heads_file=heads_file)
+        return read_spec(
+            folder, pooling=config.pooling, dense_path=config.dense_path, heads_file=heads_file
+        )
     folder = resolve(
         config.model_id,
         revision=config.revision,
@@ -154,14 +181,18 @@ def text_reader(spec: ModelSpec, engine: EngineConfig) -> TextReader:
         own=spec.default_prompt_name,
     )
     if not spec.pools_prompts and prompts.named(prompts.own):
-        raise LoadError(f'{spec.folder}: a prompt goes before every text, and {WITHOUT_PROMPT}: give --default-prompt ""')
+        raise LoadError(
+            f'{spec.folder}: a prompt goes before every text, and {WITHOUT_PROMPT}: give --default-prompt ""'
+        )
     tokenizer = Tokenizer.load(
         spec.folder / "tokenizer.json",
         has_token_types=spec.has_token_types,
         bare=spec.bare,
         settings=spec.tokenizer_settings,
     )
-    return TextReader(tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.skipped_padding)
+    return TextReader(
+        tokenizer, prompts, _input_limit(spec, engine), spec.vocab_size, spec.skipped_padding
+    )
 
 
 def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
@@ -172,7 +203,9 @@ def _input_limit(spec: ModelSpec, engine: EngineConfig) -> int:
             f"the model takes {spec.max_input_length} tokens, more than `max-batch-tokens` ({engine.max_batch_tokens}): "
             "raise that, or allow `auto-truncate`"
         )
-    log.warning("inputs are cut to max-batch-tokens (%d); the model takes more", engine.max_batch_tokens)
+    log.warning(
+        "inputs are cut to max-batch-tokens (%d); the model takes more", engine.max_batch_tokens
+    )
     return engine.max_batch_tokens
 
 
@@ -185,29 +218,44 @@ def _self_test(backend: Backend, longest: int) -> None:
     first = spec.positions.offset
     last = 0 if spec.adapters is None else len(spec.adapters.names)
     long, short = (
-        Encoding(np.arange(first, first + length, dtype=np.int64) % spec.vocab_size, adapter=adapter)
+        Encoding(
+            np.arange(first, first + length, dtype=np.int64) % spec.vocab_size, adapter=adapter
+        )
         for length, adapter in ((longest, last), (min(3, longest), 0))
     )
-    together = _values(backend.forward(pack([long, short], heads, spec.positions), use_all_cores=True), 1)
+    together = _values(
+        backend.forward(pack([long, short], heads, spec.positions), use_all_cores=True), 1
+    )
     alone = _values(backend.forward(pack([short], heads, spec.positions)), 0)
     worst = float(np.abs(alone - together).max() / max(1.0, np.abs(alone).max()))
     if not worst <= SELF_TEST_TOLERANCE[backend.dtype]:  # `not`, so that NaN fails too
         if spec.model_type not in FAMILIES:
-            raise _unserved(spec, f"lets a text see its padding or its neighbours, and changes its states by {worst:.2g}")
-        raise LoadError(f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together")
+            raise _unserved(
+                spec,
+                f"lets a text see its padding or its neighbours, and changes its states by {worst:.2g}",
+            )
+        raise LoadError(
+            f"{spec.folder}: self-test failed: a text's states differ by {worst:.2g} between alone and together"
+        )
 
 
 def _unserved(spec: ModelSpec, why: str) -> UnsupportedArchitecture:
     """The error of a model that only transformers' modules could run, but not independently of a text's neighbours."""
     file = spec.folder / "config.json"
-    return UnsupportedArchitecture(f"{file}: the family `{spec.model_type}` {why}; supported: {', '.join(FAMILIES)}")
+    return UnsupportedArchitecture(
+        f"{file}: the family `{spec.model_type}` {why}; supported: {', '.join(FAMILIES)}"
+    )
 
 
 def _that_fit(backend: Backend, engine: EngineConfig, longest: int) -> int:
     """Return the token budget of a pass: the configured one, or less if the device lacks memory. Raises LoadError."""
     most = backend.max_tokens(engine.max_batch_tokens, longest, engine.memory_fraction)
     if most < engine.max_batch_tokens:
-        log.warning("a pass takes at most %d tokens: memory is short; max-batch-tokens is %d", most, engine.max_batch_tokens)
+        log.warning(
+            "a pass takes at most %d tokens: memory is short; max-batch-tokens is %d",
+            most,
+            engine.max_batch_tokens,
+        )
     return most
 
 
@@ -231,29 +279,42 @@ def read_models(path: Path, flags: ModelConfig) -> list[NamedModel]:
     tables = content.get("model")
     if not isinstance(tables, list) or not tables or set(content) != {"model"}:
         raise LoadError(f"{path}: should hold nothing but [[model]] tables, at least one")
-    return distinct([named_model(table, flags, f"{path}: model {number}") for number, table in enumerate(tables, 1)])
+    return distinct(
+        [
+            named_model(table, flags, f"{path}: model {number}")
+            for number, table in enumerate(tables, 1)
+        ]
+    )
 
 
 def named_model(table: Mapping[str, Any], flags: ModelConfig, where: str) -> NamedModel:
     """Return the model of one table, which overrides the flags. Raises LoadError, beginning with `where`."""
     unknown = sorted(set(table) - set(NamedModel.__struct_fields__))
     if unknown:
-        raise LoadError(f"{where}: unknown key `{unknown[0]}`; known: {', '.join(NamedModel.__struct_fields__)}")
+        raise LoadError(
+            f"{where}: unknown key `{unknown[0]}`; known: {', '.join(NamedModel.__struct_fields__)}"
+        )
     model_id = table.get("model_id")
     if not isinstance(model_id, str):
         raise LoadError(f"{where}: `model_id` should be a text")
     try:
-        model = msgspec.convert({**msgspec.structs.asdict(flags), "alias": default_alias(model_id), **table}, NamedModel)
+        model = msgspec.convert(
+            {**msgspec.structs.asdict(flags), "alias": default_alias(model_id), **table}, NamedModel
+        )
     except msgspec.ValidationError as error:
         raise LoadError(f"{where}: {error}") from None
     if not ALIAS.fullmatch(model.alias):
-        raise LoadError(f"{where}: alias {model.alias!r} should be 1 to 100 letters, digits, dots, dashes, underscores")
+        raise LoadError(
+            f"{where}: alias {model.alias!r} should be 1 to 100 letters, digits, dots, dashes, underscores"
+        )
     return model
 
 
 def from_ids(model_ids: Sequence[str], flags: ModelConfig) -> list[NamedModel]:
     """Return the models of repeated flags. Raises LoadError."""
-    return distinct([named_model({"model_id": model_id}, flags, model_id) for model_id in model_ids])
+    return distinct(
+        [named_model({"model_id": model_id}, flags, model_id) for model_id in model_ids]
+    )
 
 
 def distinct(models: Sequence[NamedModel]) -> list[NamedModel]:
@@ -261,7 +322,9 @@ def distinct(models: Sequence[NamedModel]) -> list[NamedModel]:
     seen: set[str] = set()
     for model in models:
         if model.alias in seen:
-            raise LoadError(f"two models are called {model.alias!r}: give one of them another `alias`")
+            raise LoadError(
+                f"two models are called {model.alias!r}: give one of them another `alias`"
+            )
         seen.add(model.alias)
     return [*models]
 
@@ -271,9 +334,15 @@ def default_alias(model_id: str) -> str:
     return model_id.rstrip("/").rpartition("/")[2]
 
 
-def configured(config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]) -> tuple[ModelConfig, EngineConfig]:
+def configured(
+    config: ModelConfig, engine: EngineConfig, options: Mapping[str, Any]
+) -> tuple[ModelConfig, EngineConfig]:
     """Return both configs with `options` applied. Raises TypeError for an unknown option, UsageError for a wrong value."""
-    known = {field.name: field for kind in (ModelConfig, EngineConfig) for field in msgspec.structs.fields(kind)}
+    known = {
+        field.name: field
+        for kind in (ModelConfig, EngineConfig)
+        for field in msgspec.structs.fields(kind)
+    }
     for name, value in options.items():
         if name not in known:
             nearest = get_close_matches(name, known, 1, 0.5)

@@ -24,20 +24,28 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw, tokeniz
 
 Fingerprint = Mapping[str, str | None]
 log = logging.getLogger(__name__)
-WEIGHTS = (".safetensors", ".bin", ".pt")  # if a model has weights in several formats, the first format counts
+WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+)  # if a model has weights in several formats, the first format counts
 # Upper and lower case, accents, Chinese, leading and inner spaces, special tokens as text.
 PROBE = " Na\u00efve CAF\u00c9,  \u6771\u4eac</s>[SEP]<|endoftext|> end"
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_function")
 
 
-def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: str | None = None) -> dict[str, str | None]:
+def fingerprint(
+    spec: ModelSpec, *, dtype: str | None = None, default_prompt: str | None = None
+) -> dict[str, str | None]:
     """Return the parts `weights`, `tokenizer`, `pooling`, `prompts`, `activation`, `dtype`; `id`, the hash of all of them; and
     `model`, the hash of all but dtype and default prompt. A part without files is None. `reading` is added only if texts are
     read differently than in version 0.1.0, so that other models' collections keep their fingerprints.
 
     Reads the weights once (about a second a gigabyte) and again when a file changes. Raises OSError.
     """
-    weights = [sha256_of(path) for path in sorted(set(_weights(spec)), key=partial(_order, spec.folder))]
+    weights = [
+        sha256_of(path) for path in sorted(set(_weights(spec)), key=partial(_order, spec.folder))
+    ]
     parts: dict[str, str | None] = {
         "weights": _digest(weights) if weights else None,
         "tokenizer": tokenizer_sha256(spec) if tokenizer_files(spec.folder) else None,
@@ -54,15 +62,25 @@ def fingerprint(spec: ModelSpec, *, dtype: str | None = None, default_prompt: st
 
 def _weights(spec: ModelSpec) -> Iterator[Path]:
     multivector = spec.multivector
-    steps = [*spec.dense_modules, *((*multivector.before, multivector.module) if multivector else ())]
-    for folder in (spec.folder, *(folder for step in steps if isinstance(folder := getattr(step, "folder", None), Path))):
+    steps = [
+        *spec.dense_modules,
+        *((*multivector.before, multivector.module) if multivector else ()),
+    ]
+    for folder in (
+        spec.folder,
+        *(folder for step in steps if isinstance(folder := getattr(step, "folder", None), Path)),
+    ):
         for suffix in WEIGHTS:
             if found := [*folder.glob(f"*{suffix}")]:
                 yield from found
                 break
     if spec.query is not None:
         yield from (*_weights(spec.query), *tokenizer_files(spec.query.folder))
-    yield from (head.file for head in (spec.sparse, multivector) if head is not None and head.file and head.file.is_file())
+    yield from (
+        head.file
+        for head in (spec.sparse, multivector)
+        if head is not None and head.file and head.file.is_file()
+    )
 
 
 def _order(folder: Path, file: Path) -> tuple[bool, tuple[str, ...]]:
@@ -87,8 +105,12 @@ def _reading(spec: ModelSpec) -> str | None:
     if spec.model_type == STATIC_TYPE or not file.is_file():
         return _digest(prompts) if prompts else None
     written = read_object(spec.folder / "tokenizer_config.json", optional=True)
-    known = lengths(spec.folder, JsonObject(spec.config, spec.folder / "config.json"), written, spec.positions)
-    least = min((length for length in known[spec.late is not None :] if length is not None), default=0)
+    known = lengths(
+        spec.folder, JsonObject(spec.config, spec.folder / "config.json"), written, spec.positions
+    )
+    least = min(
+        (length for length in known[spec.late is not None :] if length is not None), default=0
+    )
     now, settings = read_raw(spec.folder), spec.tokenizer_settings
     changed, side = apply_settings(now, settings, file), truncation_side(now, settings)
     if [changed, spec.max_input_length, side, prompts] == [[], least, "right", []] and not (
@@ -98,23 +120,43 @@ def _reading(spec: ModelSpec) -> str | None:
     before = read_raw(spec.folder)
     if spec.bare:
         now.post_processor = None
-    read = [changed, now.encode("").ids, now.encode(PROBE).ids, spec.max_input_length, side, prompts]
+    read = [
+        changed,
+        now.encode("").ids,
+        now.encode(PROBE).ids,
+        spec.max_input_length,
+        side,
+        prompts,
+    ]
     probe = PROBE.lower() if settings.lowercase else PROBE
-    return None if read == [[], before.encode("").ids, before.encode(probe).ids, least, "right", []] else _digest(read)
+    return (
+        None
+        if read == [[], before.encode("").ids, before.encode(probe).ids, least, "right", []]
+        else _digest(read)
+    )
 
 
 def _newly_used(spec: ModelSpec) -> list[str]:
     """Return the prompts that version 0.1.0 ignored: the default, and documents' prompts with their second and third names."""
     prompts = spec.prompts or {}
-    names = [spec.default_prompt_name or "", *([] if "document" in prompts else ["passage", "corpus"])]
+    names = [
+        spec.default_prompt_name or "",
+        *([] if "document" in prompts else ["passage", "corpus"]),
+    ]
     return [text for name in names if (text := prompts.get(name))]
 
 
 def _pooling(spec: ModelSpec) -> str:
     steps = [type(step).__name__ for step in spec.dense_modules]
-    most = f" of {spec.sparse.active}" if spec.is_splade and spec.sparse is not None and spec.sparse.active else ""
+    most = (
+        f" of {spec.sparse.active}"
+        if spec.is_splade and spec.sparse is not None and spec.sparse.active
+        else ""
+    )
     sparse = [] if spec.sparse is None else [spec.sparse.kind + most]
-    return "+".join([*spec.pooling, *steps, *sparse, *(["multivector"] if spec.multivector else [])])
+    return "+".join(
+        [*spec.pooling, *steps, *sparse, *(["multivector"] if spec.multivector else [])]
+    )
 
 
 def _activation(spec: ModelSpec) -> str | None:

@@ -32,8 +32,23 @@ STORAGES: Mapping[str, str] = {
     "ByteStorage": "U8",
     "BoolStorage": "BOOL",
 }
-SIZES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-REBUILT, PARAMETER, ORDERED = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "collections OrderedDict"
+SIZES: Mapping[str, int] = {
+    "F64": 8,
+    "I64": 8,
+    "F32": 4,
+    "I32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+REBUILT, PARAMETER, ORDERED = (
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+    "collections OrderedDict",
+)
 NAMES = frozenset({REBUILT, PARAMETER, ORDERED, *(f"torch {name}" for name in STORAGES)})
 MAX_DESCRIPTION_BYTES, MAX_BYTEORDER_BYTES = 64_000_000, 16
 MAX_OPCODES = 4_000_000  # enough for 100,000 tensors; each opcode may create an object of 64 bytes
@@ -76,7 +91,16 @@ class _View:
 
 _MARK = object()
 PUSHED = frozenset(
-    {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
+    {
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG1",
+        "BINFLOAT",
+    }
 )  # opcodes whose argument is their value
 CONSTANTS: Mapping[str, Callable[[], Any]] = {
     "MARK": lambda: _MARK,
@@ -96,27 +120,39 @@ def places(path: Path) -> dict[str, Place]:
         entries = {entry.filename: entry for entry in archive.infolist()}
         described = [name for name in entries if name.endswith("/data.pkl")]
         if len(described) != 1:
-            raise LoadError(f"{path}: holds {len(described)} descriptions of tensors, should hold one")
+            raise LoadError(
+                f"{path}: holds {len(described)} descriptions of tensors, should hold one"
+            )
         root = described[0].removesuffix("data.pkl")
         order = entries.get(root + "byteorder")
         if order is not None and order.file_size > MAX_BYTEORDER_BYTES:
-            raise LoadError(f"{path}: its `byteorder` takes {order.file_size} bytes, should be `little`")
+            raise LoadError(
+                f"{path}: its `byteorder` takes {order.file_size} bytes, should be `little`"
+            )
         if order is not None and archive.read(order) != b"little":
-            raise LoadError(f"{path}: its numbers are big-endian; only little-endian numbers are supported")
+            raise LoadError(
+                f"{path}: its numbers are big-endian; only little-endian numbers are supported"
+            )
         if entries[described[0]].file_size > MAX_DESCRIPTION_BYTES:
-            raise LoadError(f"{path}: describes its tensors in more than {MAX_DESCRIPTION_BYTES} bytes")
+            raise LoadError(
+                f"{path}: describes its tensors in more than {MAX_DESCRIPTION_BYTES} bytes"
+            )
         views = _read(path, archive.read(described[0]))
 
         def start_of(storage: _Storage) -> int:
             entry = entries.get(f"{root}data/{storage.key}")
             size = storage.count * SIZES[storage.dtype]
             if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size < size:
-                raise LoadError(f"{path}: storage `{storage.key}` is missing, compressed, or shorter than {size} bytes")
+                raise LoadError(
+                    f"{path}: storage `{storage.key}` is missing, compressed, or shorter than {size} bytes"
+                )
             file.seek(entry.header_offset + 26)
             name_bytes, extra_bytes = (int.from_bytes(file.read(2), "little") for _ in range(2))
             start = entry.header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
             if start + size > path.stat().st_size:
-                raise LoadError(f"{path}: storage `{storage.key}` reaches beyond the end of the file")
+                raise LoadError(
+                    f"{path}: storage `{storage.key}` reaches beyond the end of the file"
+                )
             return start
 
         return {name: _place(path, name, view, start_of) for name, view in views.items()}
@@ -124,7 +160,9 @@ def places(path: Path) -> dict[str, Place]:
 
 def _place(path: Path, name: str, view: _View, start_of: Callable[[_Storage], int]) -> Place:
     storage, size = view.storage, SIZES[view.storage.dtype]
-    last = view.offset + sum((side - 1) * stride for side, stride in zip(view.shape, view.strides, strict=True))
+    last = view.offset + sum(
+        (side - 1) * stride for side, stride in zip(view.shape, view.strides, strict=True)
+    )
     numbers, count = (view.offset, *view.shape, *view.strides), math.prod(view.shape)
     if min(numbers) < 0 or count > storage.count or (count and last >= storage.count):
         raise LoadError(f"{path}: `{name}` reaches beyond its storage of {storage.count} numbers")
@@ -134,7 +172,10 @@ def _place(path: Path, name: str, view: _View, start_of: Callable[[_Storage], in
     for side in reversed(view.shape):
         strides.append(rows)
         rows *= side
-    plain = all(one == other or side <= 1 for one, other, side in zip(view.strides, strides[::-1], view.shape, strict=True))
+    plain = all(
+        one == other or side <= 1
+        for one, other, side in zip(view.strides, strides[::-1], view.shape, strict=True)
+    )
     return Place(storage.dtype, view.shape, start, stop, None if plain else view.strides)
 
 
@@ -146,7 +187,9 @@ def _read(path: Path, description: bytes) -> dict[str, _View]:
         raise LoadError(f"{path}: {error}; files of tensors alone are read without torch") from None
     except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path}: its description of tensors is damaged: {error!r}") from error
-    if isinstance(found, dict) and all(isinstance(key, str) and isinstance(value, _View) for key, value in found.items()):
+    if isinstance(found, dict) and all(
+        isinstance(key, str) and isinstance(value, _View) for key, value in found.items()
+    ):
         return found
     raise LoadError(f"{path}: should hold a dictionary of tensors")
 
@@ -246,7 +289,12 @@ def _storage(described: Any) -> _Storage:
     """`("storage", class, key, device, count)`."""
     kind, made_of, key, _, count = described
     name = made_of.text.removeprefix("torch ")
-    if kind != "storage" or name not in STORAGES or not isinstance(key, str) or not isinstance(count, int):
+    if (
+        kind != "storage"
+        or name not in STORAGES
+        or not isinstance(key, str)
+        or not isinstance(count, int)
+    ):
         raise _Refused("refers to something that is not a storage")
     return _Storage(STORAGES[name], key, count)
 

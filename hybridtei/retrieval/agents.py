@@ -29,16 +29,34 @@ MAX_TEXT_CHARACTERS = 1_000_000
 MAX_METADATA_BYTES = 100_000
 MAX_ANSWER_BYTES = 1_000_000  # bound, since a language model reads the whole answer
 
-Query = Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARACTERS, description="What to look for, in plain words.")]
+Query = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_QUERY_CHARACTERS,
+        description="What to look for, in plain words.",
+    ),
+]
 Limit = Annotated[int, Field(ge=1, le=MAX_HITS, description="How many hits at most.")]
 Conditions = Annotated[
     dict[str, Any] | None,
-    Field(description='Qdrant\'s filter of payloads, as {"must": [{"key": "metadata.year", "match": {"value": 2024}}]}.'),
+    Field(
+        description='Qdrant\'s filter of payloads, as {"must": [{"key": "metadata.year", "match": {"value": 2024}}]}.'
+    ),
 ]
-Ranking = Annotated[Mode | None, Field(description="How hits are found and scored; by default all kinds of vectors together.")]
-Passage = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS, description="The text to keep.")]
-Metadata = Annotated[dict[str, Any] | None, Field(description="Facts about the text, for filters: `metadata.NAME`.")]
-Name = Annotated[str | None, Field(max_length=1000, description="A later text of the same id replaces this one.")]
+Ranking = Annotated[
+    Mode | None,
+    Field(description="How hits are found and scored; by default all kinds of vectors together."),
+]
+Passage = Annotated[
+    str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS, description="The text to keep.")
+]
+Metadata = Annotated[
+    dict[str, Any] | None, Field(description="Facts about the text, for filters: `metadata.NAME`.")
+]
+Name = Annotated[
+    str | None, Field(max_length=1000, description="A later text of the same id replaces this one.")
+]
 
 
 class CollectionTools:
@@ -48,11 +66,15 @@ class CollectionTools:
         self._client, self._collection = client, collection
         self._calls: set[asyncio.Task[dict[str, Any]]] = set()
 
-    async def find(self, query: Query, limit: Limit = 10, filter: Conditions = None, mode: Ranking = None) -> dict[str, Any]:
+    async def find(
+        self, query: Query, limit: Limit = 10, filter: Conditions = None, mode: Ranking = None
+    ) -> dict[str, Any]:
         """Search the collection by meaning and by words. The best hits come first; `highlights` mark the shared terms."""
         return await self._finished(self._find(query, limit, filter, mode))
 
-    async def store(self, text: Passage, metadata: Metadata = None, id: Name = None) -> dict[str, Any]:
+    async def store(
+        self, text: Passage, metadata: Metadata = None, id: Name = None
+    ) -> dict[str, Any]:
         """Keep a text in the collection, so that `find` finds it. A text that is too long for the model is refused."""
         return await self._finished(self._store(text, metadata or {}, id))
 
@@ -73,15 +95,21 @@ class CollectionTools:
         except HybridTeiError as error:
             raise ToolError(str(error)) from error
 
-    async def _find(self, query: str, limit: int, conditions: dict[str, Any] | None, mode: Mode | None) -> dict[str, Any]:
-        found = await self._client.search(self._collection, query, filter=conditions, limit=limit, mode=mode, highlights=True)
+    async def _find(
+        self, query: str, limit: int, conditions: dict[str, Any] | None, mode: Mode | None
+    ) -> dict[str, Any]:
+        found = await self._client.search(
+            self._collection, query, filter=conditions, limit=limit, mode=mode, highlights=True
+        )
         answer = {"mode": found.mode, "hits": found.as_dict()["hits"]}
         _check_size("the hits", answer, MAX_ANSWER_BYTES)
         return answer
 
     async def _store(self, text: str, metadata: dict[str, Any], name: str | None) -> dict[str, Any]:
         _check_size("`metadata`", metadata, MAX_METADATA_BYTES)
-        stored = await self._client.upsert(self._collection, [{"text": text, "metadata": metadata, "id": name}], truncate=False)
+        stored = await self._client.upsert(
+            self._collection, [{"text": text, "metadata": metadata, "id": name}], truncate=False
+        )
         if stored.failed:
             raise ToolError(stored.failed[0]["error"])
         return {"id": stored.ids[0], "collection": self._collection}
@@ -102,8 +130,15 @@ def mcp_server(tools: CollectionTools, collection: str, *, writable: bool) -> MC
         log_level="WARNING",
         subscriptions=False,
     )
-    server.add_tool(tools.find, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))
+    server.add_tool(
+        tools.find, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    )
     if writable:
-        hints = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+        hints = ToolAnnotations(
+            read_only_hint=False,
+            destructive_hint=False,
+            idempotent_hint=True,
+            open_world_hint=False,
+        )
         server.add_tool(tools.store, annotations=hints)
     return server

@@ -37,8 +37,13 @@ class HybridSparseEmbeddings:
         document_prompt: str | None = None,
     ) -> None:
         self._is_owned = isinstance(source, str)
-        self._source = Client(source, api_key=api_key, timeout_s=300.0) if isinstance(source, str) else source
-        self._prompts: dict[InputType, str | None] = {"query": query_prompt, "document": document_prompt}
+        self._source = (
+            Client(source, api_key=api_key, timeout_s=300.0) if isinstance(source, str) else source
+        )
+        self._prompts: dict[InputType, str | None] = {
+            "query": query_prompt,
+            "document": document_prompt,
+        }
 
     def embed_documents(self, texts: Sequence[str]) -> list[Any]:
         """Return a `langchain_qdrant.SparseVector` for each text. Raises HybridTeiError."""
@@ -65,8 +70,15 @@ class HybridSparseEmbeddings:
         try:
             from langchain_qdrant.sparse_embeddings import SparseVector
         except ImportError as error:
-            raise LoadError(f"LangChain's Qdrant store is missing: pip install langchain-qdrant ({error})") from None
-        sparse = self._source.encode(texts, ("sparse",), input_type=side, prompt_name=self._prompts[side]).sparse
+            raise LoadError(
+                f"LangChain's Qdrant store is missing: pip install langchain-qdrant ({error})"
+            ) from None
+        sparse = self._source.encode(
+            texts, ("sparse",), input_type=side, prompt_name=self._prompts[side]
+        ).sparse
         assert sparse is not None
         rows = [sparse.row(i) for i in range(len(texts))]
-        return [SparseVector(indices=indices.tolist(), values=values.tolist()) for indices, values in rows]
+        return [
+            SparseVector(indices=indices.tolist(), values=values.tolist())
+            for indices, values in rows
+        ]

@@ -40,7 +40,12 @@ class RayEmbedder:
     """
 
     def __init__(
-        self, model: ModelConfig, engine: EngineConfig, *, workers: int | None = None, address: str | None = None
+        self,
+        model: ModelConfig,
+        engine: EngineConfig,
+        *,
+        workers: int | None = None,
+        address: str | None = None,
     ) -> None:
         check(workers)
         import ray
@@ -59,7 +64,9 @@ class RayEmbedder:
 
         actor = self._idle.get()
         try:
-            embedded: Embeddings = ray.get(actor.encode.remote(list(texts), sorted(outputs), settings))
+            embedded: Embeddings = ray.get(
+                actor.encode.remote(list(texts), sorted(outputs), settings)
+            )
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except ray.exceptions.RayError as error:
@@ -100,11 +107,19 @@ def join(address: str | None, processors: int) -> Callable[[], None]:
         return lambda: None
     address = address or os.environ.get("RAY_ADDRESS") or LOCAL
     _reach(address)
-    own: dict[str, Any] = {"num_cpus": processors, "include_dashboard": False} if address == LOCAL else {}
+    own: dict[str, Any] = (
+        {"num_cpus": processors, "include_dashboard": False} if address == LOCAL else {}
+    )
     # As a job of Ray's client: its processes do not import modules from this process's working folder.
     isolated = JobConfig(_client_job=True)
     try:
-        ray.init(address=address, job_config=isolated, log_to_driver=False, logging_level=logging.ERROR, **own)
+        ray.init(
+            address=address,
+            job_config=isolated,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **own,
+        )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConnectionError(f"Ray at {address}: {error}") from error
     leave: Callable[[], None] = ray.shutdown

@@ -22,7 +22,13 @@ from hybridtei.errors import HybridTeiError
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.outputs import Embeddings, Floats, SparseVectors
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
-from hybridtei.server.http.connection import DISCONNECT, SMALL_BYTES, ClientDisconnected, Disconnect, Unsent
+from hybridtei.server.http.connection import (
+    DISCONNECT,
+    SMALL_BYTES,
+    ClientDisconnected,
+    Disconnect,
+    Unsent,
+)
 from hybridtei.server.routing import ENDPOINT, Endpoint
 
 log = logging.getLogger(__name__)
@@ -69,7 +75,9 @@ def write_json(answer: Any, buffer: BytesIO) -> None:
             buffer.write(b":")
             write_json(value, buffer)
         buffer.write(b"}")
-    elif isinstance(answer, list | Iterator) or (isinstance(answer, np.ndarray) and answer.ndim > 1):
+    elif isinstance(answer, list | Iterator) or (
+        isinstance(answer, np.ndarray) and answer.ndim > 1
+    ):
         buffer.write(b"[")
         for place, item in enumerate(answer):
             buffer.write(b"," if place else b"")
@@ -120,12 +128,16 @@ def sparse(vectors: SparseVectors, i: int, form: str, pieces: Pieces) -> Any:
     return sparse_tei(vectors, i) if form == "tei" else sparse_qdrant(vectors, i)
 
 
-def hybrid(embeddings: Embeddings, form: str, pieces: Pieces, bits: int | None = None) -> list[dict[str, Any]]:
+def hybrid(
+    embeddings: Embeddings, form: str, pieces: Pieces, bits: int | None = None
+) -> list[dict[str, Any]]:
     """One object an input, with a key for each output. `bits`: of multi-vectors, as in `ragged`."""
     return [_columns(embeddings, i, form, pieces, bits) for i in range(len(embeddings))]
 
 
-def _columns(embeddings: Embeddings, i: int, form: str, pieces: Pieces, bits: int | None) -> dict[str, Any]:
+def _columns(
+    embeddings: Embeddings, i: int, form: str, pieces: Pieces, bits: int | None
+) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if embeddings.dense is not None:
         columns["dense"] = embeddings.dense[i]
@@ -137,7 +149,9 @@ def _columns(embeddings: Embeddings, i: int, form: str, pieces: Pieces, bits: in
     return columns
 
 
-def label_scores(labels: Sequence[str], scores: Floats, order: Iterable[int]) -> list[dict[str, Any]]:
+def label_scores(
+    labels: Sequence[str], scores: Floats, order: Iterable[int]
+) -> list[dict[str, Any]]:
     """`[{"score":…,"label":…}, …]`."""
     return [{"score": scores[i], "label": labels[i]} for i in order]
 
@@ -162,15 +176,23 @@ class Answer(Response[T], Generic[T]):
         """Send 200, with timing headers if a model ran. Raises the work's errors, AnswersUnsent, ClientDisconnected."""
         endpoint: Endpoint = scope["route_handler"].opt[ENDPOINT]
         work = self._work
-        reply = await (asyncio.shield(work) if endpoint.outlives_client else while_connected(scope, work))
+        reply = await (
+            asyncio.shield(work) if endpoint.outlives_client else while_connected(scope, work)
+        )
         model: Context | None = scope.get(MODEL)
         fingerprint = None if model is None or endpoint.is_tei else model.fingerprint_header
         unsent: Unsent = scope["app"].state.limits.unsent
         estimate = reply.numbers * BYTES_PER_NUMBER
-        reserved = 0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
+        reserved = (
+            0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
+        )
         try:
             is_large = reply.numbers > OFFLOAD_NUMBERS
-            body = await asyncio.to_thread(piecewise, reply.answer) if is_large else to_json(reply.answer)
+            body = (
+                await asyncio.to_thread(piecewise, reply.answer)
+                if is_large
+                else to_json(reply.answer)
+            )
             unsent.add(len(body))
         finally:
             unsent.add(-reserved)
@@ -221,7 +243,9 @@ async def _send_body(body: bytes, send: Any, *, ends: bool = True) -> None:
     if len(body) > SLICE_BYTES:
         rest = memoryview(body)
         while len(rest) > SLICE_BYTES:
-            await send({"type": "http.response.body", "body": rest[:SLICE_BYTES], "more_body": True})
+            await send(
+                {"type": "http.response.body", "body": rest[:SLICE_BYTES], "more_body": True}
+            )
             await asyncio.sleep(0)  # otherwise a fast client makes all others wait
             rest = rest[SLICE_BYTES:]
     await send({"type": "http.response.body", "body": rest, "more_body": not ends})

@@ -37,10 +37,14 @@ if TYPE_CHECKING:
     from hybridtei.server.grpc.server import RpcServer
 
 
-def context_for(service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry) -> Context:
+def context_for(
+    service: EngineService, server: ServerConfig, model: ModelConfig, registry: Registry
+) -> Context:
     """The context of a model. Raises LoadError for unreadable quantization ranges."""
     if model.quantization_ranges is not None:
-        ranges_in(model.quantization_ranges)  # so an unreadable file stops the server before it listens
+        ranges_in(
+            model.quantization_ranges
+        )  # so an unreadable file stops the server before it listens
     metrics = RequestMetrics(registry, service.reader.max_input_length)
     return Context(service, server, model, registry, metrics)
 
@@ -56,25 +60,41 @@ def create_models_app(
     """Make the ASGI application. It starts and stops the models; after they stop it runs `on_stop` and closes the store of
     `schemas`. `app`: of `framework`, if it is made already. Raises LoadError."""
     certificate = certificate_of(server)
-    recorder = None if server.otlp_endpoint is None else Recorder(server.otlp_endpoint, server.otlp_service_name)
+    recorder = (
+        None
+        if server.otlp_endpoint is None
+        else Recorder(server.otlp_endpoint, server.otlp_service_name)
+    )
     keys, limits = Keyring.of(server, models.registry), ConnectionLimits(server, models.registry)
     rpc = None
     if server.grpc_port is not None:
         rpc = rpc_server_class()(models, server, recorder, keys, certificate=certificate)
-    models.registry.observed("hybridtei_unsent_bytes", lambda: limits.unsent.bytes + (rpc.unsent.bytes if rpc else 0))
+    models.registry.observed(
+        "hybridtei_unsent_bytes", lambda: limits.unsent.bytes + (rpc.unsent.bytes if rpc else 0)
+    )
     of_store = None if schemas is None else store_errors(models.registry)
 
     async def count(error: Exception, scope: Scope) -> None:
         if (limit := getattr(error, "limit", None)) is not None:
             limits.refused(limit)
         if of_store is not None and isinstance(error, StoreError):
-            of_store.add(kind=next(kind for known, kind in STORE_ERRORS.items() if isinstance(error, known)))
+            of_store.add(
+                kind=next(kind for known, kind in STORE_ERRORS.items() if isinstance(error, known))
+            )
         if isinstance(error, Overloaded) and scope.get("extensions") is not None:
             scope["extensions"][REFUSED] = {}  # type: ignore[index]
 
-    permits = models.default.service.config.max_concurrent_requests  # requests to the store get the same number
+    permits = (
+        models.default.service.config.max_concurrent_requests
+    )  # requests to the store get the same number
     shared = {
-        **{"models": models, "server": server, "rpc": rpc, "recorder": recorder, "schemas": schemas},
+        **{
+            "models": models,
+            "server": server,
+            "rpc": rpc,
+            "recorder": recorder,
+            "schemas": schemas,
+        },
         **{"keyring": keys, "certificate": certificate, "limits": limits},
         **{"keyless": Keyless(), "store_bounds": StoreBounds(Admission(permits))},
     }
@@ -113,7 +133,9 @@ def framework(*, only_tei_routes: bool = False) -> Litestar:
 
 
 def _is_served(endpoint: Endpoint, only_tei_routes: bool) -> bool:
-    return endpoint.is_tei and endpoint.by_field is None if only_tei_routes else not endpoint.only_tei
+    return (
+        endpoint.is_tei and endpoint.by_field is None if only_tei_routes else not endpoint.only_tei
+    )
 
 
 def rpc_server_class() -> type[RpcServer]:

@@ -14,7 +14,14 @@ from typing import Any, Literal, TypeVar, get_args
 from hybridtei import errors
 from hybridtei.batch import Head
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
-from hybridtei.errors import EmptyInput, HybridTeiError, InvalidDimensions, InvalidInput, NoInputs, TooManyInputs
+from hybridtei.errors import (
+    EmptyInput,
+    HybridTeiError,
+    InvalidDimensions,
+    InvalidInput,
+    NoInputs,
+    TooManyInputs,
+)
 from hybridtei.inference.engine.admission import Bounds
 from hybridtei.inference.engine.service import EngineService, too_many_numbers
 from hybridtei.inference.tasks.base import Task
@@ -57,7 +64,9 @@ class Context:
 
     @property
     def served_name(self) -> str:
-        if isinstance(self.model, NamedModel):  # `served_model_name` would name all models of the process
+        if isinstance(
+            self.model, NamedModel
+        ):  # `served_model_name` would name all models of the process
             return self.model.alias
         return self.server.served_model_name or self.model.model_id
 
@@ -73,7 +82,9 @@ class Context:
     def fingerprint(self) -> Future[Fingerprint | None]:
         service, config = self.service, self.service.config
         prompt = config.default_prompt or config.default_prompt_name
-        return begin(service, service.model.spec, dtype=service.backend.dtype, default_prompt=prompt)
+        return begin(
+            service, service.model.spec, dtype=service.backend.dtype, default_prompt=prompt
+        )
 
     @property
     def fingerprint_header(self) -> tuple[bytes, bytes] | None:
@@ -103,7 +114,9 @@ class Context:
         most = self.server.max_client_batch_size
         if largest is None and not self.splits(inputs):
             return Bounds.whole(inputs)
-        return Bounds.of(inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests)
+        return Bounds.of(
+            inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests
+        )
 
     def counting_failures(self) -> CountedFailures:
         """A context manager that counts an error raised inside it. On some routes TEI counts only errors."""
@@ -127,7 +140,9 @@ class Context:
         """
         load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)  # characters, and ids
         if refusal is None and task.dimensions == 0:
-            refusal = InvalidDimensions("`dimensions` should be positive")  # TEI checks this before it checks the model
+            refusal = InvalidDimensions(
+                "`dimensions` should be positive"
+            )  # TEI checks this before it checks the model
         bounds = self.bounds(load.inputs)
         most = bounds.max_numbers
         if refusal is None and most is not None and numbers > most:
@@ -175,7 +190,9 @@ class Context:
         self.metrics.succeeded(usage, is_batch=load.is_batch, scope=scope)
         return result.answer, usage
 
-    async def look_up(self, queries: Sequence[Input], *, is_batch: bool) -> tuple[Embeddings, Usage]:
+    async def look_up(
+        self, queries: Sequence[Input], *, is_batch: bool
+    ) -> tuple[Embeddings, Usage]:
         """Look up sparse vectors of queries in the table, without a permit. Raises Overloaded if too many lookups run."""
         task = Embed(queries, frozenset({Head.SPARSE}), query_encoder="table")
         load = Load(len(queries), sum(map(len, queries)), is_batch=is_batch)
@@ -211,7 +228,9 @@ def check_instruction(instruction: str | None, documents: int) -> None:
 
 def load_of_pairs(query: str, documents: Sequence[str]) -> Load:
     """The load of ranking documents by one query. The query counts once for each document."""
-    return Load(len(documents), len(query) * len(documents) + sum(map(len, documents)), is_batch=True)
+    return Load(
+        len(documents), len(query) * len(documents) + sum(map(len, documents)), is_batch=True
+    )
 
 
 def envelope(context: Context, kind: str, prefix: str) -> dict[str, Any]:
@@ -270,7 +289,10 @@ class RequestMetrics:
     """TEI's `te_request_*`, `te_embed_*` and `te_predict_*`."""
 
     def __init__(self, registry: Registry, max_input_length: int) -> None:
-        count, success = registry.counter("te_request_count"), registry.counter("te_request_success")
+        count, success = (
+            registry.counter("te_request_count"),
+            registry.counter("te_request_success"),
+        )
         self._failure = registry.counter("te_request_failure")
         self.disconnected = registry.counter("hybridtei_departed_requests_total")
         lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
@@ -278,7 +300,9 @@ class RequestMetrics:
         self._of_request = _stages(registry, "request")
         methods = {False: "single", True: "batch"}
         self._begun = {is_batch: count.of(method=method) for is_batch, method in methods.items()}
-        self._succeeded = {is_batch: success.of(method=method) for is_batch, method in methods.items()}
+        self._succeeded = {
+            is_batch: success.of(method=method) for is_batch, method in methods.items()
+        }
         self._overloaded = self._failure.of(err="overloaded")
         self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}
         self.failures = CountedFailures(self.failed)
@@ -300,7 +324,9 @@ class RequestMetrics:
         if span is not None:
             span.timings, span.total_ns = times, total_ns
         took = (total_ns, times.tokenization_ns, times.queue_ns, times.inference_ns)
-        for took_ns, of_request, of_input in zip(took, self._of_request, of_scope.stages, strict=True):
+        for took_ns, of_request, of_input in zip(
+            took, self._of_request, of_scope.stages, strict=True
+        ):
             of_request.observe(took_ns / SECOND_NS)
             of_input.observe(took_ns / SECOND_NS, inputs)
 
@@ -315,7 +341,9 @@ class RequestMetrics:
 
     def failed(self, error: Exception) -> None:
         """Count a request that was refused or failed."""
-        self._failure.add(err=next((name for kind, name in FAILURES if isinstance(error, kind)), "inference"))
+        self._failure.add(
+            err=next((name for kind, name in FAILURES if isinstance(error, kind)), "inference")
+        )
 
 
 class _ScopeMetrics:

@@ -30,7 +30,15 @@ from hybridtei.config import ServerConfig
 from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.server.answers import MODEL, Answer
 from hybridtei.server.context import Context
-from hybridtei.server.http.body import SyntaxRefused, body_parts, decode, first_fields, keys_of, model_name, read_body
+from hybridtei.server.http.body import (
+    SyntaxRefused,
+    body_parts,
+    decode,
+    first_fields,
+    keys_of,
+    model_name,
+    read_body,
+)
 from hybridtei.server.http.connection import ClientDisconnected
 from hybridtei.server.http.security import check_origin
 from hybridtei.server.models import Models, StoreContext, check_capacity
@@ -104,7 +112,10 @@ class ApiRequest(Request[Any, Any, Any]):
 
     async def json(self) -> Any:
         """Decode the body to the handler's struct. Raises the errors of `body` and `decode`."""
-        self.decoded = decode(await self.body(), self.endpoint.by_field or self.route_handler.parsed_data_field.annotation)  # type: ignore[union-attr]
+        self.decoded = decode(
+            await self.body(),
+            self.endpoint.by_field or self.route_handler.parsed_data_field.annotation,  # type: ignore[union-attr]
+        )
         return self.decoded
 
 
@@ -191,21 +202,34 @@ Work = TypeVar("Work", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 def post(
-    path: str | list[str], answer: Any, *, span: str | None = "", in_schema: bool = True, **needs: Any
+    path: str | list[str],
+    answer: Any,
+    *,
+    span: str | None = "",
+    in_schema: bool = True,
+    **needs: Any,
 ) -> Callable[[Work], Work]:
     """Decorate a coroutine function that returns a `Reply`. `answer`: the type of its JSON. `needs`: fields of `Endpoint`.
     `span`: the name in logs and traces; default: the function's; None: it calls a function that has one."""
     return _registering(path, ["POST"], answer, Endpoint(**needs), span=span, in_schema=in_schema)
 
 
-def get(path: str | list[str], answer: Any = None, *, in_schema: bool = True, **needs: Any) -> Callable[[Work], Work]:
+def get(
+    path: str | list[str], answer: Any = None, *, in_schema: bool = True, **needs: Any
+) -> Callable[[Work], Work]:
     """Decorate a coroutine function that answers GET and HEAD. Without `answer` it returns a `Response`."""
     endpoint = Endpoint(**{"role": "any", **needs, "takes_permits": False})
     return _registering(path, ["GET", "HEAD"], answer, endpoint, span=None, in_schema=in_schema)
 
 
 def _registering(
-    path: str | list[str], methods: Any, answer: Any, endpoint: Endpoint, *, span: str | None, in_schema: bool
+    path: str | list[str],
+    methods: Any,
+    answer: Any,
+    endpoint: Endpoint,
+    *,
+    span: str | None,
+    in_schema: bool,
 ) -> Callable[[Work], Work]:
     serve = litestar.route(
         path,
@@ -228,26 +252,44 @@ def _registering(
 def _for_litestar(work: Callable[..., Coroutine[Any, Any, Any]], answer: Any) -> Any:
     """The function that Litestar calls. Its types are those of the body, the path and the answer of `work`."""
     hints = get_type_hints(work, include_extras=True)
-    kinds = {one.name: hints[one.name] for one in signature(work).parameters.values() if one.default is one.empty}
-    places = [(SOURCES.get(kind), name if kind == FromPath[str] else "data") for name, kind in kinds.items()]
+    kinds = {
+        one.name: hints[one.name]
+        for one in signature(work).parameters.values()
+        if one.default is one.empty
+    }
+    places = [
+        (SOURCES.get(kind), name if kind == FromPath[str] else "data")
+        for name, kind in kinds.items()
+    ]
     types: dict[str, Any] = {"request": ApiRequest}
     for (source, place), kind in zip(places, kinds.values(), strict=True):
         if source is None:
             types[place] = kind if kind == FromPath[str] else JSONBody[SkipValidation[kind]]  # type: ignore[misc, valid-type]
 
     async def respond(request: ApiRequest, **values: Any) -> Any:
-        running = work(*[values[place] if source is None else await source(request) for source, place in places])
+        running = work(
+            *[
+                values[place] if source is None else await source(request)
+                for source, place in places
+            ]
+        )
         return await running if answer is None else Answer(running)
 
     respond.__name__, respond.__doc__ = work.__name__, work.__doc__
-    respond.__annotations__ = {**types, "return": hints["return"] if answer is None else Answer[answer]}
+    respond.__annotations__ = {
+        **types,
+        "return": hints["return"] if answer is None else Answer[answer],
+    }
     respond.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in types])  # type: ignore[attr-defined]
     return respond
 
 
 BELOW = "/m/"  # the prefix of each model's routes: /m/ALIAS/embed
 ENDING_IN_SLASH = ("/", "/docs/")
-PREFLIGHT = ((b"access-control-allow-methods", b"GET,POST"), (b"access-control-allow-headers", b"content-type"))
+PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET,POST"),
+    (b"access-control-allow-headers", b"content-type"),
+)
 ALLOW_ORIGIN = b"access-control-allow-origin"
 VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 
@@ -272,11 +314,18 @@ class HttpMiddleware:
         self._app = app.asgi_handler
         origins = server.cors_allow_origin
         self._any_origin = not origins or "*" in origins
-        self._origins = frozenset(name.encode("latin-1", "replace") for name in origins)  # whose pages may read answers
+        self._origins = frozenset(
+            name.encode("latin-1", "replace") for name in origins
+        )  # whose pages may read answers
         self._below_aliases = not server.only_tei_routes
-        self._of_process = {path for one in ROUTES if one.opt[ENDPOINT].role == "manage" for path in one.paths}
+        self._of_process = {
+            path for one in ROUTES if one.opt[ENDPOINT].role == "manage" for path in one.paths
+        }
         routes = [route for route in app.routes if route.methods]
-        self._allow = {route.path_format: [(b"allow", allow_header(route.methods).encode())] for route in routes}
+        self._allow = {
+            route.path_format: [(b"allow", allow_header(route.methods).encode())]
+            for route in routes
+        }
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -305,9 +354,19 @@ class HttpMiddleware:
         """The CORS headers of every answer to a page of `origin`."""
         if self._any_origin:
             return [VARY, (ALLOW_ORIGIN, b"*")]
-        return [VARY] if origin is None or origin not in self._origins else [VARY, (ALLOW_ORIGIN, origin)]
+        return (
+            [VARY]
+            if origin is None or origin not in self._origins
+            else [VARY, (ALLOW_ORIGIN, origin)]
+        )
 
 
 async def _bare(status: int, headers: list[tuple[bytes, bytes]], send: Any) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"content-length", b"0")]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*headers, (b"content-length", b"0")],
+        }
+    )
     await send({"type": "http.response.body", "body": b""})

@@ -51,7 +51,10 @@ class EngineChild:
         self._begin(calls)
         while self._loader.dead is None:
             await asyncio.sleep(COUNT_SECONDS)
-            self._answer(COUNTED, {number: registry.readings() for number, (_, registry) in self._engines.items()})
+            self._answer(
+                COUNTED,
+                {number: registry.readings() for number, (_, registry) in self._engines.items()},
+            )
         log.critical("%s", self._loader.dead)
         _end(1)
 
@@ -59,11 +62,23 @@ class EngineChild:
         """Load a model, and describe it."""
         loaded = await on_thread(load_model, config, self._config)
         one, registry = loaded.backend, Registry()
-        engine = engine_of(one, self._config, loaded.budget_tokens, registry, self._loader.device(one.lanes))
+        engine = engine_of(
+            one, self._config, loaded.budget_tokens, registry, self._loader.device(one.lanes)
+        )
         await engine.start()
         self._engines[number] = engine, registry
-        spec = replace(one.spec, max_input_length=loaded.model.reader.max_input_length)  # the HTTP process has warned already
-        found = RemoteBackend(spec, one.name, one.dtype, one.padding, tuple(one.lanes), one.ahead, loaded.budget_tokens)
+        spec = replace(
+            one.spec, max_input_length=loaded.model.reader.max_input_length
+        )  # the HTTP process has warned already
+        found = RemoteBackend(
+            spec,
+            one.name,
+            one.dtype,
+            one.padding,
+            tuple(one.lanes),
+            one.ahead,
+            loaded.budget_tokens,
+        )
         del loaded
         memory.collect_as_usual()  # the HTTP process tokenises
         return found
@@ -75,7 +90,9 @@ class EngineChild:
         await asyncio.to_thread(memory.trim)
         return registry.readings()
 
-    async def run(self, number: int, encodings: Any, heads: frozenset[Head], now_ns: int) -> tuple[HeadOutputs, int, int]:
+    async def run(
+        self, number: int, encodings: Any, heads: frozenset[Head], now_ns: int
+    ) -> tuple[HeadOutputs, int, int]:
         """Run a request. Return its outputs, and its times summed over its sequences."""
         request = await self._engines[number][0].run(apart(*encodings), heads, now_ns)
         return request.outputs(), request.queue_ns, request.inference_ns
@@ -94,7 +111,9 @@ class EngineChild:
             if method == "stop":
                 _end(0)
             if method != "cancel":
-                task = self._running[number] = asyncio.create_task(self._run(number, getattr(self, method)(*arguments)))
+                task = self._running[number] = asyncio.create_task(
+                    self._run(number, getattr(self, method)(*arguments))
+                )
                 task.add_done_callback(lambda _, number=number: self._running.pop(number, None))  # type: ignore[misc]
             elif number in self._running:
                 self._running[number].cancel()
@@ -104,11 +123,15 @@ class EngineChild:
             self._answer(number, await work)
         except Exception as error:  # every error is answered, since the caller waits
             known = isinstance(error, HybridTeiError)
-            self._answer(number, None, error if known else BackendError(f"{type(error).__name__}: {error}"))
+            self._answer(
+                number, None, error if known else BackendError(f"{type(error).__name__}: {error}")
+            )
 
     def _answer(self, number: int, value: Any, error: Exception | None = None) -> None:
         if not self._answers:
-            asyncio.get_running_loop().call_soon(self._flush)  # the answers of one pass are sent together
+            asyncio.get_running_loop().call_soon(
+                self._flush
+            )  # the answers of one pass are sent together
         self._answers.append((number, value, error))
 
     def _flush(self) -> None:
@@ -127,14 +150,20 @@ def _end(status: int) -> NoReturn:
 
 def main(descriptor: int) -> None:
     """Serve the connection in `sys.argv`."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # terminals and systemd signal it too
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # terminals and systemd signal it too
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
     memory.limit_heaps()
     connection = Connection(descriptor)
     (config, settings), *calls = receive(connection)
     logs.configure(**settings)
-    asyncio.run(EngineChild(connection, config).serve(calls))  # not uvloop: it would make the connection non-blocking
+    asyncio.run(
+        EngineChild(connection, config).serve(calls)
+    )  # not uvloop: it would make the connection non-blocking
 
 
 if __name__ == "__main__":

@@ -69,16 +69,24 @@ def joined(encodings: Sequence[Encoding]) -> tuple[Ids, Ids | None, list[tuple[i
     Token types None may become zeros, which mean the same.
     """
     ids, types = [one.input_ids for one in encodings], [one.token_type_ids for one in encodings]
-    known = [np.zeros_like(own) if one is None else one for own, one in zip(ids, types, strict=True)]
+    known = [
+        np.zeros_like(own) if one is None else one for own, one in zip(ids, types, strict=True)
+    ]
     numbers = [(len(one), one.unseen, one.adapter, one.shared, one.route) for one in encodings]
-    return np.concatenate(ids), None if all(one is None for one in types) else np.concatenate(known), [*numbers]
+    return (
+        np.concatenate(ids),
+        None if all(one is None for one in types) else np.concatenate(known),
+        [*numbers],
+    )
 
 
 def apart(ids: Ids, types: Ids | None, numbers: Sequence[tuple[int, ...]]) -> list[Encoding]:
     """Split the result of `joined` into encodings that are views."""
     ends = accumulate(length for length, *_ in numbers)
     return [
-        Encoding(ids[end - length : end], None if types is None else types[end - length : end], *others)
+        Encoding(
+            ids[end - length : end], None if types is None else types[end - length : end], *others
+        )
         for end, (length, *others) in zip(ends, numbers, strict=True)
     ]
 
@@ -109,7 +117,9 @@ class RemoteEngine:
     async def start(self) -> None:
         self._process.start()
 
-    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest:
+    async def run(
+        self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int
+    ) -> EngineRequest:
         """Raises the errors of `Engine.run`, and Unhealthy if the process ends meanwhile."""
         request = EngineRequest(encodings, heads, now_ns)
         answer = await self._process.ask("run", self._number, joined(encodings), heads, now_ns)
@@ -193,15 +203,21 @@ class EngineProcess:
         Unhealthy if a started process ends meanwhile."""
         number = next(self._numbers)
         if self._loop is not None:
-            found = asyncio.run_coroutine_threadsafe(self.ask("load", number, config), self._loop).result()
+            found = asyncio.run_coroutine_threadsafe(
+                self.ask("load", number, config), self._loop
+            ).result()
         else:
             try:
                 found = self._now(self._child or self._spawn(), "load", number, config)
             except (EOFError, OSError) as error:
-                raise LoadError(f"the engine's process ended ({self._end() or error}) before it had loaded a model") from None
+                raise LoadError(
+                    f"the engine's process ended ({self._end() or error}) before it had loaded a model"
+                ) from None
         engine = self._engines[number] = RemoteEngine(self, number)
         self._configs[number] = config
-        return LoadedModel(text_model(found.spec, self._engine), cast(Backend, found), found.budget_tokens), engine
+        return LoadedModel(
+            text_model(found.spec, self._engine), cast(Backend, found), found.budget_tokens
+        ), engine
 
     async def unload(self, number: int, seconds: float | None) -> None:
         """Unload a model. Wait at most `seconds` for its passes."""
@@ -222,7 +238,9 @@ class EngineProcess:
             raise Unhealthy(self._away)
         number, child = next(self._numbers), self._child
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        if child is not None:  # otherwise the process has just ended, and `_switch` will fail this call
+        if (
+            child is not None
+        ):  # otherwise the process has just ended, and `_switch` will fail this call
             child.send((number, method, arguments))
         try:
             return await answer

@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_LOADING = 8  # models loading at once; each takes a thread and memory
-NO_NAMES = frozenset({"", "default", "default/not-specified"})  # clients without a model name send these
+NO_NAMES = frozenset(
+    {"", "default", "default/not-specified"}
+)  # clients without a model name send these
 
 Opener = Callable[[NamedModel], Awaitable[Context]]
 State = Literal["loading", "ready", "failed", "unloading"]
@@ -67,16 +69,27 @@ class Models:
     """The models. Only the event loop's thread may use it. `opener`: makes a started context from a configuration; None: models
     cannot be loaded at run time. `flags`: the process's; a model loaded later cannot exceed them."""
 
-    def __init__(self, contexts: Mapping[str, Context], opener: Opener | None = None, flags: ModelConfig | None = None) -> None:
+    def __init__(
+        self,
+        contexts: Mapping[str, Context],
+        opener: Opener | None = None,
+        flags: ModelConfig | None = None,
+    ) -> None:
         self.flags = flags or ModelConfig()
-        self.entries = {alias: Entry(alias, "ready", context) for alias, context in contexts.items()}
+        self.entries = {
+            alias: Entry(alias, "ready", context) for alias, context in contexts.items()
+        }
         self.registry = Registry()  # of the whole process
         self._opener = opener
 
     @property
     def ready(self) -> list[Context]:
         """The contexts of ready models: first the configured ones, then the loaded ones, in order."""
-        return [entry.context for entry in self.entries.values() if entry.state == "ready" and entry.context is not None]
+        return [
+            entry.context
+            for entry in self.entries.values()
+            if entry.state == "ready" and entry.context is not None
+        ]
 
     @property
     def default(self) -> Context:
@@ -92,11 +105,15 @@ class Models:
         """Choose the model of a request. `alias`: from the path; `name`: from the body. Raises UnknownModel."""
         if alias is not None:
             return self.named(alias)
-        if len(self.ready) == 1 and name not in self.entries:  # the name of a loading or failed model reaches no other
+        if (
+            len(self.ready) == 1 and name not in self.entries
+        ):  # the name of a loading or failed model reaches no other
             return self.default
         if name is not None and name not in NO_NAMES:
             return self.named(name)
-        fitting = (context for able in capability for context in self.ready if able(context))  # the best capability first
+        fitting = (
+            context for able in capability for context in self.ready if able(context)
+        )  # the best capability first
         return next(fitting, self.default)  # its error names the missing capability
 
     def named(self, name: str) -> Context:
@@ -111,13 +128,17 @@ class Models:
             if name in (context.served_name, context.model.model_id):
                 return context
         shown = name if len(name) <= 200 else f"{name[:200]}…"
-        served = ", ".join(f"`{alias}`" for alias, entry in self.entries.items() if entry.state == "ready")
+        served = ", ".join(
+            f"`{alias}`" for alias, entry in self.entries.items() if entry.state == "ready"
+        )
         raise UnknownModel(f"the model `{shown}` is not served here; served are {served}")
 
     def metrics(self) -> str:
         """The Prometheus text of all models together and of the process. Below `/m/ALIAS` each model has its own."""
         of_models = (entry.context.registry for entry in self.entries.values() if entry.context)
-        return text_of(reading for registry in (*of_models, self.registry) for reading in registry.readings())
+        return text_of(
+            reading for registry in (*of_models, self.registry) for reading in registry.readings()
+        )
 
     async def load(self, config: NamedModel) -> Entry:
         """Load a model while the others serve. Raises InvalidInput if the name is taken; LoadError, which `entries` keeps."""
@@ -127,7 +148,9 @@ class Models:
         if known is not None and known.state != "failed":
             raise InvalidInput(f"`alias`: the model `{config.alias}` is {known.state} already")
         if sum(entry.state == "loading" for entry in self.entries.values()) >= MAX_LOADING:
-            raise InvalidInput(f"{MAX_LOADING} models are loading already: wait until one is ready or has failed")
+            raise InvalidInput(
+                f"{MAX_LOADING} models are loading already: wait until one is ready or has failed"
+            )
         self.entries.pop(config.alias, None)  # so that it comes last in the order
         entry = self.entries[config.alias] = Entry(config.alias, "loading")
         began = perf_counter()
@@ -146,7 +169,9 @@ class Models:
         """Finish running passes, fail waiting requests, free memory. Raises UnknownModel; InvalidInput for the last model."""
         entry = self.entries.get(alias)
         if entry is None or entry.state in ("loading", "unloading"):
-            raise UnknownModel(f"the model `{alias}` is {entry.state if entry else 'not served here'}")
+            raise UnknownModel(
+                f"the model `{alias}` is {entry.state if entry else 'not served here'}"
+            )
         if entry.context is not None:
             if len(self.ready) == 1:
                 raise InvalidInput(f"`model`: `{alias}` is the only model here")
@@ -167,7 +192,10 @@ class Models:
     @property
     def dead(self) -> BackendError | None:
         """The error of the first model that works again only after a restart of the process; None without such a model."""
-        return next((context.service.dead for context in self.ready if context.service.dead is not None), None)
+        return next(
+            (context.service.dead for context in self.ready if context.service.dead is not None),
+            None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +212,24 @@ class Able:
         return assigned in (None, self.role) and is_kind and context.heads >= self.heads
 
 
-DENSE, SPARSE, MULTIVECTOR = frozenset({Head.DENSE}), frozenset({Head.SPARSE}), frozenset({Head.MULTIVECTOR})
+DENSE, SPARSE, MULTIVECTOR = (
+    frozenset({Head.DENSE}),
+    frozenset({Head.SPARSE}),
+    frozenset({Head.MULTIVECTOR}),
+)
 EMBEDS = Able("embed")
 EMBED, EMBED_SPARSE = (Able("embed", heads=DENSE), EMBEDS), (Able("embed", heads=SPARSE), EMBEDS)
 EMBED_MULTIVECTOR = (Able("embed", heads=MULTIVECTOR), EMBEDS)
-EMBED_HYBRID = (Able("embed", heads=DENSE | SPARSE | MULTIVECTOR), Able("embed", heads=DENSE | SPARSE), EMBEDS)
+EMBED_HYBRID = (
+    Able("embed", heads=DENSE | SPARSE | MULTIVECTOR),
+    Able("embed", heads=DENSE | SPARSE),
+    EMBEDS,
+)
 RANK = (Able("rerank", "reranker"), Able("rerank", None, MULTIVECTOR), Able("rerank"))
-CLASSIFY, TAG = (Able("classify", "classifier"), Able("classify", "reranker")), (Able("tag", "tagger"),)
+CLASSIFY, TAG = (
+    (Able("classify", "classifier"), Able("classify", "reranker")),
+    (Able("tag", "tagger"),),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +245,9 @@ class StoreBounds:
             return await asyncio.to_thread(work)
 
 
-def check_capacity(endpoint: Endpoint, alias: str | None, models: Models, store: StoreBounds) -> None:
+def check_capacity(
+    endpoint: Endpoint, alias: str | None, models: Models, store: StoreBounds
+) -> None:
     """Raises Overloaded, before the body is read, if no model that the request can reach has a free permit. `alias`: the model
     that the path names, if any."""
     if not endpoint.takes_permits:
@@ -217,7 +258,11 @@ def check_capacity(endpoint: Endpoint, alias: str | None, models: Models, store:
         return
     if alias is not None:
         entry = models.entries.get(alias)
-        contexts = [entry.context] if entry is not None and entry.context is not None and entry.state == "ready" else []
+        contexts = (
+            [entry.context]
+            if entry is not None and entry.context is not None and entry.state == "ready"
+            else []
+        )
     else:
         contexts = models.ready
     if contexts and all(context.service.admission.free <= 0 for context in contexts):

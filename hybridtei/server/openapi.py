@@ -43,7 +43,13 @@ PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 JSON_LINES = {"application/jsonl": {"schema": {"type": "string"}}}
 REFERENCE = "#/components/schemas/"
 # TEI's schema names for fields that several requests share.
-REQUESTS_WITH_DIRECTION = ("EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest", "PredictRequest", "RerankRequest")
+REQUESTS_WITH_DIRECTION = (
+    "EmbedRequest",
+    "EmbedAllRequest",
+    "EmbedSparseRequest",
+    "PredictRequest",
+    "RerankRequest",
+)
 FIELDS = {
     ("inputs", "EmbedRequest", "EmbedAllRequest", "EmbedSparseRequest"): "Input",
     ("inputs", "PredictRequest"): "PredictInput",
@@ -70,7 +76,9 @@ def document(app: Litestar) -> dict[str, Any]:
     """The document of an application's routes."""
     handlers = documented(app)
     kinds = [
-        kind for _, handler in handlers for kind in (*_requests(handler), *answers_of(handler), handler.opt[ENDPOINT].error)
+        kind
+        for _, handler in handlers
+        for kind in (*_requests(handler), *answers_of(handler), handler.opt[ENDPOINT].error)
     ]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=f"{REFERENCE}{{name}}")
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
@@ -82,7 +90,13 @@ def document(app: Litestar) -> dict[str, Any]:
             components[name], content["schema"] = content["schema"], {"$ref": REFERENCE + name}
         paths[path] = {"post" if "POST" in handler.http_methods else "get": operation}
     _name_fields(components)
-    return {"openapi": "3.1.0", "info": INFO, "tags": [{"name": TAG}], "paths": paths, "components": {"schemas": components}}
+    return {
+        "openapi": "3.1.0",
+        "info": INFO,
+        "tags": [{"name": TAG}],
+        "paths": paths,
+        "components": {"schemas": components},
+    }
 
 
 def _operation(path: str, handler: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +108,10 @@ def _operation(path: str, handler: Any, schema_of: dict[str, Any]) -> dict[str, 
         "operationId": re.sub(r"\W+", "_", path).strip("_"),
         "summary": text.partition(".")[0],
         "description": text,
-        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ],
         "responses": {"200": answer},
     }
     if answers:
@@ -140,7 +157,11 @@ def _name_fields(components: dict[str, Any]) -> None:
     for (field, *structs), name in FIELDS.items():
         for struct in structs:
             fields = components[struct]["properties"]
-            kept = {key: fields[field].pop(key) for key in ("description", "default") if key in fields[field]}
+            kept = {
+                key: fields[field].pop(key)
+                for key in ("description", "default")
+                if key in fields[field]
+            }
             components.setdefault(name, fields[field])
             fields[field] = {"$ref": REFERENCE + name, **kept}
     one = {"$ref": f"{REFERENCE}InputType"}

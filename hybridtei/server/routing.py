@@ -18,7 +18,17 @@ from litestar.response.base import ASGIResponse
 from msgspec import Struct
 
 from hybridtei import errors
-from hybridtei.errors import HybridTeiError, KeyNeeded, NoInputs, NoKey, NoStore, OtherOrigin, Overloaded, RoleNeeded, anchor_of
+from hybridtei.errors import (
+    HybridTeiError,
+    KeyNeeded,
+    NoInputs,
+    NoKey,
+    NoStore,
+    OtherOrigin,
+    Overloaded,
+    RoleNeeded,
+    anchor_of,
+)
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.http.connection import ClientDisconnected
 
@@ -131,7 +141,9 @@ class ErrorDetail(Struct, frozen=True):
 class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
     """Errors of reranking, scoring and classification routes other than TEI's."""
 
-    detail: list[ErrorDetail]  # some clients look for this field; infinity's client fails unless it is a list
+    detail: list[
+        ErrorDetail
+    ]  # some clients look for this field; infinity's client fails unless it is a list
 
     @classmethod
     def of(cls, error: Exception) -> tuple[int, Struct]:
@@ -158,7 +170,9 @@ class Endpoint:
     by_field: Mapping[str, type[Struct]] | None = None
     is_tei: bool = False  # served with --only-tei-routes too
     only_tei: bool = False  # only with that flag, instead of the `by_field` route of the same path
-    needs_content_type: bool = True  # False: it may be missing, since some clients of this route do not send it
+    needs_content_type: bool = (
+        True  # False: it may be missing, since some clients of this route do not send it
+    )
     needs_store: bool = False
     key_in_body: bool = False  # a client may send its key as `token` of the body
     takes_lines: bool = False  # the body is JSON lines, which the handler reads in parts
@@ -171,7 +185,10 @@ LISTED: Mapping[str, Any] = {
     "error": ListedErrorResponse,
     "needs_content_type": False,
 }  # of rerankers and classifiers in /v1, /v2
-FLAT: Mapping[str, Any] = {"error": OpenAICompatErrorResponse, "needs_content_type": False}  # of embeddings in /v1, /v2
+FLAT: Mapping[str, Any] = {
+    "error": OpenAICompatErrorResponse,
+    "needs_content_type": False,
+}  # of embeddings in /v1, /v2
 
 
 PAGE = "/page"
@@ -208,8 +225,13 @@ def request_error(request: AnyRequest, error: Exception) -> Response[Any]:
     if isinstance(error, NoKey):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, Overloaded):
-        is_openai = endpoint.error is OpenAICompatErrorResponse and not request.app.state.server.only_tei_routes
-        if is_openai or not endpoint.is_tei:  # TEI sends no such header, but OpenAI's clients obey it
+        is_openai = (
+            endpoint.error is OpenAICompatErrorResponse
+            and not request.app.state.server.only_tei_routes
+        )
+        if (
+            is_openai or not endpoint.is_tei
+        ):  # TEI sends no such header, but OpenAI's clients obey it
             headers["retry-after"] = "1"  # seconds, the header's smallest value
     return _written(endpoint, error, headers)
 
@@ -228,17 +250,26 @@ def body_error(request: AnyRequest, error: BodyError) -> Response[Any]:
 
 def _help(endpoint: Endpoint, error: Exception) -> dict[str, str]:
     """Errors of routes other than TEI's link to the page that explains cause and remedy."""
-    return {} if endpoint.is_tei else {"link": f'<{PAGE}/errors.html#{anchor_of(error)}>; rel="help"'}
+    return (
+        {} if endpoint.is_tei else {"link": f'<{PAGE}/errors.html#{anchor_of(error)}>; rel="help"'}
+    )
 
 
 def _written(endpoint: Endpoint, error: Exception, headers: dict[str, str]) -> Response[bytes]:
     status, body = endpoint.error.of(error)
-    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=headers)
+    return Response(
+        msgspec.json.encode(body),
+        status_code=status,
+        media_type="application/json",
+        headers=headers,
+    )
 
 
 def allow_header(methods: Iterable[str]) -> str:
     """TEI's `allow` header: HEAD follows GET, and OPTIONS is left out."""
-    return ",".join("GET,HEAD" if name == "GET" else name for name in sorted({*methods} - {"OPTIONS", "HEAD"}))
+    return ",".join(
+        "GET,HEAD" if name == "GET" else name for name in sorted({*methods} - {"OPTIONS", "HEAD"})
+    )
 
 
 def framework_error(request: AnyRequest, error: HTTPException) -> Response[bytes]:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 BACKLOG = 2048  # the number of connections that wait to be accepted
-KEEP_ALIVE_SECONDS = 75  # clients keep pools of connections; uvicorn's 5 closes them between two requests
+KEEP_ALIVE_SECONDS = (
+    75  # clients keep pools of connections; uvicorn's 5 closes them between two requests
+)
 log = logging.getLogger(__name__)
 
 
@@ -91,7 +93,9 @@ class DrainingServer(uvicorn.Server):
     def announce(self) -> None:
         """Log that the server is ready."""
         (host, port), *metrics = (server.sockets[0].getsockname()[:2] for server in self.servers)
-        log.info("Starting HTTP server: %s:%d", host, port, extra={"facts": {"host": host, "port": port}})
+        log.info(
+            "Starting HTTP server: %s:%d", host, port, extra={"facts": {"host": host, "port": port}}
+        )
         for address in metrics:
             log.info("Serving metrics: %s:%d", *address)
         log.info("Ready")
@@ -137,7 +141,8 @@ def settings_of(
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         reset_contextvars=True,  # a pipelined request starts in the context of the previous one, with that one's key and span
-        timeout_graceful_shutdown=ceil(config.drain_seconds) + 1,  # for requests that survive the cut
+        timeout_graceful_shutdown=ceil(config.drain_seconds)
+        + 1,  # for requests that survive the cut
     )
     if certificate is not None:
         begin = partial(Handshake, {}, certificate.accepting(), limits, metrics_port)
@@ -176,7 +181,13 @@ def run_server(app: Any, config: ServerConfig, sockets: Sequence[socket.socket])
     models = state.models
     metrics_port = None if len(sockets) == 1 else sockets[1].getsockname()[1]
     settings = settings_of(app, config, state.limits, state.certificate, metrics_port)
-    server = DrainingServer(settings, config.drain_seconds, state.rpc, reload=reloader(state, config), dead=lambda: models.dead)
+    server = DrainingServer(
+        settings,
+        config.drain_seconds,
+        state.rpc,
+        reload=reloader(state, config),
+        dead=lambda: models.dead,
+    )
     with suppress(SystemExit):  # uvicorn exits like this, after a log entry, if it cannot start
         server.run([*sockets])
     if not server.started:

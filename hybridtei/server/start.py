@@ -49,7 +49,13 @@ class ModelLoader:
     """The engine settings and devices that the models of a server share, and the engine's process if there is one.
     `fixed_permits`: as for `serve`."""
 
-    def __init__(self, engine: EngineConfig, *, fixed_permits: bool = True, process: EngineProcess | None = None) -> None:
+    def __init__(
+        self,
+        engine: EngineConfig,
+        *,
+        fixed_permits: bool = True,
+        process: EngineProcess | None = None,
+    ) -> None:
         self.engine = engine
         self._fixed_permits = fixed_permits
         self._process = process
@@ -57,22 +63,36 @@ class ModelLoader:
 
     def load(self, config: ModelConfig) -> tuple[LoadedModel, RemoteEngine | None]:
         """Load a model here or in the engine's process, and log the choices made for it. Raises LoadError."""
-        loaded, remote = (load_model(config, self.engine), None) if self._process is None else self._process.load(config)
+        loaded, remote = (
+            (load_model(config, self.engine), None)
+            if self._process is None
+            else self._process.load(config)
+        )
         for line, facts in zip(loaded.summary(), loaded.facts(), strict=True):
             log.info("%s", line, extra={"facts": facts})
         own = loaded.model.reader.prompts.own
         if own is not None:
-            words = "the checkpoint's default, which TEI's routes use only with --use-default-prompt"
+            words = (
+                "the checkpoint's default, which TEI's routes use only with --use-default-prompt"
+            )
             log.info("prompt   `%s`, %s", own, words, extra={"facts": {"default_prompt_name": own}})
         return loaded, remote
 
-    def context(self, loaded: LoadedModel, remote: RemoteEngine | None, server: ServerConfig, config: ModelConfig) -> Context:
+    def context(
+        self,
+        loaded: LoadedModel,
+        remote: RemoteEngine | None,
+        server: ServerConfig,
+        config: ModelConfig,
+    ) -> Context:
         """Put a loaded model behind an engine: `remote`, or one on the device that models with the same lanes share."""
         from hybridtei.server.app import context_for
 
         registry, engine = Registry() if remote is None else remote.registry, self.engine
         if not self._fixed_permits:  # the default follows the hardware
-            permits = permits_for(engine.max_concurrent_requests, loaded.backend, loaded.budget_tokens)
+            permits = permits_for(
+                engine.max_concurrent_requests, loaded.backend, loaded.budget_tokens
+            )
             engine = replace(engine, max_concurrent_requests=permits)
         service = EngineService(
             loaded.model,
@@ -95,14 +115,20 @@ class ModelLoader:
     def device(self, lanes: tuple[LaneKind, ...]) -> Device:
         """The running device of these lanes."""
         if lanes not in self._devices:
-            self._devices[lanes] = Device(lanes, bulk_niceness=self.engine.bulk_niceness, pass_timeout=self.engine.pass_timeout)
+            self._devices[lanes] = Device(
+                lanes,
+                bulk_niceness=self.engine.bulk_niceness,
+                pass_timeout=self.engine.pass_timeout,
+            )
             self._devices[lanes].start()
         return self._devices[lanes]
 
     @property
     def dead(self) -> BackendError | None:
         """The error that ended a lane; None while all lanes run."""
-        return next((device.dead for device in self._devices.values() if device.dead is not None), None)
+        return next(
+            (device.dead for device in self._devices.values() if device.dead is not None), None
+        )
 
 
 @contextmanager
@@ -121,7 +147,10 @@ def _engine_process(
     from hybridtei.server.engine_process import EngineProcess
 
     is_json = server.json_output or server.log_format == "json"
-    process = EngineProcess(engine, {"json_output": is_json, "level": server.log_level, "spans": not server.disable_spans})
+    process = EngineProcess(
+        engine,
+        {"json_output": is_json, "level": server.log_level, "spans": not server.disable_spans},
+    )
     try:
         yield process
     finally:
@@ -145,12 +174,17 @@ def serve(
     """
     made: Future[Litestar] = Future()
     threading.Thread(target=_make_app, args=(server, made), name="imports", daemon=True).start()
-    with _checked(server, store) as (schemas, sockets), _engine_process(server, engine, configs) as process:
+    with (
+        _checked(server, store) as (schemas, sockets),
+        _engine_process(server, engine, configs) as process,
+    ):
         loader = ModelLoader(engine, fixed_permits=fixed_permits, process=process)
         contexts: dict[str, Context] = {}
         failures: dict[str, LoadError] = {}
         for config in configs:
-            alias = config.alias if isinstance(config, NamedModel) else default_alias(config.model_id)
+            alias = (
+                config.alias if isinstance(config, NamedModel) else default_alias(config.model_id)
+            )
             log.info("hybridtei %s: loading %s as %s", __version__, config.model_id, alias)
             try:
                 contexts[alias] = loader.context(*loader.load(config), server, config)
@@ -173,13 +207,19 @@ def serve(
         from hybridtei.server.run import run_server
 
         models = Models(contexts, opener if isinstance(configs[0], NamedModel) else None, flags)
-        models.entries |= {alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()}
-        app = create_models_app(models, server, on_stop=[loader.stop], schemas=schemas, app=made.result())
+        models.entries |= {
+            alias: Entry(alias, "failed", error=str(error)) for alias, error in failures.items()
+        }
+        app = create_models_app(
+            models, server, on_stop=[loader.stop], schemas=schemas, app=made.result()
+        )
         run_server(app, server, sockets)
 
 
 @asynccontextmanager
-async def in_process(configs: Sequence[ModelConfig], engine: EngineConfig, store: StoreConfig) -> AsyncIterator[AsyncClient]:
+async def in_process(
+    configs: Sequence[ModelConfig], engine: EngineConfig, store: StoreConfig
+) -> AsyncIterator[AsyncClient]:
     """Load models, and yield a client of an in-process server without a socket. Raises LoadError, StoreError."""
     import httpx
 
@@ -188,9 +228,17 @@ async def in_process(configs: Sequence[ModelConfig], engine: EngineConfig, store
     from hybridtei.server.models import Models
 
     loader, server = ModelLoader(engine, fixed_permits=False), ServerConfig()
-    contexts = {default_alias(one.model_id): loader.context(*loader.load(one), server, one) for one in configs}
-    app = create_models_app(Models(contexts), server, on_stop=[loader.stop], schemas=_schemas(store, server))
-    transport, errors_of_server = httpx.ASGITransport(cast(Any, app)), logging.getLogger("hybridtei.server")
+    contexts = {
+        default_alias(one.model_id): loader.context(*loader.load(one), server, one)
+        for one in configs
+    }
+    app = create_models_app(
+        Models(contexts), server, on_stop=[loader.stop], schemas=_schemas(store, server)
+    )
+    transport, errors_of_server = (
+        httpx.ASGITransport(cast(Any, app)),
+        logging.getLogger("hybridtei.server"),
+    )
     level = errors_of_server.level
     errors_of_server.setLevel(logging.CRITICAL)  # the client raises errors itself
     try:
@@ -201,7 +249,9 @@ async def in_process(configs: Sequence[ModelConfig], engine: EngineConfig, store
 
 
 @contextmanager
-def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[CollectionSchemas | None, list[socket.socket]]]:
+def _checked(
+    server: ServerConfig, store: StoreConfig | None
+) -> Iterator[tuple[CollectionSchemas | None, list[socket.socket]]]:
     """Check keys, certificate, gRPC, store and ports before a model is loaded. Yield the store's schemas and the sockets.
 
     Raises UsageError, LoadError, StoreError, OSError.
@@ -223,7 +273,9 @@ def _checked(server: ServerConfig, store: StoreConfig | None) -> Iterator[tuple[
 def _make_app(server: ServerConfig, made: Future[Litestar]) -> None:
     try:
         import_module("hybridtei.server.run")
-        made.set_result(import_module("hybridtei.server.app").framework(only_tei_routes=server.only_tei_routes))
+        made.set_result(
+            import_module("hybridtei.server.app").framework(only_tei_routes=server.only_tei_routes)
+        )
     except BaseException as error:  # the main thread raises it
         made.set_exception(error)
     gc.freeze()  # modules live until the process ends, so the collector need not visit them
@@ -243,7 +295,11 @@ def _schemas(store: StoreConfig | None, server: ServerConfig) -> CollectionSchem
 
 
 def _warn_if_open(server: ServerConfig) -> None:
-    if server.api_key is None and server.api_key_file is None and not ipaddress.ip_address(server.hostname).is_loopback:
+    if (
+        server.api_key is None
+        and server.api_key_file is None
+        and not ipaddress.ip_address(server.hostname).is_loopback
+    ):
         log.warning(
             "no --api-key, and the server listens on %s: EVERY client may read and change the vector store, and web pages "
             "may read it; set a key, or listen on --hostname 127.0.0.1",
@@ -271,5 +327,7 @@ async def on_thread(work: Callable[..., T], *arguments: Any) -> T:
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(ended)
 
-    threading.Thread(target=run, name=f"aside-{getattr(work, '__name__', 'work')}", daemon=True).start()
+    threading.Thread(
+        target=run, name=f"aside-{getattr(work, '__name__', 'work')}", daemon=True
+    ).start()
     return await done

@@ -34,18 +34,28 @@ def quantiser(context: Context, precision: Precision | None, head: Head, width: 
 
 
 def smaller_vectors(
-    context: Context, heads: frozenset[Head], precision: Precision | None, dimensions: int | None, *, is_small: bool = False
+    context: Context,
+    heads: frozenset[Head],
+    precision: Precision | None,
+    dimensions: int | None,
+    *,
+    is_small: bool = False,
 ) -> Callable[[Embeddings], Embeddings]:
     """A function that converts an answer's dense and multi-vectors to `precision`. `is_small`: multi-vectors are left alone,
     since their own `dtype` converted them. Raises InvalidInput before anything is computed."""
     if precision is None or precision == "float":
         return lambda answer: answer
     spec = context.service.model.spec
-    widths = {Head.DENSE: spec.dense_width, Head.MULTIVECTOR: 0 if spec.multivector is None else spec.multivector.width}
+    widths = {
+        Head.DENSE: spec.dense_width,
+        Head.MULTIVECTOR: 0 if spec.multivector is None else spec.multivector.width,
+    }
     made = heads & context.heads & (widths.keys() - ({Head.MULTIVECTOR} if is_small else set()))
     with context.counting_failures():
         makers = {
-            head: quantiser(context, precision, head, min(dimensions or width, width)) if head in made else as_given
+            head: quantiser(context, precision, head, min(dimensions or width, width))
+            if head in made
+            else as_given
             for head, width in widths.items()
         }
 
@@ -54,7 +64,9 @@ def smaller_vectors(
         return replace(
             answer,
             dense=None if dense is None else makers[Head.DENSE](dense),
-            multivector=None if rows is None else Ragged(makers[Head.MULTIVECTOR](rows.values), rows.offsets),
+            multivector=None
+            if rows is None
+            else Ragged(makers[Head.MULTIVECTOR](rows.values), rows.offsets),
         )
 
     return smaller
@@ -85,13 +97,17 @@ def ranges_in(path: str) -> dict[str, Floats]:
     return read_ranges(path)
 
 
-EMBEDDED_RANGES = str(Path(heads.__file__).with_name("minilm_ranges.npz"))  # measured by `conformance.quality.ranges`
+EMBEDDED_RANGES = str(
+    Path(heads.__file__).with_name("minilm_ranges.npz")
+)  # measured by `conformance.quality.ranges`
 Output = Literal["dense", "sparse", "multivector"]
 Outputs = Annotated[list[Output], Meta(min_length=1)]
 SparseFormat = Literal["tei", "qdrant", "tokens", "ids"]
 OutputDtype = Annotated[
     Precision | None,
-    Meta(description="Type of the numbers in vectors; binary: one bit each, eight bits in an int8; ubinary: in a uint8."),
+    Meta(
+        description="Type of the numbers in vectors; binary: one bit each, eight bits in an int8; ubinary: in a uint8."
+    ),
 ]
 SPLADE_NORMALIZE = "`normalize` is not available for SPLADE models"
 
@@ -106,7 +122,9 @@ def pooled(answer: Embeddings) -> Floats:
     return splade_rows(answer) if answer.dense is None else answer.dense
 
 
-def unspelled(context: Context, heads: frozenset[Head], form: SparseFormat) -> UnsupportedHead | None:
+def unspelled(
+    context: Context, heads: frozenset[Head], form: SparseFormat
+) -> UnsupportedHead | None:
     """The error if the model cannot give `sparse_format` tokens, else None."""
     try:
         if form == "tokens" and Head.SPARSE in heads:
@@ -118,7 +136,11 @@ def unspelled(context: Context, heads: frozenset[Head], form: SparseFormat) -> U
 
 def heads_of(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
     """The heads of `outputs`; None: all heads of the model."""
-    return context.heads - {Head.TOKENS} if outputs is None else frozenset(Head(output) for output in outputs)
+    return (
+        context.heads - {Head.TOKENS}
+        if outputs is None
+        else frozenset(Head(output) for output in outputs)
+    )
 
 
 def splade_rows(answer: Embeddings) -> Floats:
@@ -132,18 +154,28 @@ class SpannedText(Struct, frozen=True, forbid_unknown_fields=True):
     text: FullText
     spans: Annotated[
         list[tuple[Id, Id]],
-        Meta(min_length=1, description="For each span, the first code point and the one after the last; spans may overlap."),
+        Meta(
+            min_length=1,
+            description="For each span, the first code point and the one after the last; spans may overlap.",
+        ),
     ]
 
 
 SpannedInputs = Annotated[
     FullText | SpannedText | Annotated[list[FullText | Id | Ids | SpannedText], NOT_EMPTY],
-    Meta(description="As for `/embed_all`; or texts with spans: the answer has a list for each text, an item for each span."),
+    Meta(
+        description="As for `/embed_all`; or texts with spans: the answer has a list for each text, an item for each span."
+    ),
 ]
 
 
 async def embed_spanned(
-    context: Context, task: Embed, write: Write[Embeddings], refusal: HybridTeiError | None = None, *, is_batch: bool
+    context: Context,
+    task: Embed,
+    write: Write[Embeddings],
+    refusal: HybridTeiError | None = None,
+    *,
+    is_batch: bool,
 ) -> Reply:
     """Embed the task's inputs. For texts with spans the answer has one list an input, one item a span."""
     items: Sequence[Any] = task.inputs
@@ -152,7 +184,9 @@ async def embed_spanned(
         return await context.embed(task, write, is_batch=is_batch, refusal=refusal, field="inputs")
     with context.counting_failures():
         if len(spanned) < len(items):
-            raise InvalidInput("`inputs` holds texts with spans and texts without: send them in separate requests")
+            raise InvalidInput(
+                "`inputs` holds texts with spans and texts without: send them in separate requests"
+            )
     texts = [SpanText(item.text, item.spans) for item in spanned]
 
     def nested(answer: Embeddings, usage: Usage) -> list[Any]:

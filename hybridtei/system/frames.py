@@ -48,7 +48,9 @@ def _out(value: Any) -> Any:
         if value.dtype == np.float32 and value.ndim == 1:
             return msgspec.msgpack.Ext(_FLOATS, value.astype("<f4", copy=False).tobytes())
         if value.dtype == np.float32 and value.ndim == 2:
-            return msgspec.msgpack.Ext(_ROWS, _WIDTH.pack(value.shape[1]) + value.astype("<f4", copy=False).tobytes())
+            return msgspec.msgpack.Ext(
+                _ROWS, _WIDTH.pack(value.shape[1]) + value.astype("<f4", copy=False).tobytes()
+            )
     raise TypeError(f"cannot be sent: {type(value).__name__}")
 
 
@@ -106,7 +108,9 @@ def message_fields(content: bytes | mmap, at: int, stop: int) -> Iterator[tuple[
             continue
         if kind not in (1, LENGTH_DELIMITED, 5):
             raise ValueError(f"a field of unknown kind {kind} before byte {at}")
-        size, at = read_varint(content, at) if kind == LENGTH_DELIMITED else ({1: 8, 5: 4}[kind], at)
+        size, at = (
+            read_varint(content, at) if kind == LENGTH_DELIMITED else ({1: 8, 5: 4}[kind], at)
+        )
         if at + size > stop:
             raise ValueError(f"a field at byte {at} is longer than what holds it")
         yield number, slice(at, at + size)

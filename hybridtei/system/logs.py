@@ -26,7 +26,9 @@ import orjson
 from hybridtei.config import fields_of
 from hybridtei.system.tracing import CURRENT, HandlerSpan
 
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # characters that end a line or control a terminal
+CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029]"
+)  # characters that end a line or control a terminal
 
 OFF = logging.CRITICAL + 1
 LEVELS = {"off": OFF, "error": logging.ERROR, "warn": logging.WARNING, "info": logging.INFO}
@@ -56,7 +58,9 @@ class TextFormatter(logging.Formatter):
         message = _escaped(record.getMessage())
         line = f"{_stamp(record)} {_level(record):>5} {spans}{record.name}: {record.filename}:{record.lineno}: {message}"
         trace = [] if record.exc_info is None else self.formatException(record.exc_info).split("\n")
-        return "\n".join([line, *(f"    {_escaped(part)}" for part in trace)])  # indented: no log line
+        return "\n".join(
+            [line, *(f"    {_escaped(part)}" for part in trace)]
+        )  # indented: no log line
 
 
 class JsonFormatter(logging.Formatter):
@@ -121,7 +125,9 @@ class LineHandler(QueueHandler):
     def _tell_left_out(self) -> None:
         if self._left_out:
             message = "%d lines were left out here: standard output is too slow"
-            record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (self._left_out,), None)
+            record = logging.LogRecord(
+                __name__, logging.WARNING, __file__, 0, message, (self._left_out,), None
+            )
             self._left_out = 0
             self._lines.put(self.prepare(record))
 
@@ -155,7 +161,11 @@ class LineListener(QueueListener):
 
         Each write has whole lines, at most as many as a pipe takes at once: otherwise processes that share it would mix lines.
         """
-        line = b"" if isinstance(record, threading.Event) else record.encode(self._encoding, "backslashreplace")
+        line = (
+            b""
+            if isinstance(record, threading.Event)
+            else record.encode(self._encoding, "backslashreplace")
+        )
         if len(self._piece) + len(line) > select.PIPE_BUF:
             self._write()
         self._piece += line
@@ -166,7 +176,9 @@ class LineListener(QueueListener):
 
     def _write(self) -> None:
         left, self._piece = memoryview(self._piece), b""
-        with suppress(OSError, ValueError):  # the reader has ended or the stream is closed: the error cannot be reported
+        with suppress(
+            OSError, ValueError
+        ):  # the reader has ended or the stream is closed: the error cannot be reported
             if self._descriptor is None:
                 self._stream.write(str(left, self._encoding))
                 self._stream.flush()
@@ -185,7 +197,9 @@ def configure(*, json_output: bool, level: str, spans: bool = True) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     handler = LineHandler()
     handler.setFormatter(JsonFormatter(spans=spans) if json_output else TextFormatter())
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not shown, and slow
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = (
+        False  # not shown, and slow
+    )
     logging.basicConfig(handlers=[handler], level=base, force=True)
     for name, threshold in (dict.fromkeys(NOISY, max(base, logging.WARNING)) | targets).items():
         logging.getLogger(name).setLevel(threshold)
@@ -209,7 +223,9 @@ def read_filter(text: str) -> tuple[int, dict[str, int]]:
         threshold, name = LEVELS[(found["level"] or "trace").lower()], _part(found["target"] or "")
         if not name:
             base = threshold
-        elif found["level"] is None and not name.startswith("hybridtei"):  # a misspelt level, not the name of a part
+        elif found["level"] is None and not name.startswith(
+            "hybridtei"
+        ):  # a misspelt level, not the name of a part
             return logging.INFO, {}
         else:
             targets[name] = threshold

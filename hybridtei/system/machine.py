@@ -26,7 +26,10 @@ from uuid import uuid4
 from hybridtei.errors import LoadError
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds> <period>", or "max <period>"
-QUOTA_V1 = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))  # -1: no quota
+QUOTA_V1 = (
+    Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"),
+    Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)  # -1: no quota
 GRANTED = "HYBRIDTEI_CORES"  # set by a scheduler, such as Ray, that assigns processors without enforcing it
 
 
@@ -35,7 +38,12 @@ def available_cores(quota_file: Path = QUOTA, v1_files: tuple[Path, Path] = QUOT
     affinity = len(_affinity())
     granted = os.environ.get(GRANTED, "")
     return max(
-        1, min(affinity, _quota([quota_file], [*v1_files]) or affinity, int(granted) if granted.isdecimal() else affinity)
+        1,
+        min(
+            affinity,
+            _quota([quota_file], [*v1_files]) or affinity,
+            int(granted) if granted.isdecimal() else affinity,
+        ),
     )
 
 
@@ -45,7 +53,9 @@ def _quota(*versions: Sequence[Path]) -> int | None:
     for files in versions:
         try:
             allowed, period = " ".join(file.read_text() for file in files).split()[:2]
-            return None if allowed == "max" or int(allowed) < 0 else ceil(int(allowed) / int(period))
+            return (
+                None if allowed == "max" or int(allowed) < 0 else ceil(int(allowed) / int(period))
+            )
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return None
@@ -73,7 +83,9 @@ def move_to(processors: Collection[int]) -> Collection[int]:
 
 
 def _affinity() -> Collection[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
 
 
 ALL = "all"
@@ -92,7 +104,9 @@ def cuda_devices(setting: str | None, count: int) -> list[str]:
     numbers = [part.strip() for part in setting.split(",")]
     for number in numbers:
         if not (number.isascii() and number.isdecimal() and int(number) < count):
-            raise LoadError(f"`cuda-devices` is {setting!r}: it should name numbers from 0 to {count - 1}, or be {ALL!r}")
+            raise LoadError(
+                f"`cuda-devices` is {setting!r}: it should name numbers from 0 to {count - 1}, or be {ALL!r}"
+            )
     if len(numbers) > MAX_REPLICAS:
         raise LoadError(f"`cuda-devices` names {len(numbers)} replicas, more than {MAX_REPLICAS}")
     return [f"cuda:{int(number)}" for number in numbers]
@@ -113,7 +127,9 @@ def both_lanes(cores: int) -> tuple[LaneKind, ...]:
 def lower_priority(niceness: int) -> bool:
     """Lower the priority of the calling thread and of threads that it starts. Return False if the system refuses."""
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)  # on Linux each thread has its own priority
+        os.setpriority(
+            os.PRIO_PROCESS, threading.get_native_id(), niceness
+        )  # on Linux each thread has its own priority
     except (OSError, AttributeError):
         return False
     return True
@@ -126,8 +142,12 @@ def cache_folder(kind: str) -> Path:
         return Path(own)
     try:
         return (Path(caches) if caches else Path.home() / ".cache") / "hybridtei" / kind
-    except RuntimeError as error:  # a container's user without HOME and without an entry in /etc/passwd
-        raise LoadError("this user has no home folder to keep a cache in: set HYBRIDTEI_CACHE to a folder") from error
+    except (
+        RuntimeError
+    ) as error:  # a container's user without HOME and without an entry in /etc/passwd
+        raise LoadError(
+            "this user has no home folder to keep a cache in: set HYBRIDTEI_CACHE to a folder"
+        ) from error
 
 
 def private_folder(folder: Path) -> Path:
@@ -135,7 +155,9 @@ def private_folder(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise OSError(f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is yours)")
+        raise OSError(
+            f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is yours)"
+        )
     return folder
 
 
@@ -157,7 +179,9 @@ def whole(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             if not is_named:
-                os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())  # follow the link
+                os.link(
+                    f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno()
+                )  # follow the link
         part.replace(path)
     finally:
         with suppress(OSError):
@@ -182,11 +206,22 @@ def search_path() -> list[str]:
     """Return this process's `sys.path` for a child: absolute folders. The working folder is included only if an absolute entry
     of `PYTHONPATH` names it or this package lies in it."""
     named = {PACKAGE_HOME, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    folders = [path for path in sys.path if os.path.isabs(path) and (path in named or not _is_working_folder(path))]
+    folders = [
+        path
+        for path in sys.path
+        if os.path.isabs(path) and (path in named or not _is_working_folder(path))
+    ]
     return list(dict.fromkeys(folders if PACKAGE_HOME in folders else [*folders, PACKAGE_HOME]))
 
 
-FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+FORWARDED = {
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
 
 
 def leave_process_one() -> None:

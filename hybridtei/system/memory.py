@@ -57,7 +57,10 @@ def arenas() -> int:
 def limit_heaps() -> None:
     """Limit glibc's heaps, unless the user has set `MALLOC_ARENA_MAX` or `MALLOC_MMAP_THRESHOLD_`. Call it before the process
     has threads: glibc fixes the limit at a thread's first allocation. Does nothing without glibc."""
-    for variable, option, value in ((ARENAS, M_ARENA_MAX, arenas()), (MAPPED, M_MMAP_THRESHOLD, MAPPED_BYTES)):
+    for variable, option, value in (
+        (ARENAS, M_ARENA_MAX, arenas()),
+        (MAPPED, M_MMAP_THRESHOLD, MAPPED_BYTES),
+    ):
         if variable not in os.environ:
             with suppress(OSError, AttributeError):
                 ctypes.CDLL(None).mallopt(option, value)

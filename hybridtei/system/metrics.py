@@ -74,10 +74,14 @@ class Reading:
         values = dict(self.values)
         for labels, value in other.values.items():
             values[labels] = values.get(labels, 0) + value
-        bounds = tuple(sorted({*self.bounds, *other.bounds}))  # models differ in the lengths of their inputs
+        bounds = tuple(
+            sorted({*self.bounds, *other.bounds})
+        )  # models differ in the lengths of their inputs
         counts = [0] * (len(bounds) + 1)
         for one in (self, other):
-            for bound, count in zip((*one.bounds, inf), one.counts, strict=False):  # only histograms have counts
+            for bound, count in zip(
+                (*one.bounds, inf), one.counts, strict=False
+            ):  # only histograms have counts
                 counts[bisect_left(bounds, bound)] += count
         return Reading(self.kind, self.name, values, bounds, counts, self.total + other.total)
 
@@ -91,7 +95,9 @@ class Reading:
         if not any(self.counts):
             return
         running = 0
-        for bound, count in zip((*map(format_number, self.bounds), "+Inf"), self.counts, strict=True):
+        for bound, count in zip(
+            (*map(format_number, self.bounds), "+Inf"), self.counts, strict=True
+        ):
             running += count
             yield f'{self.name}_bucket{{le="{bound}"}} {running}'
         yield f"{self.name}_sum {format_number(self.total)}"

@@ -77,7 +77,11 @@ NOT_TRACED = nullcontext()
 
 def human(duration_ns: int) -> str:
     """Format a duration as Rust does, exactly and without trailing zeros: `1.5s`, `5.123ms`, `72.01µs`, `15ns`."""
-    for unit_ns, digits, unit in ((SECOND_NS, 9, "s"), (MILLISECOND_NS, 6, "ms"), (MICROSECOND_NS, 3, "µs")):
+    for unit_ns, digits, unit in (
+        (SECOND_NS, 9, "s"),
+        (MILLISECOND_NS, 6, "ms"),
+        (MICROSECOND_NS, 3, "µs"),
+    ):
         if duration_ns >= unit_ns:
             whole, rest = divmod(duration_ns, unit_ns)
             return f"{whole}.{rest:0{digits}}".rstrip("0") + unit if rest else f"{whole}{unit}"
@@ -90,7 +94,11 @@ def arrived(recorder: Recorder | None, headers: Iterable[tuple[bytes, bytes]]) -
         from opentelemetry import context, propagate
 
         TRACER.set(recorder.tracer)
-        context.attach(propagate.extract({name.decode("latin-1"): value.decode("latin-1") for name, value in headers}))
+        context.attach(
+            propagate.extract(
+                {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+            )
+        )
 
 
 def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
@@ -111,7 +119,9 @@ def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
             finally:
                 span.ended = True
             if span.timings is not None and log.isEnabledFor(logging.INFO):
-                asyncio.get_running_loop().call_soon(log.handle, _success())  # once the answer is written
+                asyncio.get_running_loop().call_soon(
+                    log.handle, _success()
+                )  # once the answer is written
             CURRENT.set(span.outer)
             return answer
 
@@ -127,7 +137,9 @@ def _success() -> logging.LogRecord:
     return record
 
 
-SUCCESS = log.makeRecord(log.name, logging.INFO, __file__, _success.__code__.co_firstlineno, "Success", (), None)
+SUCCESS = log.makeRecord(
+    log.name, logging.INFO, __file__, _success.__code__.co_firstlineno, "Success", (), None
+)
 
 
 @contextmanager
@@ -136,12 +148,17 @@ def _traced(span: HandlerSpan, tracer: Tracer) -> Iterator[None]:
     from opentelemetry.trace import SpanKind, StatusCode
 
     kind = SpanKind.SERVER if span.outer is None else SpanKind.INTERNAL
-    with tracer.start_as_current_span(span.name, kind=kind, record_exception=False, set_status_on_exception=False) as traced:
+    with tracer.start_as_current_span(
+        span.name, kind=kind, record_exception=False, set_status_on_exception=False
+    ) as traced:
         try:
             yield
         except BaseException as error:
             known = isinstance(error, HybridTeiError)
-            traced.set_status(StatusCode.ERROR, str(error)[:MAX_MESSAGE_CHARACTERS] if known else type(error).__name__)
+            traced.set_status(
+                StatusCode.ERROR,
+                str(error)[:MAX_MESSAGE_CHARACTERS] if known else type(error).__name__,
+            )
             raise
         finally:
             traced.set_attributes(span.fields())
@@ -152,7 +169,9 @@ def require() -> None:
     try:
         from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: F401
     except ImportError:
-        raise LoadError(f"--otlp-endpoint needs an extra that is not installed: {install_command('otlp')}") from None
+        raise LoadError(
+            f"--otlp-endpoint needs an extra that is not installed: {install_command('otlp')}"
+        ) from None
 
 
 class Recorder:
@@ -168,9 +187,13 @@ class Recorder:
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
         address = endpoint if "://" in endpoint else f"http://{endpoint}"
-        self._exporter = OTLPSpanExporter(endpoint=address, insecure=urlsplit(address).scheme != "https")
+        self._exporter = OTLPSpanExporter(
+            endpoint=address, insecure=urlsplit(address).scheme != "https"
+        )
         resource = Resource.create({SERVICE_NAME: service_name})
-        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False
+        )
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self.tracer = self._provider.get_tracer("hybridtei")
 

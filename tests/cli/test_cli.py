@@ -23,7 +23,16 @@ BAD = "one\n2026-01-01T00:00:00.000000Z ERROR forged: line"
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch) -> None:
     """No variable of the machine decides here."""
-    for name in ("HOSTNAME", "PORT", "API_KEY", "MODEL_ID", "AUTO_TRUNCATE", "TASK", "HF_TOKEN", "PROMETHEUS_PORT"):
+    for name in (
+        "HOSTNAME",
+        "PORT",
+        "API_KEY",
+        "MODEL_ID",
+        "AUTO_TRUNCATE",
+        "TASK",
+        "HF_TOKEN",
+        "PROMETHEUS_PORT",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -38,13 +47,27 @@ def test_version(capsys):
 def test_python_m_works_without_torch_in_the_way():
     code = "import sys, runpy; sys.argv = ['hybridtei', '--version']\ntry: runpy.run_module('hybridtei', run_name='__main__')\n"
     code += "except SystemExit: print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=True,
+    )
     assert done.stdout.splitlines() == [f"hybridtei {__version__}", "False"]
 
 
 def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
     code = "import sys, hybridtei.cli.serve, hybridtei.server.start; print({'litestar', 'uvicorn'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=True,
+    )
     assert done.stdout == "set()\n"
 
 
@@ -58,10 +81,26 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         (["serve"], {"DISABLE_SPANS": "1"}, "DISABLE_SPANS: "),
         (["serve", "--default-prompt", "a"], {"DEFAULT_PROMPT_NAME": "b"}, "exclude each other"),
         (["tune", "--default-prompt", "a", "--default-prompt-name", "b"], {}, "exclude each other"),
-        (["serve", "--models", "x.toml", "--model-id", "a"], {}, "--models and --model-id exclude each other"),
-        (["serve", "--model-id", "a", "--model-id", "b", "--only-tei-routes"], {}, "--only-tei-routes: "),
-        (["serve", "--models", "x.toml"], {"SERVED_MODEL_NAME": "x"}, "--served-model-name names a single model"),
-        (["serve", "--port", "81", "--prometheus-port", "81"], {}, "--prometheus-port: 81 is already the port of --port"),
+        (
+            ["serve", "--models", "x.toml", "--model-id", "a"],
+            {},
+            "--models and --model-id exclude each other",
+        ),
+        (
+            ["serve", "--model-id", "a", "--model-id", "b", "--only-tei-routes"],
+            {},
+            "--only-tei-routes: ",
+        ),
+        (
+            ["serve", "--models", "x.toml"],
+            {"SERVED_MODEL_NAME": "x"},
+            "--served-model-name names a single model",
+        ),
+        (
+            ["serve", "--port", "81", "--prometheus-port", "81"],
+            {},
+            "--prometheus-port: 81 is already the port of --port",
+        ),
         (
             ["serve", "--grpc-port", "81", "--prometheus-port", "81"],
             {},
@@ -73,7 +112,9 @@ def test_a_model_begins_to_load_before_what_speaks_http_is_imported():
         (["explain", "Nonsense"], {}, "known: HybridTeiError, RequestError"),
     ],
 )
-def test_usage_errors_end_with_2_and_name_the_flag(arguments, environment, named, monkeypatch, capsys):
+def test_usage_errors_end_with_2_and_name_the_flag(
+    arguments, environment, named, monkeypatch, capsys
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as ended:
@@ -85,7 +126,15 @@ def test_usage_errors_end_with_2_and_name_the_flag(arguments, environment, named
 def failing(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "hybridtei", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
 
 
 def message(capsys: Any) -> str:
@@ -110,8 +159,13 @@ def test_embed_writes_its_vectors_where_standard_error_is_closed(bert, tmp_path)
 
 def test_embed_looks_at_its_target_before_it_loads_a_model(tmp_path, capsys):
     target = tmp_path / "none" / "out.npz"
-    for wrong, said in ((target, f"there is no folder {target.parent}"), (tmp_path / "out.csv", "should end in .jsonl")):
-        assert main(["embed", str(tmp_path / "in.txt"), "-o", str(wrong), "--model-id", "./none"]) == 1
+    for wrong, said in (
+        (target, f"there is no folder {target.parent}"),
+        (tmp_path / "out.csv", "should end in .jsonl"),
+    ):
+        assert (
+            main(["embed", str(tmp_path / "in.txt"), "-o", str(wrong), "--model-id", "./none"]) == 1
+        )
         assert message(capsys).startswith(f"Error: {wrong}: {said}")
 
 
@@ -127,7 +181,9 @@ def test_serve_from_flag_to_answer_and_back(shipped, is_json):
     environment |= {"HF_API_TOKEN": "hf_secretsecret", "PORT": "0", "PROMETHEUS_PORT": "0"}
     with process([*program, "--model-id", str(shipped), *flags], environment) as running:
         url = running.wait_ready().replace("0.0.0.0", "127.0.0.1")
-        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=HANG, trust_env=False) as client:
+        with httpx.Client(
+            base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=HANG, trust_env=False
+        ) as client:
             (item,) = client.post("/embed_hybrid", json={"inputs": "bake balo"}).json()
             assert set(item) == {"dense", "sparse", "multivector"}
             assert client.post("/embed", json={"inputs": "bake balo"}).json() == [item["dense"]]
@@ -135,10 +191,17 @@ def test_serve_from_flag_to_answer_and_back(shipped, is_json):
             assert (facts["model_id"], facts["served_model_name"]) == (str(shipped), "tiny")
             assert facts["max_client_batch_size"] == 3
             assert client.post("/embed", json={"inputs": ["x"] * 4}).status_code == 422
-            assert client.post("/embed", json={"inputs": "x", "prompt_name": BAD}).status_code == 422
+            assert (
+                client.post("/embed", json={"inputs": "x", "prompt_name": BAD}).status_code == 422
+            )
             assert httpx.post(f"{url}/embed", json={"inputs": "x"}).status_code == 401
             wrong = {"authorization": f"bearer {KEY}", "x-key": KEY}
-            assert httpx.post(f"{url}/embed?key={KEY}", json={"inputs": "x"}, headers=wrong).status_code == 401
+            assert (
+                httpx.post(
+                    f"{url}/embed?key={KEY}", json={"inputs": "x"}, headers=wrong
+                ).status_code
+                == 401
+            )
             assert client.post("/embed", content=KEY.encode()).status_code == 415
             scraped = re.search(r"Serving metrics: [\d.]+:(\d+)", "".join(running.lines))
             exposed = httpx.get(f"http://127.0.0.1:{scraped[1]}/metrics")
@@ -164,7 +227,10 @@ def test_serve_from_flag_to_answer_and_back(shipped, is_json):
     assert "HF_API_TOKEN is deprecated: use --hf-token or HF_TOKEN" in messages
     done = [entry for entry in entries if entry["message"] == "Success"]
     assert [entry["span"]["name"] for entry in done] == ["embed_hybrid", "embed"]
-    assert all(set(entry["span"]) == {*TIMES, "name"} and entry["spans"] == [entry["span"]] for entry in done)
+    assert all(
+        set(entry["span"]) == {*TIMES, "name"} and entry["spans"] == [entry["span"]]
+        for entry in done
+    )
     (failed,) = [entry for entry in entries if BAD in entry["message"]]
     assert (failed["level"], failed["span"]) == ("ERROR", {"name": "embed"})
 
@@ -175,7 +241,9 @@ PORTS = ("Starting HTTP server", "Starting gRPC server", "Serving metrics")
 def test_a_log_of_objects_has_the_facts_of_each_line_at_start(shipped):
     """And where no key is set, all ports are this machine's alone, also in a container, whose HOSTNAME is a name."""
     flags = ["--model-id", str(shipped), "--log-format", "json", "--port", "0", "--grpc-port", "0"]
-    with process(["-m", "hybridtei", "serve", *flags], {"HOSTNAME": "3f2a9c0d71be", "PROMETHEUS_PORT": "0"}) as running:
+    with process(
+        ["-m", "hybridtei", "serve", *flags], {"HOSTNAME": "3f2a9c0d71be", "PROMETHEUS_PORT": "0"}
+    ) as running:
         port = int(running.wait_ready().rpartition(":")[2])
         running.terminate()
         assert running.wait() == 0
@@ -185,12 +253,27 @@ def test_a_log_of_objects_has_the_facts_of_each_line_at_start(shipped):
     assert (facts["outputs"], facts["port"]) == (["dense", "multivector", "sparse", "tokens"], port)
     assert (facts["address"], facts["host"]) == ("127.0.0.1", "127.0.0.1")
     messages = [entry["message"] for entry in entries]
-    assert [sum(line.startswith(f"{what}: 127.0.0.1:") for line in messages) for what in PORTS] == [1, 1, 1]
-    assert {"model_type", "dense_width", "backend", "dtype", "lanes", "max_input_length", "pass_tokens", "host"} <= set(facts)
+    assert [sum(line.startswith(f"{what}: 127.0.0.1:") for line in messages) for what in PORTS] == [
+        1,
+        1,
+        1,
+    ]
+    assert {
+        "model_type",
+        "dense_width",
+        "backend",
+        "dtype",
+        "lanes",
+        "max_input_length",
+        "pass_tokens",
+        "host",
+    } <= set(facts)
 
 
 TIMES = ("total_time", "tokenization_time", "queue_time", "inference_time")
-LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (ERROR| WARN| INFO|DEBUG) (\S.*: )?[\w.]+: \w+\.py:\d+: .*\n")
+LINE = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z (ERROR| WARN| INFO|DEBUG) (\S.*: )?[\w.]+: \w+\.py:\d+: .*\n"
+)
 
 
 def text_logs_are_well(lines: list[str]) -> None:
@@ -198,16 +281,25 @@ def text_logs_are_well(lines: list[str]) -> None:
     assert " INFO hybridtei: serve.py:" in lines[0]
     assert ": Args { model_id: " in lines[0]
     times = " ".join(rf'{name}="[\d.]+(s|ms|µs|ns)"' for name in TIMES)
-    done = re.compile(rf"INFO (embed|embed_hybrid)\{{{times}\}}: hybridtei.system.tracing: tracing.py:\d+: Success\n")
+    done = re.compile(
+        rf"INFO (embed|embed_hybrid)\{{{times}\}}: hybridtei.system.tracing: tracing.py:\d+: Success\n"
+    )
     assert sum(done.search(line) is not None for line in lines) == 2
-    assert any("ERROR embed: hybridtei.server.routing: routing.py:" in line and r"one\n2026" in line for line in lines)
+    assert any(
+        "ERROR embed: hybridtei.server.routing: routing.py:" in line and r"one\n2026" in line
+        for line in lines
+    )
 
 
 def test_a_taken_port_is_an_error_and_one_of_metrics_before_anything_is_loaded(shipped):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = failing("serve", "--model-id", str(shipped), "--hostname", "127.0.0.1", "--port", port)
-        of_metrics = failing("serve", "--model-id", "./none", "--hostname", "127.0.0.1", "--prometheus-port", port)
+        done = failing(
+            "serve", "--model-id", str(shipped), "--hostname", "127.0.0.1", "--port", port
+        )
+        of_metrics = failing(
+            "serve", "--model-id", "./none", "--hostname", "127.0.0.1", "--prometheus-port", port
+        )
     assert done.returncode == 1
     told = f"Error: cannot listen on 127.0.0.1:{port}"
     assert told in done.stderr
@@ -215,7 +307,20 @@ def test_a_taken_port_is_an_error_and_one_of_metrics_before_anything_is_loaded(s
 
 
 def test_a_bare_flag_leaves_the_next_word_alone(tmp_path, capsys):
-    assert main(["embed", "--offline", str(tmp_path / "none.txt"), "-o", str(tmp_path / "x.npz"), "--model-id", "./none"]) == 1
+    assert (
+        main(
+            [
+                "embed",
+                "--offline",
+                str(tmp_path / "none.txt"),
+                "-o",
+                str(tmp_path / "x.npz"),
+                "--model-id",
+                "./none",
+            ]
+        )
+        == 1
+    )
     assert message(capsys) == "Error: ./none: no such folder"
 
 
@@ -247,24 +352,36 @@ def test_traces_without_their_extra_are_refused_in_one_line(monkeypatch, capsys)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc", None)
     monkeypatch.setattr("hybridtei.system.logs.configure", lambda **_: None)
     assert main(["serve", "--otlp-endpoint", "http://127.0.0.1:1", "--model-id", "./none"]) == 1
-    assert message(capsys).startswith("Error: --otlp-endpoint needs an extra that is not installed: pip install '.[otlp]'")
+    assert message(capsys).startswith(
+        "Error: --otlp-endpoint needs an extra that is not installed: pip install '.[otlp]'"
+    )
 
 
 def test_what_fails_at_start_ends_with_1_and_two_lines_and_does_not_show_the_key(bert):
     for flags, message in (
         (["--default-prompt-name", "b"], "`default-prompt-name` is set to `b`"),
-        (["--max-batch-tokens", "5", "--auto-truncate=false", "--json-output"], "`max-batch-tokens` (5)"),
+        (
+            ["--max-batch-tokens", "5", "--auto-truncate=false", "--json-output"],
+            "`max-batch-tokens` (5)",
+        ),
     ):
         done = failing("serve", "--model-id", str(bert), "--api-key", KEY, *flags)
         assert (done.returncode, done.stderr.count("\n")) == (1, 2), done.stderr
         assert done.stderr.startswith("Error: ")
         assert message in done.stderr
-        assert ("Args { " in done.stdout) == ("--json-output" in flags)  # people read five lines, machines all settings
+        assert ("Args { " in done.stdout) == (
+            "--json-output" in flags
+        )  # people read five lines, machines all settings
         assert KEY not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    "name", [kind.__name__ for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    "name",
+    [
+        kind.__name__
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ],
 )
 def test_explain_prints_the_cause_and_cure_of_each_error(name, capsys):
     """A file's address in a container is of no use outside of it."""

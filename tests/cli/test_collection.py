@@ -22,12 +22,17 @@ def folder(tmp_path_factory):
     """A BEIR folder: each query is the beginning of a document, which alone is relevant."""
     folder = tmp_path_factory.mktemp("data") / "wings"
     (folder / "qrels").mkdir(parents=True)
-    lines = [json.dumps({"_id": f"d{i}", "title": f"paper {i}", "text": text}) for i, text in enumerate(DOCUMENTS)]
+    lines = [
+        json.dumps({"_id": f"d{i}", "title": f"paper {i}", "text": text})
+        for i, text in enumerate(DOCUMENTS)
+    ]
     (folder / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
     queries = [json.dumps({"_id": f"q{i}", "text": DOCUMENTS[i]}) for i in range(4)]
     (folder / "queries.jsonl").write_text("\n".join(queries), encoding="utf-8")
     judged = "".join(f"q{i}\td{i}\t1\n" for i in range(4))
-    (folder / "qrels" / "test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8")
+    (folder / "qrels" / "test.tsv").write_text(
+        f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8"
+    )
     return folder
 
 
@@ -38,7 +43,15 @@ def evaluated(folder, hybrid, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         figures, chart = place / "figures.json", place / "chart.svg"
-        flags = ["--model-id", str(hybrid), "--quiet", "--output", str(figures), "--chart", str(chart)]
+        flags = [
+            "--model-id",
+            str(hybrid),
+            "--quiet",
+            "--output",
+            str(figures),
+            "--chart",
+            str(chart),
+        ]
         assert main(["eval", str(folder), *flags]) == 0
         assert chart.read_bytes().startswith(b"<?xml")
         return place, json.loads(figures.read_bytes())
@@ -49,7 +62,11 @@ def test_eval_from_nothing_ingests_and_measures(evaluated):
     assert (figures["collection"], figures["queries"]) == ("wings", 4)
     modes = {row["mode"]: row for row in figures["modes"]}
     assert {"dense", "sparse", "rrf k=2", "rrf k=61", "weighted"} <= modes.keys()
-    assert all(0 < row["nDCG@10"] <= 1 and row["recall@100"] == 1 for row in modes.values() if row["mode"] != "sparse")
+    assert all(
+        0 < row["nDCG@10"] <= 1 and row["recall@100"] == 1
+        for row in modes.values()
+        if row["mode"] != "sparse"
+    )
 
 
 def test_search_as_json(evaluated, hybrid, capsys, monkeypatch):
@@ -69,7 +86,22 @@ def test_search_in_words(evaluated, hybrid, capsys, monkeypatch):
     place, _ = evaluated
     monkeypatch.chdir(place)
     only = json.dumps({"must": [{"key": "document_id", "match": {"any": ["d3", "d4"]}}]})
-    assert main(["search", "wings", DOCUMENTS[3], "--model-id", str(hybrid), "--filter", only, "--explain", "--rescore"]) == 0
+    assert (
+        main(
+            [
+                "search",
+                "wings",
+                DOCUMENTS[3],
+                "--model-id",
+                str(hybrid),
+                "--filter",
+                only,
+                "--explain",
+                "--rescore",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "[d3]" in out
     assert "[d4]" in out

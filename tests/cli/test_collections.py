@@ -24,7 +24,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         store = EmbeddedStore("qdrant")
         for name in ("docs.1", "notes"):
             await store.create(name, plan(model_id="tiny"))
-            await store.upsert(name, to_points(embeddings(COUNT), [*range(COUNT)], [{"text": f"{i}"} for i in range(COUNT)]))
+            await store.upsert(
+                name,
+                to_points(
+                    embeddings(COUNT), [*range(COUNT)], [{"text": f"{i}"} for i in range(COUNT)]
+                ),
+            )
         await store.alias("docs", "docs.1")
         await store.close()
 
@@ -38,7 +43,9 @@ def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 def test_the_list_is_the_default(folder, capsys):
-    wanted = "docs.1             5 points  tiny\nnotes              5 points  tiny\ndocs    is docs.1\n"
+    wanted = (
+        "docs.1             5 points  tiny\nnotes              5 points  tiny\ndocs    is docs.1\n"
+    )
     for words in (
         [],
         ["list"],
@@ -75,15 +82,28 @@ def test_delete_asks(folder, capsys, monkeypatch):
 
 
 def test_from_a_folder_to_a_server_and_back(folder, capsys):
-    assert ran(capsys, "export", "-o", "docs.jsonl", "docs", "--quiet") == (0, "", "docs.jsonl: 5 points of docs\n")
+    assert ran(capsys, "export", "-o", "docs.jsonl", "docs", "--quiet") == (
+        0,
+        "",
+        "docs.jsonl: 5 points of docs\n",
+    )
     assert ran(capsys, "export", "docs")[1] == (folder / "docs.jsonl").read_text()
     with speaking() as qdrant:
         server = ("--qdrant-url", f"grpc://127.0.0.1:{qdrant.grpc_port}")
-        assert ran(capsys, "import", "docs.jsonl", "--quiet", *server)[1] == "docs: made, 5 points stored, 0 were there\n"
-        assert ran(capsys, "import", "docs.jsonl", "--quiet", *server)[1] == "docs: 0 points stored, 5 were there\n"
+        assert (
+            ran(capsys, "import", "docs.jsonl", "--quiet", *server)[1]
+            == "docs: made, 5 points stored, 0 were there\n"
+        )
+        assert (
+            ran(capsys, "import", "docs.jsonl", "--quiet", *server)[1]
+            == "docs: 0 points stored, 5 were there\n"
+        )
         assert ran(capsys, *server, "list")[1] == "docs             5 points  tiny\n"
         assert ran(capsys, "export", "docs", "-o", "back.jsonl", "--quiet", *server)[0] == 0
-    assert ran(capsys, "import", "back.jsonl", "again")[1] == "again: made, 5 points stored, 0 were there\n"
+    assert (
+        ran(capsys, "import", "back.jsonl", "again")[1]
+        == "again: made, 5 points stored, 0 were there\n"
+    )
     (folder / "docs.jsonl").write_text((folder / "docs.jsonl").read_text()[:-3])
     status, _, error = ran(capsys, "import", "docs.jsonl", "third")
     assert (status, 'Error: line 7: should be {"points":5} as the last one' in error) == (1, True)

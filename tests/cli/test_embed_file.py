@@ -101,7 +101,13 @@ def test_only_the_wanted_outputs(tmp_path, suffix):
         assert set(json.loads(target.read_text().splitlines()[0])) == {"text", "sparse"}
     elif suffix == "npz":
         with np.load(target) as arrays:
-            assert set(arrays) == {"texts", "texts_offsets", "sparse_indices", "sparse_values", "sparse_indptr"}
+            assert set(arrays) == {
+                "texts",
+                "texts_offsets",
+                "sparse_indices",
+                "sparse_values",
+                "sparse_indptr",
+            }
     else:
         assert pyarrow.parquet.read_schema(target).names == ["text", "sparse"]
 
@@ -144,7 +150,13 @@ def test_a_failure_leaves_the_old_file_whole(tmp_path):
         ("in.txt", "out.csv", None, InvalidInput, "should end in .jsonl, .npz, .parquet"),
         ("in.csv", "out.npz", None, InvalidInput, "should end in .txt or .jsonl"),
         ("empty.txt", "out.npz", None, EmptyInput, "holds no text"),
-        ("in.txt", "out.npz", ["vectors"], InvalidInput, "known: dense, multivector, sparse, tokens"),
+        (
+            "in.txt",
+            "out.npz",
+            ["vectors"],
+            InvalidInput,
+            "known: dense, multivector, sparse, tokens",
+        ),
         ("in.txt", "out.npz", ["dense", "tokens"], InvalidInput, "token states are not written"),
         ("missing.txt", "out.npz", None, FileNotFoundError, "missing.txt"),
         ("in.txt", "no/such/out.jsonl", None, InvalidInput, "there is no folder"),
@@ -158,7 +170,9 @@ def test_what_cannot_be(tmp_path, source, target, outputs, error, why):
         embed_file(encoder(), str(tmp_path / source), str(tmp_path / target), outputs)
 
 
-@pytest.mark.parametrize(("name", "line"), [("in.txt", "one"), ("in.jsonl", '{"text": "one"}'), ("in.jsonl", '"one"')])
+@pytest.mark.parametrize(
+    ("name", "line"), [("in.txt", "one"), ("in.jsonl", '{"text": "one"}'), ("in.jsonl", '"one"')]
+)
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path, name, line):
     path = tmp_path / name
     path.write_text(f"{line}\n{line}\n", encoding="utf-8-sig")

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from hybridtei.cli.flags import RETIRED, add_flags, add_retired, boolean_flags, from_flags, group_of, is_set, outdated
+from hybridtei.cli.flags import (
+    RETIRED,
+    add_flags,
+    add_retired,
+    boolean_flags,
+    from_flags,
+    group_of,
+    is_set,
+    outdated,
+)
 from hybridtei.cli.serve import address
 from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, fields_of
 from hybridtei.errors import UsageError
@@ -38,7 +47,13 @@ def test_nothing_given_is_the_defaults(kind):
 def test_the_flag_wins_over_the_variable(flag, variable):
     name = "max_batch_tokens"
     assert settings(EngineConfig, MAX_BATCH_TOKENS=str(variable)).max_batch_tokens == variable
-    assert getattr(settings(EngineConfig, f"--max-batch-tokens={flag}", MAX_BATCH_TOKENS=str(variable)), name) == flag
+    assert (
+        getattr(
+            settings(EngineConfig, f"--max-batch-tokens={flag}", MAX_BATCH_TOKENS=str(variable)),
+            name,
+        )
+        == flag
+    )
 
 
 def test_a_default_is_told_from_the_same_value_set_by_hand(monkeypatch):
@@ -62,7 +77,10 @@ def test_every_field_has_its_flag_and_its_variable(kind):
             text = get_args(plain)[-1] if get_origin(plain) is Literal else values.get(plain, "7")
         text = {"memory_fraction": "0.5"}.get(field.name, text)  # seven is beyond their bounds
         flag = "--" + field.name.replace("_", "-")
-        by_flag, by_variable = settings(kind, flag, text), settings(kind, **{field.name.upper(): text})
+        by_flag, by_variable = (
+            settings(kind, flag, text),
+            settings(kind, **{field.name.upper(): text}),
+        )
         assert by_flag == by_variable
         assert str(getattr(by_flag, field.name)).strip("(),'").lower() in (text, "7.0")
 
@@ -79,7 +97,11 @@ def test_teis_names_and_defaults():
     known = parsed()
     assert {*TEI_FLAGS.split()} <= set(known)
     engine, server = EngineConfig(), ServerConfig()
-    assert (engine.max_concurrent_requests, engine.max_batch_tokens, engine.max_batch_requests) == (512, 16384, None)
+    assert (engine.max_concurrent_requests, engine.max_batch_tokens, engine.max_batch_requests) == (
+        512,
+        16384,
+        None,
+    )
     assert (server.max_client_batch_size, server.payload_limit, server.port, server.hostname) == (
         32,
         2_000_000,
@@ -92,7 +114,12 @@ def test_teis_names_and_defaults():
         "text-embeddings-inference.server",
         None,
     )
-    assert (server.json_output, server.disable_spans, server.api_key, server.cors_allow_origin) == (False, False, None, ())
+    assert (server.json_output, server.disable_spans, server.api_key, server.cors_allow_origin) == (
+        False,
+        False,
+        None,
+        (),
+    )
     assert settings(ServerConfig, "-p", "81").port == 81
 
 
@@ -114,11 +141,15 @@ def test_booleans_stand_bare_or_with_a_value(arguments, environment, value):
 
 
 def test_origins_repeat_as_flags_and_are_one_in_the_environment():
-    assert settings(ServerConfig, "--cors-allow-origin", "http://a", "--cors-allow-origin=b").cors_allow_origin == (
+    assert settings(
+        ServerConfig, "--cors-allow-origin", "http://a", "--cors-allow-origin=b"
+    ).cors_allow_origin == (
         "http://a",
         "b",
     )
-    assert settings(ServerConfig, CORS_ALLOW_ORIGIN="http://a,b").cors_allow_origin == ("http://a,b",)
+    assert settings(ServerConfig, CORS_ALLOW_ORIGIN="http://a,b").cors_allow_origin == (
+        "http://a,b",
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +160,12 @@ def test_origins_repeat_as_flags_and_are_one_in_the_environment():
         (EngineConfig, ["--auto-truncate=TRUE"], {}, "--auto-truncate: "),
         (EngineConfig, ["--max-batch-tokens", "0"], {}, "--max-batch-tokens: .*>= 1"),
         (EngineConfig, ["--max-batch-tokens", "1.5"], {}, "--max-batch-tokens: "),
-        (EngineConfig, ["--max-batch-tokens", "many"], {}, "--max-batch-tokens: invalid value 'many'"),
+        (
+            EngineConfig,
+            ["--max-batch-tokens", "many"],
+            {},
+            "--max-batch-tokens: invalid value 'many'",
+        ),
         (EngineConfig, ["--memory-fraction", "0"], {}, "--memory-fraction: .*> 0"),
         (EngineConfig, ["--tokenization-workers", "65"], {}, "--tokenization-workers: .*<= 64"),
         (ServerConfig, ["--port", "65536"], {}, "--port: .*<= 65535"),
@@ -139,7 +175,9 @@ def test_origins_repeat_as_flags_and_are_one_in_the_environment():
         (ModelConfig, [], {"DTYPE": ""}, "DTYPE: "),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_name_it_was_given_under(kind, arguments, environment, named):
+def test_what_cannot_be_is_refused_by_the_name_it_was_given_under(
+    kind, arguments, environment, named
+):
     with pytest.raises(UsageError, match=f"^{named}"):
         settings(kind, *arguments, **environment)
 
@@ -165,8 +203,15 @@ def test_a_flag_is_known_has_its_value_and_is_given_once(arguments, said, capsys
 
 
 def test_the_boolean_flags_are_those_that_may_stand_bare() -> None:
-    bare = {field.name for kind in KINDS for field in msgspec.structs.fields(kind) if isinstance(field.default, bool)}
-    assert boolean_flags(*KINDS) == {f"--{name.replace('_', '-')}" for name in bare | {"engine_process"}}
+    bare = {
+        field.name
+        for kind in KINDS
+        for field in msgspec.structs.fields(kind)
+        if isinstance(field.default, bool)
+    }
+    assert boolean_flags(*KINDS) == {
+        f"--{name.replace('_', '-')}" for name in bare | {"engine_process"}
+    }
 
 
 def test_the_older_name_of_the_token():
@@ -187,7 +232,9 @@ def test_a_flag_or_variable_that_is_gone_says_what_to_use(name):
     flag = f"--{name.replace('_', '-')}"
     for words in ([flag], [flag, "http://old:8080"]):
         assert outdated(vars(parser.parse_args(words)), {}) == [f"{flag} is gone: {RETIRED[name]}"]
-    assert outdated(vars(parser.parse_args([])), {name.upper(): "1"}) == [f"{name.upper()} is gone: {RETIRED[name]}"]
+    assert outdated(vars(parser.parse_args([])), {name.upper(): "1"}) == [
+        f"{name.upper()} is gone: {RETIRED[name]}"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +280,9 @@ def test_every_field_is_told_and_stands_under_a_heading(capsys):
         (["--hostname", "localhost"], {}, False, "127.0.0.1"),
     ],
 )
-def test_the_address_is_the_given_one_or_this_machine_unless_clients_need_a_key(flags, variables, as_tei, expected):
+def test_the_address_is_the_given_one_or_this_machine_unless_clients_need_a_key(
+    flags, variables, as_tei, expected
+):
     server = settings(ServerConfig, *flags, **variables)
     given = bool(variables.get("HOSTNAME")) or "--hostname" in flags
     assert address(server, is_given=given, as_tei=as_tei)[0] == expected

@@ -25,14 +25,21 @@ HANG = 240
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": ""}
     line = [sys.executable, "-m", "hybridtei", "ingest", *words]
-    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+    return subprocess.run(
+        line, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG, check=False
+    )
 
 
 def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
     source = tmp_path / "corpus"
     source.mkdir()
-    rows = [{"_id": f"d{i}", "title": f"wing {i}", "text": "a boundary layer on a flat plate ."} for i in range(5)]
-    (source / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"_id": "e", "text": ""}]))
+    rows = [
+        {"_id": f"d{i}", "title": f"wing {i}", "text": "a boundary layer on a flat plate ."}
+        for i in range(5)
+    ]
+    (source / "corpus.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"_id": "e", "text": ""}])
+    )
     (source / "queries.jsonl").write_text('{"_id": "q", "text": "wing"}\n')
     first = command(tmp_path, str(source), "--collection", "wings", "--json", "--quiet")
     assert first.returncode == 0, first.stderr
@@ -55,12 +62,45 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
 
     records = asyncio.run(read())
     assert {record.payload["document_id"] for record in records} == {f"d{i}" for i in range(5)}
-    assert all(set(record.vector) == {"dense", "sparse"} and PACKED in record.payload for record in records)
-    assert cli.main(["ingest", str(source), "--collection", "wings", "--quiet", "--multivector-tokens", "32"]) == 1
+    assert all(
+        set(record.vector) == {"dense", "sparse"} and PACKED in record.payload for record in records
+    )
+    assert (
+        cli.main(
+            [
+                "ingest",
+                str(source),
+                "--collection",
+                "wings",
+                "--quiet",
+                "--multivector-tokens",
+                "32",
+            ]
+        )
+        == 1
+    )
     assert "multivector_tokens: there 64, asked for 32" in capsys.readouterr().err
-    assert cli.main(["ingest", str(source), "--collection", "wings", "--quiet", "--multivector-tokens", "64"]) == 0
+    assert (
+        cli.main(
+            [
+                "ingest",
+                str(source),
+                "--collection",
+                "wings",
+                "--quiet",
+                "--multivector-tokens",
+                "64",
+            ]
+        )
+        == 0
+    )
     assert "5 unchanged" in capsys.readouterr().out
-    assert cli.main(["ingest", str(source), "--collection", "wings", "--quiet", "--outputs", "vectors"]) == 1
+    assert (
+        cli.main(
+            ["ingest", str(source), "--collection", "wings", "--quiet", "--outputs", "vectors"]
+        )
+        == 1
+    )
     assert "the model has dense, multivector, sparse" in capsys.readouterr().err
 
 
@@ -71,8 +111,22 @@ def test_from_nothing_in_one_command_and_again(tmp_path, monkeypatch, capsys):
         (["in.jsonl", "--collection", "a/b"], "may not hold"),
         (["in.jsonl", "--collection", "c", "--chunk-tokens", "5000"], "--chunk-tokens is 5000"),
         (["in.jsonl", "--collection", "c", "--max-record-bytes", "0"], "--max-record-bytes is 0"),
-        (["in.jsonl", "--collection", "c", "--qdrant-url", "http://h", "--qdrant-path", "p"], "both given"),
-        (["in.jsonl", "--collection", "c", "--url", "http://127.0.0.1:1", "--qdrant-patience", "0"], "no answer within 0 s"),
+        (
+            ["in.jsonl", "--collection", "c", "--qdrant-url", "http://h", "--qdrant-path", "p"],
+            "both given",
+        ),
+        (
+            [
+                "in.jsonl",
+                "--collection",
+                "c",
+                "--url",
+                "http://127.0.0.1:1",
+                "--qdrant-patience",
+                "0",
+            ],
+            "no answer within 0 s",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_done(tmp_path, monkeypatch, capsys, words, why):
@@ -89,7 +143,21 @@ def test_a_server_of_another_model_is_refused(tmp_path, monkeypatch, capsys, ber
     with serving() as server:
         assert cli.main(["ingest", "in.jsonl", "--collection", "c", "--url", server.url]) == 1
         assert "needed here too, for its tokenizer" in capsys.readouterr().err
-        assert cli.main(["ingest", "in.jsonl", "--collection", "c", "--url", server.url, "--model-id", str(bert)]) == 1
+        assert (
+            cli.main(
+                [
+                    "ingest",
+                    "in.jsonl",
+                    "--collection",
+                    "c",
+                    "--url",
+                    server.url,
+                    "--model-id",
+                    str(bert),
+                ]
+            )
+            == 1
+        )
         assert "but the server gives dense, multivector, sparse" in capsys.readouterr().err
 
 
@@ -124,7 +192,15 @@ def test_a_full_disk_is_named(tmp_path):
 def test_a_server_gets_an_index_of_the_texts(tmp_path, cache, hybrid):
     (tmp_path / "note.txt").write_text("bake balo")
     with speaking() as qdrant:
-        words = ["--qdrant-url", f"grpc://127.0.0.1:{qdrant.grpc_port}", "--model-id", str(hybrid), "--quiet"]
-        assert cli.main(["ingest", str(tmp_path / "note.txt"), "--collection", "notes", *words]) == 0
+        words = [
+            "--qdrant-url",
+            f"grpc://127.0.0.1:{qdrant.grpc_port}",
+            "--model-id",
+            str(hybrid),
+            "--quiet",
+        ]
+        assert (
+            cli.main(["ingest", str(tmp_path / "note.txt"), "--collection", "notes", *words]) == 0
+        )
         assert qdrant.calls.count("upsert") == 1
         assert [call for call in qdrant.calls if "index" in call]

@@ -42,7 +42,9 @@ LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 
 
 @asynccontextmanager
-async def listening(tools: CollectionTools, *, writable: bool = False, key: str | None = None) -> AsyncIterator[str]:
+async def listening(
+    tools: CollectionTools, *, writable: bool = False, key: str | None = None
+) -> AsyncIterator[str]:
     """The URL of a server over HTTP."""
     server = mcp_server(tools, "papers", writable=writable)
     config = ServerConfig(drain_seconds=1)
@@ -61,7 +63,11 @@ async def listening(tools: CollectionTools, *, writable: bool = False, key: str 
 
 def client_of(url: str, key: str | None = None) -> Client:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return Client(streamable_http_client(url, http_client=httpx2.AsyncClient(headers=headers, trust_env=False)))
+    return Client(
+        streamable_http_client(
+            url, http_client=httpx2.AsyncClient(headers=headers, trust_env=False)
+        )
+    )
 
 
 @asynccontextmanager
@@ -88,13 +94,19 @@ async def test_find_and_store_over_http_with_a_key(tmp_path):
         assert all(hit["payload"]["text"] in TEXTS for hit in hits)
         assert all("highlights" in hit for hit in hits)
         even = {"must": [{"key": "metadata.even", "match": {"value": True}}]}
-        hits = (await client.call_tool("find", {"query": TEXTS[1], "filter": even})).structured_content["hits"]
+        hits = (
+            await client.call_tool("find", {"query": TEXTS[1], "filter": even})
+        ).structured_content["hits"]
         assert {hit["payload"]["metadata"]["even"] for hit in hits} == {True}
-        kept = await client.call_tool("store", {"text": "one engine", "metadata": {"year": 1}, "id": "mine"})
+        kept = await client.call_tool(
+            "store", {"text": "one engine", "metadata": {"year": 1}, "id": "mine"}
+        )
         assert not kept.is_error
         mine = {"must": [{"key": "document_id", "match": {"value": "mine"}}]}
         found = await client.call_tool("find", {"query": "one engine", "filter": mine})
-        assert [hit["payload"]["metadata"] for hit in found.structured_content["hits"]] == [{"year": 1}]
+        assert [hit["payload"]["metadata"] for hit in found.structured_content["hits"]] == [
+            {"year": 1}
+        ]
         for wrong in (
             {"query": ""},
             {"query": "x", "limit": 51},
@@ -103,7 +115,9 @@ async def test_find_and_store_over_http_with_a_key(tmp_path):
             {"query": "x" * 10_001},
         ):
             assert (await client.call_tool("find", wrong)).is_error
-        assert (await client.call_tool("store", {"text": "x", "metadata": {"x": "y" * 100_000}})).is_error
+        assert (
+            await client.call_tool("store", {"text": "x", "metadata": {"x": "y" * 100_000}})
+        ).is_error
 
 
 async def test_what_is_refused_before_it_is_read():
@@ -118,13 +132,22 @@ async def test_what_is_refused_before_it_is_read():
         assert await status(authorization=f"Bearer {KEY}x") == 401
         assert await status(**keyed, origin="http://evil.example") == 403
         assert await status(origin="http://evil.example") == 403
-        assert await status(**keyed, host="evil.example:80", origin="http://evil.example:80") in (403, 421)  # DNS rebinding
+        assert await status(**keyed, host="evil.example:80", origin="http://evil.example:80") in (
+            403,
+            421,
+        )  # DNS rebinding
         assert await status(**keyed, origin="http://friend.example") not in (401, 403)
-        assert (await client.post(url, content=b"x" * 5_000_000, headers={**HEADERS, **keyed})).status_code == 413
+        assert (
+            await client.post(url, content=b"x" * 5_000_000, headers={**HEADERS, **keyed})
+        ).status_code == 413
 
 
 async def test_without_writable_nothing_is_stored(tmp_path):
-    async with tools_over(tmp_path) as (tools, store), listening(tools) as url, client_of(url) as client:
+    async with (
+        tools_over(tmp_path) as (tools, store),
+        listening(tools) as url,
+        client_of(url) as client,
+    ):
         assert [tool.name for tool in (await client.list_tools()).tools] == ["find"]
         with suppress(MCPError):
             assert (await client.call_tool("store", {"text": "one"})).is_error
@@ -155,10 +178,22 @@ async def test_a_client_that_leaves_midway_harms_nothing_and_one_call_too_many_i
             assert not (await client.call_tool("find", {"query": "three"})).is_error
 
 
-async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(shipped, tmp_path):
-    words = ["mcp", "notes", "--writable", "--model-id", str(shipped), "--qdrant-path", str(tmp_path / "qdrant")]
+async def test_over_standard_input_with_a_collection_that_is_made_by_the_first_text(
+    shipped, tmp_path
+):
+    words = [
+        "mcp",
+        "notes",
+        "--writable",
+        "--model-id",
+        str(shipped),
+        "--qdrant-path",
+        str(tmp_path / "qdrant"),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    command = StdioServerParameters(command=sys.executable, args=["-m", "hybridtei", *words], env=environment)
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "hybridtei", *words], env=environment
+    )
     async with Client(command) as client:
         missing = await client.call_tool("find", {"query": "boka"})
         assert missing.is_error

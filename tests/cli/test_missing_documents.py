@@ -25,7 +25,9 @@ class Corpus:
     def in_words(self, *words: str, source: str = "corpus") -> tuple[int, str, str]:
         """Its status, what it says, and what it says on the side."""
         self._capsys.readouterr()
-        status = cli.main(["ingest", source, "--collection", "c", "--quiet", "--outputs", "dense", *words])
+        status = cli.main(
+            ["ingest", source, "--collection", "c", "--quiet", "--outputs", "dense", *words]
+        )
         return status, *self._capsys.readouterr()
 
     def ingest(self, *words: str, source: str = "corpus") -> tuple[int, dict]:
@@ -77,11 +79,18 @@ def test_documents_that_left_the_source_are_told_of_and_deleted_where_asked(corp
     (corpus.source / "b.jsonl").unlink()
     for _ in range(2):  # the file is read in the first, and known to be unchanged in the second
         _, told, _ = corpus.in_words()
-        assert "2 documents left the source and stay searchable: --delete-missing deletes them" in told
+        assert (
+            "2 documents left the source and stay searchable: --delete-missing deletes them" in told
+        )
     assert corpus.stored() == ALL
     status, told, named = corpus.in_words("--delete-missing", "--json")
     told = json.loads(told)
-    assert (status, told["documents_deleted"], told["documents_missing"], told["points"]) == (0, 2, 0, 3)
+    assert (status, told["documents_deleted"], told["documents_missing"], told["points"]) == (
+        0,
+        2,
+        0,
+        3,
+    )
     assert "deletes   b1 of corpus/b.jsonl" in named.splitlines()
     assert corpus.stored() == {"a1", "a3", "corpus/c.txt"}
     status, told = corpus.ingest("--delete-missing")
@@ -190,6 +199,8 @@ def test_a_folder_of_the_same_name_is_another_source(corpus):
     status, _ = corpus.ingest("--delete-missing", source="elsewhere/corpus")
     assert corpus.stored() >= ALL, "documents of the other folder are gone"
     assert status != 0
-    status, told = corpus.ingest("--delete-missing", "--source-name", "other", source="elsewhere/corpus")
+    status, told = corpus.ingest(
+        "--delete-missing", "--source-name", "other", source="elsewhere/corpus"
+    )
     assert (status, told["documents"], told["documents_deleted"]) == (0, 1, 0)
     assert corpus.stored() == ALL | {"d1"}

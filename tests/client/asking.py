@@ -10,13 +10,21 @@ Ask = Callable[..., Any]
 
 
 def blocking(url: str, verb: str, *arguments: Any, **options: Any) -> Any:
-    settings = {name: options.pop(name) for name in ("timeout_s", "patience_s", "api_key") if name in options}
+    settings = {
+        name: options.pop(name)
+        for name in ("timeout_s", "patience_s", "api_key")
+        if name in options
+    }
     with Client(url, **settings) as client:
         return getattr(client, verb)(*arguments, **options)
 
 
 def awaited(url: str, verb: str, *arguments: Any, **options: Any) -> Any:
-    settings = {name: options.pop(name) for name in ("timeout_s", "patience_s", "api_key") if name in options}
+    settings = {
+        name: options.pop(name)
+        for name in ("timeout_s", "patience_s", "api_key")
+        if name in options
+    }
 
     async def call() -> Any:
         async with AsyncClient(url, **settings) as client:

@@ -38,14 +38,19 @@ def scripted(*answers: Answer) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_busy_server_is_asked_again(ask: Ask, status: int) -> None:
-    with scripted((status, {"retry-after": "0"}, b"later"), (status, {}, b"later"), (200, {}, GOOD)) as (url, asked):
+    with scripted(
+        (status, {"retry-after": "0"}, b"later"), (status, {}, b"later"), (200, {}, GOOD)
+    ) as (url, asked):
         assert ask(url, "encode", "one").dense.tolist() == [[1.0, 0.0]]
     assert asked == ["/embed_hybrid"] * 3
 
 
 def test_patience_ends_with_the_last_failure(ask: Ask) -> None:
     busy = r"/embed_hybrid: no answer within 1 s, 1 try; the last: status 429: busy now"
-    with scripted((429, {"retry-after": "100"}, b"busy now")) as (url, asked), pytest.raises(NoAnswer, match=busy):
+    with (
+        scripted((429, {"retry-after": "100"}, b"busy now")) as (url, asked),
+        pytest.raises(NoAnswer, match=busy),
+    ):
         ask(url, "encode", "one", patience_s=1)
     assert len(asked) == 1  # what it asks to wait is longer than the patience
     down = r"no answer within 0.5 s, \d tries; the last: status 503: down"
@@ -80,10 +85,16 @@ def test_another_program_is_not_taken_for_the_server(ask: Ask, answer: Answer, w
 class Raw:
     """A server whose every connection `behave` answers, by its number; in a thread of its own."""
 
-    def __init__(self, behave: Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], Any], port: int = 0) -> None:
+    def __init__(
+        self,
+        behave: Callable[[int, asyncio.StreamReader, asyncio.StreamWriter], Any],
+        port: int = 0,
+    ) -> None:
         self._behave, self._port, self.connections = behave, port, 0
         self._loop, self._ready = asyncio.new_event_loop(), threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()], daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=[self._serve()], daemon=True
+        )
 
     async def _serve(self) -> None:
         self._end = asyncio.Event()
@@ -114,12 +125,21 @@ class Raw:
 
 
 WHOLE = orjson.dumps({"collections": ["notes"]})
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(WHOLE)
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    % len(WHOLE)
+)
 
 
-@pytest.mark.parametrize("sent", [b"", HEAD[:20], HEAD, HEAD + WHOLE[:-3]], ids=["nothing", "head", "no body", "half a body"])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", HEAD[:20], HEAD, HEAD + WHOLE[:-3]],
+    ids=["nothing", "head", "no body", "half a body"],
+)
 def test_a_connection_that_is_cut_is_made_anew(ask: Ask, sent: bytes) -> None:
-    async def behave(number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def behave(
+        number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(sent if number < 3 else HEAD + WHOLE)
         await writer.drain()
@@ -135,7 +155,11 @@ def test_a_slow_server_ends_in_an_error(ask: Ask, is_dripping: bool) -> None:
 
     async def behave(_: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(HEAD.replace(b"content-length: %d" % len(WHOLE), b"content-length: 1000000") if is_dripping else b"")
+        writer.write(
+            HEAD.replace(b"content-length: %d" % len(WHOLE), b"content-length: 1000000")
+            if is_dripping
+            else b""
+        )
         while not reader.at_eof():
             writer.write(b" " if is_dripping else b"")
             await writer.drain()
@@ -156,7 +180,9 @@ def test_a_server_that_is_restarted_is_found_again(ask: Ask) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
-    with pytest.raises(NoAnswer, match=f"{port}/collections: no answer within 0.2 s, .*ConnectError"):
+    with pytest.raises(
+        NoAnswer, match=f"{port}/collections: no answer within 0.2 s, .*ConnectError"
+    ):
         ask(url, "collections", patience_s=0.2)
     found: list[list[str]] = []
     asking = threading.Thread(target=lambda: found.append(ask(url, "collections", patience_s=HANG)))

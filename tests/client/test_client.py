@@ -56,13 +56,25 @@ def assert_same(one: Embeddings, other: Embeddings) -> None:
         {"outputs": "dense"},
         {"outputs": ALL},
         {"outputs": ALL, "input_type": "query"},
-        {"outputs": ALL, "input_type": "document", "multivector": {"max_tokens": 2, "dtype": "int8"}},
+        {
+            "outputs": ALL,
+            "input_type": "document",
+            "multivector": {"max_tokens": 2, "dtype": "int8"},
+        },
         {"outputs": ("multivector",), "input_type": "document", "multivector": {"dtype": "binary"}},
-        {"outputs": ("dense",), "normalize": False, "dimensions": 4, "prompt_name": "query", "truncation_direction": "left"},
+        {
+            "outputs": ("dense",),
+            "normalize": False,
+            "dimensions": 4,
+            "prompt_name": "query",
+            "truncation_direction": "left",
+        },
         {"outputs": ALL, "spans": [[(0, 3), (0, 9)]] * len(MANY)},
     ],
 )
-def test_vectors_are_the_encoders_to_the_byte(ask: Ask, server: Running, options: dict[str, Any]) -> None:
+def test_vectors_are_the_encoders_to_the_byte(
+    ask: Ask, server: Running, options: dict[str, Any]
+) -> None:
     encoder = encoder_of(small.model_spec())
     for texts in (MANY,) if "spans" in options else (MANY, "one two", [[5, 6], [7]], []):
         assert_same(ask(server.url, "encode", texts, **options), encoder.encode(texts, **options))
@@ -79,7 +91,9 @@ def test_scores_and_labels_are_the_encoders(ask: Ask) -> None:
     spec = labelled("LABEL_0")
     with serving(spec, server={"max_client_batch_size": 3}) as server:
         assert ask(server.url, "rerank", "one", TEXTS) == encoder_of(spec).rerank("one", TEXTS)
-        assert ask(server.url, "rerank", "one", TEXTS, top_n=2) == encoder_of(spec).rerank("one", TEXTS, top_n=2)
+        assert ask(server.url, "rerank", "one", TEXTS, top_n=2) == encoder_of(spec).rerank(
+            "one", TEXTS, top_n=2
+        )
         assert ask(server.url, "rerank", "one", []) == []
     with serving() as server:
         by_m3 = encoder_of(small.model_spec()).rerank("one", TEXTS, weights="m3")
@@ -88,7 +102,9 @@ def test_scores_and_labels_are_the_encoders(ask: Ask) -> None:
     with serving(spec) as server:
         texts: list[Any] = [*TEXTS, ("one", "two")]
         assert ask(server.url, "classify", texts) == encoder_of(spec).classify(texts)
-        assert ask(server.url, "classify", "one", raw_scores=True) == encoder_of(spec).classify("one", raw_scores=True)
+        assert ask(server.url, "classify", "one", raw_scores=True) == encoder_of(spec).classify(
+            "one", raw_scores=True
+        )
     spec = labelled(*TAGS, tags=True)
     with serving(spec) as server:
         for strategy in ("simple", "none"):
@@ -97,9 +113,16 @@ def test_scores_and_labels_are_the_encoders(ask: Ask) -> None:
 
 
 def test_texts_are_stored_and_found(ask: Ask, tmp_path: Any) -> None:
-    with serving(spec_in(tmp_path), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as server:
+    with serving(
+        spec_in(tmp_path), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
+    ) as server:
         assert ask(server.url, "collections") == []
-        points = [TEXTS[0], {"text": TEXTS[1], "id": "mine", "metadata": {"year": 1}}, {"text": " ", "id": 7}, {"id": 8}]
+        points = [
+            TEXTS[0],
+            {"text": TEXTS[1], "id": "mine", "metadata": {"year": 1}},
+            {"text": " ", "id": 7},
+            {"id": 8},
+        ]
         stored = ask(server.url, "upsert", "notes", points)
         assert (stored.created, len(stored.ids)) == (True, 2)
         assert [(one["index"], one["id"]) for one in stored.failed] == [(2, 7), (3, 8)]
@@ -118,7 +141,9 @@ def test_texts_are_stored_and_found(ask: Ask, tmp_path: Any) -> None:
 
 def test_a_collection_of_any_name_that_stores_take(ask: Ask, tmp_path: Any) -> None:
     name = "año #1 & 100%25 + ;="
-    with serving(spec_in(tmp_path), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as server:
+    with serving(
+        spec_in(tmp_path), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
+    ) as server:
         assert ask(server.url, "upsert", name, TEXTS[:2]).created
         assert ask(server.url, "collections") == [name]
         assert len(ask(server.url, "search", name, TEXTS[0]).hits) == 2
@@ -155,20 +180,30 @@ def test_what_is_no_url_is_said_at_once(url: str) -> None:
         Client(url)
 
 
-@pytest.mark.parametrize("url", ["http://[::1]:3000", "https://user:word@host.example/m/small/", "http://h"])
+@pytest.mark.parametrize(
+    "url", ["http://[::1]:3000", "https://user:word@host.example/m/small/", "http://h"]
+)
 def test_what_is_a_url_is_taken(url: str) -> None:
     with Client(url) as client:
         assert client.url == url.rstrip("/")
 
 
 def test_both_have_the_same_verbs_and_signatures() -> None:
-    verbs = [name for name, verb in vars(AsyncClient).items() if inspect.iscoroutinefunction(verb) and name[0] != "_"]
+    verbs = [
+        name
+        for name, verb in vars(AsyncClient).items()
+        if inspect.iscoroutinefunction(verb) and name[0] != "_"
+    ]
     assert len(verbs) == 10
     for name in verbs:
-        assert inspect.signature(getattr(Client, name)) == inspect.signature(getattr(AsyncClient, name))
+        assert inspect.signature(getattr(Client, name)) == inspect.signature(
+            getattr(AsyncClient, name)
+        )
         assert not inspect.iscoroutinefunction(getattr(Client, name))
     for name in ("encode", "rerank", "classify", "tag"):
-        encoders, clients = (inspect.signature(getattr(kind, name)).parameters for kind in (Encoder, Client))
+        encoders, clients = (
+            inspect.signature(getattr(kind, name)).parameters for kind in (Encoder, Client)
+        )
         assert encoders.keys() - clients.keys() <= {"query_encoder", "show_progress"}
         assert all(encoders[parameter] == clients[parameter] for parameter in clients)
 
@@ -178,5 +213,15 @@ def test_a_client_imports_neither_numpy_nor_a_runtime() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "httpx" in loaded
-    heavy = {"numpy", "scipy", "onnxruntime", "openvino", "torch", "tokenizers", "litestar", "qdrant_client", "grpc"}
+    heavy = {
+        "numpy",
+        "scipy",
+        "onnxruntime",
+        "openvino",
+        "torch",
+        "tokenizers",
+        "litestar",
+        "qdrant_client",
+        "grpc",
+    }
     assert not loaded & heavy

@@ -20,7 +20,13 @@ from hybridtei.server.openapi import document
 from tests.conformance.costly_app import STALL_SECONDS, TAKEN_BYTES
 
 PATHS = ("/calm", "/memory", "/stall")
-SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "some": {"type": "array", "items": {"type": "string"}}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "some": {"type": "array", "items": {"type": "string"}},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +38,19 @@ def costly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def test_memory_is_that_beyond_rest_request_and_answer(costly: Target) -> None:
-    calm, memory, answer = (costly.measure(Request("POST", path, {})) for path in ("/calm", "/memory", "/answer"))
+    calm, memory, answer = (
+        costly.measure(Request("POST", path, {})) for path in ("/calm", "/memory", "/answer")
+    )
     assert memory.growth_bytes - calm.growth_bytes > 0.9 * TAKEN_BYTES
-    assert answer.growth_bytes - calm.growth_bytes < 0.5 * answer.answer_bytes  # the answer itself is not counted
+    assert (
+        answer.growth_bytes - calm.growth_bytes < 0.5 * answer.answer_bytes
+    )  # the answer itself is not counted
 
 
 def test_a_stall_is_found_wherever_it_comes_from_and_waiting_is_none(costly: Target) -> None:
-    wait, stall, thread = (costly.measure(Request("POST", path, {})) for path in ("/wait", "/stall", "/thread"))
+    wait, stall, thread = (
+        costly.measure(Request("POST", path, {})) for path in ("/wait", "/stall", "/thread")
+    )
     assert stall.stall_seconds >= 0.9 * STALL_SECONDS
     assert thread.stall_seconds > wait.stall_seconds  # the loop is idle meanwhile, but for the lock
     assert wait.stall_seconds < 0.5 * STALL_SECONDS
@@ -46,10 +58,15 @@ def test_a_stall_is_found_wherever_it_comes_from_and_waiting_is_none(costly: Tar
 
 def test_the_search_finds_what_costs_too_much(costly: Target) -> None:
     content = {"application/json": {"schema": SCHEMA}}
-    told = {"paths": {path: {"post": {"requestBody": {"content": content}}} for path in PATHS}, "components": {"schemas": {}}}
+    told = {
+        "paths": {path: {"post": {"requestBody": {"content": content}}} for path in PATHS},
+        "components": {"schemas": {}},
+    }
     draw = Draw(1)
     kept = [Request("POST", path, {"text": "a"}) for path in PATHS]
-    found = search(costly.measure, Shapes(told, "small", draw), draw, seconds=0.1, kept=kept, calls=None)
+    found = search(
+        costly.measure, Shapes(told, "small", draw), draw, seconds=0.1, kept=kept, calls=None
+    )
     assert {*found.tried} == {*PATHS}
     beyond = {route_of(case.request) for case in found.worst if case.excess > 1}
     assert beyond == {"/memory", "/stall"}

@@ -53,19 +53,33 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("clients")
     listed, told = folder / "models.toml", folder / "server.json"
     roles = {"embed": "hybrid", "rerank": "reranker", "classify": "classifier", "tag": "tagger"}
-    listed.write_text("\n".join(models.table(alias, str(models.tiny(folder, alias))) for alias in roles.values()))
+    listed.write_text(
+        "\n".join(models.table(alias, str(models.tiny(folder, alias))) for alias in roles.values())
+    )
     with commanded("--models", str(listed), "--offline") as url:
         told.write_text(json.dumps({"url": url, **roles, "grpc": {}}))
         yield told
 
 
 @pytest.mark.parametrize(
-    "script", ["baseten", "cohere_sdk", "hugging_face", "infinity", "openai_sdk", "tei_client_http", "voyage", "plain_http"]
+    "script",
+    [
+        "baseten",
+        "cohere_sdk",
+        "hugging_face",
+        "infinity",
+        "openai_sdk",
+        "tei_client_http",
+        "voyage",
+        "plain_http",
+    ],
 )
 def test_every_call_of_a_client_that_is_installed_here(script: str, fleet: Path):
     command = [sys.executable, "-W", "ignore", str(CLIENTS / "calls" / f"{script}.py"), str(fleet)]
     environment = {**os.environ, "PYTHONPATH": str(CLIENTS)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     if "ModuleNotFoundError" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     told = json.loads(done.stdout.splitlines()[-1])
@@ -116,6 +130,8 @@ def test_every_client_has_a_script_and_a_list():
         clients = module(CLIENTS / "run.py").CLIENTS
     finally:
         sys.path.remove(str(CLIENTS))
-    assert {client.script for client in clients} == {path.stem for path in (CLIENTS / "calls").glob("*.py")}
+    assert {client.script for client in clients} == {
+        path.stem for path in (CLIENTS / "calls").glob("*.py")
+    }
     lists = {path.name.split(".")[0] for path in (CLIENTS / "requirements").glob("*.txt")}
     assert {client.group for client in clients if client.group} == lists

@@ -19,18 +19,28 @@ def test_a_family_within_the_tolerances(capsys: pytest.CaptureFixture[str]) -> N
     assert lines[-1].startswith("3 checkpoints, 0 beyond")
 
 
-@pytest.mark.parametrize(("dtype", "engines"), [("int8", ["ort", "openvino"]), ("bfloat16", ["openvino", "torch"])])
-def test_a_family_in_fewer_bits(capsys: pytest.CaptureFixture[str], dtype: str, engines: list[str]) -> None:
-    if dtype == "bfloat16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+@pytest.mark.parametrize(
+    ("dtype", "engines"), [("int8", ["ort", "openvino"]), ("bfloat16", ["openvino", "torch"])]
+)
+def test_a_family_in_fewer_bits(
+    capsys: pytest.CaptureFixture[str], dtype: str, engines: list[str]
+) -> None:
+    if dtype == "bfloat16" and "BF16" not in ov.Core().get_property(
+        "CPU", "OPTIMIZATION_CAPABILITIES"
+    ):
         pytest.skip("this processor has no bfloat16")
     assert table.main(["gte", "--dtype", dtype]) == 0
     head, row, last = capsys.readouterr().out.splitlines()
     assert head.split()[2:-2:2] == [engine for engine in engines for _ in range(2)]
-    assert max(float(figure) for figure in row.split()[2:]) > VECTOR_TOLERANCE  # float32 would be below
+    assert (
+        max(float(figure) for figure in row.split()[2:]) > VECTOR_TOLERANCE
+    )  # float32 would be below
     assert last.startswith("1 checkpoints, 0 beyond")
 
 
-def test_a_family_beyond_the_tolerances(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_beyond_the_tolerances(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reference = table.reference
     monkeypatch.setattr(table, "reference", lambda *given: reference(*given) + np.float32(1e-4))
     assert table.main(["gte"]) == 1
@@ -43,7 +53,9 @@ def test_one_wrong_number_of_either_form_is_seen(form: str, wrong: float) -> Non
     changed = EXPECTED.copy()
     changed[3, 2] += wrong
     assert difference(States(EXPECTED, EXPECTED), EXPECTED, TEXTS) == Difference(0, 0)
-    assert not difference(States(**{"together": EXPECTED, "alone": EXPECTED, form: changed}), EXPECTED, TEXTS).is_within
+    assert not difference(
+        States(**{"together": EXPECTED, "alone": EXPECTED, form: changed}), EXPECTED, TEXTS
+    ).is_within
 
 
 def test_vectors_are_means_of_length_one() -> None:

@@ -40,9 +40,27 @@ PLANS = {
     "tagger": lambda: labelled(*TAGS, tags=True),
 }
 KINDS = [
-    *(tei.EmbedRequest, tei.PredictRequest, tei.SimilarityRequest, tei.DecodeRequest, tei.VertexRequest, tei.TokenizeRequest),
-    *(openai.OpenAICompatRequest, cohere.CohereEmbedRequest, ollama.OllamaEmbedRequest, hybrid.EmbedHybridRequest),
-    *(rerank.RerankRequest, rerank.DocumentsRequest, score.ScoreRequest, predict.ClassifyRequest, predict.PredictTokensRequest),
+    *(
+        tei.EmbedRequest,
+        tei.PredictRequest,
+        tei.SimilarityRequest,
+        tei.DecodeRequest,
+        tei.VertexRequest,
+        tei.TokenizeRequest,
+    ),
+    *(
+        openai.OpenAICompatRequest,
+        cohere.CohereEmbedRequest,
+        ollama.OllamaEmbedRequest,
+        hybrid.EmbedHybridRequest,
+    ),
+    *(
+        rerank.RerankRequest,
+        rerank.DocumentsRequest,
+        score.ScoreRequest,
+        predict.ClassifyRequest,
+        predict.PredictTokensRequest,
+    ),
     *(search.SearchRequest, points.PointsRequest, inference.InferenceRequest),
 ]
 
@@ -118,13 +136,23 @@ def answering(talk: Callable[[bytes, socket.socket], object]) -> Iterator[Server
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        yield Server(Plan("tagger", ("tagger",), 1, peers=1), "127.0.0.1", listening.getsockname()[1], None, None)
+        yield Server(
+            Plan("tagger", ("tagger",), 1, peers=1),
+            "127.0.0.1",
+            listening.getsockname()[1],
+            None,
+            None,
+        )
         listening.shutdown(socket.SHUT_RDWR)
     thread.join(60)
 
 
 def said(status: int, body: bytes) -> bytes:
-    return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
+    return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        status,
+        len(body),
+        body,
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +209,9 @@ def test_what_is_excused():
     ]
     assert fault_of(Reply(200, {"content-type": "text/plain"}, b"no")) is None
     assert faults(Shot("large", (b"x" * 11,)), none, unread=10) == []
-    assert faults(Shot("large", (b"x" * 10,)), none, unread=10) == ["closes with 1 of 1 answers missing"]
+    assert faults(Shot("large", (b"x" * 10,)), none, unread=10) == [
+        "closes with 1 of 1 answers missing"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -204,8 +234,14 @@ def test_sameness_is_up_to_the_last_digits_of_floats(one: object, other: object,
     ("megabytes", "grows"),
     [
         ([100.0 + 2 * step for step in range(100)], "from 148 to 228 MB"),
-        ([100.0 + 2 * step for step in range(20)] + [140.0] * 80, ""),  # it has seen its largest request
-        ([300.0 + 400 * (step % 10 > 2) for step in range(100)], ""),  # what large requests take is given back
+        (
+            [100.0 + 2 * step for step in range(20)] + [140.0] * 80,
+            "",
+        ),  # it has seen its largest request
+        (
+            [300.0 + 400 * (step % 10 > 2) for step in range(100)],
+            "",
+        ),  # what large requests take is given back
         ([300.0 + step / 2 + 400 * (step % 10 > 2) for step in range(100)], "from 316 to 336 MB"),
         ([300.0] * 60 + [400.0] * 40, "from 300 to 400 MB"),  # a step that stays, late
         ([100.0 + 2 * step for step in range(50)], ""),  # too short to say

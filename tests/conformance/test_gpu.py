@@ -17,7 +17,9 @@ OF_THE_SERVER = ("msgspec", "litestar", "orjson", "uvicorn")
 def run(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"PYTHONPATH": path} if path else {})}
     command = [sys.executable, "-m", "conformance.load.gpu", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, cwd=ROOT, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=900, env=environment, cwd=ROOT, check=False
+    )
 
 
 def smoke(out: Path, *arguments: str, path: str = "") -> tuple[list[dict[str, Any]], str]:
@@ -50,7 +52,10 @@ def test_each_way_is_measured_and_one_that_raises_loses_no_other(tmp_path: Path)
     [(way, fault)] = [(row["way"], row["failed"]) for row in rows if "failed" in row]
     assert way == "torch varlen_attn"
     assert "_flash_attention_forward" in fault
-    assert "_flash_attention_forward" in (tmp_path / "out" / "tiny-BERT.torch-varlen_attn.stderr").read_text()
+    assert (
+        "_flash_attention_forward"
+        in (tmp_path / "out" / "tiny-BERT.torch-varlen_attn.stderr").read_text()
+    )
     nearness = [row for row in rows if row["way"] == "nearness"]
     assert len(nearness) == 8
     assert {row["deviation"] > 0 for row in nearness if row["dtype"] == "bfloat16"} == {True}

@@ -21,4 +21,6 @@ def test_licences(text: str, word: str) -> None:
 
 
 def test_extras_count() -> None:
-    assert {"hybridtei", "numpy", "torch", "ray", "qdrant-client", "grpcio"} <= set(dependencies("hybridtei"))
+    assert {"hybridtei", "numpy", "torch", "ray", "qdrant-client", "grpcio"} <= set(
+        dependencies("hybridtei")
+    )

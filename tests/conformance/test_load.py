@@ -17,18 +17,35 @@ SERVER = f"{sys.executable} -m hybridtei serve --hostname 127.0.0.1 --port {{por
 def run(name: str, *flags: str) -> tuple[int, dict]:
     """Exit status, and what the last line tells."""
     command = [sys.executable, "-m", "conformance.load", name, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG, check=False, cwd=ROOT
+    )
     assert done.stdout, done.stderr
     assert "cores" in done.stdout.splitlines()[0]
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 
 def test_each_scenario_tells_its_flags():
-    listed = subprocess.run([sys.executable, "-m", "conformance.load", "--help"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        [sys.executable, "-m", "conformance.load", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert set(listed.stdout.split()) >= set(SCENARIOS)
-    pages = [*ROOT.glob("*.md"), *(ROOT / "notebooks").glob("*.md"), *(ROOT / "deploy").glob("*.md")]
-    told = " ".join(" ".join(page.read_text(encoding="utf-8") for page in pages if page.name != "CHANGELOG.md").split())
-    named = {part.split()[0].strip("`).,:") for part in told.split("python -m conformance.load ")[1:]}
+    pages = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "notebooks").glob("*.md"),
+        *(ROOT / "deploy").glob("*.md"),
+    ]
+    told = " ".join(
+        " ".join(
+            page.read_text(encoding="utf-8") for page in pages if page.name != "CHANGELOG.md"
+        ).split()
+    )
+    named = {
+        part.split()[0].strip("`).,:") for part in told.split("python -m conformance.load ")[1:]
+    }
     assert named - {"NAME", "…"} <= set(SCENARIOS)
 
 
@@ -41,14 +58,30 @@ SHORT = ["--rounds", "1", "--seconds", "0.3", "--clients", "2"]
     [
         ("request_cost", SHORT, ["2 clients / floor", "2 clients / ours", "640 clients / refused"]),
         ("asgi_servers", SHORT, ["2 clients / uvicorn"]),
-        ("http_load", ["--server", f"a={SERVER}", "--traffic", "mixed", "--rounds", "1", "--seconds", "1"], ["mixed / a"]),
+        (
+            "http_load",
+            ["--server", f"a={SERVER}", "--traffic", "mixed", "--rounds", "1", "--seconds", "1"],
+            ["mixed / a"],
+        ),
         ("lone", ["--server", f"a={SERVER}", "--sizes", "6", "--turns", "1"], ["/embed 6 / a"]),
         (
             "limit",
             ["--dtypes", "float32", "--rounds", "1", "--texts", "20", "--seconds", "1"],
-            [f"float32, {row}" for row in ("products, GFLOP/s", "uniform, tokens/s", "mixed, tokens/s", "http, tokens/s")],
+            [
+                f"float32, {row}"
+                for row in (
+                    "products, GFLOP/s",
+                    "uniform, tokens/s",
+                    "mixed, tokens/s",
+                    "http, tokens/s",
+                )
+            ],
         ),
-        ("precisions", ["--engine", "ort-float32", "--rounds", "1", "--batches", "1"], ["ort-float32"]),
+        (
+            "precisions",
+            ["--engine", "ort-float32", "--rounds", "1", "--batches", "1"],
+            ["ort-float32"],
+        ),
     ],
 )
 def test_a_scenario_measures(name: str, flags: list[str], rows: list[str]):
@@ -74,7 +107,9 @@ def test_what_a_collection_takes(tmp_path: Path):
     (tmp_path / "texts" / "one.txt").write_text("a hybrid search over a swept wing")
     flags = [str(tmp_path / "texts"), "--folder", str(tmp_path / "there")]
     command = [sys.executable, "-m", "conformance.load", "stored_size", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG, check=True, cwd=ROOT
+    )
     assert "1 documents" in done.stdout
     assert "dense vectors" in done.stdout
 
@@ -101,7 +136,16 @@ def test_overload_is_answered_with_200_or_429():
 
 @pytest.mark.slow
 def test_a_promise_that_is_broken_is_told():
-    flags = ["--permits", "4", "--times", "1", "--seconds", "1", "--rounds", "1"]  # no client is refused
+    flags = [
+        "--permits",
+        "4",
+        "--times",
+        "1",
+        "--seconds",
+        "1",
+        "--rounds",
+        "1",
+    ]  # no client is refused
     status, told = run("overload", *flags)
     assert told["broken"] == ["embedded: 4 connections for 4 permits"]
     assert status == 1

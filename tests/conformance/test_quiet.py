@@ -28,7 +28,11 @@ def test_a_look_up_is_seen_by_its_packet_and_by_what_the_resolver_reads() -> Non
         '7597  10:37:48.6 connect(9, {sa_family=AF_INET, sin_port=htons(53), sin_addr=inet_addr("10.255.255.53")}, 16) = 0',
         "7597  connect(9<socket:[1]>, {sa_family=AF_INET6, sin6_port=htons(53), sin6_flowinfo=htonl(0), "
         'inet_pton(AF_INET6, "fd00::53", &sin6_addr), sin6_scope_id=0}, 28 <unfinished ...>',
-    ) == [Finding("look-up", "/etc/hosts"), Finding("look-up", "10.255.255.53:53"), Finding("look-up", "fd00::53:53")]
+    ) == [
+        Finding("look-up", "/etc/hosts"),
+        Finding("look-up", "10.255.255.53:53"),
+        Finding("look-up", "fd00::53:53"),
+    ]
 
 
 def test_connections_and_packets() -> None:
@@ -40,7 +44,11 @@ def test_connections_and_packets() -> None:
         '1 connect(4, {sa_family=AF_UNIX, sun_path="/var/run/nscd/socket"}, 110) = -1 ENOENT (No such file or directory)',
         '1 sendto(4<TCP:[1]>, "answer", 6, MSG_NOSIGNAL, NULL, 0) = 6',
         "1 +++ exited with 0 +++",
-    ) == [Finding("connection", "192.0.2.7:443"), Finding("connection", "192.0.2.8:9"), Finding("connection", "/run/somebody")]
+    ) == [
+        Finding("connection", "192.0.2.7:443"),
+        Finding("connection", "192.0.2.8:9"),
+        Finding("connection", "/run/somebody"),
+    ]
 
 
 def test_files_outside_the_named_folders() -> None:
@@ -53,7 +61,11 @@ def test_files_outside_the_named_folders() -> None:
     ) == [
         Finding("file", path)
         for path in (
-            *("/home/u/.cache/Microsoft/x.db", "/home/u/.cache/Other/deviceid.tmp", "/tmp/elsewhere"),
+            *(
+                "/home/u/.cache/Microsoft/x.db",
+                "/home/u/.cache/Other/deviceid.tmp",
+                "/tmp/elsewhere",
+            ),
             *("/home/u/done", "/home/u/.config"),
         )
     ]
@@ -102,7 +114,9 @@ def traced(code: str, folder: Path) -> list[Finding]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_reports_are_seen_where_they_are_sent_and_none_is_where_the_package_came_first(tmp_path: Path) -> None:
+def test_reports_are_seen_where_they_are_sent_and_none_is_where_the_package_came_first(
+    tmp_path: Path,
+) -> None:
     loud, quiet = tmp_path / "loud", tmp_path / "quiet"
     loud.mkdir()
     quiet.mkdir()

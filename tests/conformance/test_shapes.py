@@ -27,19 +27,29 @@ def test_tokenizers_have_the_size_and_know_letters(kind: str) -> None:
 def test_a_process_without_torch() -> None:
     code = "import importlib.util as u; print([bool(u.find_spec(n)) for n in ('torch', 'onnx', 'numpy')]); import torch"
     environment = {**os.environ, "PYTHONPATH": str(ABSENT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
     assert done.stdout == "[False, False, True]\n"
     assert "ModuleNotFoundError: No module named 'torch'" in done.stderr
 
 
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 500}
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 500,
+}
 
 
 @pytest.mark.parametrize("backend", ["ort", "torch"])
 def test_a_row_of_the_table(tmp_path, backend, capsys, monkeypatch):
     monkeypatch.setattr("conformance.families.shapes.__main__.REST_SECONDS", 0.0)
     source = CHECKPOINTS["bge-m3"]
-    checkpoint = msgspec.structs.replace(source, config={**source.config, **TINY, "max_position_embeddings": 130})
+    checkpoint = msgspec.structs.replace(
+        source, config={**source.config, **TINY, "max_position_embeddings": 130}
+    )
     write_checkpoint(tmp_path / "tiny", checkpoint)
     faults = measure(tmp_path / "tiny", checkpoint, backend, "float32", "first")
     row = capsys.readouterr().out

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from conformance.structure.source import count_layers, find_circles, measure, read_imports, read_modules
+from conformance.structure.source import (
+    count_layers,
+    find_circles,
+    measure,
+    read_imports,
+    read_modules,
+)
 from tests.server.live import ROOT
 
-CONTRACTS = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
+CONTRACTS = (
+    "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
+)
 
 FILES = {
     "__init__.py": "",
@@ -48,13 +56,19 @@ def test_imports_within_functions_count_and_imports_for_annotations_do_not(packa
 
 
 def test_circles_are_found(package: Path):
-    assert find_circles(read_imports(read_modules(package))) == [["small.low.leaf", "small.low.twin"]]
+    assert find_circles(read_imports(read_modules(package))) == [
+        ["small.low.leaf", "small.low.twin"]
+    ]
 
 
 def test_the_package_has_no_circle():
     """In a process of its own, since Python 3.11's `ast.parse` can fail while another thread of the process parses too."""
     ended = subprocess.run(
-        [sys.executable, "-m", "conformance.structure"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "conformance.structure"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -79,5 +93,7 @@ def test_figures(package: Path):
 
 @pytest.mark.skipif(find_spec("importlinter") is None, reason="import-linter is not installed")
 def test_packages_import_downwards_only():
-    done = subprocess.run([sys.executable, "-c", CONTRACTS], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CONTRACTS], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,15 @@ import pytest
 
 from conformance.wire import checks
 from conformance.wire.asking import Answer
-from conformance.wire.case import Case, Profile, filled, read_cases, read_clauses, read_profiles, uncovered
+from conformance.wire.case import (
+    Case,
+    Profile,
+    filled,
+    read_cases,
+    read_clauses,
+    read_profiles,
+    uncovered,
+)
 from conformance.wire.checkpoints import WRITERS, write
 from conformance.wire.judge import at, judged
 from tests.server.live import commanded
@@ -46,7 +54,9 @@ def test_every_clause_has_a_case_or_a_reason():
 
 def test_a_clause_without_either_is_found():
     clauses = read_clauses()
-    assert uncovered(clauses, []) == [name for name, clause in clauses.items() if clause.elsewhere is None]
+    assert uncovered(clauses, []) == [
+        name for name, clause in clauses.items() if clause.elsewhere is None
+    ]
 
 
 def test_every_model_is_used_and_every_profile_has_one():
@@ -54,7 +64,9 @@ def test_every_model_is_used_and_every_profile_has_one():
 
 
 def test_checks_that_cases_name_exist():
-    assert all(callable(getattr(checks, check.split()[0], None)) for case in CASES for check in case.check)
+    assert all(
+        callable(getattr(checks, check.split()[0], None)) for case in CASES for check in case.check
+    )
 
 
 def answer(body: str) -> Answer:
@@ -95,7 +107,13 @@ def test_paths_and_fills():
 
 def test_a_wrong_answer_is_told(checkpoint: Callable[[str], Path]):
     case = Case(
-        clause="1.1 404", profile="plain", request="GET /health", status=200, text="no", header={"vary": "x"}, absent=("vary",)
+        clause="1.1 404",
+        profile="plain",
+        request="GET /health",
+        status=200,
+        text="no",
+        header={"vary": "x"},
+        absent=("vary",),
     )
     other = Case(clause="1.1 404", profile="plain", request="GET /nope", name="other")
     with served(PROFILES["plain"], checkpoint("plain")) as url:

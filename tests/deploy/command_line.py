@@ -11,9 +11,29 @@ from hybridtei.config import EngineConfig, ModelConfig, ServerConfig, StoreConfi
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 OURS = frozenset(field.name.upper() for kind in SETTINGS for field, _, _ in fields_of(kind))
-REPORTS = frozenset({"HF_HUB_DISABLE_TELEMETRY", "ORT_DISABLE_TELEMETRY"})  # of libraries, turned off
-OTHERS = frozenset({"HYBRIDTEI_CACHE", "HYBRIDTEI_EMBEDDED_MODEL", "HF_HUB_OFFLINE", "PATH", "PYTHONUNBUFFERED"}) | REPORTS
-DEVICE = frozenset({"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
+REPORTS = frozenset(
+    {"HF_HUB_DISABLE_TELEMETRY", "ORT_DISABLE_TELEMETRY"}
+)  # of libraries, turned off
+OTHERS = (
+    frozenset(
+        {
+            "HYBRIDTEI_CACHE",
+            "HYBRIDTEI_EMBEDDED_MODEL",
+            "HF_HUB_OFFLINE",
+            "PATH",
+            "PYTHONUNBUFFERED",
+        }
+    )
+    | REPORTS
+)
+DEVICE = frozenset(
+    {
+        "NVIDIA_VISIBLE_DEVICES",
+        "NVIDIA_DRIVER_CAPABILITIES",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+    }
+)
 
 
 def check_serve(words: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:

@@ -53,7 +53,11 @@ def test_a_stage_holds_what_its_copies_name_and_nothing_else(builder: Builder) -
         "opt/where",
     ]
     assert (place / "opt/wheels/word").read_text() == "hello\n"
-    assert (place / "opt/wheels/list").read_text().split() == ["README.md", "deploy", "pyproject.toml"]
+    assert (place / "opt/wheels/list").read_text().split() == [
+        "README.md",
+        "deploy",
+        "pyproject.toml",
+    ]
     assert (place / "opt/where").read_text() == f"{place}/data\n"
     assert environment["PATH"].startswith(f"{place}/opt/own/bin:")
     assert not list((builder.done / "made/src").rglob("__pycache__"))
@@ -73,7 +77,9 @@ def served(body: str) -> list[str]:
         ("sys.exit(3)", "the server ended with 3"),
     ],
 )
-def test_a_server_must_become_healthy_and_end_with_0(body: str, fault: str | None, tmp_path: Path) -> None:
+def test_a_server_must_become_healthy_and_end_with_0(
+    body: str, fault: str | None, tmp_path: Path
+) -> None:
     environment = {"PATH": os.environ["PATH"], "READY": str(tmp_path / "ready")}
     if fault is None:
         start(served(body), environment, CHECK, tmp_path / "log")

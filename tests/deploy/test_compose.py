@@ -34,7 +34,16 @@ def variables(service: str) -> dict[str, str]:
 def test_fits_the_specification() -> None:
     if find_spec("check_jsonschema") is None:
         pytest.skip("check-jsonschema is not installed: pip install check-jsonschema")
-    command = [sys.executable, "-W", "ignore", "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(FILE)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(FILE),
+    ]
     assert subprocess.run(command, capture_output=True, check=False, timeout=HANG).returncode == 0
 
 
@@ -53,7 +62,9 @@ def test_the_command_takes_the_variables_and_listens_where_others_look(service: 
 def test_servers_search_the_store_beside_them_that_ingest_fills(service: str) -> None:
     store = from_flags(StoreConfig, {}, variables(service))
     assert store.qdrant_url == "http://qdrant:6334"
-    assert store.qdrant_api_key == filled(SERVICES["qdrant"]["environment"]["QDRANT__SERVICE__API_KEY"])
+    assert store.qdrant_api_key == filled(
+        SERVICES["qdrant"]["environment"]["QDRANT__SERVICE__API_KEY"]
+    )
 
 
 @pytest.mark.parametrize("service", SERVERS)
@@ -84,7 +95,11 @@ def test_what_is_mounted_is_there_and_named_volumes_are_declared() -> None:
 
 
 def test_ports_are_open_to_this_machine_alone_and_told_apart() -> None:
-    published = [port.rpartition(":")[0] for service in SERVICES.values() for port in service.get("ports", ())]
+    published = [
+        port.rpartition(":")[0]
+        for service in SERVICES.values()
+        for port in service.get("ports", ())
+    ]
     assert all(port.startswith("127.0.0.1:") for port in published)
     assert len(published) == len(set(published))
 

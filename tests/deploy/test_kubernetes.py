@@ -31,7 +31,9 @@ def variables(manifests: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("folder", OVERLAYS, ids=IDS)
 def test_every_manifest_fits_its_schema(folder: Path) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    kubernetes_validate = pytest.importorskip(
+        "kubernetes_validate", reason="pip install kubernetes-validate"
+    )
     manifests = render(folder)
     assert {manifest["kind"] for manifest in manifests} == KINDS
     for manifest in manifests:
@@ -88,9 +90,14 @@ def test_pods_run_as_the_images_user_and_write_only_where_a_volume_is(folder: Pa
     stages = parse((ROOT / "Dockerfile").read_text())
     tag = pod["image"].partition(":")[2]
     [user] = stages[tag].all("USER")
-    assert user.arguments == f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}"
+    assert (
+        user.arguments
+        == f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}"
+    )
     assert pod["securityContext"]["readOnlyRootFilesystem"]
-    assert {mount["name"] for mount in pod["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+    assert {mount["name"] for mount in pod["volumeMounts"]} == {
+        volume["name"] for volume in spec["volumes"]
+    }
 
 
 def test_a_device_is_asked_for_by_the_gpu_overlay_alone() -> None:
@@ -108,7 +115,9 @@ def test_the_air_gapped_pod_serves_a_mounted_folder_and_asks_nobody() -> None:
 
 
 def test_the_adapter_serves_the_metric_that_scales() -> None:
-    rules = yaml.safe_load((DEPLOY / "kubernetes/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    rules = yaml.safe_load((DEPLOY / "kubernetes/prometheus-adapter.yaml").read_text())["rules"][
+        "custom"
+    ]
     served = {rule["name"]["as"] for rule in rules}
     for folder in OVERLAYS:
         [metric] = rendered(folder)["HorizontalPodAutoscaler"]["spec"]["metrics"]

@@ -46,7 +46,9 @@ def nginx(folder: Path, server_port: int) -> Iterator[httpx.Client]:
         pytest.skip("nginx or openssl is not installed")
     key, certificate = folder / "key", folder / "certificate"
     make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-    subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=HANG)
+    subprocess.run(
+        [*make, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=HANG
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     changes = {
@@ -60,8 +62,18 @@ def nginx(folder: Path, server_port: int) -> Iterator[httpx.Client]:
         assert old in text
         text = text.replace(old, new)
     (folder / "hybridtei.conf").write_text(text)
-    (folder / "nginx.conf").write_text(WHOLE.format(folder=folder, user="user root;" if os.getuid() == 0 else ""))
-    run = [command, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
+    (folder / "nginx.conf").write_text(
+        WHOLE.format(folder=folder, user="user root;" if os.getuid() == 0 else "")
+    )
+    run = [
+        command,
+        "-p",
+        str(folder),
+        "-c",
+        str(folder / "nginx.conf"),
+        "-e",
+        str(folder / "error.log"),
+    ]
     tested = subprocess.run([*run, "-t"], capture_output=True, text=True, check=False, timeout=HANG)
     assert tested.returncode == 0, tested.stderr
     process = subprocess.Popen(run)
@@ -69,7 +81,9 @@ def nginx(folder: Path, server_port: int) -> Iterator[httpx.Client]:
         trust = ssl.create_default_context(cafile=str(certificate))
         trust.check_hostname = False
         transport = httpx.HTTPTransport(verify=trust, retries=5)
-        with httpx.Client(base_url=f"https://127.0.0.1:{port}", transport=transport, timeout=HANG, trust_env=False) as client:
+        with httpx.Client(
+            base_url=f"https://127.0.0.1:{port}", transport=transport, timeout=HANG, trust_env=False
+        ) as client:
             end = time.monotonic() + HANG
             while not reachable(client):
                 assert time.monotonic() < end, (folder / "error.log").read_text()
@@ -98,9 +112,7 @@ def test_requests_pass_and_what_is_the_operators_does_not(tmp_path: Path) -> Non
 
 def test_a_slow_client_keeps_no_connection_of_the_server(tmp_path: Path) -> None:
     body = b'{"inputs":"one two"}'
-    head = (
-        b"POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n"
-    )
+    head = b"POST /embed HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 20\r\n\r\n"
     with serving() as server, nginx(tmp_path, server.port) as client:
         trust = ssl.create_default_context(cafile=str(tmp_path / "certificate"))
         trust.check_hostname = False

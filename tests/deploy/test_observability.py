@@ -28,7 +28,9 @@ EXPRESSIONS = [
     *ALERTS.values(),
     *(
         each["seriesQuery"]
-        for each in yaml.safe_load((DEPLOY / "kubernetes/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+        for each in yaml.safe_load((DEPLOY / "kubernetes/prometheus-adapter.yaml").read_text())[
+            "rules"
+        ]["custom"]
     ),
     *(
         metric["pods"]["metric"]["name"]
@@ -44,7 +46,9 @@ EXPRESSIONS = [
 def told() -> dict[str, set[str]]:
     """Names of series -> their labels, as a server tells them that had an answer, a refusal, a cache and a store."""
     stored = CollectionSchemas(MemoryStore())
-    with serving(engine={"embedding_cache_mb": 1}, server={"api_key": "a-key"}, schemas=stored) as server:
+    with serving(
+        engine={"embedding_cache_mb": 1}, server={"api_key": "a-key"}, schemas=stored
+    ) as server:
         server.client.headers["authorization"] = "Bearer a-key"
         for _ in range(2):
             server.post("/embed_hybrid", VALID)
@@ -80,7 +84,9 @@ def test_failures_have_the_words_that_alerts_look_for() -> None:
     from hybridtei.server.context import FAILURES
 
     words = {name for _, name in FAILURES} | {"inference", "dropped"}
-    looked_for = {word for expression in EXPRESSIONS for word in re.findall(r'err="(\w+)"', expression)}
+    looked_for = {
+        word for expression in EXPRESSIONS for word in re.findall(r'err="(\w+)"', expression)
+    }
     assert looked_for
     assert looked_for <= words
 
@@ -88,20 +94,34 @@ def test_failures_have_the_words_that_alerts_look_for() -> None:
 def test_store_errors_have_the_kinds_that_alerts_look_for() -> None:
     from hybridtei.server.models import STORE_ERRORS
 
-    looked_for = {kind for each in EXPRESSIONS for kinds in re.findall(r'kind=~"([\w|]+)"', each) for kind in kinds.split("|")}
+    looked_for = {
+        kind
+        for each in EXPRESSIONS
+        for kinds in re.findall(r'kind=~"([\w|]+)"', each)
+        for kind in kinds.split("|")
+    }
     assert looked_for
     assert looked_for <= set(STORE_ERRORS.values())
 
 
 def test_the_dashboard_asks_the_datasource_that_is_provisioned() -> None:
-    sources = yaml.safe_load((COMPOSE / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    sources = yaml.safe_load(
+        (COMPOSE / "grafana/provisioning/datasources/prometheus.yaml").read_text()
+    )["datasources"]
     assert [source["type"] for source in sources] == [DASHBOARD["templating"]["list"][0]["query"]]
-    mounts = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]["grafana"]["volumes"]
-    [provider] = yaml.safe_load((COMPOSE / "grafana/provisioning/dashboards/hybridtei.yaml").read_text())["providers"]
+    mounts = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]["grafana"][
+        "volumes"
+    ]
+    [provider] = yaml.safe_load(
+        (COMPOSE / "grafana/provisioning/dashboards/hybridtei.yaml").read_text()
+    )["providers"]
     assert f"./grafana/dashboards:{provider['options']['path']}:ro" in mounts
 
 
-@pytest.mark.parametrize("check", [["check", "config", "--syntax-only", "prometheus.yaml"], ["check", "rules", "alerts.yaml"]])
+@pytest.mark.parametrize(
+    "check",
+    [["check", "config", "--syntax-only", "prometheus.yaml"], ["check", "rules", "alerts.yaml"]],
+)
 def test_prometheus_reads_its_files(check: list[str]) -> None:
     assert said_well(promtool(), *check)
 
@@ -112,8 +132,13 @@ def test_prometheus_reads_the_dashboards_expressions(tmp_path: Path) -> None:
         for each in EXPRESSIONS
         if "(te_queue_size," not in each
     ]
-    rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(filled)]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    rules = [
+        {"record": f"panel:{number}", "expr": expression}
+        for number, expression in enumerate(filled)
+    ]
+    (tmp_path / "rules.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]})
+    )
     assert said_well(promtool(), "check", "rules", "--lint=none", str(tmp_path / "rules.yaml"))
 
 
@@ -125,6 +150,8 @@ def promtool() -> str:
 
 
 def said_well(command: str, *words: str) -> bool:
-    said = subprocess.run([command, *words], cwd=COMPOSE, capture_output=True, text=True, check=False, timeout=HANG)
+    said = subprocess.run(
+        [command, *words], cwd=COMPOSE, capture_output=True, text=True, check=False, timeout=HANG
+    )
     print(said.stdout, said.stderr)
     return said.returncode == 0

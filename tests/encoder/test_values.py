@@ -36,15 +36,25 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 CRANFIELD = Path(__file__).parents[3] / "shared" / "data" / "cranfield" / "corpus.jsonl"
 
 
-@pytest.mark.parametrize(("name", "model_type", "layout"), crossed([*LAYOUTS], ["bert", "xlm-roberta"], ["old", "new"]))
-def test_a_checkpoint_equals_sentence_transformers(tmp_path: Path, model_type: str, layout: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "model_type", "layout"), crossed([*LAYOUTS], ["bert", "xlm-roberta"], ["old", "new"])
+)
+def test_a_checkpoint_equals_sentence_transformers(
+    tmp_path: Path, model_type: str, layout: str, name: str
+) -> None:
     folder = tiny.write_family(tmp_path, model_type)
     tiny.write_modules(folder, layout=layout, **LAYOUTS[name])  # type: ignore[arg-type]
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
-    close(dense_of(ours), theirs.encode(TEXTS, normalize_embeddings=True), tolerances.UNIT["float32"] * 3)
+    close(
+        dense_of(ours),
+        theirs.encode(TEXTS, normalize_embeddings=True),
+        tolerances.UNIT["float32"] * 3,
+    )
     if not LAYOUTS[name].get("normalize"):
         close(dense_of(ours, normalize=False), theirs.encode(TEXTS))
-    assert ours.max_input_length == (20 if name == "short" and layout == "old" else vocabulary.LONGEST)
+    assert ours.max_input_length == (
+        20 if name == "short" and layout == "old" else vocabulary.LONGEST
+    )
 
 
 @pytest.mark.parametrize("layout", ["old", "new"])
@@ -54,24 +64,41 @@ def test_prompts_equal_sentence_transformers(tmp_path: Path, layout: str) -> Non
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
     plain = dense_of(ours, normalize=False)
     for name in (None, "query", "document"):
-        close(dense_of(ours, normalize=False, prompt_name=name), theirs.encode(TEXTS, prompt_name=name))
+        close(
+            dense_of(ours, normalize=False, prompt_name=name),
+            theirs.encode(TEXTS, prompt_name=name),
+        )
     assert np.abs(dense_of(ours, normalize=False, prompt_name="query") - plain).max() > 0.01
     with pytest.raises(InvalidInput, match="Available prompts"):
         ours.encode(TEXTS, prompt_name="none")
 
 
-@pytest.mark.parametrize("settings", [{"default_prompt_name": "query"}, {"default_prompt": PROMPTS["query"]}])
-def test_a_default_prompt_is_put_before_every_text(tmp_path: Path, settings: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"default_prompt_name": "query"}, {"default_prompt": PROMPTS["query"]}]
+)
+def test_a_default_prompt_is_put_before_every_text(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts=PROMPTS)
     ours = Encoder.load(str(folder), engine=EngineConfig(**settings))
-    close(dense_of(ours), dense_of(ours, [PROMPTS["query"] + text for text in TEXTS], prompt_name="document"))
+    close(
+        dense_of(ours),
+        dense_of(ours, [PROMPTS["query"] + text for text in TEXTS], prompt_name="document"),
+    )
 
 
-def test_the_checkpoints_default_prompt_is_put_before_texts_that_name_no_other(tmp_path: Path) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts=PROMPTS, default_prompt_name="query")
+def test_the_checkpoints_default_prompt_is_put_before_texts_that_name_no_other(
+    tmp_path: Path,
+) -> None:
+    folder = tiny.write_modules(
+        tiny.write_family(tmp_path, "bert"), prompts=PROMPTS, default_prompt_name="query"
+    )
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
     close(dense_of(ours, normalize=False), theirs.encode(TEXTS))
-    close(dense_of(ours, normalize=False, prompt_name="document"), theirs.encode(TEXTS, prompt_name="document"))
+    close(
+        dense_of(ours, normalize=False, prompt_name="document"),
+        theirs.encode(TEXTS, prompt_name="document"),
+    )
     for side, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
         close(dense_of(ours, normalize=False, input_type=side), encode(TEXTS))
     ours = Encoder.load(str(folder), default_prompt="")
@@ -79,18 +106,29 @@ def test_the_checkpoints_default_prompt_is_put_before_texts_that_name_no_other(t
 
 
 @pytest.mark.parametrize(
-    ("default", "of_queries", "of_documents"), [("s2p", "s2p", "s2p"), ("query", "query", None), ("passage", None, "passage")]
+    ("default", "of_queries", "of_documents"),
+    [("s2p", "s2p", "s2p"), ("query", "query", None), ("passage", None, "passage")],
 )
-def test_a_default_prompt_is_for_inputs_of_a_type_without_a_prompt(tmp_path, default, of_queries, of_documents):
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts={default: "lolo mo"}, default_prompt_name=default)
+def test_a_default_prompt_is_for_inputs_of_a_type_without_a_prompt(
+    tmp_path, default, of_queries, of_documents
+):
+    folder = tiny.write_modules(
+        tiny.write_family(tmp_path, "bert"),
+        prompts={default: "lolo mo"},
+        default_prompt_name=default,
+    )
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
     for side, name in (("query", of_queries), ("document", of_documents)):
         expected = theirs.encode(TEXTS, prompt_name=name, prompt=None if name else "")
         close(dense_of(ours, normalize=False, input_type=side), expected)
 
 
-@pytest.mark.parametrize("names", [("document", "passage"), ("passage", "corpus"), ("corpus", "retrieval.passage")])
-def test_documents_have_the_first_prompt_that_sentence_transformers_tries(tmp_path: Path, names: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "names", [("document", "passage"), ("passage", "corpus"), ("corpus", "retrieval.passage")]
+)
+def test_documents_have_the_first_prompt_that_sentence_transformers_tries(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
     prompts = {name: f"{'lolo ' * place}mo" for place, name in enumerate(reversed(names), 1)}
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), prompts=prompts)
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, prompt_name=names[0])
@@ -99,8 +137,14 @@ def test_documents_have_the_first_prompt_that_sentence_transformers_tries(tmp_pa
 
 @pytest.mark.parametrize("dimensions", [1, 7, tiny.HIDDEN])
 def test_cut_vectors_are_cut_first_and_normalised_then(bert: Path, dimensions: int) -> None:
-    theirs = SentenceTransformer(str(bert), device="cpu", truncate_dim=dimensions).encode(TEXTS, normalize_embeddings=True)
-    close(dense_of(Encoder.load(str(bert)), dimensions=dimensions), theirs, tolerances.UNIT["float32"] * 3)
+    theirs = SentenceTransformer(str(bert), device="cpu", truncate_dim=dimensions).encode(
+        TEXTS, normalize_embeddings=True
+    )
+    close(
+        dense_of(Encoder.load(str(bert)), dimensions=dimensions),
+        theirs,
+        tolerances.UNIT["float32"] * 3,
+    )
 
 
 def test_a_pooling_without_the_prompt_is_served_where_there_is_none(tmp_path: Path) -> None:
@@ -121,7 +165,10 @@ def test_a_pooling_without_the_prompt_is_served_where_there_is_none(tmp_path: Pa
 def test_a_checkpoint_may_ask_for_lower_case(tmp_path: Path) -> None:
     folder = tiny.write_modules(tiny.write_family(tmp_path, "xlm-roberta"), layout="old")
     tiny.edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
-    texts = [*(text.upper() for text in TEXTS), "<s> BAKA </s> İ <mask> bulo"]  # special tokens stay
+    texts = [
+        *(text.upper() for text in TEXTS),
+        "<s> BAKA </s> İ <mask> bulo",
+    ]  # special tokens stay
     close(
         dense_of(Encoder.load(str(folder)), texts, normalize=False),
         SentenceTransformer(str(folder), device="cpu").encode(texts),
@@ -149,11 +196,16 @@ def test_m3_outputs_equal_the_definition(m3: Path) -> None:
         vectors = hidden[1:] @ colbert["weight"].T + colbert["bias"]
         close(raw.multivector.row(i), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
         assert len(raw.multivector.row(i)) == len(row) - 1
-        close(raw.dense[i] if raw.dense is not None else np.empty(0), hidden[0] / np.linalg.norm(hidden[0]))
+        close(
+            raw.dense[i] if raw.dense is not None else np.empty(0),
+            hidden[0] / np.linalg.norm(hidden[0]),
+        )
 
 
 @pytest.mark.parametrize("name", ["m3", "hybrid"])
-def test_a_text_of_unknown_tokens_has_an_empty_sparse_vector(request: pytest.FixtureRequest, name: str) -> None:
+def test_a_text_of_unknown_tokens_has_an_empty_sparse_vector(
+    request: pytest.FixtureRequest, name: str
+) -> None:
     encoder = Encoder.load(str(request.getfixturevalue(name)))
     found = encoder.encode(["漢字", "baka bulo"], outputs=EVERYTHING)
     assert len(found.sparse.row(0)[0]) == 0
@@ -163,13 +215,17 @@ def test_a_text_of_unknown_tokens_has_an_empty_sparse_vector(request: pytest.Fix
 def test_one_token_has_no_vector_in_m3_and_is_fine_between_others(m3: Path) -> None:
     found = Encoder.load(str(m3)).encode([[5], "baka", [6]], outputs=EVERYTHING)
     assert found.multivector.lengths.tolist() == [0, 2, 0]
-    assert Encoder.load(str(m3)).encode([[5]], outputs=["multivector"]).multivector.lengths.tolist() == [0]  # type: ignore[union-attr]
+    assert Encoder.load(str(m3)).encode(
+        [[5]], outputs=["multivector"]
+    ).multivector.lengths.tolist() == [0]  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
 def embedded() -> Encoder:
     if not EMBEDDED_HEADS.exists():
-        pytest.skip("hybridtei/models/heads/minilm_hybrid.safetensors is not there: its heads have not been trained")
+        pytest.skip(
+            "hybridtei/models/heads/minilm_hybrid.safetensors is not there: its heads have not been trained"
+        )
     return Encoder.load()
 
 
@@ -181,9 +237,14 @@ def abstracts() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("texts", "titles"), sampled([(2, 30), (20, 180)], {(2, 30)}))
-def test_the_embedded_models_dense_vectors_are_the_upstream_ones(embedded, abstracts, texts, titles):
+def test_the_embedded_models_dense_vectors_are_the_upstream_ones(
+    embedded, abstracts, texts, titles
+):
     theirs = SentenceTransformer(str(upstream_folder()), device="cpu")
-    inputs = [*(one["text"] for one in abstracts[:texts]), *(one["title"] for one in abstracts[:titles])]
+    inputs = [
+        *(one["text"] for one in abstracts[:texts]),
+        *(one["title"] for one in abstracts[:titles]),
+    ]
     expected = theirs.encode(inputs, batch_size=16, normalize_embeddings=True)
     cosines = (dense_of(embedded, inputs) * expected).sum(1)
     assert len(cosines) == texts + titles
@@ -196,4 +257,6 @@ def test_tokens_spells_sparse_vectors(m3):
     for row, spelled in enumerate(encoder.tokens(vectors)):
         indices, values = vectors.row(row)
         assert [weight for _, weight in spelled] == sorted(values.tolist(), reverse=True)
-        assert {piece for piece, _ in spelled} == set(encoder._model.reader.tokenizer.pieces(indices))
+        assert {piece for piece, _ in spelled} == set(
+            encoder._model.reader.tokenizer.pieces(indices)
+        )

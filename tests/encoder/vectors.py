@@ -16,5 +16,7 @@ def dense_of(encoder: Encoder, texts: Sequence[str] = TEXTS, **options: Any) -> 
     return encoder.encode(texts, **options).dense
 
 
-def close(ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]) -> None:
+def close(
+    ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]
+) -> None:
     np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=0)

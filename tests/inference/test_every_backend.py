@@ -18,7 +18,9 @@ from tests import tolerances, vocabulary
 from tests.inference.backends.graph.test_int8 import LOOSE
 
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
-COMBINATIONS = [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes if dtype != "fp8"]
+COMBINATIONS = [
+    (name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes if dtype != "fp8"
+]
 TEXTS = vocabulary.texts(64)
 BAD: dict[str, tuple[Any, dict[str, Any]]] = {
     "empty": ([""], {}),
@@ -92,9 +94,15 @@ def assert_close(one: Embeddings, other: Embeddings, dtype: str) -> None:
     assert one.dense is not None
     assert other.dense is not None
     np.testing.assert_allclose(one.dense, other.dense, atol=tolerances.UNIT[dtype], rtol=0)
-    np.testing.assert_allclose(one.multivector.values, other.multivector.values, atol=tolerances.MULTIVECTOR[dtype], rtol=0)
-    np.testing.assert_allclose(one.tokens.values, other.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0)
-    np.testing.assert_allclose(one.sparse.to_dense(), other.sparse.to_dense(), atol=tolerances.WEIGHTS[dtype], rtol=0)
+    np.testing.assert_allclose(
+        one.multivector.values, other.multivector.values, atol=tolerances.MULTIVECTOR[dtype], rtol=0
+    )
+    np.testing.assert_allclose(
+        one.tokens.values, other.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0
+    )
+    np.testing.assert_allclose(
+        one.sparse.to_dense(), other.sparse.to_dense(), atol=tolerances.WEIGHTS[dtype], rtol=0
+    )
 
 
 def test_every_output_is_the_references(encoder: Encoder, reference: Embeddings) -> None:
@@ -112,7 +120,9 @@ def test_a_text_keeps_its_vectors_in_any_company(encoder: Encoder) -> None:
 
 @pytest.fixture(scope="module")
 def refusals(folder: Path) -> dict[str, tuple[type[BaseException], str]]:
-    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"), engine=EngineConfig())
+    encoder = Encoder.load(
+        config=ModelConfig(model_id=str(folder), backend="torch"), engine=EngineConfig()
+    )
     return {name: refusal_of(encoder, name) for name in BAD}
 
 

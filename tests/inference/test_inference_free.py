@@ -12,12 +12,25 @@ from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 
 from hybridtei.encoder import Encoder
-from hybridtei.errors import EmptyInput, InvalidInput, LoadError, UnsupportedArchitecture, UnsupportedHead, WeightMismatch
+from hybridtei.errors import (
+    EmptyInput,
+    InvalidInput,
+    LoadError,
+    UnsupportedArchitecture,
+    UnsupportedHead,
+    WeightMismatch,
+)
 from hybridtei.models.checkpoint.layers import query_table
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances, vocabulary
 
-QUERIES = ["baka", "baka bulo baka mo", "xyz baka", *vocabulary.texts(6, seed=2), "bulo baka " * 200]
+QUERIES = [
+    "baka",
+    "baka bulo baka mo",
+    "xyz baka",
+    *vocabulary.texts(6, seed=2),
+    "bulo baka " * 200,
+]
 DOCUMENTS = vocabulary.texts(16, seed=3)
 TOLERANCE = tolerances.WEIGHTS["float32"]
 
@@ -25,12 +38,16 @@ TOLERANCE = tolerances.WEIGHTS["float32"]
 def routed(folder: Path, model_type: str = "bert", *, activation: str = "relu") -> Path:
     """As sentence-transformers 6 saves a table for queries and a model for documents."""
     base = tiny.write_family(folder / "base", model_type, task="ForMaskedLM")
-    documents = Transformer(str(base), transformer_task="fill-mask", module_output_name="token_embeddings")
+    documents = Transformer(
+        str(base), transformer_task="fill-mask", module_output_name="token_embeddings"
+    )
     weights = torch.rand(len(documents.tokenizer), generator=torch.Generator().manual_seed(4))
     weights[7:20] = 0
     queries = SparseStaticEmbedding(tokenizer=documents.tokenizer, weight=weights)
     pooling = SpladePooling("max", activation_function=activation)  # type: ignore[arg-type]
-    router = Router.for_query_document(query_modules=[queries], document_modules=[documents, pooling])
+    router = Router.for_query_document(
+        query_modules=[queries], document_modules=[documents, pooling]
+    )
     SparseEncoder(modules=[router], device="cpu").save(str(folder / "saved"))
     return folder / "saved"
 
@@ -46,7 +63,9 @@ def close(one: np.ndarray, other: np.ndarray) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("model_type", ["bert", "distilbert"])
-def test_both_sides_are_those_of_sentence_transformers(tmp_path: Path, model_type: str, activation: str) -> None:
+def test_both_sides_are_those_of_sentence_transformers(
+    tmp_path: Path, model_type: str, activation: str
+) -> None:
     folder = routed(tmp_path, model_type, activation=activation)
     ours, theirs = Encoder.load(str(folder)), SparseEncoder(str(folder), device="cpu")
     close(sparse(ours, QUERIES, "query"), theirs.encode_query(QUERIES).to_dense().numpy())
@@ -70,15 +89,21 @@ def test_queries_need_no_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 def test_a_splade_without_a_table_and_its_logarithms(tmp_path: Path, activation: str) -> None:
     base = tiny.write_family(tmp_path / "base", "bert", task="ForMaskedLM")
-    transformer = Transformer(str(base), transformer_task="fill-mask", module_output_name="token_embeddings")
-    theirs = SparseEncoder(modules=[transformer, SpladePooling("max", activation_function=activation)], device="cpu")  # type: ignore[arg-type]
+    transformer = Transformer(
+        str(base), transformer_task="fill-mask", module_output_name="token_embeddings"
+    )
+    theirs = SparseEncoder(
+        modules=[transformer, SpladePooling("max", activation_function=activation)], device="cpu"
+    )  # type: ignore[arg-type]
     theirs.save(str(tmp_path / "saved"))
     ours = Encoder.load(str(tmp_path / "saved"))
     for kind in ("query", "document", None):
         close(sparse(ours, DOCUMENTS, kind), theirs.encode(DOCUMENTS).to_dense().numpy())
 
 
-@pytest.mark.parametrize(("name", "logarithms"), [("model", 1), ("opensearch-neural-sparse-encoding-doc-v3-distill", 2)])
+@pytest.mark.parametrize(
+    ("name", "logarithms"), [("model", 1), ("opensearch-neural-sparse-encoding-doc-v3-distill", 2)]
+)
 def test_idf_beside_the_model(tmp_path: Path, name: str, logarithms: int) -> None:
     folder = tiny.write_family(tmp_path / name, "bert", task="ForMaskedLM")
     tiny.write_json(folder / "idf.json", {"baka": 2.5, "bulo": 1, "no such word": 9, "##a": 0.5})
@@ -102,11 +127,15 @@ def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path: Path) -> N
     assert encoder.forwards == before
     words = encoder._model.reader.tokenizer
     for row, text in enumerate(QUERIES):
-        ids = {token.id for token in words.tokens(text, add_special_tokens=False)} - encoder.spec.removed_ids
+        ids = {
+            token.id for token in words.tokens(text, add_special_tokens=False)
+        } - encoder.spec.removed_ids
         indices, values = looked_up.row(row)
         assert set(indices.tolist()) <= ids
         assert (values == 1).all()
-    both, model = (encoder.encode(QUERIES, outputs, query_encoder=kind) for kind in ("table", "model"))  # type: ignore[arg-type]
+    both, model = (
+        encoder.encode(QUERIES, outputs, query_encoder=kind) for kind in ("table", "model")
+    )  # type: ignore[arg-type]
     assert np.array_equal(both.sparse.to_dense(), looked_up.to_dense())
     close(both.dense, model.dense)
     with pytest.raises(InvalidInput, match="sparse vectors of queries and nothing else"):
@@ -114,7 +143,9 @@ def test_heads_that_count_on_idf_look_queries_up_on_request(tmp_path: Path) -> N
 
 
 def test_a_model_without_a_table_says_so(tmp_path: Path) -> None:
-    splade = Encoder.load(str(tiny.write_family(tmp_path / "splade", "bert", task="ForMaskedLM")), pooling="splade")
+    splade = Encoder.load(
+        str(tiny.write_family(tmp_path / "splade", "bert", task="ForMaskedLM")), pooling="splade"
+    )
     with pytest.raises(UnsupportedHead, match="no table"):
         splade.encode(QUERIES, ("sparse",), query_encoder="table")
 
@@ -129,7 +160,10 @@ def test_an_embedding_model_with_such_a_file_embeds(tmp_path: Path) -> None:
     ("structure", "error"),
     [
         ({"query": ["query_0_SparseStaticEmbedding"]}, UnsupportedArchitecture),
-        ({"query": ["document_1_SpladePooling"], "document": ["query_0_SparseStaticEmbedding"]}, UnsupportedArchitecture),
+        (
+            {"query": ["document_1_SpladePooling"], "document": ["query_0_SparseStaticEmbedding"]},
+            UnsupportedArchitecture,
+        ),
         ("none", UnsupportedArchitecture),
     ],
 )
@@ -152,7 +186,9 @@ def test_a_table_that_is_none(tmp_path: Path) -> None:
     save_file({"weights": torch.rand(99)}, place / "model.safetensors")
     with pytest.raises(LoadError, match="called `weight`"):
         query_table(spec)
-    (folder / "query_0_SparseStaticEmbedding" / "config.json").write_text(json.dumps({"path": "idf.json"}))
+    (folder / "query_0_SparseStaticEmbedding" / "config.json").write_text(
+        json.dumps({"path": "idf.json"})
+    )
     tiny.write_json(folder / "idf.json", {"baka": "much"})
     with pytest.raises(LoadError, match="should be a number"):
         query_table(spec)

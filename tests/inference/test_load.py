@@ -35,7 +35,9 @@ def loaded(folder: Path, **engine: Any) -> load.LoadedModel:
     return load_model(ModelConfig(model_id=str(folder), pooling="mean"), EngineConfig(**engine))
 
 
-def test_the_self_test_has_a_short_text_and_a_long_one(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_test_has_a_short_text_and_a_long_one(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lengths: list[list[int]] = []
     forward = OnnxBackend.forward
 
@@ -55,7 +57,9 @@ def test_the_self_test_has_a_short_text_and_a_long_one(bert: Path, monkeypatch: 
     assert lengths[0] == [20, 3]
 
 
-def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tiny.write_family(tmp_path, "qwen2", rope_parameters=LONG)
     assert loaded(folder).model.spec.model_type == "qwen2"
     monkeypatch.setattr(trunk, "forget_lengths", lambda model: False)
@@ -65,14 +69,19 @@ def test_a_model_whose_texts_depend_on_their_neighbours_is_refused(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("model_type", "why"),
-    [("fnet", "lets a text see"), ("lilt", "needs more than the ids"), ("nystromformer", "needs more than the ids")],
+    [
+        ("fnet", "lets a text see"),
+        ("lilt", "needs more than the ids"),
+        ("nystromformer", "needs more than the ids"),
+    ],
 )
 def test_a_family_that_cannot_run_as_texts_come_is_refused_with_those_that_can(
     tmp_path: Path, model_type: str, why: str
 ) -> None:
     folder = tiny.write_family(tmp_path, model_type)
     with pytest.raises(
-        UnsupportedArchitecture, match=rf"{folder}/config.json: the family `{model_type}` {why}.*; supported: bert"
+        UnsupportedArchitecture,
+        match=rf"{folder}/config.json: the family `{model_type}` {why}.*; supported: bert",
     ):
         loaded(folder)
 
@@ -97,13 +106,17 @@ def backend_of(folder: Path, **config: Any) -> Any:
     return load_model(ModelConfig(model_id=str(folder), **config), EngineConfig()).backend
 
 
-def test_onnxruntime_runs_what_has_a_graph_and_torch_where_it_is_asked_for(bert: Path, cache: Path) -> None:
+def test_onnxruntime_runs_what_has_a_graph_and_torch_where_it_is_asked_for(
+    bert: Path, cache: Path
+) -> None:
     assert isinstance(backend_of(bert), OnnxBackend)
     assert isinstance(backend_of(bert, backend="ort"), OnnxBackend)
     assert isinstance(backend_of(bert, backend="torch"), TorchBackend)
 
 
-def test_weights_that_torch_saved_run_on_onnxruntime(bert: Path, copied: Copied, cache: Path) -> None:
+def test_weights_that_torch_saved_run_on_onnxruntime(
+    bert: Path, copied: Copied, cache: Path
+) -> None:
     from safetensors.torch import load_file
 
     folder = copied(bert)
@@ -122,7 +135,10 @@ def test_bare_pickles_go_to_torch(bert: Path, copied: Copied, cache: Path) -> No
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     (folder / "model.safetensors").unlink()
     assert isinstance(backend_of(folder), TorchBackend)
-    with pytest.raises(LoadError, match=rf"{folder}: cannot run on ort: its weights .* were saved by torch before 1.6"):
+    with pytest.raises(
+        LoadError,
+        match=rf"{folder}: cannot run on ort: its weights .* were saved by torch before 1.6",
+    ):
         backend_of(folder, backend="ort")
 
 
@@ -138,7 +154,9 @@ def test_what_onnxruntime_cannot_run_goes_to_torch_or_is_refused_with_the_reason
 ) -> None:
     folder = copied(bert)
     installed = backend_choice._installed
-    monkeypatch.setattr(backend_choice, "_installed", lambda package: package != "openvino" and installed(package))
+    monkeypatch.setattr(
+        backend_choice, "_installed", lambda package: package != "openvino" and installed(package)
+    )
     if case == "setting":
         tiny.edit_json(folder / "config.json", chunk_size_feed_forward=1)
     config: dict[str, Any] = {"dtype": case} if case == "bfloat16" else {}
@@ -157,21 +175,35 @@ def test_a_publishers_own_code_is_refused_until_it_is_trusted(
     folder = published.add_own_code(copied(bert), AutoConfig="configuration_own.OwnConfig")
     tiny.edit_json(folder / "config.json", model_type=model_type)
     with pytest.raises(
-        LoadError, match=rf"{folder}/config.json: `auto_map` names `modeling_own.OwnModel`.*--trust-remote-code"
+        LoadError,
+        match=rf"{folder}/config.json: `auto_map` names `modeling_own.OwnModel`.*--trust-remote-code",
     ):
         backend_of(folder, backend=backend)
 
 
-def test_a_type_that_neither_knows_is_refused_by_its_class(bert: Path, copied: Copied, cache: Path) -> None:
+def test_a_type_that_neither_knows_is_refused_by_its_class(
+    bert: Path, copied: Copied, cache: Path
+) -> None:
     folder = copied(bert)
-    tiny.edit_json(folder / "config.json", model_type="own", auto_map={"AutoConfig": "configuration_own.OwnConfig"})
-    with pytest.raises(LoadError, match=r"`auto_map` names `configuration_own.OwnConfig`.*--trust-remote-code"):
+    tiny.edit_json(
+        folder / "config.json",
+        model_type="own",
+        auto_map={"AutoConfig": "configuration_own.OwnConfig"},
+    )
+    with pytest.raises(
+        LoadError, match=r"`auto_map` names `configuration_own.OwnConfig`.*--trust-remote-code"
+    ):
         backend_of(folder)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_trusted_code_computes_the_model(
-    bert: Path, copied: Copied, cache: Path, backend: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    bert: Path,
+    copied: Copied,
+    cache: Path,
+    backend: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from transformers import AutoModel, dynamic_module_utils
 
@@ -182,34 +214,54 @@ def test_trusted_code_computes_the_model(
     found = backend_of(folder, backend=backend, trust_remote_code=True)
     texts = texts_of(found.spec)
     expected = np.concatenate(
-        [oracle(input_ids=torch.tensor(text.input_ids)[None]).last_hidden_state[0].detach().numpy() for text in texts]
+        [
+            oracle(input_ids=torch.tensor(text.input_ids)[None])
+            .last_hidden_state[0]
+            .detach()
+            .numpy()
+            for text in texts
+        ]
     )
     assert isinstance(found, TorchBackend)
     assert difference(states_of(found, texts), expected, texts).is_within
     assert f"{folder}: runs `modeling_own.OwnModel`" in caplog.text
 
 
-def test_a_configuration_class_alone_changes_nothing(bert: Path, copied: Copied, cache: Path) -> None:
+def test_a_configuration_class_alone_changes_nothing(
+    bert: Path, copied: Copied, cache: Path
+) -> None:
     folder = copied(bert)
     tiny.edit_json(folder / "config.json", auto_map={"AutoConfig": "configuration_own.OwnConfig"})
     assert isinstance(backend_of(folder), OnnxBackend)
 
 
 @pytest.mark.parametrize("backend", ["auto", "ort"])
-def test_a_layer_too_many_is_another_model(bert: Path, copied: Copied, cache: Path, backend: str) -> None:
+def test_a_layer_too_many_is_another_model(
+    bert: Path, copied: Copied, cache: Path, backend: str
+) -> None:
     first, another = "encoder.layer.0.", "encoder.layer.7."
     more = change(
         copied(bert),
-        lambda tensors: tensors | {another + key[len(first) :]: tensors[key].clone() for key in tensors if first in key},
+        lambda tensors: (
+            tensors
+            | {another + key[len(first) :]: tensors[key].clone() for key in tensors if first in key}
+        ),
     )
-    with pytest.raises(WeightMismatch, match=rf"{more}: .*hold what config\.json does not.*{another}"):
+    with pytest.raises(
+        WeightMismatch, match=rf"{more}: .*hold what config\.json does not.*{another}"
+    ):
         backend_of(more, backend=backend)
 
 
-def test_a_tensor_from_under_another_prefix_does_not_stand_in(bert: Path, copied: Copied, cache: Path) -> None:
+def test_a_tensor_from_under_another_prefix_does_not_stand_in(
+    bert: Path, copied: Copied, cache: Path
+) -> None:
     name = "embeddings.LayerNorm.weight"
     moved = change(
-        copied(bert), lambda tensors: {(f"cls.{key}" if key == name else key): value for key, value in tensors.items()}
+        copied(bert),
+        lambda tensors: {
+            (f"cls.{key}" if key == name else key): value for key, value in tensors.items()
+        },
     )
     with pytest.raises(WeightMismatch, match=f"{moved}: .*several prefixes"):
         backend_of(moved, backend="ort")
@@ -226,16 +278,24 @@ print(sorted({"torch", "transformers", "scipy"} & set(sys.modules)))
 """
 
 
-@pytest.mark.skipif(backend_choice.NVIDIA.exists(), reason="torch is chosen where there is an NVIDIA device")
+@pytest.mark.skipif(
+    backend_choice.NVIDIA.exists(), reason="torch is chosen where there is an NVIDIA device"
+)
 def test_the_embedded_model_runs_without_importing_torch_or_scipy() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITHOUT_TORCH], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "error", "-c", WITHOUT_TORCH],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_a_devices_memory_bounds_a_pass_whatever_was_configured(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_devices_memory_bounds_a_pass_whatever_was_configured(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[int, int, float]] = []
 
     def room(_: object, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:

@@ -46,7 +46,10 @@ def test_a_table_a_model_over_the_flags(tmp_path: Path) -> None:
         ("", "nothing but"),
         ("[[model", "cannot be read"),
         ("[[model]]\nalias = 'a'", "model 1: `model_id` should be a text"),
-        ("[[model]]\nmodel_id = 'a'\n[[model]]\nmodel_id='b'\ncolour = 1", "model 2: unknown key `colour`; known: "),
+        (
+            "[[model]]\nmodel_id = 'a'\n[[model]]\nmodel_id='b'\ncolour = 1",
+            "model 2: unknown key `colour`; known: ",
+        ),
         ("[[model]]\nmodel_id = 3", "model 1: `model_id` should be a text"),
         ("[[model]]\nmodel_id = 'a'\ndtype = 'int4'", r"Invalid enum value 'int4'.*dtype"),
         ("[[model]]\nmodel_id = 'x/a'\n[[model]]\nmodel_id = 'y/a'", "two models are called 'a'"),

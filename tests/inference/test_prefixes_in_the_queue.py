@@ -25,7 +25,10 @@ from tests.inference.engine.test_core import (
 def sharing_prefix(count: int, prefix: int, own: int, first: int = 0) -> list[Encoding]:
     """`n` different encodings with the same first tokens."""
     begin = np.full(prefix, first, dtype=np.int64)
-    return [replace(one, input_ids=np.concatenate([begin, one.input_ids]), shared=prefix) for one in different(count, own)]
+    return [
+        replace(one, input_ids=np.concatenate([begin, one.input_ids]), shared=prefix)
+        for one in different(count, own)
+    ]
 
 
 def test_what_shares_a_prefix_goes_together_and_counts_without_it():
@@ -40,7 +43,8 @@ def test_what_shares_a_prefix_goes_together_and_counts_without_it():
 def test_what_has_another_prefix_or_none_waits_for_its_turn(padding):
     queue = core(400, shared_tokens=10_000, padding=padding)
     requests = [
-        queue.add(one, DENSE) for one in (sharing_prefix(3, 20, 5), sharing_prefix(3, 20, 5, first=1), different(3, 25))
+        queue.add(one, DENSE)
+        for one in (sharing_prefix(3, 20, 5), sharing_prefix(3, 20, 5, first=1), different(3, 25))
     ]
     batches = [queue.take() for _ in requests]
     assert queue.take() is None
@@ -50,7 +54,9 @@ def test_what_has_another_prefix_or_none_waits_for_its_turn(padding):
         prefix = batch.packed.prefix
         assert prefix == (0 if batch.callers[0][0] is requests[2] else 20)
         starts = batch.packed.cu_seqlens[:-1]
-        assert len({batch.packed.input_ids[start : start + prefix].tobytes() for start in starts}) == 1
+        assert (
+            len({batch.packed.input_ids[start : start + prefix].tobytes() for start in starts}) == 1
+        )
 
 
 def test_no_pass_is_left_for_less_than_the_prefix():
@@ -75,7 +81,10 @@ def test_a_backend_that_computes_no_prefix_once_gets_none():
 @given(requests, st.integers(1, 100))
 def test_sequences_that_share_come_back_in_their_place(lengths, budget):
     queue, backend = core(budget, shared_tokens=64), FakeBackend(SPEC)
-    encodings = [[replace(encoding(n + 3, i), shared=3) for n in request] for i, request in enumerate(lengths)]
+    encodings = [
+        [replace(encoding(n + 3, i), shared=3) for n in request]
+        for i, request in enumerate(lengths)
+    ]
     tickets = [queue.add(request, DENSE | TOKENS) for request in encodings]
     drain(queue, backend)
     for ticket in tickets:

@@ -9,7 +9,13 @@ import pytest
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import InvalidInput, LoadError
-from hybridtei.inference.tasks.rerank import PRESETS, RankWeights, RerankByVectors, preset, rerank_task
+from hybridtei.inference.tasks.rerank import (
+    PRESETS,
+    RankWeights,
+    RerankByVectors,
+    preset,
+    rerank_task,
+)
 from tests import tiny, vocabulary
 from tests.sampled import sampled
 
@@ -37,19 +43,38 @@ def expected(encoder: Encoder, query: str, document: str, weights: RankWeights) 
 @pytest.mark.parametrize(
     "weights",
     sampled(
-        [None, *PRESETS, RankWeights(0, 0, 1), RankWeights(0, 2, 0), RankWeights(1, 0, 0), RankWeights(1, 0.3, 0)],
+        [
+            None,
+            *PRESETS,
+            RankWeights(0, 0, 1),
+            RankWeights(0, 2, 0),
+            RankWeights(1, 0, 0),
+            RankWeights(1, 0.3, 0),
+        ],
         [None, "m3", RankWeights(1, 0.3, 0)],
     ),
 )
-def test_scores_are_the_weighted_mean_of_three_similarities(encoder: Encoder, weights: RankWeights | str | None) -> None:
-    shares = weights if isinstance(weights, RankWeights) else RankWeights() if weights is None else preset(weights)
+def test_scores_are_the_weighted_mean_of_three_similarities(
+    encoder: Encoder, weights: RankWeights | str | None
+) -> None:
+    shares = (
+        weights
+        if isinstance(weights, RankWeights)
+        else RankWeights()
+        if weights is None
+        else preset(weights)
+    )
     ranked = encoder.rerank(QUERY, DOCUMENTS, weights=weights)
     wanted = np.array([expected(encoder, QUERY, document, shares) for document in DOCUMENTS])
-    np.testing.assert_allclose([one.score for one in ranked], [wanted[one.index] for one in ranked], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        [one.score for one in ranked], [wanted[one.index] for one in ranked], atol=1e-5, rtol=0
+    )
     assert [one.index for one in ranked] == np.argsort(wanted, kind="stable")[::-1].tolist()
 
 
-def test_the_query_is_read_once_however_many_parts(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_query_is_read_once_however_many_parts(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[str] = []
     reader = type(encoder._model.reader)
     original = reader.read
@@ -88,7 +113,9 @@ def test_a_share_for_what_the_model_lacks_is_refused_but_presets_do_without(tmp_
     (tmp_path / "colbert_linear.pt").unlink()
     encoder = Encoder.load(str(tmp_path))
     assert encoder.rerank(QUERY, DOCUMENTS, weights="mkqa")
-    assert encoder.rerank(QUERY, DOCUMENTS, weights=RankWeights(1, 1, 0)) == encoder.rerank(QUERY, DOCUMENTS)
+    assert encoder.rerank(QUERY, DOCUMENTS, weights=RankWeights(1, 1, 0)) == encoder.rerank(
+        QUERY, DOCUMENTS
+    )
     with pytest.raises(InvalidInput, match="`multivector`"):
         encoder.rerank(QUERY, DOCUMENTS, weights=RankWeights(1, 1, 0.5))
 
@@ -103,7 +130,10 @@ def test_shares_that_the_model_declares_are_its_default(tmp_path) -> None:
     folder = tiny.write_bert(tmp_path / "m")
     tiny.write_own_heads(folder, rerank={"dense": 0.25, "sparse": 0.05, "multivector": 1.0})
     model = Encoder.load(str(folder))
-    declared, same = model.rerank(QUERY, DOCUMENTS), model.rerank(QUERY, DOCUMENTS, weights=RankWeights(0.25, 0.05, 1.0))
+    declared, same = (
+        model.rerank(QUERY, DOCUMENTS),
+        model.rerank(QUERY, DOCUMENTS, weights=RankWeights(0.25, 0.05, 1.0)),
+    )
     assert declared == same
     assert declared != model.rerank(QUERY, DOCUMENTS, weights=RankWeights())
 

@@ -21,20 +21,32 @@ from tests.sampled import crossed
 
 TOKENS = frozenset({Head.TOKENS})
 PREFIX = 20
-CAUSAL = {"qwen3": {}, "qwen2": {}, "llama": {}, "mistral": {"sliding_window": 9}, "gemma3_text": {"sliding_window": 7}}
+CAUSAL = {
+    "qwen3": {},
+    "qwen2": {},
+    "llama": {},
+    "mistral": {"sliding_window": 9},
+    "gemma3_text": {"sliding_window": 7},
+}
 lengths = st.lists(st.integers(1, 9), min_size=2, max_size=6)
 
 
 def encodings(own: list[int], prefix: int = PREFIX) -> list[Encoding]:
     """Encodings with these numbers of tokens after a common prefix."""
     return [
-        Encoding(np.concatenate([np.arange(5, 5 + prefix), 5 + (7 * i + np.arange(n)) % 40]).astype(np.int64))
+        Encoding(
+            np.concatenate([np.arange(5, 5 + prefix), 5 + (7 * i + np.arange(n)) % 40]).astype(
+                np.int64
+            )
+        )
         for i, n in enumerate(own)
     ]
 
 
 @given(lengths, st.integers(0, 40))
-def test_texts_share_what_all_of_them_begin_with_and_keep_a_token_of_their_own(own: list[int], prefix: int) -> None:
+def test_texts_share_what_all_of_them_begin_with_and_keep_a_token_of_their_own(
+    own: list[int], prefix: int
+) -> None:
     texts = encodings(own, prefix)
     found = {one.shared for one in sharing(texts)}
     ids = [one.input_ids.tolist() for one in texts]
@@ -78,7 +90,10 @@ def test_states_are_those_of_whole_texts(tmp_path: Path, family: str, name: str)
     spec = read_spec(tmp_path, pooling="last-token")
     backend = open_backend(ModelConfig(model_id=str(tmp_path), backend=name, dtype="float32"), spec)
     assert backend.shares_prefixes
-    texts, heads = encodings([3, 30, 1, 7]), spec.heads & {Head.TOKENS, Head.DENSE, Head.MULTIVECTOR}
+    texts, heads = (
+        encodings([3, 30, 1, 7]),
+        spec.heads & {Head.TOKENS, Head.DENSE, Head.MULTIVECTOR},
+    )
     shared = backend.forward(pack(texts, heads, spec.positions, PREFIX))
     whole = backend.forward(pack(texts, heads, spec.positions))
     tolerance = {"atol": tolerances.HIDDEN["float32"], "rtol": 0}
@@ -90,7 +105,10 @@ def test_states_are_those_of_whole_texts(tmp_path: Path, family: str, name: str)
 
 @pytest.mark.parametrize("window", [None, 6])
 def test_kernels_that_know_of_no_prefix_get_whole_texts(window: int | None) -> None:
-    batch, draw = pack(encodings([3, 9, 1]), TOKENS, Positions(), PREFIX), torch.Generator().manual_seed(0)
+    batch, draw = (
+        pack(encodings([3, 9, 1]), TOKENS, Positions(), PREFIX),
+        torch.Generator().manual_seed(0),
+    )
     once = computed_once(batch)
     q, k, v = (torch.randn(len(once.kept), heads, 8, generator=draw) for heads in (4, 2, 2))
     kept, rows = torch.as_tensor(once.kept), torch.as_tensor(once.rows)
@@ -99,7 +117,9 @@ def test_kernels_that_know_of_no_prefix_get_whole_texts(window: int | None) -> N
         layout = PackedLayout(batch.cu_seqlens, kernel=kernel)
         layout.once = kept, rows
         found.append(layout.attend(q, k, v, scale=0.3, window=window, causal=True))
-    whole = PackedLayout(batch.cu_seqlens).attend(q[rows], k[rows], v[rows], scale=0.3, window=window, causal=True)
+    whole = PackedLayout(batch.cu_seqlens).attend(
+        q[rows], k[rows], v[rows], scale=0.3, window=window, causal=True
+    )
     for one in found:
         torch.testing.assert_close(one[rows], whole, atol=1e-6, rtol=0)
 
@@ -107,7 +127,9 @@ def test_kernels_that_know_of_no_prefix_get_whole_texts(window: int | None) -> N
 @pytest.mark.parametrize("name", ["ort", "openvino", "torch"])
 def test_a_family_that_sees_both_ways_shares_nothing(tmp_path: Path, name: str) -> None:
     spec = read_spec(tiny.write_family(tmp_path, "bert"), pooling="mean")
-    assert not open_backend(ModelConfig(model_id=str(tmp_path), backend=name, dtype="float32"), spec).shares_prefixes
+    assert not open_backend(
+        ModelConfig(model_id=str(tmp_path), backend=name, dtype="float32"), spec
+    ).shares_prefixes
 
 
 def test_instructed_texts_have_the_vectors_that_they_have_alone(tmp_path: Path) -> None:
@@ -118,5 +140,7 @@ def test_instructed_texts_have_the_vectors_that_they_have_alone(tmp_path: Path) 
     before = encoder.forwards
     assert together is not None
     for text, row in zip(texts, together, strict=True):
-        np.testing.assert_allclose(encoder.encode(text).dense[0], row, atol=tolerances.UNIT["float32"], rtol=0)
+        np.testing.assert_allclose(
+            encoder.encode(text).dense[0], row, atol=tolerances.UNIT["float32"], rtol=0
+        )
     assert encoder.forwards - before == len(texts)

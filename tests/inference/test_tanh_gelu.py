@@ -30,7 +30,9 @@ def twin(folder: Path, key: str) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a shape whose graph ships."""
-    return tiny.write_bert(tmp_path_factory.mktemp("gelu") / "small", **tiny.SHIPPED, hidden_act="gelu")
+    return tiny.write_bert(
+        tmp_path_factory.mktemp("gelu") / "small", **tiny.SHIPPED, hidden_act="gelu"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,8 @@ def expected(folder: Path) -> np.ndarray:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_computes_what_a_checkpoint_of_that_form_gives(folder, expected, backend):
     exact, ours = (
-        encoder(folder, backend=backend, gelu=gelu).encode(TEXTS, normalize=False).dense for gelu in ("checkpoint", "tanh")
+        encoder(folder, backend=backend, gelu=gelu).encode(TEXTS, normalize=False).dense
+        for gelu in ("checkpoint", "tanh")
     )
     assert np.abs(exact - expected).max() > 1e-4  # ten tolerances: or this would show nothing
     np.testing.assert_allclose(ours, expected, atol=tolerances.HIDDEN["float32"], rtol=0)
@@ -49,9 +52,19 @@ def test_every_backend_computes_what_a_checkpoint_of_that_form_gives(folder, exp
 
 def test_the_head_of_a_splade_model_follows(tmp_path):
     folder = tiny.write_family(tmp_path / "splade", "distilbert", task="ForMaskedLM")
-    expected = encoder(twin(folder, "activation"), pooling="splade", backend="torch").encode(TEXTS, ["sparse"]).sparse
-    ours = encoder(folder, pooling="splade", backend="torch", gelu="tanh").encode(TEXTS, ["sparse"]).sparse
-    np.testing.assert_allclose(ours.to_dense(), expected.to_dense(), atol=tolerances.WEIGHTS["float32"], rtol=0)
+    expected = (
+        encoder(twin(folder, "activation"), pooling="splade", backend="torch")
+        .encode(TEXTS, ["sparse"])
+        .sparse
+    )
+    ours = (
+        encoder(folder, pooling="splade", backend="torch", gelu="tanh")
+        .encode(TEXTS, ["sparse"])
+        .sparse
+    )
+    np.testing.assert_allclose(
+        ours.to_dense(), expected.to_dense(), atol=tolerances.WEIGHTS["float32"], rtol=0
+    )
 
 
 def test_the_head_of_a_classifier_follows(tmp_path):
@@ -60,7 +73,9 @@ def test_the_head_of_a_classifier_follows(tmp_path):
     tiny.edit_json(other / "config.json", classifier_activation="gelu_pytorch_tanh")
     expected = encoder(other, backend="torch").rerank("a query", TEXTS, raw_scores=True)
     ours = encoder(folder, backend="torch", gelu="tanh").rerank("a query", TEXTS, raw_scores=True)
-    np.testing.assert_allclose([r.score for r in ours], [r.score for r in expected], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        [r.score for r in ours], [r.score for r in expected], atol=1e-5, rtol=0
+    )
 
 
 def test_a_checkpoints_own_graph_cannot_follow(tmp_path):
@@ -79,7 +94,9 @@ def test_an_export_can_follow(tmp_path):
 
     folder = tiny.write_bert(tmp_path / "m")
     for gelu in ("tanh", "checkpoint"):
-        export_model(find_model(ModelConfig(model_id=str(folder), gelu=gelu)), tmp_path / gelu, "float32")
+        export_model(
+            find_model(ModelConfig(model_id=str(folder), gelu=gelu)), tmp_path / gelu, "float32"
+        )
         ours = encoder(tmp_path / gelu, backend="ort").encode(TEXTS).dense
         expected = encoder(folder, backend="torch", gelu=gelu).encode(TEXTS).dense
         np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=0)

@@ -14,19 +14,40 @@ from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, Aut
 
 from hybridtei.config import ModelConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import EmptyInput, InvalidInput, LoadError, NotANumber, UnsupportedArchitecture, WeightMismatch
+from hybridtei.errors import (
+    EmptyInput,
+    InvalidInput,
+    LoadError,
+    NotANumber,
+    UnsupportedArchitecture,
+    WeightMismatch,
+)
 from hybridtei.models.checkpoint.classifiers import DECODERS, PADDING
 from hybridtei.models.text.tokenizer import Text
 from tests import tiny, tolerances, vocabulary
 from tests.sampled import crossed, sampled
 
 FAMILIES = [
-    *("bert", "xlm-roberta", "roberta", "camembert", "electra", "distilbert", "modernbert", "deberta-v2", "mpnet"),
+    *(
+        "bert",
+        "xlm-roberta",
+        "roberta",
+        "camembert",
+        "electra",
+        "distilbert",
+        "modernbert",
+        "deberta-v2",
+        "mpnet",
+    ),
     *("gte", "nomic_bert", "jina_embeddings_v3", "eurobert"),
     *("qwen2", "qwen3", "llama", "mistral", "gemma3_text"),
 ]
 # Those that transformers' own modules run, but for the ones that are refused.
-OTHERS = [name for name in tiny.OTHERS if name not in ("dpr", "fnet", "lilt", "longformer", "nystromformer")]
+OTHERS = [
+    name
+    for name in tiny.OTHERS
+    if name not in ("dpr", "fnet", "lilt", "longformer", "nystromformer")
+]
 TEXTS = vocabulary.texts(12)
 PAIRS = [
     *pairwise(TEXTS),
@@ -42,14 +63,22 @@ TOLERANCE = tolerances.LOGITS["float32"]
 def theirs(folder: Path, inputs: Sequence[Text], **options: Any) -> np.ndarray:
     """Logits of each input by itself, without padding, as transformers cuts and computes them."""
     words = AutoTokenizer.from_pretrained(folder, **options)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()
     rows = []
     for item in inputs:
         sides = (
             ([item],) if isinstance(item, str) else ([item[0]], [item[1]])
         )  # lists, or an empty second side would count as none
         with torch.inference_mode():
-            rows.append(model(**words(*sides, truncation=True, max_length=vocabulary.LONGEST, return_tensors="pt")).logits[0])
+            rows.append(
+                model(
+                    **words(
+                        *sides, truncation=True, max_length=vocabulary.LONGEST, return_tensors="pt"
+                    )
+                ).logits[0]
+            )
     return torch.stack(rows).float().numpy()
 
 
@@ -57,7 +86,12 @@ def ours(encoder: Encoder, inputs: Sequence[Text], **options: Any) -> np.ndarray
     """Logits in the order of the labels."""
     predictions = encoder.classify(inputs, raw_scores=True, **options)
     labels = encoder.spec.labels
-    return np.array([[next(one.score for one in row if one.label == label) for label in labels] for row in predictions])
+    return np.array(
+        [
+            [next(one.score for one in row if one.label == label) for label in labels]
+            for row in predictions
+        ]
+    )
 
 
 def close(one: np.ndarray, other: np.ndarray, tolerance: float = TOLERANCE) -> None:
@@ -66,7 +100,10 @@ def close(one: np.ndarray, other: np.ndarray, tolerance: float = TOLERANCE) -> N
 
 @pytest.mark.parametrize(
     ("model_type", "labels"),
-    [*crossed(FAMILIES, [1, 3]), *sampled(product(OTHERS, [1, 3]), [("albert", 3), ("big_bird", 1), ("mixtral", 1)])],
+    [
+        *crossed(FAMILIES, [1, 3]),
+        *sampled(product(OTHERS, [1, 3]), [("albert", 3), ("big_bird", 1), ("mixtral", 1)]),
+    ],
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, labels: int) -> None:
     folder = tiny.write_classifier(tmp_path, model_type, labels)
@@ -80,7 +117,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, model_type: str, label
 def test_a_trunk_without_the_prefix_of_its_names(tmp_path: Path) -> None:
     folder = tiny.write_classifier(tmp_path, "bert")
     expected = theirs(folder, TEXTS)
-    tiny.change(folder, lambda tensors: {name.removeprefix("bert."): one for name, one in tensors.items()})
+    tiny.change(
+        folder, lambda tensors: {name.removeprefix("bert."): one for name, one in tensors.items()}
+    )
     close(theirs(folder, TEXTS), expected)
     close(ours(Encoder.load(str(folder)), TEXTS), expected)
 
@@ -93,7 +132,13 @@ def test_a_longformer_that_classifies_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "pooling"),
-    [("modernbert", "mean"), ("modernbert", "cls"), ("eurobert", "bos"), ("eurobert", "mean"), ("eurobert", "late")],
+    [
+        ("modernbert", "mean"),
+        ("modernbert", "cls"),
+        ("eurobert", "bos"),
+        ("eurobert", "mean"),
+        ("eurobert", "late"),
+    ],
 )
 def test_the_pooling_that_config_names(tmp_path: Path, model_type: str, pooling: str) -> None:
     folder = tiny.write_classifier(
@@ -109,7 +154,10 @@ def test_the_pooling_that_config_names(tmp_path: Path, model_type: str, pooling:
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])
 def test_a_pair_is_cut_on_the_left_as_transformers_does(tmp_path: Path, model_type: str) -> None:
     folder = tiny.write_classifier(tmp_path, model_type)
-    close(ours(Encoder.load(str(folder)), PAIRS, truncation_direction="left"), theirs(folder, PAIRS, truncation_side="left"))
+    close(
+        ours(Encoder.load(str(folder)), PAIRS, truncation_direction="left"),
+        theirs(folder, PAIRS, truncation_side="left"),
+    )
 
 
 @pytest.mark.parametrize("model_type", ["bert", "modernbert"])
@@ -118,25 +166,44 @@ def test_a_reranker_ranks_as_cross_encoder_does(tmp_path: Path, model_type: str)
     query, documents = TEXTS[0], [*dict.fromkeys(vocabulary.texts(60, seed=1))]  # without ties
     reference = CrossEncoder(str(folder), device="cpu").rank(query, documents)
     ranked = Encoder.load(str(folder)).rerank(query, documents)
-    close(np.array([one.score for one in ranked]), np.array([one["score"] for one in reference]), 3 * TOLERANCE)
-    by_index = {one["corpus_id"]: one["score"] for one in reference}  # of two that are as close, rounding decides who is first
-    close(np.array([one.score for one in ranked]), np.array([by_index[one.index] for one in ranked]), 3 * TOLERANCE)
+    close(
+        np.array([one.score for one in ranked]),
+        np.array([one["score"] for one in reference]),
+        3 * TOLERANCE,
+    )
+    by_index = {
+        one["corpus_id"]: one["score"] for one in reference
+    }  # of two that are as close, rounding decides who is first
+    close(
+        np.array([one.score for one in ranked]),
+        np.array([by_index[one.index] for one in ranked]),
+        3 * TOLERANCE,
+    )
     assert [one.text for one in ranked] == [documents[one.index] for one in ranked]
 
 
 @pytest.mark.parametrize("backend", ["ort", "torch"])
 @pytest.mark.parametrize("files", ["names", "lengths"])
-def test_files_beside_a_reranker_mean_what_they_mean_to_cross_encoder(tmp_path: Path, files: str, backend: Any) -> None:
+def test_files_beside_a_reranker_mean_what_they_mean_to_cross_encoder(
+    tmp_path: Path, files: str, backend: Any
+) -> None:
     """A tokenizer that names no token types gives none; a bi-encoder's settings are not a cross-encoder's."""
     folder = tiny.write_classifier(tmp_path, "bert")
     if files == "names":
-        tiny.edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+        tiny.edit_json(
+            folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"]
+        )
     else:
-        tiny.write_json(folder / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True})
+        tiny.write_json(
+            folder / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True}
+        )
     oracle = CrossEncoder(str(folder), device="cpu")
     expected = oracle.predict(PAIRS, activation_fn=torch.nn.Identity())
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend=backend))
-    assert (encoder.spec.has_token_types, encoder.spec.tokenizer_settings.lowercase) == (files != "names", False)
+    assert (encoder.spec.has_token_types, encoder.spec.tokenizer_settings.lowercase) == (
+        files != "names",
+        False,
+    )
     assert encoder.spec.max_input_length == oracle.max_seq_length
     close(ours(encoder, PAIRS)[:, 0], expected, 3 * TOLERANCE)
 
@@ -144,7 +211,9 @@ def test_files_beside_a_reranker_mean_what_they_mean_to_cross_encoder(tmp_path: 
 @pytest.mark.parametrize("model_type", ["bert", "qwen3"])
 def test_half_precision_is_about_the_same(tmp_path: Path, model_type: str) -> None:
     folder = tiny.write_classifier(tmp_path, model_type, 3)
-    encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch", dtype="bfloat16"))
+    encoder = Encoder.load(
+        config=ModelConfig(model_id=str(folder), backend="torch", dtype="bfloat16")
+    )
     close(ours(encoder, TEXTS), theirs(folder, TEXTS), tolerances.LOGITS["bfloat16"])
 
 
@@ -161,7 +230,9 @@ def encoder(reranker: Path) -> Encoder:
     return Encoder.load(str(reranker))
 
 
-def test_each_of_several_labels_is_judged_alone_where_the_checkpoint_says_so(tmp_path: Path) -> None:
+def test_each_of_several_labels_is_judged_alone_where_the_checkpoint_says_so(
+    tmp_path: Path,
+) -> None:
     folder = tiny.write_classifier(tmp_path, "bert", 3)
     raw = ours(Encoder.load(str(folder)), TEXTS)
     tiny.edit_json(folder / "config.json", problem_type="multi_label_classification")
@@ -169,7 +240,9 @@ def test_each_of_several_labels_is_judged_alone_where_the_checkpoint_says_so(tmp
     close(np.array([row[0].score for row in alone]), 1 / (1 + np.exp(-raw.max(axis=1))))
 
 
-def test_ten_thousand_documents_are_held_in_parts(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_thousand_documents_are_held_in_parts(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = vocabulary.texts(10_000, most=6)
     sizes: list[int] = []
     read = type(encoder._model.reader).read_pairs
@@ -184,7 +257,10 @@ def test_ten_thousand_documents_are_held_in_parts(encoder: Encoder, monkeypatch:
     assert max(sizes) <= 256
     assert len(ranked) == 5
     some = [one.index for one in ranked]
-    close(np.array([one.score for one in ranked]), np.array([encoder.rerank("baka", [documents[i]])[0].score for i in some]))
+    close(
+        np.array([one.score for one in ranked]),
+        np.array([encoder.rerank("baka", [documents[i]])[0].score for i in some]),
+    )
 
 
 def test_nothing_to_rank_is_no_answer(encoder: Encoder) -> None:
@@ -202,7 +278,9 @@ def test_nothing_to_rank_is_no_answer(encoder: Encoder) -> None:
         (None, ["baka"], {}, InvalidInput),
     ],
 )
-def test_bad_input_is_refused(encoder: Encoder, query: Any, documents: Any, options: dict[str, Any], error: Any) -> None:
+def test_bad_input_is_refused(
+    encoder: Encoder, query: Any, documents: Any, options: dict[str, Any], error: Any
+) -> None:
     with pytest.raises(error):
         encoder.rerank(query, documents, **options)
 
@@ -215,7 +293,10 @@ def test_a_score_that_is_no_number_is_an_error_and_never_zero(tmp_path: Path) ->
     damage(folder, **{"classifier/bias": torch.tensor([0.0])})
     encoder = Encoder.load(config=ModelConfig(model_id=str(folder), backend="torch"))
     encoder._backend._heads.classifier[-1].bias.fill_(torch.nan)  # as memory that broke since
-    for asked in (lambda: encoder.rerank("baka", ["bake"]), lambda: encoder.classify("baka", raw_scores=True)):
+    for asked in (
+        lambda: encoder.rerank("baka", ["bake"]),
+        lambda: encoder.classify("baka", raw_scores=True),
+    ):
         with pytest.raises(NotANumber, match=r"^score is NaN$"):
             asked()
 
@@ -248,11 +329,16 @@ def damage(folder: Path, **changes: torch.Tensor | None) -> Path:
             "gives 2 logits, config.json names 1",
         ),
         ({"classifier/weight": torch.zeros(1, 5)}, r"shape \[1, 5\]"),
-        ({"classifier/out_proj/weight": torch.zeros(1, tiny.HIDDEN)}, "hold what config.json does not"),
+        (
+            {"classifier/out_proj/weight": torch.zeros(1, tiny.HIDDEN)},
+            "hold what config.json does not",
+        ),
         ({"score/weight": torch.zeros(1, tiny.HIDDEN)}, "hold what config.json does not"),
     ],
 )
-def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_a_head_that_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
     folder = damage(tiny.write_classifier(tmp_path, "bert"), **changes)
     with pytest.raises(WeightMismatch, match=words):
         Encoder.load(str(folder))
@@ -262,7 +348,11 @@ def appending(folder: Path, end: str) -> Path:
     """The folder's tokenizer with a token behind each text."""
     file = folder / "tokenizer.json"
     raw = Tokenizer.from_file(str(file))
-    template = {"single": f"$A {end}", "pair": f"$A $B {end}", "special_tokens": [(end, raw.token_to_id(end))]}
+    template = {
+        "single": f"$A {end}",
+        "pair": f"$A $B {end}",
+        "special_tokens": [(end, raw.token_to_id(end))],
+    }
     raw.post_processor = processors.TemplateProcessing(**template)
     raw.save(str(file))
     return folder
@@ -271,11 +361,16 @@ def appending(folder: Path, end: str) -> Path:
 def batched(folder: Path, inputs: Sequence[Text]) -> np.ndarray:
     """Logits of all inputs in one padded batch of transformers."""
     raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()
     raw.enable_truncation(vocabulary.LONGEST)
     raw.enable_padding(pad_id=model.config.pad_token_id, pad_token="x")
     encodings = raw.encode_batch([*inputs])
-    ids, mask = (torch.tensor([getattr(one, name) for one in encodings]) for name in ("ids", "attention_mask"))
+    ids, mask = (
+        torch.tensor([getattr(one, name) for one in encodings])
+        for name in ("ids", "attention_mask")
+    )
     with torch.inference_mode():
         return model(input_ids=ids, attention_mask=mask).logits.float().numpy()
 
@@ -283,9 +378,17 @@ def batched(folder: Path, inputs: Sequence[Text]) -> np.ndarray:
 @pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
 @pytest.mark.parametrize("labels", [1, 3])
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
-def test_a_decoder_passes_over_padding_that_ends_a_text(tmp_path: Path, model_type: str, labels: int, backend: str) -> None:
+def test_a_decoder_passes_over_padding_that_ends_a_text(
+    tmp_path: Path, model_type: str, labels: int, backend: str
+) -> None:
     folder = appending(tiny.write_classifier(tmp_path, model_type, labels), "<|endoftext|>")
-    inputs = [TEXTS[0], "<|endoftext|>", *pairwise(TEXTS[:5]), "baka <|endoftext|> bulo", "bulo<|endoftext|><|endoftext|>"]
+    inputs = [
+        TEXTS[0],
+        "<|endoftext|>",
+        *pairwise(TEXTS[:5]),
+        "baka <|endoftext|> bulo",
+        "bulo<|endoftext|><|endoftext|>",
+    ]
     expected, encoder = batched(folder, inputs), Encoder.load(str(folder), backend=backend)
     close(ours(encoder, inputs), expected)
     if labels == 1:
@@ -295,7 +398,9 @@ def test_a_decoder_passes_over_padding_that_ends_a_text(tmp_path: Path, model_ty
 
 @pytest.mark.parametrize("padding", [None, 5])
 def test_a_decoder_keeps_an_end_that_is_no_padding(tmp_path: Path, padding: int | None) -> None:
-    folder = appending(tiny.write_classifier(tmp_path, "qwen3", pad_token_id=padding), "<|endoftext|>")
+    folder = appending(
+        tiny.write_classifier(tmp_path, "qwen3", pad_token_id=padding), "<|endoftext|>"
+    )
     close(ours(Encoder.load(str(folder)), TEXTS), theirs(folder, TEXTS))
 
 

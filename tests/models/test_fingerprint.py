@@ -26,8 +26,16 @@ def test_each_part_follows_from_what_it_names(tmp_path: Path) -> None:
         return {name for name in first if now[name] != first[name]}
 
     assert changed(**fingerprint(spec, dtype="int8")) == {"id", "dtype"}
-    assert changed(**fingerprint(with_tanh_gelu(spec), dtype="float32")) == {"id", "model", "activation"}
-    assert changed(**fingerprint(read_spec(folder, pooling="cls"), dtype="float32")) == {"id", "model", "pooling"}
+    assert changed(**fingerprint(with_tanh_gelu(spec), dtype="float32")) == {
+        "id",
+        "model",
+        "activation",
+    }
+    assert changed(**fingerprint(read_spec(folder, pooling="cls"), dtype="float32")) == {
+        "id",
+        "model",
+        "pooling",
+    }
     assert changed(**fingerprint(spec, dtype="float32", default_prompt="query: ")) == {"id"}
     tiny.change(folder, lambda tensors: {name: tensor + 1 for name, tensor in tensors.items()})
     assert changed() == {"id", "model", "weights"}
@@ -44,7 +52,9 @@ def test_a_server_shows_it_in_info_a_header_and_ollamas_digest(tmp_path: Path) -
             assert time.monotonic() < until
         own = client.post("/embed_hybrid", json={"inputs": "bake", "outputs": ["dense"]})
         assert own.headers["x-hybridtei-fingerprint"] == shown["id"]
-        assert "x-hybridtei-fingerprint" not in client.post("/embed", json={"inputs": "bake"}).headers
+        assert (
+            "x-hybridtei-fingerprint" not in client.post("/embed", json={"inputs": "bake"}).headers
+        )
         assert client.get("/api/tags").json()["models"][0]["digest"] == shown["id"]
     assert shown == fingerprint(read_spec(folder), dtype=shown["dtype"])
 
@@ -66,5 +76,9 @@ def test_where_the_folders_lie_does_not_count(tmp_path: Path) -> None:
     found = {fingerprint(read_spec(folder, heads_file=heads))["id"]}
     for name in ("a", "z"):
         (tmp_path / name).mkdir()
-        found.add(fingerprint(read_spec(model, heads_file=Path(shutil.copy(heads, tmp_path / name))))["id"])
+        found.add(
+            fingerprint(read_spec(model, heads_file=Path(shutil.copy(heads, tmp_path / name))))[
+                "id"
+            ]
+        )
     assert len(found) == 1

@@ -11,7 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
+from sentence_transformers.multi_vector_encoder.modules import (
+    HierarchicalTokenPooling,
+    MultiVectorMask,
+)
 
 from hybridtei.encoder import Encoder
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, UnsupportedHead
@@ -21,7 +24,11 @@ from tests.sampled import crossed
 
 DIM = 12
 QUERIES = ["baka", "baka? bulo, lolo.", *vocabulary.texts(4, seed=9), "bulo " * 60]
-DOCUMENTS = [*dict.fromkeys([*vocabulary.texts(20, seed=8), "baka, bake. bulo?", "mo " * 300, "naku. " * 100])]
+DOCUMENTS = [
+    *dict.fromkeys(
+        [*vocabulary.texts(20, seed=8), "baka, bake. bulo?", "mo " * 300, "naku. " * 100]
+    )
+]
 TOLERANCE = tolerances.MULTIVECTOR["float32"] * 5
 EXPANSIONS: dict[str, dict[str, Any] | None] = {
     "none": None,
@@ -45,7 +52,9 @@ def with_markers(folder: Path, *markers: str, special: bool = True) -> Path:
             words[place][0] = marker
         if special:
             token = {"id": place, "content": marker, "special": True, "normalized": False}
-            described["added_tokens"].append({**token, "single_word": False, "lstrip": False, "rstrip": False})
+            described["added_tokens"].append(
+                {**token, "single_word": False, "lstrip": False, "rstrip": False}
+            )
     (folder / "tokenizer.json").write_text(json.dumps(described))
     return folder
 
@@ -62,10 +71,23 @@ def saved(
     base = with_markers(tiny.write_family(folder / "base", model_type), "[Q] ", "[D] ")
     transformer = Transformer(str(base), document_length=40, query_expansion=expansion)
     torch.manual_seed(1)
-    dense = Dense(tiny.HIDDEN, DIM, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
-    modules = [transformer, dense, MultiVectorMask(**mask), Normalize(module_input_name="token_embeddings")]
+    dense = Dense(
+        tiny.HIDDEN,
+        DIM,
+        bias=False,
+        activation_function=torch.nn.Identity(),
+        module_input_name="token_embeddings",
+    )
+    modules = [
+        transformer,
+        dense,
+        MultiVectorMask(**mask),
+        Normalize(module_input_name="token_embeddings"),
+    ]
     modules += [] if pooling is None else [pooling]
-    model = MultiVectorEncoder(modules=modules, prompts={"query": "[Q] ", "document": "[D] "}, device="cpu")
+    model = MultiVectorEncoder(
+        modules=modules, prompts={"query": "[Q] ", "document": "[D] "}, device="cpu"
+    )
     model.save(str(folder / "saved"))
     return folder / "saved"
 
@@ -81,9 +103,15 @@ def pylate(folder: Path, model_type: str = "bert", *, marked: bool = True, **set
     save_file({"linear.weight": tensors["linear.weight"]}, folder / "1_Dense" / "model.safetensors")
     types = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
     tiny.write_json(
-        folder / "modules.json", [{"idx": i, "name": str(i), "path": p, "type": t} for i, (p, t) in enumerate(types.items())]
+        folder / "modules.json",
+        [
+            {"idx": i, "name": str(i), "path": p, "type": t}
+            for i, (p, t) in enumerate(types.items())
+        ],
     )
-    tiny.write_json(folder / "sentence_bert_config.json", {"max_seq_length": 47, "do_lower_case": False})
+    tiny.write_json(
+        folder / "sentence_bert_config.json", {"max_seq_length": 47, "do_lower_case": False}
+    )
     sentence = {
         "model_type": "ColBERT",
         "query_prefix": "[Q] ",
@@ -100,9 +128,15 @@ def stanford(folder: Path, **metadata: Any) -> Path:
     tiny.write_family(folder, "bert")
     with_markers(folder, "[unused0]", "[unused1]", special=False)
     tiny.edit_json(folder / "config.json", architectures=["HF_ColBERT"])
-    tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     weight = 0.3 * torch.randn(DIM, tiny.HIDDEN, generator=torch.Generator().manual_seed(2))
-    save_file({**tensors, "linear.weight": weight}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {**tensors, "linear.weight": weight},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     if metadata:
         tiny.write_json(folder / "artifact.metadata", metadata)
     return folder
@@ -124,17 +158,23 @@ def agree(folder: Path) -> None:
         wanted = theirs.similarity([asked[place]], given)[0].numpy()
         ranked = ours.rerank(query, DOCUMENTS)
         np.testing.assert_allclose(
-            [one.score for one in ranked], wanted[[one.index for one in ranked]], atol=32 * TOLERANCE, rtol=0
+            [one.score for one in ranked],
+            wanted[[one.index for one in ranked]],
+            atol=32 * TOLERANCE,
+            rtol=0,
         )
         in_order = wanted[[one.index for one in ranked]]
         assert (np.diff(in_order) <= 32 * TOLERANCE).all()
 
 
 @pytest.mark.parametrize(
-    ("expansion", "model_type"), crossed([*EXPANSIONS], ["bert", "distilbert", "modernbert", "xlm-roberta"])
+    ("expansion", "model_type"),
+    crossed([*EXPANSIONS], ["bert", "distilbert", "modernbert", "xlm-roberta"]),
 )
 def test_what_sentence_transformers_saves(tmp_path: Path, model_type: str, expansion: str) -> None:
-    agree(saved(tmp_path, model_type, EXPANSIONS[expansion], skiplist_words=list(string.punctuation)))
+    agree(
+        saved(tmp_path, model_type, EXPANSIONS[expansion], skiplist_words=list(string.punctuation))
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +198,15 @@ def test_pooling_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tasks", [["query", "document"], ["query"], None])
 def test_the_sides_that_skip(tmp_path: Path, tasks: list[str] | None) -> None:
-    agree(saved(tmp_path, "bert", EXPANSIONS["fixed"], skiplist_words=["baka", ".", "none of these"], skiplist_tasks=tasks))
+    agree(
+        saved(
+            tmp_path,
+            "bert",
+            EXPANSIONS["fixed"],
+            skiplist_words=["baka", ".", "none of these"],
+            skiplist_tasks=tasks,
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,21 +239,31 @@ def test_a_prefix_that_is_no_token_is_text(tmp_path: Path) -> None:
             "doc_maxlen": 48,
             "mask_punctuation": True,
         },
-        {"query_maxlen": 20, "doc_maxlen": 48, "attend_to_mask_tokens": True, "mask_punctuation": True},
+        {
+            "query_maxlen": 20,
+            "doc_maxlen": 48,
+            "attend_to_mask_tokens": True,
+            "mask_punctuation": True,
+        },
         {"query_maxlen": 20, "doc_maxlen": 48, "mask_punctuation": False},
     ],
 )
 def test_what_stanford_saves(tmp_path: Path, metadata: dict[str, Any]) -> None:
     folder = stanford(tmp_path, **metadata)
-    if "doc_maxlen" not in metadata:  # sentence-transformers takes the model's own length then, ColBERT its 180
+    if (
+        "doc_maxlen" not in metadata
+    ):  # sentence-transformers takes the model's own length then, ColBERT its 180
         tiny.edit_json(folder / "tokenizer_config.json", model_max_length=vocabulary.LONGEST)
     agree(folder)
 
 
-def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(tmp_path: Path) -> None:
+def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(
+    tmp_path: Path,
+) -> None:
     encoder = Encoder.load(str(pylate(tmp_path)))
     plain, document = (
-        encoder.encode(["baka, bulo"], ("multivector",), input_type=kind).multivector for kind in (None, "document")
+        encoder.encode(["baka, bulo"], ("multivector",), input_type=kind).multivector
+        for kind in (None, "document")
     )
     np.testing.assert_array_equal(plain.values, document.values)
     assert len(encoder.rerank("baka", ["", "baka"])) == 2
@@ -220,7 +278,9 @@ def test_an_empty_document_ranks_last_and_an_input_without_a_type_is_a_document(
         ({"document_length": "long"}, LoadError, "document_length"),
     ],
 )
-def test_settings_that_are_none(tmp_path: Path, changes: dict[str, Any], error: Any, words: str) -> None:
+def test_settings_that_are_none(
+    tmp_path: Path, changes: dict[str, Any], error: Any, words: str
+) -> None:
     with pytest.raises(error, match=words):
         read_spec(pylate(tmp_path, **changes))
 

@@ -37,8 +37,14 @@ def shaken(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
 def trunk(folder: Path, model_type: str) -> list[torch.nn.Module]:
     base = tiny.write_family(folder / "base", model_type)
     if model_type in tiny.TYPED:  # or transformers would feed them zeros
-        tiny.edit_json(base / "tokenizer_config.json", model_input_names=["input_ids", "token_type_ids", "attention_mask"])
-    return [Transformer(str(base)), Pooling(tiny.HIDDEN, "cls" if model_type == "modernbert" else "mean")]
+        tiny.edit_json(
+            base / "tokenizer_config.json",
+            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        )
+    return [
+        Transformer(str(base)),
+        Pooling(tiny.HIDDEN, "cls" if model_type == "modernbert" else "mean"),
+    ]
 
 
 def reranker(folder: Path, model_type: str = "modernbert") -> Path:
@@ -55,10 +61,14 @@ def reranker(folder: Path, model_type: str = "modernbert") -> Path:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("model_type", ["modernbert", "bert"])
-def test_a_cross_encoder_in_modules_scores_as_theirs(tmp_path: Path, model_type: str, backend: str) -> None:
+def test_a_cross_encoder_in_modules_scores_as_theirs(
+    tmp_path: Path, model_type: str, backend: str
+) -> None:
     folder = reranker(tmp_path, model_type)
     pairs = [(TEXTS[0], text) for text in TEXTS]
-    theirs = CrossEncoder(str(folder), device="cpu").predict(pairs, activation_fn=torch.nn.Identity())
+    theirs = CrossEncoder(str(folder), device="cpu").predict(
+        pairs, activation_fn=torch.nn.Identity()
+    )
     ranked = Encoder.load(str(folder), backend=backend).rerank(TEXTS[0], TEXTS, raw_scores=True)
     ours = [one.score for one in sorted(ranked, key=lambda one: one.index)]
     np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
@@ -69,7 +79,9 @@ def test_a_cross_encoder_in_modules_scores_as_theirs(tmp_path: Path, model_type:
 @pytest.mark.parametrize("normalize", [False, True])
 def test_a_code_is_theirs(tmp_path: Path, backend: str, normalize: bool) -> None:
     coder = shaken(SparseAutoEncoder(tiny.HIDDEN, hidden_dim=96, k=10, normalize=normalize))
-    SparseEncoder(modules=[*trunk(tmp_path, "bert"), coder], device="cpu").save_pretrained(str(tmp_path / "saved"))
+    SparseEncoder(modules=[*trunk(tmp_path, "bert"), coder], device="cpu").save_pretrained(
+        str(tmp_path / "saved")
+    )
     theirs = SparseEncoder(str(tmp_path / "saved"), device="cpu").encode(TEXTS).to_dense().numpy()
     encoder = Encoder.load(str(tmp_path / "saved"), backend=backend)
     assert encoder.spec.heads == {Head.DENSE, Head.SPARSE, Head.TOKENS}
@@ -83,18 +95,31 @@ def test_a_code_is_theirs(tmp_path: Path, backend: str, normalize: bool) -> None
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("model_type", ["t5", "mt5"])
-def test_the_encoder_of_a_t5_embeds_as_theirs(tmp_path: Path, model_type: str, backend: str) -> None:
+def test_the_encoder_of_a_t5_embeds_as_theirs(
+    tmp_path: Path, model_type: str, backend: str
+) -> None:
     """As sentence-t5, GTR and INSTRUCTOR are built, which are saved without the decoder."""
-    steps = [*trunk(tmp_path, model_type), shaken(Dense(tiny.HIDDEN, 24, bias=False, activation_function=torch.nn.Identity()))]
+    steps = [
+        *trunk(tmp_path, model_type),
+        shaken(Dense(tiny.HIDDEN, 24, bias=False, activation_function=torch.nn.Identity())),
+    ]
     SentenceTransformer(modules=steps, device="cpu").save_pretrained(str(tmp_path / "saved"))
-    assert not [name for name in load_file(tmp_path / "saved/model.safetensors") if name.startswith("decoder")]
+    assert not [
+        name
+        for name in load_file(tmp_path / "saved/model.safetensors")
+        if name.startswith("decoder")
+    ]
     agrees(tmp_path / "saved", backend=backend)
 
 
 def static(folder: Path) -> Path:
     words = vocabulary.tokenizer("wordpiece").backend_tokenizer
     table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
-    steps = [StaticEmbedding(words, embedding_weights=table), shaken(LayerNorm(16)), shaken(Dense(16, 12))]
+    steps = [
+        StaticEmbedding(words, embedding_weights=table),
+        shaken(LayerNorm(16)),
+        shaken(Dense(16, 12)),
+    ]
     SentenceTransformer(modules=steps, device="cpu").save_pretrained(str(folder))
     return folder
 
@@ -116,14 +141,23 @@ def test_a_static_embedding_is_theirs_in_both_spellings(tmp_path: Path) -> None:
     file = home(folder) / "model.safetensors"
     table = load_file(file)["embedding.weight"]
     rows = torch.arange(len(table)) % 40
-    save_file({"embeddings": table[:40].contiguous(), "mapping": rows, "weights": torch.linspace(0.5, 2, len(table))}, file)
+    save_file(
+        {
+            "embeddings": table[:40].contiguous(),
+            "mapping": rows,
+            "weights": torch.linspace(0.5, 2, len(table)),
+        },
+        file,
+    )
     agrees(folder)
     encoder = Encoder.load(str(folder))
     assert encoder.backend_name == "static"
     both = encoder.encode(TEXTS, ("dense", "tokens"))  # by another way than the dense vectors alone
     np.testing.assert_allclose(both.dense, encoder.encode(TEXTS).dense, atol=1e-6, rtol=0)
     tokens = encoder.encode(["baka bulo"], ("tokens",)).tokens
-    assert len(tokens.values) < len(vocabulary.tokenizer("wordpiece")("baka bulo")["input_ids"])  # without special tokens
+    assert len(tokens.values) < len(
+        vocabulary.tokenizer("wordpiece")("baka bulo")["input_ids"]
+    )  # without special tokens
 
 
 def test_a_model2vec_without_modules_is_what_it_is_with_them(tmp_path: Path) -> None:
@@ -131,10 +165,15 @@ def test_a_model2vec_without_modules_is_what_it_is_with_them(tmp_path: Path) -> 
     words.save(str(tmp_path / "tokenizer.json"))
     table = torch.randn(words.get_vocab_size(), 16, generator=torch.Generator().manual_seed(2))
     save_file({"embeddings": table}, tmp_path / "model.safetensors")
-    tiny.write_json(tmp_path / "config.json", {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True})
+    tiny.write_json(
+        tmp_path / "config.json",
+        {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True},
+    )
     texts = [*TEXTS, "baka 東京 bemo"]
     ours = Encoder.load(str(tmp_path)).encode(texts, normalize=False).dense
-    theirs = SentenceTransformer(modules=[StaticEmbedding.load(str(tmp_path))], device="cpu").encode(texts)
+    theirs = SentenceTransformer(
+        modules=[StaticEmbedding.load(str(tmp_path))], device="cpu"
+    ).encode(texts)
     np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
@@ -146,6 +185,8 @@ def test_what_modules_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
     raised(WeightMismatch, folder, f"{norm}/config.json")
     tiny.write_json(folder / "modules.json", [*modules, {"type": "x.LSTM", "path": ""}])
     assert "LSTM" in raised(UnsupportedArchitecture, folder, "modules.json")
-    tiny.write_json(folder / "modules.json", [one for one in modules if not one["type"].endswith("Pooling")])
+    tiny.write_json(
+        folder / "modules.json", [one for one in modules if not one["type"].endswith("Pooling")]
+    )
     with pytest.raises(UnsupportedArchitecture, match="order"):
         read_spec(folder)

@@ -12,7 +12,13 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.encoder import Encoder
-from hybridtei.errors import InvalidInput, LoadError, UnsupportedArchitecture, UnsupportedHead, WeightMismatch
+from hybridtei.errors import (
+    InvalidInput,
+    LoadError,
+    UnsupportedArchitecture,
+    UnsupportedHead,
+    WeightMismatch,
+)
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.fingerprint import fingerprint
 from tests import tiny, vocabulary
@@ -22,7 +28,9 @@ TOLERANCE = 1e-5
 WIDTH, NARROW = 20, 16
 
 
-def route(folder: Path, model_type: str, width: int = WIDTH, **settings: Any) -> list[torch.nn.Module]:
+def route(
+    folder: Path, model_type: str, width: int = WIDTH, **settings: Any
+) -> list[torch.nn.Module]:
     hidden = settings.get("hidden_size", tiny.HIDDEN)
     base = tiny.write_family(folder, model_type, **settings)
     dense = Dense(hidden, width, activation_function=torch.nn.Identity())
@@ -30,15 +38,30 @@ def route(folder: Path, model_type: str, width: int = WIDTH, **settings: Any) ->
     return [Transformer(str(base)), Pooling(hidden, "mean"), dense]
 
 
-def saved(folder: Path, *, query_width: int = WIDTH, after: tuple[torch.nn.Module, ...] = (), **options: Any) -> Path:
+def saved(
+    folder: Path,
+    *,
+    query_width: int = WIDTH,
+    after: tuple[torch.nn.Module, ...] = (),
+    **options: Any,
+) -> Path:
     """As LEAF's models are built: RoBERTa's positions, which begin elsewhere, for documents, a narrower BERT for queries."""
     router = Router.for_query_document(
-        query_modules=route(folder / "small", "distilbert", query_width, dim=NARROW, hidden_size=NARROW, hidden_dim=24),
+        query_modules=route(
+            folder / "small",
+            "distilbert",
+            query_width,
+            dim=NARROW,
+            hidden_size=NARROW,
+            hidden_dim=24,
+        ),
         document_modules=route(folder / "large", "roberta"),
         **options,
     )
     prompts = {"query": "bake: ", "document": "lolo "}
-    SentenceTransformer(modules=[router, *after], prompts=prompts, device="cpu").save_pretrained(str(folder / "saved"))
+    SentenceTransformer(modules=[router, *after], prompts=prompts, device="cpu").save_pretrained(
+        str(folder / "saved")
+    )
     return folder / "saved"
 
 
@@ -53,7 +76,10 @@ def close(one: np.ndarray, other: np.ndarray) -> None:
 @pytest.mark.parametrize("backend", ["ort", "openvino", "torch"])
 def test_both_routes_are_theirs(tmp_path: Path, backend: str) -> None:
     folder = saved(tmp_path)
-    ours, theirs = Encoder.load(str(folder), backend=backend), SentenceTransformer(str(folder), device="cpu")
+    ours, theirs = (
+        Encoder.load(str(folder), backend=backend),
+        SentenceTransformer(str(folder), device="cpu"),
+    )
     assert ours.spec.heads == {Head.DENSE}
     queries, documents = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
     assert np.abs(queries - documents).max() > 0.1
@@ -75,7 +101,9 @@ def test_a_text_of_no_kind_takes_the_default_route(tmp_path: Path, default: str 
 
 def test_without_a_default_the_error_names_what_is_missing(tmp_path: Path) -> None:
     folder = saved(tmp_path)
-    tiny.edit_json(folder / "router_config.json", parameters={"default_route": None, "allow_empty_key": False})
+    tiny.edit_json(
+        folder / "router_config.json", parameters={"default_route": None, "allow_empty_key": False}
+    )
     encoder = Encoder.load(str(folder))
     with pytest.raises(InvalidInput, match=r"`input_type` is missing: .* no `default_route`"):
         encoder.encode(TEXTS)
@@ -111,16 +139,27 @@ def test_routes_of_two_widths_are_refused(tmp_path: Path) -> None:
     ("changes", "error", "words"),
     [
         ({"parameters": {"default_route": "neither"}}, LoadError, "`default_route` is 'neither'"),
-        ({"parameters": {"route_mappings": {"('query', 'text')": "query"}}}, UnsupportedArchitecture, "`route_mappings`"),
         (
-            {"structure": {"query": ["query_0_Transformer"], "document": ["document_0_Transformer"]}},
+            {"parameters": {"route_mappings": {"('query', 'text')": "query"}}},
+            UnsupportedArchitecture,
+            "`route_mappings`",
+        ),
+        (
+            {
+                "structure": {
+                    "query": ["query_0_Transformer"],
+                    "document": ["document_0_Transformer"],
+                }
+            },
             UnsupportedArchitecture,
             "route",
         ),
         ({"structure": {"query": [], "document": 5}}, LoadError, "`structure`"),
     ],
 )
-def test_other_routers_are_refused(tmp_path: Path, changes: Any, error: type[Exception], words: str) -> None:
+def test_other_routers_are_refused(
+    tmp_path: Path, changes: Any, error: type[Exception], words: str
+) -> None:
     folder = saved(tmp_path)
     tiny.edit_json(folder / "router_config.json", **changes)
     with pytest.raises(error, match=words):

@@ -32,8 +32,40 @@ FAMILIES += ["albert", "ernie", "longformer"]  # by transformers' own modules
 KINDS = ("bert", "xlm-roberta", "roberta")  # of tokenizers
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "ORG", "foo-bar"]
 TOLERANCE = tolerances.LOGITS["float32"]
-ODD = ["U.K.", "New", "York", "É", "e\u0301", "naïve", "İstanbul", "ß", "東京", "日本語", "😀", "👩‍👩‍👧", "🇩🇪", "שלום", "مرحبا"]
-ODD += ["don't", "x-y", "(", ")", ",", "?", "—", "Ａ", "ﬁ", "\u200b", "a\u00a0b", "12,5", "%", "[SEP]", "</s>"]
+ODD = [
+    "U.K.",
+    "New",
+    "York",
+    "É",
+    "e\u0301",
+    "naïve",
+    "İstanbul",
+    "ß",
+    "東京",
+    "日本語",
+    "😀",
+    "👩‍👩‍👧",
+    "🇩🇪",
+    "שלום",
+    "مرحبا",
+]
+ODD += [
+    "don't",
+    "x-y",
+    "(",
+    ")",
+    ",",
+    "?",
+    "—",
+    "Ａ",
+    "ﬁ",
+    "\u200b",
+    "a\u00a0b",
+    "12,5",
+    "%",
+    "[SEP]",
+    "</s>",
+]
 BETWEEN = [" ", " ", " ", " ", "  ", "\n", "\t", "", "\u00a0", "\u3000"]
 
 
@@ -41,7 +73,9 @@ def sentences(count: int) -> list[str]:
     draw = random.Random(7)
     made: list[str] = []
     while len(made) < count:
-        words = draw.choices(vocabulary.WORDS, k=draw.randint(0, 9)) + draw.choices(ODD, k=draw.randint(0, 5))
+        words = draw.choices(vocabulary.WORDS, k=draw.randint(0, 9)) + draw.choices(
+            ODD, k=draw.randint(0, 5)
+        )
         draw.shuffle(words)
         words = [word.upper() if draw.random() < 0.15 else word for word in words]
         text = "".join(word + draw.choice(BETWEEN) for word in words)
@@ -56,10 +90,14 @@ SENTENCES = sentences(70)
 def tagger(folder: Path, model_type: str, **settings: Any) -> Path:
     names = dict(enumerate(LABELS))
     more = {"id2label": names, "label2id": {name: i for i, name in names.items()}, **settings}
-    folder = tiny.write_classifier(folder, model_type, len(LABELS), task="TokenClassification", **more)
+    folder = tiny.write_classifier(
+        folder, model_type, len(LABELS), task="TokenClassification", **more
+    )
     model = AutoModelForTokenClassification.from_pretrained(folder)
     head = model.score if hasattr(model, "score") else model.classifier
-    with torch.no_grad():  # so that what is likely is so by more than rounding, and neighbours often agree
+    with (
+        torch.no_grad()
+    ):  # so that what is likely is so by more than rounding, and neighbours often agree
         head.weight.mul_(3)
         head.bias.copy_(torch.tensor([1.0, 0, 0.5, 0, 0.5, 0.3, 0.2]))
     model.save_pretrained(folder)
@@ -77,18 +115,28 @@ def tagger(folder: Path, model_type: str, **settings: Any) -> Path:
 def test_spans_are_those_of_the_pipeline(tmp_path: Path, model_type: str, count: int) -> None:
     folder = tagger(tmp_path, model_type)
     texts = SENTENCES[:count]
-    encoder, theirs = Encoder.load(str(folder)), pipeline("token-classification", model=str(folder), device="cpu")
+    encoder, theirs = (
+        Encoder.load(str(folder)),
+        pipeline("token-classification", model=str(folder), device="cpu"),
+    )
     seen = set()
     for strategy in get_args(Aggregation):
         ignored = [] if strategy == "none" else ["O"]
-        expected = [theirs(text, aggregation_strategy=strategy, ignore_labels=ignored) for text in texts]
+        expected = [
+            theirs(text, aggregation_strategy=strategy, ignore_labels=ignored) for text in texts
+        ]
         found = encoder.tag(texts, aggregation_strategy=strategy)
         key = "entity" if strategy == "none" else "entity_group"
         for spans, entities in zip(found, expected, strict=True):
             assert [(one.start, one.end, one.label) for one in spans] == [
                 (one["start"], one["end"], one[key]) for one in entities
             ]
-            np.testing.assert_allclose([one.score for one in spans], [one["score"] for one in entities], atol=TOLERANCE, rtol=0)
+            np.testing.assert_allclose(
+                [one.score for one in spans],
+                [one["score"] for one in entities],
+                atol=TOLERANCE,
+                rtol=0,
+            )
             seen |= {one.label for one in spans}
     assert len(seen) > 4  # or it would prove little
 
@@ -104,11 +152,15 @@ def encoder(folder: Path) -> Encoder:
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_offsets_are_into_the_whole_text_however_it_was_cut(encoder: Encoder, folder: Path, direction: str) -> None:
+def test_offsets_are_into_the_whole_text_however_it_was_cut(
+    encoder: Encoder, folder: Path, direction: str
+) -> None:
     text = " ".join(vocabulary.texts(20, most=60))
     (spans,) = encoder.tag(text, aggregation_strategy="none", truncation_direction=direction)  # type: ignore[arg-type]
     words = AutoTokenizer.from_pretrained(folder, truncation_side=direction)
-    expected = words(text, truncation=True, max_length=vocabulary.LONGEST, return_offsets_mapping=True)["offset_mapping"]
+    expected = words(
+        text, truncation=True, max_length=vocabulary.LONGEST, return_offsets_mapping=True
+    )["offset_mapping"]
     assert [(one.start, one.end) for one in spans] == expected[1:-1]
     huge = "baka " * 20_000 + "bulo"
     (spans,) = encoder.tag(huge, aggregation_strategy="none", truncation_direction=direction)  # type: ignore[arg-type]
@@ -134,7 +186,9 @@ def test_small_letters_keep_their_places(tmp_path: Path) -> None:
         (["baka " * 20_000], {"truncate": False}, InvalidInput),
     ],
 )
-def test_bad_input_is_refused(encoder: Encoder, texts: Any, options: dict[str, Any], error: type[Exception]) -> None:
+def test_bad_input_is_refused(
+    encoder: Encoder, texts: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
     with pytest.raises(error):
         encoder.tag(texts, **options)
 

@@ -103,34 +103,53 @@ def test_a_bare_pickle_is_refused_by_what_it_is(tmp_path: Path) -> None:
         Weights.open(tmp_path)
 
 
-def rewritten(path: Path, description: bytes, compress: int = zipfile.ZIP_STORED, member: str = "data.pkl") -> None:
+def rewritten(
+    path: Path, description: bytes, compress: int = zipfile.ZIP_STORED, member: str = "data.pkl"
+) -> None:
     """Replace the description of a saved file, or another member, or compress it."""
     with zipfile.ZipFile(path) as archive:
         contents = {entry.filename: archive.read(entry) for entry in archive.infolist()}
     with zipfile.ZipFile(path, "w", compress) as archive:
         for name, content in contents.items():
-            archive.writestr(name, description if description and name.endswith(member) else content)
+            archive.writestr(
+                name, description if description and name.endswith(member) else content
+            )
 
 
 def test_compressed_storages_are_refused(tmp_path: Path) -> None:
     rewritten(saved(tmp_path / "pytorch_model.bin", {"a": BASE}), b"", zipfile.ZIP_DEFLATED)
-    with pytest.raises(LoadError, match="storage `0` is missing, compressed, or shorter than 240 bytes"):
+    with pytest.raises(
+        LoadError, match="storage `0` is missing, compressed, or shorter than 240 bytes"
+    ):
         Weights.open(tmp_path)
 
 
-def described(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, count: int = 60) -> bytes:
+def described(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, count: int = 60
+) -> bytes:
     """A description as torch writes it, with these numbers."""
 
     class Tensor:
         def __reduce__(self) -> Any:
-            return torch._utils._rebuild_tensor_v2, (Storage(), offset, shape, strides, False, OrderedDict())
+            return torch._utils._rebuild_tensor_v2, (
+                Storage(),
+                offset,
+                shape,
+                strides,
+                False,
+                OrderedDict(),
+            )
 
     class Storage:
         pass
 
     class Pickler(pickle._Pickler):
         def persistent_id(self, value: Any) -> Any:
-            return ("storage", torch.FloatStorage, "0", "cpu", count) if isinstance(value, Storage) else None
+            return (
+                ("storage", torch.FloatStorage, "0", "cpu", count)
+                if isinstance(value, Storage)
+                else None
+            )
 
     import io
 
@@ -166,7 +185,12 @@ TEXT_A, NESTED, STORED = b"X\x01\0\0\0a", b")" + b"q\0h\0h\0\x86" * 12, b"\x80\x
 
 
 def test_a_byte_order_is_no_bomb(tmp_path: Path) -> None:
-    rewritten(saved(tmp_path / "pytorch_model.bin", {"a": BASE}), bytes(10**6), zipfile.ZIP_DEFLATED, "byteorder")
+    rewritten(
+        saved(tmp_path / "pytorch_model.bin", {"a": BASE}),
+        bytes(10**6),
+        zipfile.ZIP_DEFLATED,
+        "byteorder",
+    )
     with pytest.raises(LoadError, match="its `byteorder` takes 1000000 bytes"):
         Weights.open(tmp_path)
 
@@ -174,10 +198,16 @@ def test_a_byte_order_is_no_bomb(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        (STORED + NESTED + b"K\x01s.", "names something by a tuple"),  # its hash would take 2^12 steps
+        (
+            STORED + NESTED + b"K\x01s.",
+            "names something by a tuple",
+        ),  # its hash would take 2^12 steps
         (STORED + b"(" + NESTED + b"K\x01u.", "names something by a tuple"),
         (STORED + TEXT_A + NESTED + b"\x93.", "names something by a tuple"),
-        (STORED + b"r\xff\xff\xff\x7f" + b".", "keeps a value at place 2147483647, after 3 opcodes"),
+        (
+            STORED + b"r\xff\xff\xff\x7f" + b".",
+            "keeps a value at place 2147483647, after 3 opcodes",
+        ),
         (described((1,) * 65, (1,) * 65), "a tensor of 65 dimensions and 65 strides"),
         (STORED + b")" * 1001, "more than 1000 opcodes"),
     ],

@@ -12,7 +12,10 @@ from tests.notebooks.test_snippets import Block, commands, parses
 PAGE = (FOLDER / "decide.md").read_text(encoding="utf-8")
 QUESTIONS = re.findall(r"^## \d\. .*?(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
 ANSWERS = [
-    [(re.findall(r"`([^`]*)`", row) or [""])[0] for row in re.findall(r"^\| [^|]* \|([^|]*)\|$", question, re.MULTILINE)[2:]]
+    [
+        (re.findall(r"`([^`]*)`", row) or [""])[0]
+        for row in re.findall(r"^\| [^|]* \|([^|]*)\|$", question, re.MULTILINE)[2:]
+    ]
     for question in QUESTIONS
 ]
 ENDS = {" ".join(filter(None, ["serve", *words])) for words in product(*ANSWERS)}
@@ -29,6 +32,9 @@ def test_every_choice_is_a_command(end):
 
 
 def test_the_printed_ends_are_choices():
-    printed = [commands(Block("decide.md", 0, "bash", text)) for text in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)]
+    printed = [
+        commands(Block("decide.md", 0, "bash", text))
+        for text in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    ]
     assert len(printed) == 6
     assert {shlex.join(words[1:]) for (words,) in printed} <= ENDS

@@ -24,7 +24,9 @@ def test_outputs_are_stored_and_free_of_noise(path):
     cells = nbformat.read(path, as_version=4).cells
     outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
     assert outputs
-    assert all(output.output_type != "error" and output.get("name") != "stderr" for output in outputs)
+    assert all(
+        output.output_type != "error" and output.get("name") != "stderr" for output in outputs
+    )
 
 
 def cell(text, *tags):
@@ -40,6 +42,9 @@ def test_another_number_or_word_is_a_difference_unless_it_may_vary():
     assert len(list(differences(stored, other))) == 1
 
 
-@pytest.mark.parametrize(("now", "right"), [("a 1.01", True), ("a  1", True), ("b 1", False), ("a 2", False), ("a 1 1", False)])
+@pytest.mark.parametrize(
+    ("now", "right"),
+    [("a 1.01", True), ("a  1", True), ("b 1", False), ("a 2", False), ("a 1 1", False)],
+)
 def test_the_same_words_and_nearly_the_same_numbers(now, right):
     assert alike("a 1", now) is right

@@ -39,15 +39,31 @@ def flags(*groups: str) -> set[str]:
 
 
 def test_flags_is_up_to_date():
-    assert write_flags.PAGE.read_text(encoding="utf-8") == write_flags.page(), "run: python notebooks/write_flags.py"
+    assert write_flags.PAGE.read_text(encoding="utf-8") == write_flags.page(), (
+        "run: python notebooks/write_flags.py"
+    )
 
 
 def test_the_table_of_a_models_files_is_up_to_date():
-    assert write_files.PAGE.read_text(encoding="utf-8") == write_files.page(), "run: python notebooks/write_files.py"
+    assert write_files.PAGE.read_text(encoding="utf-8") == write_files.page(), (
+        "run: python notebooks/write_files.py"
+    )
 
 
-READ = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json", "model.safetensors")
-READ += ("config_sentence_transformers.json", "sentence_bert_config.json", "adapter_config.json", "sparse_linear.pt")
+READ = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "modules.json",
+    "1_Pooling/config.json",
+    "model.safetensors",
+)
+READ += (
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "adapter_config.json",
+    "sparse_linear.pt",
+)
 
 
 @pytest.mark.parametrize("name", READ)
@@ -84,7 +100,9 @@ def test_pages_name_no_flag_that_is_not_there():
         for action in parser._actions
         for word in action.option_strings
     }
-    for page in sorted({path.name for path in FOLDER.glob("*.md")} - {"upgrade.md"}):  # which names flags that are gone
+    for page in sorted(
+        {path.name for path in FOLDER.glob("*.md")} - {"upgrade.md"}
+    ):  # which names flags that are gone
         assert not set(FLAG.findall((FOLDER / page).read_text(encoding="utf-8"))) - own, page
 
 
@@ -96,10 +114,14 @@ def test_wishes_name_tests_that_are_there():
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_name_no_file_that_is_not_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert not [file for file in FILE.findall(text) if "NAME" not in file and not (ROOT / file).exists()]
+    assert not [
+        file for file in FILE.findall(text) if "NAME" not in file and not (ROOT / file).exists()
+    ]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("README.md", "notebooks/errors.md")])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in ("README.md", "notebooks/errors.md")]
+)
 def test_a_page_begins_with_what_it_is_for_and_names_the_next_step(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text.split("\n")[2].startswith("Use this page ")
@@ -129,12 +151,17 @@ def test_pictures_are_up_to_date():
 
 
 def test_code_that_holds_backticks_is_one_piece_of_code() -> None:
-    assert write_reference._as_html("`` `a` is b ``: `c`") == "<p><code>`a` is b</code>: <code>c</code></p>\n"
+    assert (
+        write_reference._as_html("`` `a` is b ``: `c`")
+        == "<p><code>`a` is b</code>: <code>c</code></p>\n"
+    )
 
 
 @pytest.mark.parametrize("path", write_reference.pages(), ids=lambda path: path.name)
 def test_the_reference_is_up_to_date(path):
-    assert path.read_text(encoding="utf-8") == write_reference.pages()[path], "run: python notebooks/write_reference.py"
+    assert path.read_text(encoding="utf-8") == write_reference.pages()[path], (
+        "run: python notebooks/write_reference.py"
+    )
 
 
 LIFE = (FOLDER / "life-of-a-request.md").read_text(encoding="utf-8")
@@ -151,5 +178,7 @@ def test_a_name_in_the_life_of_a_request_exists(name: str):
 
 
 def test_each_life_has_eight_steps():
-    steps = [re.findall(r"^(\d)\. \*\*", section, re.MULTILINE) for section in LIFE.split("\n## ")[1:]]
+    steps = [
+        re.findall(r"^(\d)\. \*\*", section, re.MULTILINE) for section in LIFE.split("\n## ")[1:]
+    ]
     assert steps == [[*"12345678"]] * 3

@@ -26,16 +26,34 @@ from tests.server.live import HANG, process
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    file for folder in (".", "deploy", "notebooks", "conformance/quality") for file in sorted((ROOT / folder).glob("*.md"))
+    file
+    for folder in (".", "deploy", "notebooks", "conformance/quality")
+    for file in sorted((ROOT / folder).glob("*.md"))
 ]
 SCRIPT = re.compile(r"`(python [^`\n…]+)`")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ANSWER = re.compile(r"^```bash\n(curl (?:(?!^```).)*)^```\n\n```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ANSWER = re.compile(
+    r"^```bash\n(curl (?:(?!^```).)*)^```\n\n```json\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):(?:3000|8080)")
 STORE = re.compile(r"(?:127\.0\.0\.1|localhost):633[34]")
-UNQUOTED_END = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?:(?<!\S)#[^\n]*)?\n""")  # of a line, with its comment
+UNQUOTED_END = re.compile(
+    r"""('[^']*'|"(?:\\.|[^"\\])*")|(?:(?<!\S)#[^\n]*)?\n"""
+)  # of a line, with its comment
 ASSIGNMENT = re.compile(r"^\w+=")
-DOCKER_VALUES = {"-p", "-v", "-e", "-t", "--name", "--gpus", "--target", "-f", "--network", "--shm-size", "--stop-timeout"}
+DOCKER_VALUES = {
+    "-p",
+    "-v",
+    "-e",
+    "-t",
+    "--name",
+    "--gpus",
+    "--target",
+    "-f",
+    "--network",
+    "--shm-size",
+    "--stop-timeout",
+}
 
 
 @dataclass(frozen=True)
@@ -117,8 +135,17 @@ def names() -> dict[str, dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # which forbids it this machine's own address too
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", False
+    )  # which forbids it this machine's own address too
+    for name in (
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -136,13 +163,19 @@ def missing(code: str) -> list[str]:
 @pytest.mark.filterwarnings("ignore")  # other people's software may warn
 @pytest.mark.parametrize("block", PYTHON, ids=ids(PYTHON))
 def test_python_runs(block, names, request):
-    code = compile(block.text, f"{block.page}:{block.line}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = compile(
+        block.text, f"{block.page}:{block.line}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    )
     absent = missing(block.text)
     if absent:
         pytest.skip(f"compiled only: {', '.join(absent)} not installed")
     if STORE.search(block.text):
         pytest.skip("compiled only: wants a Qdrant server")
-    text = ADDRESS.sub(request.getfixturevalue("url"), block.text) if ADDRESS.search(block.text) else block.text
+    text = (
+        ADDRESS.sub(request.getfixturevalue("url"), block.text)
+        if ADDRESS.search(block.text)
+        else block.text
+    )
     code = compile(text, f"{block.page}:{block.line}", "exec")
     exec(code, names.setdefault(block.page, {"__name__": "snippet"}))
 
@@ -153,11 +186,17 @@ def test_commands_are_ones_that_there_are(block, request):
         check(words, request)
 
 
-ANSWERS = [(path.name, *found.groups()) for path in PAGES for found in ANSWER.finditer(path.read_text(encoding="utf-8"))]
+ANSWERS = [
+    (path.name, *found.groups())
+    for path in PAGES
+    for found in ANSWER.finditer(path.read_text(encoding="utf-8"))
+]
 
 
 @pytest.mark.parametrize(
-    ("page", "command", "answer"), ANSWERS, ids=[f"{page}-{count}" for count, (page, *_) in enumerate(ANSWERS)]
+    ("page", "command", "answer"),
+    ANSWERS,
+    ids=[f"{page}-{count}" for count, (page, *_) in enumerate(ANSWERS)],
 )
 def test_an_answer_has_the_fields_that_its_page_shows(page, command, answer, request):
     *_, last = [asked(words, request) for words in commands(Block(page, 0, "bash", command))]
@@ -173,7 +212,11 @@ def shape(value: Any) -> Any:
     return "number" if type(value) in (int, float) else type(value).__name__
 
 
-SCRIPTS = [(path.name, found[1]) for path in PAGES for found in SCRIPT.finditer(path.read_text(encoding="utf-8"))]
+SCRIPTS = [
+    (path.name, found[1])
+    for path in PAGES
+    for found in SCRIPT.finditer(path.read_text(encoding="utf-8"))
+]
 
 
 @pytest.mark.parametrize(("page", "command"), SCRIPTS)
@@ -184,7 +227,9 @@ def test_scripts_in_sentences_are_there_with_their_flags(page, command):
 def test_every_room_and_folder_is_on_the_contributors_map():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rooms = {file.parent.name for file in (ROOT / "hybridtei").glob("*/__init__.py")}
-    beside = {name for name in ("tests", "conformance", "deploy", "notebooks") if (ROOT / name).is_dir()}
+    beside = {
+        name for name in ("tests", "conformance", "deploy", "notebooks") if (ROOT / name).is_dir()
+    }
     assert {name for name in rooms | beside if f"`{name}/`" not in page} == set()
 
 
@@ -202,9 +247,16 @@ def check(words: list[str], request: Any) -> None:
     elif name == "pip":
         installs(rest)
     else:
-        assert name in ("ruff", "mypy", "lint-imports", "pre-commit", ".", "kubectl", "systemctl", "text"), (
-            f"{name}: say in this test how it is checked"
-        )
+        assert name in (
+            "ruff",
+            "mypy",
+            "lint-imports",
+            "pre-commit",
+            ".",
+            "kubectl",
+            "systemctl",
+            "text",
+        ), f"{name}: say in this test how it is checked"
 
 
 def parses(words: list[str]) -> None:
@@ -212,8 +264,12 @@ def parses(words: list[str]) -> None:
     given = vars(PARSERS[words[0]].parse_args(explicit_booleans(words[1:])))
     if isinstance(given.get("model_id"), list):
         given["model_id"] = given["model_id"][0]
-    words_only = {name: str(value) if type(value) in (int, float) else value for name, value in given.items()}
-    for kind in SETTINGS:  # a command's own flag may share a name with a setting, and be a number already
+    words_only = {
+        name: str(value) if type(value) in (int, float) else value for name, value in given.items()
+    }
+    for (
+        kind
+    ) in SETTINGS:  # a command's own flag may share a name with a setting, and be a number already
         from_flags(kind, words_only, {})
 
 
@@ -234,9 +290,11 @@ def python(words: list[str]) -> None:
         text = "".join(file.read_text(encoding="utf-8") for file in files)
         for flag in (word.partition("=")[0] for word in words[1:] if word.startswith("--")):
             positive = flag.replace("--no-", "--")
-            assert (flag == "--help" and "ArgumentParser(" in text) or f'"{flag}"' in text or f'"{positive}"' in text, (
-                f"{source.name} has no {flag}"
-            )
+            assert (
+                (flag == "--help" and "ArgumentParser(" in text)
+                or f'"{flag}"' in text
+                or f'"{positive}"' in text
+            ), f"{source.name} has no {flag}"
 
 
 def module(name: str) -> Path:
@@ -269,7 +327,9 @@ def asked(words: list[str], request: Any) -> str:
     if not shutil.which("curl"):
         pytest.skip("curl is not installed")
     address = request.getfixturevalue("keyed" if any("$KEY" in word for word in words) else "url")
-    assert any(ADDRESS.match(word) for word in words), f"{words}: of another address than the pages' own"
+    assert any(ADDRESS.match(word) for word in words), (
+        f"{words}: of another address than the pages' own"
+    )
     real = [ADDRESS.sub(address, word).replace("$KEY", KEY) for word in words[1:]]
     done = subprocess.run(
         ["curl", "--silent", "--show-error", "--fail-with-body", "--noproxy", "*", *real],
@@ -283,14 +343,35 @@ def asked(words: list[str], request: Any) -> str:
 
 
 def test_every_page_is_found_and_has_no_block_in_a_language_that_nobody_checks():
-    known = {"python", "bash", "yaml", "toml", "json", "diff", "text", "ini", "console", "sh", "shell"}
-    found = blocks(*(match[1] for path in PAGES for match in FENCE.finditer(path.read_text(encoding="utf-8"))))
+    known = {
+        "python",
+        "bash",
+        "yaml",
+        "toml",
+        "json",
+        "diff",
+        "text",
+        "ini",
+        "console",
+        "sh",
+        "shell",
+    }
+    found = blocks(
+        *(match[1] for path in PAGES for match in FENCE.finditer(path.read_text(encoding="utf-8")))
+    )
     assert {block.language for block in found} <= known
-    assert {block.page for block in found} >= {"README.md", "notebooks/clients.md", "notebooks/tuning.md"}
+    assert {block.page for block in found} >= {
+        "README.md",
+        "notebooks/clients.md",
+        "notebooks/tuning.md",
+    }
     assert len(COMMANDS) == len(PARSERS)
 
 
-@pytest.mark.parametrize("text", ["hybridtei serve --no-such-flag", "hybridtei serve --port many", "docker run x --nothing y"])
+@pytest.mark.parametrize(
+    "text",
+    ["hybridtei serve --no-such-flag", "hybridtei serve --port many", "docker run x --nothing y"],
+)
 def test_a_wrong_command_is_refused(text, request):
     (words,) = commands(Block("here", 1, "bash", text))
     with pytest.raises((SystemExit, UsageError)):

@@ -21,7 +21,9 @@ def test_the_store_searches_by_it(encoder):
     from langchain_qdrant import QdrantVectorStore, RetrievalMode
 
     client = QdrantClient(":memory:")
-    client.create_collection("papers", sparse_vectors_config={"sparse": models.SparseVectorParams()})
+    client.create_collection(
+        "papers", sparse_vectors_config={"sparse": models.SparseVectorParams()}
+    )
     store = QdrantVectorStore(
         client,
         "papers",
@@ -32,7 +34,9 @@ def test_the_store_searches_by_it(encoder):
     store.add_texts(TEXTS, [{"place": i} for i in range(len(TEXTS))])
     query = " ".join(TEXTS)
     documents = encoder.encode(TEXTS, ("sparse",), input_type="document").sparse.to_dense()
-    scores = documents @ encoder.encode([query], ("sparse",), input_type="query").sparse.to_dense()[0]
+    scores = (
+        documents @ encoder.encode([query], ("sparse",), input_type="query").sparse.to_dense()[0]
+    )
     found = store.similarity_search_with_score(query, k=3)
     assert [score for _, score in found] == pytest.approx(
         [one for one in sorted(scores, reverse=True)[:3] if one > 0], rel=1e-5

@@ -27,12 +27,16 @@ class SteppedClock:
     def time(self) -> float:
         return self._now
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self)  # type: ignore[arg-type]
         self._timers.append(timer)
         return timer
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args)
 
     def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:

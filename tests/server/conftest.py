@@ -37,7 +37,9 @@ TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 def labelled(*labels: str, tags: bool = False) -> ModelSpec:
     """A reranker with one label, a classifier with several, or a tagger."""
     head = ClassifierHead("none" if tags else "cls", (), "bert.", labels)
-    return small.model_spec(classifier=head, sparse=None, multivector=None, prompts=None, pooling=())
+    return small.model_spec(
+        classifier=head, sparse=None, multivector=None, prompts=None, pooling=()
+    )
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,15 @@ ROOT = Path(__file__).parents[2]
 HANG = 60  # seconds after which something that should end at once has hung
 JSON = {"content-type": "application/json"}
 POSTS = [
-    *("/embed", "/embed_all", "/embed_sparse", "/embed_hybrid", "/embed_multivector", "/v1/embeddings", "/embeddings"),
+    *(
+        "/embed",
+        "/embed_all",
+        "/embed_sparse",
+        "/embed_hybrid",
+        "/embed_multivector",
+        "/v1/embeddings",
+        "/embeddings",
+    ),
     *("/similarity", "/tokenize", "/decode", "/predict", "/rerank", "/invocations", "/vertex"),
 ]
 VALID = {"inputs": ["a hybrid search", "one two"], "outputs": ["dense", "sparse", "multivector"]}
@@ -98,7 +106,13 @@ def serving(
     registry = Registry()
     service = small.service(spec, engine, registry=registry, **backend)
     settings = ServerConfig(**(server or {}))
-    app = create_app(service, settings, ModelConfig(model_id=model_id, **(model or {})), registry=registry, schemas=schemas)
+    app = create_app(
+        service,
+        settings,
+        ModelConfig(model_id=model_id, **(model or {})),
+        registry=registry,
+        schemas=schemas,
+    )
     of_uvicorn = settings_of(app, settings, app.state.limits, app.state.certificate)
     if clock is not None:
         clock.drive(of_uvicorn)
@@ -109,9 +123,15 @@ def serving(
         thread.start()
         url = f"{'https' if verify else 'http'}://127.0.0.1:{port}"
         transport = httpx.HTTPTransport(retries=20, verify=verify or True)
-        with httpx.Client(base_url=url, timeout=HANG, transport=transport, trust_env=False) as client:
-            assert client.get("/metrics").status_code == 200  # it waits in the backlog until the server accepts
-            yield Running(url, port, service, registry, client, uvicorn_server.server_state.connections)
+        with httpx.Client(
+            base_url=url, timeout=HANG, transport=transport, trust_env=False
+        ) as client:
+            assert (
+                client.get("/metrics").status_code == 200
+            )  # it waits in the backlog until the server accepts
+            yield Running(
+                url, port, service, registry, client, uvicorn_server.server_state.connections
+            )
         uvicorn_server.should_exit = True
         thread.join(HANG)
         assert not thread.is_alive()
@@ -150,7 +170,9 @@ def create_app(
     """An ASGI application over one service, which it starts and stops. `registry`: the one that the service counts in."""
     model = model or ModelConfig()
     context = context_for(service, server, model, registry or Registry())
-    return create_models_app(Models({default_alias(model.model_id): context}), server, schemas=schemas)
+    return create_models_app(
+        Models({default_alias(model.model_id): context}), server, schemas=schemas
+    )
 
 
 @contextmanager
@@ -206,18 +228,35 @@ def valid_answer() -> Any:
 class Process:
     """A server process: its address, once it says Ready, and what it wrote."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        settings = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "", "OMP_NUM_THREADS": "1", **known, **(environment or {})}
+        settings = {
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONWARNINGS": "",
+            "OMP_NUM_THREADS": "1",
+            **known,
+            **(environment or {}),
+        }
         self.process = subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._ready = threading.Event()
         self._readers = [
-            threading.Thread(target=self._read, args=(self.process.stdout, self.lines), daemon=True),
-            threading.Thread(target=self._read, args=(self.process.stderr, self.errors), daemon=True),
+            threading.Thread(
+                target=self._read, args=(self.process.stdout, self.lines), daemon=True
+            ),
+            threading.Thread(
+                target=self._read, args=(self.process.stderr, self.errors), daemon=True
+            ),
         ]
         for reader in self._readers:
             reader.start()
@@ -256,7 +295,9 @@ class Process:
 
 
 @contextmanager
-def process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+def process(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[Process]:
     running = Process(command, environment)
     try:
         yield running

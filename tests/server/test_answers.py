@@ -18,14 +18,21 @@ from tests.server.live import Running, serving
 
 APP = framework()
 LINES = "/collections/{name}/import"  # whose body is no JSON, and which needs a key: see api/test_transfer
-ROUTES = {path: handler for path, handler in documented(APP) if answers_of(handler) and path != LINES}
+ROUTES = {
+    path: handler for path, handler in documented(APP) if answers_of(handler) and path != LINES
+}
 
 
 @pytest.fixture(scope="module")
 def searching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder: Path = tmp_path_factory.mktemp("searching")
-    with serving(spec_in(folder), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
-        assert running.post(f"/collections/{COLLECTION}/points", {**FILL, "create": True}).status_code == 200
+    with serving(
+        spec_in(folder), schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
+    ) as running:
+        assert (
+            running.post(f"/collections/{COLLECTION}/points", {**FILL, "create": True}).status_code
+            == 200
+        )
         yield running
 
 
@@ -33,9 +40,14 @@ def searching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_bytes_are_what_the_document_says(path, searching, server, reranker, classifier, tagger):
     body = _example(path)
     url = path.replace("{name}", COLLECTION)
-    asked = (one.get(url) if body is None else one.post(url, body) for one in (searching, server, classifier, reranker, tagger))
+    asked = (
+        one.get(url) if body is None else one.post(url, body)
+        for one in (searching, server, classifier, reranker, tagger)
+    )
     response = next(response for response in asked if response.status_code == 200)
-    assert any(_is_of(kind, response.content) for kind in answers_of(ROUTES[path])), response.text[:500]
+    assert any(_is_of(kind, response.content) for kind in answers_of(ROUTES[path])), response.text[
+        :500
+    ]
 
 
 def _example(path: str) -> Any:

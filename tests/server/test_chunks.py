@@ -19,7 +19,10 @@ from tests.server.conftest import LABELS, labelled
 from tests.server.live import HANG, Running, serving
 
 SPLIT = {"split_large_batches": True, "max_client_batch_size": 4}
-TEXTS = [f"{word} search {'engine ' * (i % 5)}" for i, word in enumerate(["one", "two", "three", "four", "five"] * 5)]
+TEXTS = [
+    f"{word} search {'engine ' * (i % 5)}"
+    for i, word in enumerate(["one", "two", "three", "four", "five"] * 5)
+]
 PERMITS = 9
 
 
@@ -65,7 +68,10 @@ def test_classes_and_tags_in_chunks():
         (labelled(*LABELS), "/classify", {"input": TEXTS}),
         (labelled("O", "B-PER", tags=True), "/predict_tokens", {"inputs": TEXTS}),
     ):
-        with serving(labels, server=SPLIT) as running, serving(labels, server={"max_client_batch_size": 100}) as other:
+        with (
+            serving(labels, server=SPLIT) as running,
+            serving(labels, server={"max_client_batch_size": 100}) as other,
+        ):
             one, two = running.post(path, body).json(), other.post(path, body).json()
         if isinstance(one, dict):
             one, two = one["data"], two["data"]
@@ -79,7 +85,10 @@ def test_a_wrong_input_fails_the_whole(split, place):
     inputs[place] = ""
     answer = split.post("/embed", {"inputs": inputs})
     assert (answer.status_code, answer.json()["error_type"]) == (400, "Empty")
-    assert f"`inputs[{place}]` cannot be empty" in split.post("/embed_hybrid", {"inputs": inputs}).json()["error"]
+    assert (
+        f"`inputs[{place}]` cannot be empty"
+        in split.post("/embed_hybrid", {"inputs": inputs}).json()["error"]
+    )
     assert split.service.admission.free == PERMITS
 
 
@@ -103,7 +112,9 @@ def test_many_texts_hold_few_permits_and_leave_room_for_others():
             held.set()
 
         running.backend.gate = gate
-        request = threading.Thread(target=lambda: answers.append(running.post("/embed", {"inputs": ["one two"] * 10_000})))
+        request = threading.Thread(
+            target=lambda: answers.append(running.post("/embed", {"inputs": ["one two"] * 10_000}))
+        )
         answers: list[Any] = []
         request.start()
         assert held.wait(HANG)
@@ -122,11 +133,16 @@ def test_who_leaves_stops_the_rest():
 
     with serving(server=SPLIT, gate=gate, budget_tokens=16) as running:
         body = b'{"inputs":[' + b",".join([b'"one two three"'] * 2_000) + b"]}"
-        head = b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = (
+            b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % len(body)
+        )
         with socket.create_connection(("127.0.0.1", running.port)) as connection:
             connection.sendall(head + body)
             assert begun.wait(HANG)
-        while 'err="dropped"' not in running.get("/metrics").text:  # the server hears of it when the loop comes round
+        while (
+            'err="dropped"' not in running.get("/metrics").text
+        ):  # the server hears of it when the loop comes round
             pass
         assert running.service.admission.free == running.service.config.max_concurrent_requests
         go.set()

@@ -6,7 +6,15 @@ from tests.server.conftest import labelled
 from tests.server.live import POSTS, Running, serving
 
 VARY = "origin, access-control-request-method, access-control-request-headers"
-GETS = ["/health", "/ping", "/info", "/metrics", "/docs/", "/docs/swagger-ui.css", "/api-doc/openapi.json"]
+GETS = [
+    "/health",
+    "/ping",
+    "/info",
+    "/metrics",
+    "/docs/",
+    "/docs/swagger-ui.css",
+    "/api-doc/openapi.json",
+]
 
 
 @pytest.mark.parametrize("path", GETS)
@@ -36,7 +44,10 @@ def test_a_get_route_allows_get_and_head(server, path):
         assert response.headers["allow"] == "GET,HEAD"
 
 
-@pytest.mark.parametrize("path", ["/nope", "/embed/", "/health/", "/v1/embeddings/", "/v1", "/v1/nope", "/EMBED", "/embed/x"])
+@pytest.mark.parametrize(
+    "path",
+    ["/nope", "/embed/", "/health/", "/v1/embeddings/", "/v1", "/v1/nope", "/EMBED", "/embed/x"],
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
 def test_unknown_paths_and_trailing_slashes(server, method, path):
     response = server.client.request(method, path)
@@ -45,7 +56,10 @@ def test_unknown_paths_and_trailing_slashes(server, method, path):
     assert response.headers["vary"] == VARY
 
 
-@pytest.mark.parametrize("path", ["//", "//info", "/v1//embeddings", "//embed", "/embed//", "/docs//", "/docs//swagger-ui.css"])
+@pytest.mark.parametrize(
+    "path",
+    ["//", "//info", "/v1//embeddings", "//embed", "/embed//", "/docs//", "/docs//swagger-ui.css"],
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
 def test_slashes_are_not_merged(server, method, path):
     response = server.client.request(method, f"{server.url}{path}")
@@ -57,14 +71,22 @@ def test_slashes_are_not_merged(server, method, path):
     ("listed", "named"),
     [
         (("http://a", "*"), {"http://b": "*"}),
-        (("http://a",), {"http://a": "http://a", "http://a/": None, "http://A": None, "null": None}),
+        (
+            ("http://a",),
+            {"http://a": "http://a", "http://a/": None, "http://A": None, "null": None},
+        ),
     ],
 )
 def test_origins_are_compared_letter_by_letter_and_a_star_is_any(listed, named):
     with serving(server={"cors_allow_origin": listed}) as running:
         for path in ("/health", "/nope"):
-            told = {origin: running.get(path, headers={"origin": origin}).headers for origin in named}
-            assert {origin: headers.get("access-control-allow-origin") for origin, headers in told.items()} == named
+            told = {
+                origin: running.get(path, headers={"origin": origin}).headers for origin in named
+            }
+            assert {
+                origin: headers.get("access-control-allow-origin")
+                for origin, headers in told.items()
+            } == named
             assert {headers["vary"] for headers in told.values()} == {VARY}
 
 
@@ -76,6 +98,11 @@ def test_documents_to_rank_are_no_field_of_teis(path):
     with serving(labelled("LABEL_0"), server={"only_tei_routes": True}) as running:
         refused = running.post(path, body)
         assert (refused.status_code, "texts" in refused.text) == (422, True)
-        assert running.post(path, {"query": "one", "texts": ["two"], "documents": ["x"]}).json()[0]["index"] == 0
+        assert (
+            running.post(path, {"query": "one", "texts": ["two"], "documents": ["x"]}).json()[0][
+                "index"
+            ]
+            == 0
+        )
         document = running.get("/api-doc/openapi.json").json()
         assert "DocumentsRequest" not in document["components"]["schemas"]

@@ -9,8 +9,18 @@ from hybridtei.server.routing import row_of
 from notebooks.write_reference import ERRORS
 from tests.server.live import Running, serving
 
-SECTIONS = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=\n## |\Z)", ERRORS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
-KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+SECTIONS = dict(
+    re.findall(
+        r"^## (\w+)\n\n(.*?)(?=\n## |\Z)",
+        ERRORS.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+)
+KINDS = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, Exception)
+}
 MANY = {"inputs": ["one"] * 33}
 
 
@@ -39,9 +49,15 @@ def test_our_routes_link_to_the_section_and_teis_do_not(server: Running):
 
 
 def test_refused_at_capacity_too(caplog):
-    with serving(engine={"max_concurrent_requests": 1}) as running, running.service.admission.inside(1):
+    with (
+        serving(engine={"max_concurrent_requests": 1}) as running,
+        running.service.admission.inside(1),
+    ):
         answer = running.post("/embed_hybrid", {"inputs": "one"})
-        assert (answer.status_code, answer.headers["link"]) == (429, '</page/errors.html#overloaded>; rel="help"')
+        assert (answer.status_code, answer.headers["link"]) == (
+            429,
+            '</page/errors.html#overloaded>; rel="help"',
+        )
         assert "link" not in running.post("/embed", {"inputs": "one"}).headers
     assert "Model is overloaded (errors.md#overloaded)" in caplog.messages
 
@@ -64,6 +80,8 @@ def refused(*arguments):
 )
 def test_a_command_says_where_cause_and_cure_are(ending, capsys):
     ending()
-    (name,) = re.search(r"^Cause and cure: hybridtei explain (\w+)$", capsys.readouterr().err, re.MULTILINE).groups()
+    (name,) = re.search(
+        r"^Cause and cure: hybridtei explain (\w+)$", capsys.readouterr().err, re.MULTILINE
+    ).groups()
     assert cli.main(["explain", name]) == 0
     assert capsys.readouterr().out.startswith(f"{name}\n")

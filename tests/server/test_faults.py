@@ -35,9 +35,12 @@ def divide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "told"), [(take_too_much_memory, "MemoryError"), (divide, "ZeroDivisionError: integer division")]
+    ("act", "told"),
+    [(take_too_much_memory, "MemoryError"), (divide, "ZeroDivisionError: integer division")],
 )
-def test_whatever_a_backend_raises_is_its_batchs_misfortune(act: Callable[[], object], told: str) -> None:
+def test_whatever_a_backend_raises_is_its_batchs_misfortune(
+    act: Callable[[], object], told: str
+) -> None:
     with serving(gate=on_poison(act)) as running:
         failed = running.post("/embed", BAD)
         assert (failed.status_code, failed.json()["error_type"]) == (424, "Backend")
@@ -51,7 +54,10 @@ def test_a_lane_that_dies_fails_who_waits_and_health_with_it() -> None:
         raise SystemExit
 
     hold = Hold()
-    with serving(gate=lambda batch: (hold(batch), on_poison(die)(batch))) as running, ThreadPoolExecutor(8) as pool:
+    with (
+        serving(gate=lambda batch: (hold(batch), on_poison(die)(batch))) as running,
+        ThreadPoolExecutor(8) as pool,
+    ):
         first = pool.submit(running.post, "/embed", BAD)
         assert hold.entered.wait(HANG)
         waiting = [pool.submit(running.post, "/embed", {"inputs": f"one {i}"}) for i in range(5)]
@@ -68,8 +74,13 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("text", ["one", "one " * 100])
-@pytest.mark.parametrize(("path", "more"), [("/embed", {}), ("/embed_sparse", {"query_encoder": "table"}), ("/tokenize", {})])
-def test_a_tokenizer_that_panics_fails_its_own_request(server: Running, text: str, path: str, more: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [("/embed", {}), ("/embed_sparse", {"query_encoder": "table"}), ("/tokenize", {})],
+)
+def test_a_tokenizer_that_panics_fails_its_own_request(
+    server: Running, text: str, path: str, more: dict[str, str]
+) -> None:
     tokenizer = server.service.model.reader.tokenizer
     real = tokenizer._raw
 
@@ -97,7 +108,9 @@ def test_a_stuck_pass_takes_health_with_it_until_it_returns() -> None:
         assert "a pass of 1 inputs, 4 tokens" in failed.json()["error"]
         assert "pass-timeout" in failed.json()["error"]
         assert running.get("/health").status_code == 503
-        assert running.post("/embed", {"inputs": "three"}).status_code == 503  # the only lane is kept
+        assert (
+            running.post("/embed", {"inputs": "three"}).status_code == 503
+        )  # the only lane is kept
         assert 'hybridtei_refusals_total{limit="pass_timeout"} 1' in running.get("/metrics").text
         running.service._own_device._watchdog._seconds = HANG  # from now on no pass is late
         hold.let_go()
@@ -113,7 +126,9 @@ print(len(Encoder.load(*sys.argv[1:]).encode(["baka bulo"]).dense[0]))
 """
 
 
-@pytest.mark.parametrize(("model", "width"), [(None, 384), pytest.param("bert", 32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("model", "width"), [(None, 384), pytest.param("bert", 32, marks=pytest.mark.slow)]
+)
 def test_a_full_disk_keeps_no_model_from_loading(model, width, request, tmp_path):
     """The embedded model has been put together before; graphs and hashes cannot be written."""
     given = [] if model is None else [str(request.getfixturevalue(model))]
@@ -121,9 +136,22 @@ def test_a_full_disk_keeps_no_model_from_loading(model, width, request, tmp_path
         folder = assembled_model()
         (tmp_path / "hybridtei" / "models").mkdir(parents=True)
         (tmp_path / "hybridtei" / "models" / folder.name).symlink_to(folder)
-    settings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    settings = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [sys.executable, "-c", FULL_DISK, *given]
-    ran = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=HANG * 2, check=False)
+    ran = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=HANG * 2,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     assert int(ran.stdout) == width
 

@@ -19,10 +19,14 @@ from tests.server.live import create_app
 TEXTS = ["baka bulo", "baka", "mo bulo baka"]
 
 
-def answers(folder: Path, path: str, body: dict[str, Any], engine: EngineConfig | None = None, **server: Any) -> Any:
+def answers(
+    folder: Path, path: str, body: dict[str, Any], engine: EngineConfig | None = None, **server: Any
+) -> Any:
     config, engine = ModelConfig(model_id=str(folder)), engine or EngineConfig()
     loaded = load_model(config, engine)
-    service = EngineService(loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens)
+    service = EngineService(
+        loaded.model, loaded.backend, engine, budget_tokens=loaded.budget_tokens
+    )
     with TestClient(create_app(service, ServerConfig(**server), config)) as client:
         response = client.post(path, json=body)
         assert response.status_code == 200, response.text
@@ -47,12 +51,18 @@ PROMPTS = {"query": "lolo mo ", "s2p": "bulo bulo "}
 OF_TEI = {
     "/embed": ({"inputs": TEXTS}, lambda answer: answer),
     "/similarity": ({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}, None),
-    "/v1/embeddings": ({"input": TEXTS}, lambda answer: [one["embedding"] for one in answer["data"]]),
+    "/v1/embeddings": (
+        {"input": TEXTS},
+        lambda answer: [one["embedding"] for one in answer["data"]],
+    ),
     "/tokenize": ({"inputs": TEXTS}, None),
 }
 OF_OTHERS = {
     "/embed_hybrid": ({"inputs": TEXTS}, lambda answer: [one["dense"] for one in answer]),
-    "/v2/embed": ({"texts": TEXTS, "embedding_types": ["float"]}, lambda answer: answer["embeddings"]["float"]),
+    "/v2/embed": (
+        {"texts": TEXTS, "embedding_types": ["float"]},
+        lambda answer: answer["embeddings"]["float"],
+    ),
     "/api/embed": ({"input": TEXTS}, lambda answer: answer["embeddings"]),
 }
 
@@ -71,14 +81,27 @@ def test_the_default_prompt_of_a_checkpoint_is_for_routes_that_tei_lacks(prompte
     found = answers(prompted, path, body, engine)
     applies = asked or path in OF_OTHERS
     if rows_of is None:
-        assert found == answers(prompted, path, body, EngineConfig(default_prompt=PROMPTS["s2p"] if applies else ""))
+        assert found == answers(
+            prompted, path, body, EngineConfig(default_prompt=PROMPTS["s2p"] if applies else "")
+        )
         return
-    expected = Encoder.load(str(prompted), default_prompt="").encode(TEXTS, prompt_name="s2p" if applies else None).dense
+    expected = (
+        Encoder.load(str(prompted), default_prompt="")
+        .encode(TEXTS, prompt_name="s2p" if applies else None)
+        .dense
+    )
     np.testing.assert_allclose(rows_of(found), expected, atol=tolerances.UNIT["float32"])
 
 
 @pytest.mark.parametrize(("asked", "lines"), [(False, 1), (True, 0)])
-def test_a_start_tells_of_a_default_prompt_that_routes_of_tei_leave_out(prompted, asked, lines, caplog):
+def test_a_start_tells_of_a_default_prompt_that_routes_of_tei_leave_out(
+    prompted, asked, lines, caplog
+):
     caplog.set_level("INFO")
     ModelLoader(EngineConfig(use_default_prompt=asked)).load(ModelConfig(model_id=str(prompted)))
-    assert len([line for line in caplog.messages if "`s2p`" in line and "--use-default-prompt" in line]) == lines
+    assert (
+        len(
+            [line for line in caplog.messages if "`s2p`" in line and "--use-default-prompt" in line]
+        )
+        == lines
+    )

@@ -29,7 +29,12 @@ SERIES = {
     "te_batch_next_size": "histogram",
     "te_batch_next_tokens": "histogram",
 }
-FIRST = ["0.000015000000000000002", "0.000022500000000000005", "0.00003375000000000001", "0.00005062500000000001"]
+FIRST = [
+    "0.000015000000000000002",
+    "0.000022500000000000005",
+    "0.00003375000000000001",
+    "0.00005062500000000001",
+]
 LAST = ["9.707397373664762", "14.561096060497142"]
 
 
@@ -42,13 +47,21 @@ def fresh() -> Iterator[Running]:
 def samples(running: Running) -> dict[str, float]:
     response = running.get("/metrics")
     assert response.headers["content-type"] == "text/plain; charset=utf-8"
-    lines = [line.rpartition(" ") for line in response.text.splitlines() if line and not line.startswith("#")]
+    lines = [
+        line.rpartition(" ")
+        for line in response.text.splitlines()
+        if line and not line.startswith("#")
+    ]
     return {name: float(value) for name, _, value in lines}
 
 
 def failures(running: Running) -> dict[str, float]:
     pattern = re.compile(r'te_request_failure\{err="(\w+)"\}')
-    return {found[1]: value for name, value in samples(running).items() if (found := pattern.fullmatch(name))}
+    return {
+        found[1]: value
+        for name, value in samples(running).items()
+        if (found := pattern.fullmatch(name))
+    }
 
 
 def test_series_kinds_order_and_bucket_text(server):
@@ -71,7 +84,9 @@ def test_series_kinds_order_and_bucket_text(server):
     ):
         powers = [str(2**k) for k in range(limit.bit_length())]
         assert re.findall(rf'^{name}_bucket\{{le="([^"]+)"\}}', text, re.M) == [*powers, "+Inf"]
-    for name in (name for name, kind in SERIES.items() if kind == "histogram" and "predict" not in name):
+    for name in (
+        name for name, kind in SERIES.items() if kind == "histogram" and "predict" not in name
+    ):
         counts = [int(count) for count in re.findall(rf"^{name}_bucket\S+ (\d+)$", text, re.M)]
         assert counts == sorted(counts)
         assert counts[-1] == int(re.search(rf"^{name}_count (\d+)$", text, re.M)[1]) > 0
@@ -86,17 +101,39 @@ def test_what_is_counted(fresh):
     fresh.post("/decode", {"ids": [5]})
     fresh.get("/info")
     seen = samples(fresh)
-    assert seen['te_request_count{method="single"}'] == seen['te_request_success{method="single"}'] == 1
-    assert seen['te_request_count{method="batch"}'] == seen['te_request_success{method="batch"}'] == 3
-    assert seen["te_embed_count"] == seen["te_embed_success"] == seen["te_embed_duration_count"] == 6
+    assert (
+        seen['te_request_count{method="single"}']
+        == seen['te_request_success{method="single"}']
+        == 1
+    )
+    assert (
+        seen['te_request_count{method="batch"}'] == seen['te_request_success{method="batch"}'] == 3
+    )
+    assert (
+        seen["te_embed_count"] == seen["te_embed_success"] == seen["te_embed_duration_count"] == 6
+    )
     assert seen["te_request_duration_count"] == 4
     assert seen["te_request_input_length_sum"] == 3 * 5 + 4
     assert seen["te_batch_next_size_sum"] == 6
-    assert seen["hybridtei_forward_passes_total"] == seen["te_batch_next_size_count"] == fresh.backend.forwards
-    assert seen["te_queue_size"] == seen["hybridtei_queue_tokens"] == seen["hybridtei_running_batches"] == 0
+    assert (
+        seen["hybridtei_forward_passes_total"]
+        == seen["te_batch_next_size_count"]
+        == fresh.backend.forwards
+    )
+    assert (
+        seen["te_queue_size"]
+        == seen["hybridtei_queue_tokens"]
+        == seen["hybridtei_running_batches"]
+        == 0
+    )
     lanes = {name: value for name, value in seen.items() if name.startswith("hybridtei_lane_")}
-    assert sum(value for name, value in lanes.items() if "batches" in name) == fresh.backend.forwards
-    assert sum(value for name, value in lanes.items() if "tokens" in name) == seen["te_batch_next_tokens_sum"]
+    assert (
+        sum(value for name, value in lanes.items() if "batches" in name) == fresh.backend.forwards
+    )
+    assert (
+        sum(value for name, value in lanes.items() if "tokens" in name)
+        == seen["te_batch_next_tokens_sum"]
+    )
     assert seen["hybridtei_batch_fill_count"] == fresh.backend.forwards
     assert seen["hybridtei_batch_fill_sum"] * 256 == pytest.approx(seen["te_batch_next_tokens_sum"])
     assert failures(fresh) == {}
@@ -137,16 +174,31 @@ def test_one_classified_text_is_one_request_and_one_success():
         assert running.post("/predict", {"inputs": "one"}).status_code == 200
         assert running.post("/predict", {"inputs": [["one"], ["two"]]}).status_code == 200
         seen = samples(running)
-        assert seen['te_request_count{method="single"}'] == seen['te_request_success{method="single"}'] == 1
-        assert seen['te_request_count{method="batch"}'] == seen['te_request_success{method="batch"}'] == 1
-        assert seen["te_predict_count"] == seen["te_predict_success"] == seen["te_predict_duration_count"] == 3
+        assert (
+            seen['te_request_count{method="single"}']
+            == seen['te_request_success{method="single"}']
+            == 1
+        )
+        assert (
+            seen['te_request_count{method="batch"}']
+            == seen['te_request_success{method="batch"}']
+            == 1
+        )
+        assert (
+            seen["te_predict_count"]
+            == seen["te_predict_success"]
+            == seen["te_predict_duration_count"]
+            == 3
+        )
         assert seen["te_request_duration_count"] == 2
 
 
 def test_length_bounds_end_at_two_to_the_nineteenth():
     registry = Registry()
     RequestMetrics(registry, 2**30)
-    reading = next(reading for reading in registry.readings() if reading.name == "te_request_input_length")
+    reading = next(
+        reading for reading in registry.readings() if reading.name == "te_request_input_length"
+    )
     assert reading.bounds == tuple(2.0**k for k in range(20))
 
 
@@ -154,6 +206,12 @@ def test_our_own_metrics_follow_prometheus_conventions(fresh):
     """Every one has a help text, and counters end in `_total`; TEI's names stay as they are."""
     lines = fresh.get("/metrics").text.splitlines()
     kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE hybridtei_"))
-    assert {name for name in kinds if f"# HELP {name} {HELP[name]}" in lines} == set(kinds) == set(HELP) & set(kinds)
-    assert {name for name, kind in kinds.items() if (kind == "counter") != name.endswith("_total")} == set()
+    assert (
+        {name for name in kinds if f"# HELP {name} {HELP[name]}" in lines}
+        == set(kinds)
+        == set(HELP) & set(kinds)
+    )
+    assert {
+        name for name, kind in kinds.items() if (kind == "counter") != name.endswith("_total")
+    } == set()
     assert not [line for line in lines if line.startswith("# HELP te_")]

@@ -11,7 +11,17 @@ from hybridtei.server.openapi import FIELDS, TEI_RESPONSES, document
 
 WHOLE, OF_TEI = document(framework()), document(framework(only_tei_routes=True))
 TEI_PATHS = {
-    *("/decode", "/embed", "/embed_all", "/embed_sparse", "/health", "/info", "/metrics", "/predict", "/rerank"),
+    *(
+        "/decode",
+        "/embed",
+        "/embed_all",
+        "/embed_sparse",
+        "/health",
+        "/info",
+        "/metrics",
+        "/predict",
+        "/rerank",
+    ),
     *("/similarity", "/tokenize", "/v1/embeddings"),
 }
 
@@ -42,14 +52,20 @@ def test_fields_keep_their_defaults_and_descriptions(paper):
 
 def test_answers_are_named(paper):
     content = paper["paths"]["/embed"]["post"]["responses"]["200"]["content"]
-    assert content == {"application/json": {"schema": {"$ref": "#/components/schemas/EmbedResponse"}}}
+    assert content == {
+        "application/json": {"schema": {"$ref": "#/components/schemas/EmbedResponse"}}
+    }
     assert paper["components"]["schemas"]["EmbedResponse"]["items"]["items"] == {"type": "number"}
 
 
 def test_every_part_of_a_path_is_a_parameter():
     for path, methods in WHOLE["paths"].items():
         for described in methods.values():
-            names = [one["name"] for one in described.get("parameters", ()) if one["in"] == "path" and one["required"]]
+            names = [
+                one["name"]
+                for one in described.get("parameters", ())
+                if one["in"] == "path" and one["required"]
+            ]
             assert names == re.findall(r"\{(\w+)\}", path)
 
 
@@ -58,13 +74,24 @@ def test_refusals_are_of_the_types_that_are_told(server):
     for path, methods in WHOLE["paths"].items():
         for status, body in asked.items() if "post" in methods else ():
             headers = {"content-type": "text/plain" if status == "415" else "application/json"}
-            response = server.client.post(path.replace("{name}", "x"), content=body, headers=headers)
-            told = methods["post"]["responses"][str(response.status_code)] if response.status_code != 404 else None
-            assert told is None or response.headers["content-type"].partition(";")[0] in told["content"], path
+            response = server.client.post(
+                path.replace("{name}", "x"), content=body, headers=headers
+            )
+            told = (
+                methods["post"]["responses"][str(response.status_code)]
+                if response.status_code != 404
+                else None
+            )
+            assert (
+                told is None
+                or response.headers["content-type"].partition(";")[0] in told["content"]
+            ), path
 
 
 def test_what_a_qdrant_server_is_told_is_an_error_alone(server):
     response = server.client.post("/qdrant/inference", content=b"{}")
-    told = WHOLE["paths"]["/qdrant/inference"]["post"]["responses"][str(response.status_code)]["content"]
+    told = WHOLE["paths"]["/qdrant/inference"]["post"]["responses"][str(response.status_code)][
+        "content"
+    ]
     name = told["application/json"]["schema"]["$ref"].rpartition("/")[2]
     assert response.json().keys() == WHOLE["components"]["schemas"][name]["properties"].keys()

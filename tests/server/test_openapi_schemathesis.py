@@ -25,7 +25,9 @@ def test_the_document_and_the_server_agree(kind: str, tmp_path: Path) -> None:
     only = [word for path in paths for word in ("--include-path", path)]
     with serving(spec) as server:
         command = command_of(server.url, "--max-examples", "5", "--seed", "1", *only)
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False
+        )
         assert server.service.admission.free == server.service.config.max_concurrent_requests
     assert done.returncode == 0, done.stdout[-5000:]
 
@@ -34,4 +36,7 @@ def test_the_document_and_the_server_agree(kind: str, tmp_path: Path) -> None:
 def test_405_says_which_methods_there_are(server: Running, path: str) -> None:
     for method in ("TRACE", "PUT"):
         answer = server.client.request(method, path)
-        assert (answer.status_code, answer.headers["allow"]) == (405, "GET,HEAD" if "docs" in path else "POST")
+        assert (answer.status_code, answer.headers["allow"]) == (
+            405,
+            "GET,HEAD" if "docs" in path else "POST",
+        )

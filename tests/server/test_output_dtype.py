@@ -13,8 +13,20 @@ from tests.inference.engine import small
 from tests.server.live import serving
 
 TEXTS = ["the hybrid search", "one two three"]
-SENTENCES = ["The display shows E41.", "Beethoven was born in Bonn.", "def main() -> None: ...", "Tomatoes need six hours."]
-DTYPES = {"float": "<f4", "float16": "<f2", "int8": "i1", "uint8": "u1", "binary": "i1", "ubinary": "u1"}
+SENTENCES = [
+    "The display shows E41.",
+    "Beethoven was born in Bonn.",
+    "def main() -> None: ...",
+    "Tomatoes need six hours.",
+]
+DTYPES = {
+    "float": "<f4",
+    "float16": "<f2",
+    "int8": "i1",
+    "uint8": "u1",
+    "binary": "i1",
+    "ubinary": "u1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,32 +49,51 @@ def ranged(tmp_path_factory, ranges):
 def test_dense_vectors_on_every_route(ranged, ranges, dtype):
     plain = np.float32(ranged.post("/embed", {"inputs": TEXTS}).json())
     wanted = quantized(plain, dtype, ranges["dense"])
-    hybrid = ranged.post("/embed_hybrid", {"inputs": TEXTS, "outputs": ["dense"], "output_dtype": dtype}).json()
-    np.testing.assert_array_equal(np.array([item["dense"] for item in hybrid], dtype=DTYPES[dtype]), wanted)
+    hybrid = ranged.post(
+        "/embed_hybrid", {"inputs": TEXTS, "outputs": ["dense"], "output_dtype": dtype}
+    ).json()
+    np.testing.assert_array_equal(
+        np.array([item["dense"] for item in hybrid], dtype=DTYPES[dtype]), wanted
+    )
     openai = {"input": TEXTS, "output_dtype": dtype}
     items = ranged.post("/v1/embeddings", openai).json()["data"]
-    np.testing.assert_array_equal(np.array([item["embedding"] for item in items], dtype=DTYPES[dtype]), wanted)
+    np.testing.assert_array_equal(
+        np.array([item["embedding"] for item in items], dtype=DTYPES[dtype]), wanted
+    )
     packed = ranged.post("/v1/embeddings", {**openai, "encoding_format": "base64"}).json()["data"]
     rows = [np.frombuffer(base64.b64decode(item["embedding"]), DTYPES[dtype]) for item in packed]
     np.testing.assert_array_equal(rows, wanted)
     if dtype != "float16":  # which Cohere does not know
-        cohere = ranged.post("/v2/embed", {"texts": TEXTS, "embedding_types": [dtype]}).json()["embeddings"]
+        cohere = ranged.post("/v2/embed", {"texts": TEXTS, "embedding_types": [dtype]}).json()[
+            "embeddings"
+        ]
         np.testing.assert_array_equal(np.array(cohere[dtype], dtype=DTYPES[dtype]), wanted)
 
 
 def test_documents_within_a_budget(ranged):
     texts = ["the hybrid search of one two three", "search"]
     full = ranged.post("/embed_multivector", {"inputs": texts}).json()
-    rows = ranged.post("/embed_multivector", {"inputs": texts, "multivector": {"max_tokens": 3}}).json()
+    rows = ranged.post(
+        "/embed_multivector", {"inputs": texts, "multivector": {"max_tokens": 3}}
+    ).json()
     assert [len(row) for row in rows] == [min(3, len(row)) for row in full]
     np.testing.assert_allclose(np.linalg.norm(np.float32(rows[0]), axis=1), 1, atol=1e-5)
-    body = {"inputs": texts, "multivector": {"max_tokens": 3, "dtype": "int8"}, "output_dtype": "ubinary"}
+    body = {
+        "inputs": texts,
+        "multivector": {"max_tokens": 3, "dtype": "int8"},
+        "output_dtype": "ubinary",
+    }
     for found, row in zip(ranged.post("/embed_hybrid", body).json(), rows, strict=True):
         whole = np.array(found["multivector"])
         assert np.abs(whole).max(axis=1).tolist() == [127] * len(row)
-        np.testing.assert_allclose(whole / np.linalg.norm(whole, axis=1, keepdims=True), row, atol=0.02)
+        np.testing.assert_allclose(
+            whole / np.linalg.norm(whole, axis=1, keepdims=True), row, atol=0.02
+        )
     for found, row in zip(
-        ranged.post("/embed_multivector", {"inputs": texts, "multivector": {"max_tokens": 3, "dtype": "binary"}}).json(),
+        ranged.post(
+            "/embed_multivector",
+            {"inputs": texts, "multivector": {"max_tokens": 3, "dtype": "binary"}},
+        ).json(),
         rows,
         strict=True,
     ):
@@ -81,14 +112,19 @@ def test_queries_are_never_made_smaller(ranged):
 
 @pytest.mark.parametrize("budget", [{"max_tokens": 0}, {"dtype": "bits"}, {"tokens": 3}])
 def test_a_budget_is_checked(ranged, budget):
-    assert ranged.post("/embed_multivector", {"inputs": TEXTS, "multivector": budget}).status_code == 422
+    assert (
+        ranged.post("/embed_multivector", {"inputs": TEXTS, "multivector": budget}).status_code
+        == 422
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_multivectors(ranged, ranges, dtype):
     plain = ranged.post("/embed_multivector", {"inputs": TEXTS}).json()
     small_ones = ranged.post("/embed_multivector", {"inputs": TEXTS, "output_dtype": dtype}).json()
-    hybrid = ranged.post("/embed_hybrid", {"inputs": TEXTS, "output_dtype": dtype, "sparse_format": "qdrant"}).json()
+    hybrid = ranged.post(
+        "/embed_hybrid", {"inputs": TEXTS, "output_dtype": dtype, "sparse_format": "qdrant"}
+    ).json()
     for rows, found, item in zip(plain, small_ones, hybrid, strict=True):
         wanted = quantized(np.float32(rows), dtype, ranges["multivector"])
         np.testing.assert_array_equal(np.array(found, dtype=DTYPES[dtype]), wanted)
@@ -128,11 +164,16 @@ def test_without_ranges_it_is_refused_before_any_pass(server, dtype, path, body,
 def test_names_that_are_none(server):
     response = server.post("/embed_hybrid", {"inputs": "one", "output_dtype": "int4"})
     assert response.status_code == 422
-    assert response.text.startswith("Failed to deserialize the JSON body into the target type: output_dtype: ")
+    assert response.text.startswith(
+        "Failed to deserialize the JSON body into the target type: output_dtype: "
+    )
 
 
 def test_a_file_that_cannot_be_read_is_told_at_start():
-    with pytest.raises(LoadError, match="not a file of ranges"), serving(model={"quantization_ranges": "absent.npy"}):
+    with (
+        pytest.raises(LoadError, match="not a file of ranges"),
+        serving(model={"quantization_ranges": "absent.npy"}),
+    ):
         pass
 
 

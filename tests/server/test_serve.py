@@ -25,14 +25,20 @@ def mixed(count: int) -> list[Request]:
         text = " ".join(small.WORDS[(i + j) % len(small.WORDS)] for j in range(1 + i * i % 90))
         forms = (
             ("/embed", {"inputs": text}),
-            ("/embed_hybrid", {"inputs": [text, "one"], "outputs": ["sparse", "dense"], "normalize": i % 3 == 0}),
+            (
+                "/embed_hybrid",
+                {"inputs": [text, "one"], "outputs": ["sparse", "dense"], "normalize": i % 3 == 0},
+            ),
             ("/embed_sparse", {"inputs": text}),
             ("/embed_multivector", {"inputs": text, "dimensions": 1 + i % small.DIM}),
             ("/v1/embeddings", {"input": [text, [2, 5, 3]], "dimensions": 1 + i % small.HIDDEN}),
             ("/embed_all", {"inputs": text, "truncation_direction": "left"}),
             ("/similarity", {"inputs": {"source_sentence": text, "sentences": ["one", "two"]}}),
             ("/tokenize", {"inputs": text}),
-            ("/embed", {"inputs": text, "prompt_name": "nobody"} if i % 2 else {"inputs": ["", text]}),
+            (
+                "/embed",
+                {"inputs": text, "prompt_name": "nobody"} if i % 2 else {"inputs": ["", text]},
+            ),
         )
         requests.append(forms[i % len(forms)])
     return requests
@@ -40,7 +46,9 @@ def mixed(count: int) -> list[Request]:
 
 async def all_at_once(running: Running, requests: list[Request]) -> list[httpx.Response]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=running.url, timeout=HANG, limits=limits, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        base_url=running.url, timeout=HANG, limits=limits, trust_env=False
+    ) as client:
         return await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
 
 
@@ -63,7 +71,10 @@ def test_mixed_requests_at_once_are_answered_as_each_alone(count):
 def test_overload_is_told_at_once_and_permits_come_back():
     hold = Hold()
     with serving(engine={"max_concurrent_requests": 8}, gate=hold) as running:
-        holders = [threading.Thread(target=running.post, args=("/embed", {"inputs": ["one"] * 4})) for _ in range(2)]
+        holders = [
+            threading.Thread(target=running.post, args=("/embed", {"inputs": ["one"] * 4}))
+            for _ in range(2)
+        ]
         for holder in holders:
             holder.start()
         until(lambda: running.service.admission.free == 0)
@@ -72,7 +83,10 @@ def test_overload_is_told_at_once_and_permits_come_back():
             assert response.status_code == 429
             assert response.json() == {"error": "Model is overloaded", "error_type": "Overloaded"}
             assert response.headers["retry-after"] == "1"
-        assert 'hybridtei_refusals_total{limit="max_concurrent_requests"} 100\n' in running.get("/metrics").text
+        assert (
+            'hybridtei_refusals_total{limit="max_concurrent_requests"} 100\n'
+            in running.get("/metrics").text
+        )
         assert running.service.engine.metrics.queued.value() <= 8  # none took a place
         openai = running.post("/v1/embeddings", {"input": "one"})
         assert (openai.status_code, openai.json()) == (
@@ -91,15 +105,23 @@ def test_overload_is_told_at_once_and_permits_come_back():
 
 async def leave_after_sending(running: Running, clients: int) -> None:
     """So many clients send a request; they all go away once everything they asked for waits inside."""
-    connections = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", running.port) for _ in range(clients)))
+    connections = await asyncio.gather(
+        *(asyncio.open_connection("127.0.0.1", running.port) for _ in range(clients))
+    )
     for i, (_, writer) in enumerate(connections):
-        body = json.dumps({"inputs": [f"two {i}", f"three {i}"]}).encode()  # equal texts would share a place in the queue
+        body = json.dumps(
+            {"inputs": [f"two {i}", f"three {i}"]}
+        ).encode()  # equal texts would share a place in the queue
         head = f"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: {JSON['content-type']}\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-    await asyncio.to_thread(until, lambda: running.service.engine.metrics.queued.value() >= 2 * clients)
+    await asyncio.to_thread(
+        until, lambda: running.service.engine.metrics.queued.value() >= 2 * clients
+    )
     for _, writer in connections:
         writer.close()
-    await asyncio.gather(*(writer.wait_closed() for _, writer in connections), return_exceptions=True)
+    await asyncio.gather(
+        *(writer.wait_closed() for _, writer in connections), return_exceptions=True
+    )
 
 
 def test_200_clients_that_leave_cost_no_pass_and_no_permit():
@@ -135,14 +157,18 @@ def test_work_ends_when_its_client_leaves_and_only_then():
             await while_connected({"extensions": {DISCONNECT: disconnect}}, work())
         assert ended == [True]
         disconnect.notify()  # once more, when nobody works any longer
-        return await while_connected({"type": "http"}, asyncio.sleep(0, 7))  # under a server that does not tell
+        return await while_connected(
+            {"type": "http"}, asyncio.sleep(0, 7)
+        )  # under a server that does not tell
 
     assert asyncio.run(leave()) == 7
 
 
 def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
     async def cancel() -> None:
-        task = asyncio.ensure_future(while_connected({"extensions": {DISCONNECT: Disconnect()}}, asyncio.sleep(HANG)))
+        task = asyncio.ensure_future(
+            while_connected({"extensions": {DISCONNECT: Disconnect()}}, asyncio.sleep(HANG))
+        )
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

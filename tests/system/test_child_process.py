@@ -10,7 +10,14 @@ import pytest
 from tests.server.live import ROOT
 
 HANG = 240
-HOSTILE = ("msgspec", "numpy", "logging", "select", "uvicorn", "qdrant_edge")  # of all these, one is enough
+HOSTILE = (
+    "msgspec",
+    "numpy",
+    "logging",
+    "select",
+    "uvicorn",
+    "qdrant_edge",
+)  # of all these, one is enough
 
 
 @pytest.fixture
@@ -19,16 +26,31 @@ def corpus(tmp_path: Path) -> Path:
     folder = tmp_path / "corpus"
     folder.mkdir()
     for name in HOSTILE:
-        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'a').write('{name} ')\n")
+        (folder / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'was-run')!r}, 'a').write('{name} ')\n"
+        )
     (folder / "types.py").write_text("KINDS = ['a harmless file of this name']\n")
     (folder / "note.txt").write_text("The display shows E41 when the brake is worn.\n")
     return folder
 
 
 def ingest(corpus: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "",
+        "HF_HUB_OFFLINE": "1",
+    }
     words = [*command, "ingest", "note.txt", "--collection", "notes", "--quiet"]
-    return subprocess.run(words, cwd=corpus, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+    return subprocess.run(
+        words,
+        cwd=corpus,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
 
 
 SCRIPT = "import sys; from hybridtei.cli import main; sys.argv[0] = 'hybridtei'; sys.exit(main())"
@@ -41,11 +63,16 @@ def was_run(corpus: Path) -> str:
 
 @pytest.mark.parametrize(
     "words",
-    [["-P", "-c", SCRIPT], pytest.param(["-m", "hybridtei"], marks=pytest.mark.slow)],  # the command, which lies elsewhere
+    [
+        ["-P", "-c", SCRIPT],
+        pytest.param(["-m", "hybridtei"], marks=pytest.mark.slow),
+    ],  # the command, which lies elsewhere
 )
 def test_an_ingest_runs_nothing_that_lies_in_its_folder(corpus: Path, words: list[str]) -> None:
     if "-m" in words:
-        (corpus / "types.py").unlink()  # `python -m` itself imports that one, before any code of ours
+        (
+            corpus / "types.py"
+        ).unlink()  # `python -m` itself imports that one, before any code of ours
     done = ingest(corpus, sys.executable, *words)
     assert was_run(corpus) == ""
     assert done.returncode == 0, done.stderr
@@ -58,12 +85,16 @@ def test_what_a_child_may_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     there = tmp_path / "there"
     there.mkdir()
     monkeypatch.chdir(there)
-    monkeypatch.setattr(sys, "path", ["", str(there), ".", "relative", "/usr/lib/elsewhere", str(ROOT)])
+    monkeypatch.setattr(
+        sys, "path", ["", str(there), ".", "relative", "/usr/lib/elsewhere", str(ROOT)]
+    )
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert machine.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
     monkeypatch.setenv("PYTHONPATH", f":.:{there}")
     assert machine.search_path() == [str(there), "/usr/lib/elsewhere", str(ROOT)]
-    monkeypatch.setattr(sys, "path", ["/usr/lib/elsewhere"])  # found by other means, as an editable installation is
+    monkeypatch.setattr(
+        sys, "path", ["/usr/lib/elsewhere"]
+    )  # found by other means, as an editable installation is
     assert machine.search_path() == ["/usr/lib/elsewhere", str(ROOT)]
     monkeypatch.setattr(sys, "path", [str(ROOT)])
     monkeypatch.chdir(ROOT)

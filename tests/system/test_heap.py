@@ -40,7 +40,11 @@ def arenas_of(limit: str, environment: dict[str, str]) -> int:
     """How many heaps twenty threads have that ask for memory at once, in a process of its own."""
     clean = {name: value for name, value in os.environ.items() if name != heap.ARENAS}
     command = [sys.executable, "-c", THREADS.format(limit=limit)]
-    return int(subprocess.run(command, env={**clean, **environment}, capture_output=True, check=True, timeout=120).stdout)
+    return int(
+        subprocess.run(
+            command, env={**clean, **environment}, capture_output=True, check=True, timeout=120
+        ).stdout
+    )
 
 
 @needs_glibc
@@ -79,5 +83,8 @@ def pages_held(block: int) -> int:
     """How many of the pages that lie in a block as a whole are in physical memory."""
     first, end = -(-block // PAGESIZE), (block + BLOCK) // PAGESIZE
     told = (ctypes.c_ubyte * (end - first))()
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first * PAGESIZE), (end - first) * PAGESIZE, told) == 0
+    assert (
+        ctypes.CDLL(None).mincore(ctypes.c_void_p(first * PAGESIZE), (end - first) * PAGESIZE, told)
+        == 0
+    )
     return sum(page & 1 for page in told)

@@ -27,7 +27,9 @@ TEI_KEYS = ["timestamp", "level", "message", "target", "filename", "line_number"
 
 
 def record(message: str, *arguments: object, exc_info=None) -> logging.LogRecord:
-    return logging.LogRecord("hybridtei.test", logging.INFO, "/x/somewhere.py", 12, message, arguments, exc_info)
+    return logging.LogRecord(
+        "hybridtei.test", logging.INFO, "/x/somewhere.py", 12, message, arguments, exc_info
+    )
 
 
 @given(st.text())
@@ -93,9 +95,15 @@ def test_levels_as_tei_takes_them(root, monkeypatch, level, threshold):
     [
         ("info", {}),
         ("warn,text_embeddings_router=debug", {"hybridtei": logging.DEBUG}),
-        ("text_embeddings_core::infer=error,hyper=off", {"hybridtei.inference.engine.infer": logging.ERROR, "hyper": logs.OFF}),
+        (
+            "text_embeddings_core::infer=error,hyper=off",
+            {"hybridtei.inference.engine.infer": logging.ERROR, "hyper": logs.OFF},
+        ),
         ("info,hybridtei.inference.engine", {"hybridtei.inference.engine": logging.DEBUG}),
-        ("info,hybridtei::inference::engine[span{a=1}]=warn", {"hybridtei.inference.engine": logging.WARNING}),
+        (
+            "info,hybridtei::inference::engine[span{a=1}]=warn",
+            {"hybridtei.inference.engine": logging.WARNING},
+        ),
     ],
 )
 def test_filters_name_parts(text, targets):
@@ -119,7 +127,12 @@ def computed() -> Iterator[HandlerSpan]:
     CURRENT.reset(token)
 
 
-TIMES = {"total_time": "5.123ms", "tokenization_time": "72.01µs", "queue_time": "2µs", "inference_time": "3ms"}
+TIMES = {
+    "total_time": "5.123ms",
+    "tokenization_time": "72.01µs",
+    "queue_time": "2µs",
+    "inference_time": "3ms",
+}
 
 
 def test_text_shows_spans_as_tei(computed):
@@ -138,7 +151,11 @@ def test_json_shows_spans_unless_told_not_to(computed):
 
 
 def test_levels_are_called_as_in_tei():
-    for level, name in ((logging.WARNING, " WARN "), (logging.CRITICAL, "ERROR "), (logging.INFO, " INFO ")):
+    for level, name in (
+        (logging.WARNING, " WARN "),
+        (logging.CRITICAL, "ERROR "),
+        (logging.INFO, " INFO "),
+    ):
         one = record("x")
         one.levelno, one.levelname = level, logging.getLevelName(level)
         assert f"Z {name}hybridtei.test" in logs.TextFormatter().format(one)
@@ -182,7 +199,11 @@ def test_lines_beyond_the_bound_are_left_out_and_counted(root, monkeypatch):
         logging.getLogger("hybridtei.x").info("%d", number)
     out.read.set()
     flush()
-    assert messages_in(out) == ["taken", *"012", "7 lines were left out here: standard output is too slow"]
+    assert messages_in(out) == [
+        "taken",
+        *"012",
+        "7 lines were left out here: standard output is too slow",
+    ]
 
 
 class Stuck(io.StringIO):

@@ -39,7 +39,9 @@ def test_the_least_of_mask_and_quota(tmp_path: Path, quota: str, cores: int) -> 
     assert available_cores(file) == cores
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("-1", HERE), ("50000", 1), ("100000", 1), ("nonsense", HERE)])
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("-1", HERE), ("50000", 1), ("100000", 1), ("nonsense", HERE)]
+)
 def test_a_quota_of_cgroup_v1(tmp_path: Path, quota: str, cores: int) -> None:
     files = (tmp_path / "cpu.cfs_quota_us", tmp_path / "cpu.cfs_period_us")
     for file, value in zip(files, (quota, "100000"), strict=True):
@@ -105,7 +107,9 @@ def test_only_the_calling_thread_gives_way():
     seen: list[int | bool] = []
 
     def lane() -> None:
-        seen.extend([lower_priority(before + 3), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())])
+        seen.extend(
+            [lower_priority(before + 3), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())]
+        )
 
     thread = threading.Thread(target=lane)
     thread.start()
@@ -128,10 +132,15 @@ def test_a_refusal_is_told_not_raised(monkeypatch: pytest.MonkeyPatch):
         ({"HYBRIDTEI_CACHE": "/own", "XDG_CACHE_HOME": "/xdg", "HOME": "/home/a"}, "/own"),
         ({"XDG_CACHE_HOME": "/xdg", "HOME": "/home/a"}, "/xdg/hybridtei/kind"),
         ({"HOME": "/home/a"}, "/home/a/.cache/hybridtei/kind"),
-        ({"HYBRIDTEI_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/home/a"}, "/home/a/.cache/hybridtei/kind"),
+        (
+            {"HYBRIDTEI_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/home/a"},
+            "/home/a/.cache/hybridtei/kind",
+        ),
     ],
 )
-def test_it_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
+def test_it_is_where_the_user_says(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str
+) -> None:
     for name in ("HYBRIDTEI_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.system.metrics import Registry, duration_buckets, format_number, powers_of_two, text_of
+from hybridtei.system.metrics import (
+    Registry,
+    duration_buckets,
+    format_number,
+    powers_of_two,
+    text_of,
+)
 
 
 def test_duration_buckets_are_teis_to_the_letter():
@@ -23,9 +29,15 @@ def test_duration_buckets_are_teis_to_the_letter():
     assert bounds[-2:] == ["9.707397373664762", "14.561096060497142"]
 
 
-@pytest.mark.parametrize(("limit", "last", "count"), [(1, 1, 1), (64, 64, 7), (100, 64, 7), (4096, 4096, 13)])
+@pytest.mark.parametrize(
+    ("limit", "last", "count"), [(1, 1, 1), (64, 64, 7), (100, 64, 7), (4096, 4096, 13)]
+)
 def test_powers_of_two(limit, last, count):
-    assert (powers_of_two(limit)[0], powers_of_two(limit)[-1], len(powers_of_two(limit))) == (1, last, count)
+    assert (powers_of_two(limit)[0], powers_of_two(limit)[-1], len(powers_of_two(limit))) == (
+        1,
+        last,
+        count,
+    )
 
 
 @given(st.floats(0, 1e12))
@@ -40,7 +52,9 @@ def test_an_observed_level_is_looked_up_when_asked():
     registry, levels = Registry(), iter([1, 2, 3])
     registry.observed("level", lambda: next(levels))
     assert registry.text() == "# TYPE level gauge\nlevel 1\n\n"
-    assert text_of([*registry.readings(), *registry.readings()]) == "# TYPE level gauge\nlevel 5\n\n"
+    assert (
+        text_of([*registry.readings(), *registry.readings()]) == "# TYPE level gauge\nlevel 5\n\n"
+    )
 
 
 def test_the_whole_text():
@@ -60,7 +74,11 @@ def test_the_whole_text():
         "# TYPE g gauge\ng 4\n\n"
         '# TYPE h histogram\nh_bucket{le="1"} 2\nh_bucket{le="2.5"} 3\nh_bucket{le="+Inf"} 5\nh_sum 9.5\nh_count 5\n\n'
     )
-    assert (counter.value(), counter.value(method="single"), counter.value(method="batch")) == (1, 3, 0)
+    assert (counter.value(), counter.value(method="single"), counter.value(method="batch")) == (
+        1,
+        3,
+        0,
+    )
 
 
 @given(st.lists(st.floats(0, 100)))
@@ -69,7 +87,9 @@ def test_a_histogram_counts_each_observation_once(values):
     histogram = registry.histogram("h", (1, 10))
     for value in values:
         histogram.observe(value)
-    lines = dict(line.rpartition(" ")[::2] for line in registry.text().splitlines() if line.startswith("h"))
+    lines = dict(
+        line.rpartition(" ")[::2] for line in registry.text().splitlines() if line.startswith("h")
+    )
     if values:
         assert int(lines['h_bucket{le="1"}']) == sum(value <= 1 for value in values)
         assert int(lines['h_bucket{le="10"}']) == sum(value <= 10 for value in values)
@@ -80,7 +100,12 @@ def test_what_several_registries_counted_adds_up():
     def count(*observers: Registry) -> str:
         """Each observation by one of them."""
         declared = [
-            (one.counter("c"), one.gauge("g"), one.counter("unused"), one.histogram("h", duration_buckets()))
+            (
+                one.counter("c"),
+                one.gauge("g"),
+                one.counter("unused"),
+                one.histogram("h", duration_buckets()),
+            )
             for one in observers
         ]
         for number in range(30):

@@ -59,7 +59,9 @@ def collecting() -> Iterator[tuple[str, Collector]]:
     server.stop(0).wait(HANG)
 
 
-def traced(*requests: tuple[str, Any, dict[str, str]], scheme: str = "http://", **settings: Any) -> Collector:
+def traced(
+    *requests: tuple[str, Any, dict[str, str]], scheme: str = "http://", **settings: Any
+) -> Collector:
     """What a collector got by the time the server has stopped."""
     with collecting() as (address, collector):
         with serving(server={"otlp_endpoint": f"{scheme}{address}", **settings}) as running:
@@ -74,7 +76,10 @@ def parent(version: str = "00", flags: str = "01") -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("scheme", "settings", "name"),
-    [("http://", {}, "text-embeddings-inference.server"), ("", {"otlp_service_name": "mine"}, "mine")],
+    [
+        ("http://", {}, "text-embeddings-inference.server"),
+        ("", {"otlp_service_name": "mine"}, "mine"),
+    ],
 )
 def test_a_request_is_a_span_with_its_times(scheme, settings, name):
     collector = traced(("/embed", {"inputs": "one"}, {}), scheme=scheme, **settings)
@@ -90,14 +95,27 @@ def test_a_request_is_a_span_with_its_times(scheme, settings, name):
 
 def test_the_callers_span_is_the_parent():
     """Every span is kept, whatever the caller samples."""
-    spans = traced(*(("/v1/embeddings", {"input": "one"}, parent(flags=flags)) for flags in ("01", "00"))).spans()
+    spans = traced(
+        *(("/v1/embeddings", {"input": "one"}, parent(flags=flags)) for flags in ("01", "00"))
+    ).spans()
     for span in spans:
-        assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("openai_embed", TRACE, PARENT)
+        assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == (
+            "openai_embed",
+            TRACE,
+            PARENT,
+        )
         assert span.trace_state == "vendor=1"
     assert len(spans) == 2
 
 
-NO_PARENTS = ("", "nonsense", f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01", "00-é-é-01")
+NO_PARENTS = (
+    "",
+    "nonsense",
+    f"ff-{TRACE}-{PARENT}-01",
+    f"00-{'0' * 32}-{PARENT}-01",
+    f"00-{TRACE}-{'0' * 16}-01",
+    "00-é-é-01",
+)
 
 
 def test_what_is_no_parent_is_none():
@@ -109,9 +127,16 @@ def test_what_is_no_parent_is_none():
 
 def test_failures_and_spans_within_spans():
     body = {"instances": [{"inputs": "one"}, {"inputs": "two"}]}
-    collector = traced(("/vertex", body, parent()), ("/embed", {"inputs": ""}, {}), ("/embed", b"{", {}))
+    collector = traced(
+        ("/vertex", body, parent()), ("/embed", {"inputs": ""}, {}), ("/embed", b"{", {})
+    )
     spans = collector.spans()
-    assert sorted(span.name for span in spans) == ["embed", "embed", "embed", "vertex_compatibility"]
+    assert sorted(span.name for span in spans) == [
+        "embed",
+        "embed",
+        "embed",
+        "vertex_compatibility",
+    ]
     outer = next(span for span in spans if span.name == "vertex_compatibility")
     assert outer.parent_span_id.hex() == PARENT
     within = [span for span in spans if span.parent_span_id == outer.span_id]
@@ -138,7 +163,9 @@ def test_a_collector_that_is_down_holds_up_no_request(monkeypatch):
     with serving(server={"otlp_endpoint": f"http://127.0.0.1:{closed_port()}"}) as running:
         assert {running.post("/embed", {"inputs": "one"}).status_code for _ in range(20)} == {200}
         running.is_well()
-    assert not any(thread.name == "otlp-close" and not thread.daemon for thread in threading.enumerate())
+    assert not any(
+        thread.name == "otlp-close" and not thread.daemon for thread in threading.enumerate()
+    )
 
 
 @handler("slow")

@@ -33,15 +33,25 @@ def test_a_mask_shows_at_most_three_letters_at_either_end(text):
     assert all(new in (old, "*") for new, old in zip(shown, text, strict=True))
 
 
-@given(st.text(min_size=1).filter(lambda key: "hidden" not in key and key not in repr((ServerConfig(), StoreConfig()))))
+@given(
+    st.text(min_size=1).filter(
+        lambda key: "hidden" not in key and key not in repr((ServerConfig(), StoreConfig()))
+    )
+)
 def test_a_key_is_never_shown(key):
     line = described((ServerConfig(api_key=key), StoreConfig(qdrant_api_key=key)))
-    assert described((ServerConfig(api_key="another"), StoreConfig(qdrant_api_key="another"))) == line
+    assert (
+        described((ServerConfig(api_key="another"), StoreConfig(qdrant_api_key="another"))) == line
+    )
     assert line.count('"[hidden]"') == 2
 
 
 def test_every_field_is_there_once_and_the_rest_as_given():
-    settings = (ModelConfig(model_id="org/model-name", hf_token="hf_secrets"), EngineConfig(), ServerConfig(task='a"b'))
+    settings = (
+        ModelConfig(model_id="org/model-name", hf_token="hf_secrets"),
+        EngineConfig(),
+        ServerConfig(task='a"b'),
+    )
     line = described(settings, models="models.toml")
     for one in settings:
         for name in type(one).__struct_fields__:
@@ -55,4 +65,6 @@ def test_every_field_is_there_once_and_the_rest_as_given():
 
 
 def test_of_several_models_all_are_shown_masked():
-    assert 'model_id: ["abc***ghi", "****"]' in described((ModelConfig(),), model_id=["abcdefghi", "jklm"])
+    assert 'model_id: ["abc***ghi", "****"]' in described(
+        (ModelConfig(),), model_id=["abcdefghi", "jklm"]
+    )

@@ -34,7 +34,11 @@ def run(time: Time, outcomes: list[Any], patience_s: float, jitter: float = 0.0)
             raise outcome
         return outcome
 
-    return asyncio.run(retry_unavailable(attempt, patience_s, clock=time.clock, sleep=time.sleep, jitter=lambda: jitter))
+    return asyncio.run(
+        retry_unavailable(
+            attempt, patience_s, clock=time.clock, sleep=time.sleep, jitter=lambda: jitter
+        )
+    )
 
 
 def test_pauses_double_up_to_a_longest_and_end_with_the_patience() -> None:
@@ -47,7 +51,10 @@ def test_pauses_double_up_to_a_longest_and_end_with_the_patience() -> None:
 
 def test_a_pause_that_is_asked_for_is_kept_and_counts() -> None:
     time = Time()
-    assert run(time, [StoreUnavailable("slower", 4.0), StoreUnavailable("slower", 3.0), "done"], 10.0) == "done"
+    assert (
+        run(time, [StoreUnavailable("slower", 4.0), StoreUnavailable("slower", 3.0), "done"], 10.0)
+        == "done"
+    )
     assert time.pauses == [4.0, 3.0]
     time = Time()
     with pytest.raises(StoreUnavailable, match="tried 3 times") as refused:
@@ -75,8 +82,18 @@ def test_other_errors_are_not_tried_again() -> None:
     st.floats(0, 60),
     st.floats(0, 1),
 )
-def test_waiting_never_outlasts_the_patience(asked: list[float | None], patience_s: float, jitter: float) -> None:
+def test_waiting_never_outlasts_the_patience(
+    asked: list[float | None], patience_s: float, jitter: float
+) -> None:
     time = Time()
     with contextlib.suppress(StoreUnavailable):
-        assert run(time, [*(StoreUnavailable("down", pause) for pause in asked), "done"], patience_s, jitter) == "done"
+        assert (
+            run(
+                time,
+                [*(StoreUnavailable("down", pause) for pause in asked), "done"],
+                patience_s,
+                jitter,
+            )
+            == "done"
+        )
     assert sum(time.pauses) <= patience_s + 1e-9

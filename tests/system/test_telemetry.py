@@ -13,18 +13,34 @@ import pytest
 from tests.server.live import HANG, ROOT, process
 
 NAMES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED")
-REPORTS_ONLY_ELSEWHERE = ("CI", "TF_BUILD", "GITHUB_ACTIONS")  # where one of these is set, ONNX Runtime is silent anyway
+REPORTS_ONLY_ELSEWHERE = (
+    "CI",
+    "TF_BUILD",
+    "GITHUB_ACTIONS",
+)  # where one of these is set, ONNX Runtime is silent anyway
 
 
 def bare(home: Path, **more: str) -> dict[str, str]:
     """An environment in which reports are sent unless somebody turns them off."""
-    ours = {name: value for name, value in os.environ.items() if name not in (*NAMES, *REPORTS_ONLY_ELSEWHERE)}
-    return {**ours, "HOME": str(home), "XDG_CACHE_HOME": str(home / "caches"), "PYTHONPATH": str(ROOT), **more}
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (*NAMES, *REPORTS_ONLY_ELSEWHERE)
+    }
+    return {
+        **ours,
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / "caches"),
+        "PYTHONPATH": str(ROOT),
+        **more,
+    }
 
 
 def run(code: str, environment: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *flags, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=HANG, check=False
+    )
 
 
 def device_ids(home: Path) -> list[Path]:
@@ -35,26 +51,44 @@ def test_the_package_turns_them_off_unless_the_user_has_set_them(tmp_path: Path)
     code = f"import hybridtei, json, onnxruntime, os; print(json.dumps([os.environ.get(name) for name in {NAMES}]))"
     done = run(code, bare(tmp_path))
     assert (json.loads(done.stdout), done.stderr, device_ids(tmp_path)) == (["1", "1", "0"], "", [])
-    chosen = {"ORT_DISABLE_TELEMETRY": "0", "HF_HUB_DISABLE_TELEMETRY": "", "RAY_USAGE_STATS_ENABLED": "1"}
-    assert json.loads(run(code.replace("onnxruntime, ", ""), bare(tmp_path, **chosen)).stdout) == ["0", "", "1"]
+    chosen = {
+        "ORT_DISABLE_TELEMETRY": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "",
+        "RAY_USAGE_STATS_ENABLED": "1",
+    }
+    assert json.loads(run(code.replace("onnxruntime, ", ""), bare(tmp_path, **chosen)).stdout) == [
+        "0",
+        "",
+        "1",
+    ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reports come from the wheel for Linux")
 def test_one_that_imported_onnx_runtime_before_is_warned_once(tmp_path: Path) -> None:
-    done = run("import onnxruntime\nimport hybridtei\nimport hybridtei.encoder", bare(tmp_path), "-W", "always")
+    done = run(
+        "import onnxruntime\nimport hybridtei\nimport hybridtei.encoder",
+        bare(tmp_path),
+        "-W",
+        "always",
+    )
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "RuntimeWarning" in line] == [
         "<string>:2: RuntimeWarning: onnxruntime was imported before hybridtei, so hybridtei cannot turn off "
         "onnxruntime's usage reports: import hybridtei first, or set ORT_DISABLE_TELEMETRY=1 in the environment"
     ]
     assert device_ids(tmp_path) != []  # so this test would see it if the others left one too
-    quiet = run("import onnxruntime, hybridtei", bare(tmp_path, ORT_DISABLE_TELEMETRY="1"), "-W", "error")
+    quiet = run(
+        "import onnxruntime, hybridtei", bare(tmp_path, ORT_DISABLE_TELEMETRY="1"), "-W", "error"
+    )
     assert (quiet.returncode, quiet.stderr) == (0, "")
 
 
 @pytest.mark.slow
 def test_a_server_keeps_no_device_id(tmp_path: Path) -> None:
-    with process(["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"], {"HOME": str(tmp_path)}) as server:
+    with process(
+        ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0"],
+        {"HOME": str(tmp_path)},
+    ) as server:
         server.wait_ready()
         server.terminate()
         assert server.wait() == 0, server.errors

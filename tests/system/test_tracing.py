@@ -43,7 +43,12 @@ def test_fields_are_teis_once_the_engine_has_answered():
     span = HandlerSpan("embed")
     assert span.fields() == {}
     span.timings, span.total_ns = Timings(1_000, 2_000, 3_000), 7_000
-    times = [("total_time", "7µs"), ("tokenization_time", "1µs"), ("queue_time", "2µs"), ("inference_time", "3µs")]
+    times = [
+        ("total_time", "7µs"),
+        ("tokenization_time", "1µs"),
+        ("queue_time", "2µs"),
+        ("inference_time", "3µs"),
+    ]
     assert [*span.fields().items()] == times
 
 
@@ -94,7 +99,9 @@ REFUSED = [
 ]
 
 
-def test_each_inference_is_logged_and_each_failure(root: logging.Logger, monkeypatch: pytest.MonkeyPatch):
+def test_each_inference_is_logged_and_each_failure(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sys, "stdout", lines := io.StringIO())
     logs.configure(json_output=True, level="info")
     with serving() as running:
@@ -105,8 +112,12 @@ def test_each_inference_is_logged_and_each_failure(root: logging.Logger, monkeyp
     root.handlers[0].flush()
     entries = [json.loads(line) for line in lines.getvalue().splitlines() if '"spans"' in line]
     done = [entry for entry in entries if entry["message"] == "Success"]
-    assert [[span["name"] for span in entry["spans"]] for entry in done] == [names for *_, names in SENT if names]
+    assert [[span["name"] for span in entry["spans"]] for entry in done] == [
+        names for *_, names in SENT if names
+    ]
     assert all(entry["level"] == "INFO" and "inference_time" in entry["span"] for entry in done)
     failed = [entry for entry in entries if entry not in done]
-    assert [[span["name"] for span in entry["spans"]] for entry in failed] == [names for *_, names in REFUSED]
+    assert [[span["name"] for span in entry["spans"]] for entry in failed] == [
+        names for *_, names in REFUSED
+    ]
     assert all(entry["level"] == "ERROR" and entry["message"] for entry in failed)

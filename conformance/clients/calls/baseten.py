@@ -23,7 +23,10 @@ def embed_many(server: Server) -> None:
 @call
 def embed_with_dimensions(server: Server) -> None:
     same(
-        [item.embedding for item in client(server.url).embed(TEXTS, model=server.embed, dimensions=8).data],
+        [
+            item.embedding
+            for item in client(server.url).embed(TEXTS, model=server.embed, dimensions=8).data
+        ],
         server.vectors(dimensions=8),
     )
 
@@ -32,7 +35,10 @@ def embed_with_dimensions(server: Server) -> None:
 def rerank(server: Server) -> None:
     answer = client(server.url).rerank(QUERY, TEXTS, return_text=True, raw_scores=True)
     wanted = server.ranks(raw_scores=True, return_text=True)
-    same(sorted(pairs(answer.data, "index", "score", "text")), sorted(pairs(wanted, "index", "score", "text")))
+    same(
+        sorted(pairs(answer.data, "index", "score", "text")),
+        sorted(pairs(wanted, "index", "score", "text")),
+    )
 
 
 @call
@@ -47,20 +53,26 @@ def rerank_without_texts(server: Server) -> None:
 def classify(server: Server) -> None:
     answer = client(server.url).classify(TEXTS)
     same(
-        [pairs(group, "label", "score") for group in answer.data], [pairs(group, "label", "score") for group in server.labels()]
+        [pairs(group, "label", "score") for group in answer.data],
+        [pairs(group, "label", "score") for group in server.labels()],
     )
 
 
 @call
 def batch_post_for_tags(server: Server) -> None:
-    bodies = [{"inputs": [[text]], "truncate": True, "raw_scores": True, "aggregation_strategy": "none"} for text in TEXTS]
+    bodies = [
+        {"inputs": [[text]], "truncate": True, "raw_scores": True, "aggregation_strategy": "none"}
+        for text in TEXTS
+    ]
     answer = client(server.url).batch_post("/predict_tokens", bodies)
     same(answer.data, [server.ask("/predict_tokens", body, alias=server.tag) for body in bodies])
 
 
 @call
 def batch_post_below_an_alias(server: Server) -> None:
-    answer = client(server.at(server.embed)).batch_post("/embed", [{"inputs": text} for text in TEXTS])
+    answer = client(server.at(server.embed)).batch_post(
+        "/embed", [{"inputs": text} for text in TEXTS]
+    )
     same(answer.data, [server.vectors(text) for text in TEXTS])
 
 

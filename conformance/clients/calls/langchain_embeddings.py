@@ -13,7 +13,9 @@ RARE = "kubernetes Schrödinger 機械学習の検索エンジン"  # OpenAI's i
 
 
 def of_openai(server: Server, **settings: object) -> OpenAIEmbeddings:
-    return OpenAIEmbeddings(base_url=f"{server.url}/v1", api_key="-", model=server.embed, max_retries=0, **settings)
+    return OpenAIEmbeddings(
+        base_url=f"{server.url}/v1", api_key="-", model=server.embed, max_retries=0, **settings
+    )
 
 
 @call
@@ -27,7 +29,9 @@ def hugging_face_endpoint(server: Server) -> None:
 @call
 def hugging_face_endpoint_with_options(server: Server) -> None:
     found = HuggingFaceEndpointEmbeddings(
-        model=f"{server.at(server.embed)}/embed", huggingfacehub_api_token="-", model_kwargs={"normalize": False}
+        model=f"{server.at(server.embed)}/embed",
+        huggingfacehub_api_token="-",
+        model_kwargs={"normalize": False},
     )
     same(found.embed_documents(TEXTS), server.vectors(normalize=False))
 
@@ -52,9 +56,15 @@ def openais_ids_are_refused_with_advice(server: Server) -> None:
     try:
         server.ask("/v1/embeddings", {"input": [[100_000]]}, alias=server.embed)
     except Refused:
-        refused(lambda: of_openai(server).embed_documents([RARE]), "UnprocessableEntity", "check_embedding_ctx_length=False")
+        refused(
+            lambda: of_openai(server).embed_documents([RARE]),
+            "UnprocessableEntity",
+            "check_embedding_ctx_length=False",
+        )
     else:
-        raise Skipped("this model's vocabulary is as large as OpenAI's: nothing tells its ids apart")
+        raise Skipped(
+            "this model's vocabulary is as large as OpenAI's: nothing tells its ids apart"
+        )
 
 
 main("langchain (huggingface 1.2.1, openai)", "langchain-openai")

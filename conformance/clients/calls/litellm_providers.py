@@ -20,8 +20,13 @@ def embedded(model: str, url: str, **settings: Any) -> list[Any]:
 
 
 def ranked(model: str, url: str, **settings: Any) -> list[list[Any]]:
-    answer = litellm.rerank(model=model, query=QUERY, documents=TEXTS, api_base=url, api_key="-", **settings)
-    return [[item["index"], item["relevance_score"], _text(item.get("document"))] for item in answer.results]
+    answer = litellm.rerank(
+        model=model, query=QUERY, documents=TEXTS, api_base=url, api_key="-", **settings
+    )
+    return [
+        [item["index"], item["relevance_score"], _text(item.get("document"))]
+        for item in answer.results
+    ]
 
 
 def _text(document: Any) -> str | None:
@@ -29,18 +34,28 @@ def _text(document: Any) -> str | None:
 
 
 def wanted(server: Server, most: int | None = None, *, text: bool = True) -> list[list[Any]]:
-    return [[item["index"], item["score"], item["text"] if text else None] for item in server.ranks(return_text=True)[:most]]
+    return [
+        [item["index"], item["score"], item["text"] if text else None]
+        for item in server.ranks(return_text=True)[:most]
+    ]
 
 
 @call
 def huggingface_embedding(server: Server) -> None:
-    same(embedded(f"huggingface/{server.embed}", f"{server.at(server.embed)}/embed", input_type="embed"), server.vectors())
+    same(
+        embedded(
+            f"huggingface/{server.embed}", f"{server.at(server.embed)}/embed", input_type="embed"
+        ),
+        server.vectors(),
+    )
     same(embedded(f"huggingface/{server.embed}", server.url, input_type="embed"), server.vectors())
 
 
 @call
 def huggingface_similarity(server: Server) -> None:
-    found = embedded(f"huggingface/{server.embed}", server.at(server.embed), input_type="similarity")
+    found = embedded(
+        f"huggingface/{server.embed}", server.at(server.embed), input_type="similarity"
+    )
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
     same(found, server.ask("/similarity", body, alias=server.embed))
 
@@ -53,12 +68,17 @@ def huggingface_rerank(server: Server) -> None:
 @call
 def infinity_embedding(server: Server) -> None:
     same(embedded(f"infinity/{server.embed}", server.url), server.vectors())
-    same(embedded(f"infinity/{server.embed}", server.url, dimensions=8), server.vectors(dimensions=8))
+    same(
+        embedded(f"infinity/{server.embed}", server.url, dimensions=8), server.vectors(dimensions=8)
+    )
 
 
 @call
 def infinity_rerank(server: Server) -> None:
-    same(ranked(f"infinity/{server.rerank}", server.url, top_n=2, return_documents=False), wanted(server, 2, text=False))
+    same(
+        ranked(f"infinity/{server.rerank}", server.url, top_n=2, return_documents=False),
+        wanted(server, 2, text=False),
+    )
 
 
 @call
@@ -74,22 +94,34 @@ def hosted_vllm_rerank(server: Server) -> None:
 @call
 def openai_embedding(server: Server) -> None:
     same(embedded(f"openai/{server.embed}", f"{server.url}/v1"), server.vectors())
-    same(embedded(f"openai/{server.embed}", f"{server.url}/v1", encoding_format="float"), server.vectors())
+    same(
+        embedded(f"openai/{server.embed}", f"{server.url}/v1", encoding_format="float"),
+        server.vectors(),
+    )
 
 
 @call
 def cohere_embedding(server: Server) -> None:
-    same(embedded(f"cohere/{server.embed}", f"{server.url}/v2/embed", input_type="classification"), server.vectors())
+    same(
+        embedded(f"cohere/{server.embed}", f"{server.url}/v2/embed", input_type="classification"),
+        server.vectors(),
+    )
 
 
 @call
 def cohere_embedding_version_1(server: Server) -> None:
-    same(embedded(f"cohere/{server.embed}", f"{server.url}/v1/embed", input_type="classification"), server.vectors())
+    same(
+        embedded(f"cohere/{server.embed}", f"{server.url}/v1/embed", input_type="classification"),
+        server.vectors(),
+    )
 
 
 @call
 def cohere_rerank(server: Server) -> None:
-    same(ranked(f"cohere/{server.rerank}", server.url, top_n=2, return_documents=True), wanted(server, 2))
+    same(
+        ranked(f"cohere/{server.rerank}", server.url, top_n=2, return_documents=True),
+        wanted(server, 2),
+    )
 
 
 @call
@@ -105,12 +137,18 @@ def jina_ai_rerank(server: Server) -> None:
 @call
 def voyage_embedding(server: Server) -> None:
     same(embedded(f"voyage/{server.embed}", f"{server.url}/v1"), server.vectors())
-    same(embedded(f"voyage/{server.embed}", f"{server.url}/v1", dimensions=8), server.vectors(dimensions=8))
+    same(
+        embedded(f"voyage/{server.embed}", f"{server.url}/v1", dimensions=8),
+        server.vectors(dimensions=8),
+    )
 
 
 @call
 def voyage_rerank(server: Server) -> None:
-    same(ranked(f"voyage/{server.rerank}", server.url, top_n=2, return_documents=True), wanted(server, 2))
+    same(
+        ranked(f"voyage/{server.rerank}", server.url, top_n=2, return_documents=True),
+        wanted(server, 2),
+    )
 
 
 @call

@@ -26,12 +26,17 @@ def tei_reranker(server: Server) -> None:
     nodes = [NodeWithScore(node=TextNode(text=text), score=0.5) for text in TEXTS]
     found = ranker.postprocess_nodes(nodes, query_str=QUERY)
     wanted = server.ranks(return_text=True)[:3]
-    same([[node.text, node.score] for node in found], [[item["text"], item["score"]] for item in wanted])
+    same(
+        [[node.text, node.score] for node in found],
+        [[item["text"], item["score"]] for item in wanted],
+    )
 
 
 @call
 def openai_like_embeddings(server: Server) -> None:
-    found = OpenAILikeEmbedding(model_name=server.embed, api_base=f"{server.url}/v1", api_key="-", max_retries=0)
+    found = OpenAILikeEmbedding(
+        model_name=server.embed, api_base=f"{server.url}/v1", api_key="-", max_retries=0
+    )
     same(found.get_text_embedding_batch(TEXTS), server.vectors())
 
 

@@ -23,14 +23,18 @@ def embeddings_as_base64_by_default(server: Server) -> None:
 
 @call
 def embeddings_as_base64_unpacked_by_hand(server: Server) -> None:
-    raw = client(server).embeddings.with_raw_response.create(model=server.embed, input=TEXTS[0], encoding_format="base64")
+    raw = client(server).embeddings.with_raw_response.create(
+        model=server.embed, input=TEXTS[0], encoding_format="base64"
+    )
     packed = base64.b64decode(raw.http_response.json()["data"][0]["embedding"])
     same([*struct.unpack(f"<{len(packed) // 4}f", packed)], server.vectors([TEXTS[0]])[0])
 
 
 @call
 def embeddings_as_floats(server: Server) -> None:
-    answer = client(server).embeddings.create(model=server.embed, input=TEXTS, encoding_format="float", user="me")
+    answer = client(server).embeddings.create(
+        model=server.embed, input=TEXTS, encoding_format="float", user="me"
+    )
     same([item.embedding for item in answer.data], server.vectors())
 
 
@@ -42,7 +46,10 @@ def embeddings_with_dimensions(server: Server) -> None:
 
 @call
 def embeddings_of_ids(server: Server) -> None:
-    ids = [token["id"] for token in server.ask("/tokenize", {"inputs": TEXTS[0]}, alias=server.embed)[0]]
+    ids = [
+        token["id"]
+        for token in server.ask("/tokenize", {"inputs": TEXTS[0]}, alias=server.embed)[0]
+    ]
     answer = client(server).embeddings.create(model=server.embed, input=[ids])
     same([item.embedding for item in answer.data], server.vectors([TEXTS[0]]))
 
@@ -55,8 +62,16 @@ def models_are_listed(server: Server) -> None:
 
 @call
 def errors_are_read(server: Server) -> None:
-    refused(lambda: client(server).embeddings.create(model=server.embed, input=""), "BadRequestError", "cannot be empty")
-    refused(lambda: client(server).embeddings.create(model="nobody", input="bo"), "NotFoundError", "is not served here")
+    refused(
+        lambda: client(server).embeddings.create(model=server.embed, input=""),
+        "BadRequestError",
+        "cannot be empty",
+    )
+    refused(
+        lambda: client(server).embeddings.create(model="nobody", input="bo"),
+        "NotFoundError",
+        "is not served here",
+    )
 
 
 main("openai", "openai")

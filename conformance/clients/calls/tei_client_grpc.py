@@ -15,13 +15,18 @@ def client(server: Server, alias: str) -> GrpcClient:
 @call
 def info(server: Server) -> None:
     plain, found = server.ask("/info", alias=server.embed), client(server, server.embed).info()
-    assert (found.server_model_type.value, found.max_input_length) == ("embedding", plain["max_input_length"])
+    assert (found.server_model_type.value, found.max_input_length) == (
+        "embedding",
+        plain["max_input_length"],
+    )
 
 
 @call
 def prompt_names(server: Server) -> None:
     wanted = [*server.ask("/info", alias=server.embed)["hybridtei"]["prompts"]]
-    same(sorted(name for name in client(server, server.embed).prompt_names() if name), sorted(wanted))
+    same(
+        sorted(name for name in client(server, server.embed).prompt_names() if name), sorted(wanted)
+    )
 
 
 @call
@@ -41,7 +46,10 @@ def tokenize_and_decode(server: Server) -> None:
     asking = client(server, server.embed)
     found = asking.tokenize(TEXTS)
     plain = server.ask("/tokenize", {"inputs": TEXTS}, alias=server.embed)
-    same([pairs(one.tokens, "id", "text", "special") for one in found], [pairs(one, "id", "text", "special") for one in plain])
+    same(
+        [pairs(one.tokens, "id", "text", "special") for one in found],
+        [pairs(one, "id", "text", "special") for one in plain],
+    )
     same([*asking.decode([one.get_ids() for one in found])], TEXTS)
 
 
@@ -57,7 +65,10 @@ def classify(server: Server) -> None:
 @call
 def rerank(server: Server) -> None:
     answer = client(server, server.rerank).rerank(QUERY, TEXTS, return_text=True)
-    same(pairs(answer.ranks, "index", "score", "text"), pairs(server.ranks(return_text=True), "index", "score", "text"))
+    same(
+        pairs(answer.ranks, "index", "score", "text"),
+        pairs(server.ranks(return_text=True), "index", "score", "text"),
+    )
 
 
 main("tei-client (gRPC)", "tei-client")

@@ -17,8 +17,14 @@ def health_and_info(server: Server) -> None:
     asking = client(server, server.embed)
     assert asking.health()
     plain, info = server.ask("/info", alias=server.embed), asking.info()
-    assert (info.server_model_id, info.max_input_length) == (plain["model_id"], plain["max_input_length"])
-    assert [client(server, alias).info().server_model_type.value for alias in (server.rerank, server.classify)] == [
+    assert (info.server_model_id, info.max_input_length) == (
+        plain["model_id"],
+        plain["max_input_length"],
+    )
+    assert [
+        client(server, alias).info().server_model_type.value
+        for alias in (server.rerank, server.classify)
+    ] == [
         "reranker",
         "classifier",
     ]
@@ -27,7 +33,9 @@ def health_and_info(server: Server) -> None:
 @call
 def prompt_names(server: Server) -> None:
     wanted = [*server.ask("/info", alias=server.embed)["hybridtei"]["prompts"]]
-    same(sorted(name for name in client(server, server.embed).prompt_names() if name), sorted(wanted))
+    same(
+        sorted(name for name in client(server, server.embed).prompt_names() if name), sorted(wanted)
+    )
 
 
 @call
@@ -47,7 +55,10 @@ def embed_ids(server: Server) -> None:
 
 @call
 def embed_all(server: Server) -> None:
-    same(client(server, server.embed).embed_all(TEXTS), server.ask("/embed_all", {"inputs": TEXTS}, alias=server.embed))
+    same(
+        client(server, server.embed).embed_all(TEXTS),
+        server.ask("/embed_all", {"inputs": TEXTS}, alias=server.embed),
+    )
 
 
 @call

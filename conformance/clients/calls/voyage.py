@@ -24,7 +24,10 @@ def embed(server: Server) -> None:
 
 @call
 def embed_with_output_dimension(server: Server) -> None:
-    same(client(server).embed(TEXTS, model=server.embed, output_dimension=8).embeddings, server.vectors(dimensions=8))
+    same(
+        client(server).embed(TEXTS, model=server.embed, output_dimension=8).embeddings,
+        server.vectors(dimensions=8),
+    )
 
 
 @call
@@ -32,7 +35,9 @@ def embed_queries(server: Server) -> None:
     prompts = server.ask("/info", alias=server.embed)["hybridtei"]["prompts"]
     wanted = server.vectors(prompt_name="query" if "query" in prompts else None)
     for dtype in (None, "float"):
-        answer = client(server).embed(TEXTS, model=server.embed, input_type="query", output_dtype=dtype)
+        answer = client(server).embed(
+            TEXTS, model=server.embed, input_type="query", output_dtype=dtype
+        )
         same(answer.embeddings, wanted)
 
 
@@ -61,23 +66,35 @@ def contextualized_embed(server: Server) -> None:
     """Chunks are spans of their document, joined by spaces."""
     ends = [sum(map(len, TEXTS[: place + 1])) + place for place in range(len(TEXTS))]
     spans = [[end - len(text), end] for end, text in zip(ends, TEXTS, strict=True)]
-    documents = [{"text": " ".join(TEXTS), "spans": spans}, {"text": TEXTS[0], "spans": [[0, len(TEXTS[0])]]}]
+    documents = [
+        {"text": " ".join(TEXTS), "spans": spans},
+        {"text": TEXTS[0], "spans": [[0, len(TEXTS[0])]]},
+    ]
     for dtype in ("float", "ubinary"):
         body = {"inputs": documents, "outputs": ["dense"], "dimensions": 8, "output_dtype": dtype}
         wanted = server.ask("/embed_hybrid", body, alias=server.embed)
         answer = client(server).contextualized_embed(
             [TEXTS, TEXTS[:1]], model=server.embed, output_dtype=dtype, output_dimension=8
         )
-        same([one.embeddings for one in answer.results], [[chunk["dense"] for chunk in row] for row in wanted])
+        same(
+            [one.embeddings for one in answer.results],
+            [[chunk["dense"] for chunk in row] for row in wanted],
+        )
         assert answer.total_tokens > 2 * len(TEXTS)
 
 
 @call
 def contextualized_embed_of_queries(server: Server) -> None:
-    answer = client(server).contextualized_embed([[text] for text in TEXTS], model=server.embed, input_type="query")
+    answer = client(server).contextualized_embed(
+        [[text] for text in TEXTS], model=server.embed, input_type="query"
+    )
     prompt = server.ask("/info", alias=server.embed)["hybridtei"]["prompts"].get("query", "")
-    spans = [{"text": prompt + text, "spans": [[len(prompt), len(prompt + text)]]} for text in TEXTS]
-    wanted = server.ask("/embed_hybrid", {"inputs": spans, "outputs": ["dense"]}, alias=server.embed)
+    spans = [
+        {"text": prompt + text, "spans": [[len(prompt), len(prompt + text)]]} for text in TEXTS
+    ]
+    wanted = server.ask(
+        "/embed_hybrid", {"inputs": spans, "outputs": ["dense"]}, alias=server.embed
+    )
     same([one.embeddings for one in answer.results], [[row[0]["dense"]] for row in wanted])
 
 
@@ -85,7 +102,10 @@ def contextualized_embed_of_queries(server: Server) -> None:
 def rerank_with_top_k(server: Server) -> None:
     answer = client(server).rerank(QUERY, TEXTS, model=server.rerank, top_k=2)
     wanted = server.ranks(return_text=True)[:2]
-    same(pairs(answer.results, "index", "relevance_score", "document"), pairs(wanted, "index", "score", "text"))
+    same(
+        pairs(answer.results, "index", "relevance_score", "document"),
+        pairs(wanted, "index", "score", "text"),
+    )
     assert answer.total_tokens > 0
 
 

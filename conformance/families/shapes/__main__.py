@@ -33,11 +33,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status."""
     checkpoints = read_checkpoints()
     parser = argparse.ArgumentParser(
-        prog="python -m conformance.families.shapes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m conformance.families.shapes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(checkpoints)}; all if none is given")
-    parser.add_argument("--backend", action="append", help="as `hybridtei serve` knows them; repeatable; auto if not given")
-    parser.add_argument("--dtype", choices=[*SERVED_BYTES], default="float32", help="that is served")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of {', '.join(checkpoints)}; all if none is given",
+    )
+    parser.add_argument(
+        "--backend",
+        action="append",
+        help="as `hybridtei serve` knows them; repeatable; auto if not given",
+    )
+    parser.add_argument(
+        "--dtype", choices=[*SERVED_BYTES], default="float32", help="that is served"
+    )
     parser.add_argument("--folder", type=Path, help="where the folders are written for a while")
     arguments = parser.parse_args(argv)
     unknown = sorted(set(arguments.names) - set(checkpoints))
@@ -51,11 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_checkpoint(folder, checkpoints[name])
             for backend in arguments.backend or ["auto"]:
                 for start in ("first", "again"):
-                    faults += len(measure(folder, checkpoints[name], backend, arguments.dtype, start))
+                    faults += len(
+                        measure(folder, checkpoints[name], backend, arguments.dtype, start)
+                    )
     return 1 if faults else 0
 
 
-def measure(folder: Path, checkpoint: Checkpoint, backend: str, dtype: str, start: str) -> list[str]:
+def measure(
+    folder: Path, checkpoint: Checkpoint, backend: str, dtype: str, start: str
+) -> list[str]:
     """Serve a folder, print its row, return its faults. `start`: which one it is."""
     weights = checkpoint.numbers * SERVED_BYTES[dtype]
     bound = FACTOR * weights + MORE_BYTES
@@ -74,8 +91,13 @@ def measure(folder: Path, checkpoint: Checkpoint, backend: str, dtype: str, star
         return [str(error)]
     if rest > bound:
         faults.append(f"{(rest - bound) / 1e6:.0f} MB beyond the bound")
-    figures = f"{server.ready_seconds:9.1f}" + "".join(f"{each / 1e6:9.0f}" for each in (peak, rest, own, bound))
-    print(f"{title}{figures}{weights / 1e6:11.0f}{'  FAULT: ' + '; '.join(faults) if faults else ''}", flush=True)
+    figures = f"{server.ready_seconds:9.1f}" + "".join(
+        f"{each / 1e6:9.0f}" for each in (peak, rest, own, bound)
+    )
+    print(
+        f"{title}{figures}{weights / 1e6:11.0f}{'  FAULT: ' + '; '.join(faults) if faults else ''}",
+        flush=True,
+    )
     return faults
 
 
@@ -88,7 +110,9 @@ def ask(server: Server, checkpoint: Checkpoint) -> list[str]:
             good = len(answer) == len(texts) and all(0 <= each["score"] <= 1 for each in answer)
         elif checkpoint.route == "embed_hybrid":
             answer = server.post("/embed_hybrid", {"inputs": texts, "truncate": True})
-            good = len(answer) == len(texts) and all(_is_hybrid(each, checkpoint.width) for each in answer)
+            good = len(answer) == len(texts) and all(
+                _is_hybrid(each, checkpoint.width) for each in answer
+            )
         else:
             answer = server.post("/embed", {"inputs": texts, "truncate": True})
             width = (checkpoint.width, *checkpoint.dense)[-1]
@@ -107,7 +131,12 @@ def _is_hybrid(answer: dict[str, object], width: int) -> bool:
     dense, rows, sparse = answer["dense"], answer["multivector"], answer["sparse"]
     assert isinstance(dense, list)
     assert isinstance(rows, list)
-    return is_unit(dense, width) and bool(rows) and all(is_unit(row, width) for row in rows) and sparse is not None
+    return (
+        is_unit(dense, width)
+        and bool(rows)
+        and all(is_unit(row, width) for row in rows)
+        and sparse is not None
+    )
 
 
 if __name__ == "__main__":

@@ -47,13 +47,22 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def dense_shapes(self) -> list[Shapes]:
         """The shapes of each Dense module."""
         widths = (self.width, *self.dense)
-        return [linear("linear", out, width, bias=False) for width, out in zip(widths, self.dense, strict=False)]
+        return [
+            linear("linear", out, width, bias=False)
+            for width, out in zip(widths, self.dense, strict=False)
+        ]
 
     @property
     def numbers(self) -> int:
         """Weights, of all files."""
-        heads = [linear("", width, self.width) for width in ((1, self.width) if self.m3_heads else ())]
-        return sum(math.prod(shape) for shapes in (self.shapes, *self.dense_shapes, *heads) for shape in shapes.values())
+        heads = [
+            linear("", width, self.width) for width in ((1, self.width) if self.m3_heads else ())
+        ]
+        return sum(
+            math.prod(shape)
+            for shapes in (self.shapes, *self.dense_shapes, *heads)
+            for shape in shapes.values()
+        )
 
 
 def read_checkpoints() -> Mapping[str, Checkpoint]:
@@ -100,20 +109,36 @@ def _tokens(config: Mapping[str, Any]) -> int:
 
 
 def _write_modules(folder: Path, checkpoint: Checkpoint, pooling: str) -> None:
-    names = ["Transformer", "Pooling", *("Dense" for _ in checkpoint.dense), *(["Normalize"] if checkpoint.normalize else [])]
+    names = [
+        "Transformer",
+        "Pooling",
+        *("Dense" for _ in checkpoint.dense),
+        *(["Normalize"] if checkpoint.normalize else []),
+    ]
     paths = ["", *(f"{place}_{name}" for place, name in enumerate(names) if place)]
     modules = [
-        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{name}"}
+        {
+            "idx": place,
+            "name": str(place),
+            "path": path,
+            "type": f"sentence_transformers.models.{name}",
+        }
         for place, (name, path) in enumerate(zip(names, paths, strict=True))
     ]
     _write_json(folder / "modules.json", modules)
     modes = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}
     flags = {f"pooling_mode_{flag}": mode == pooling for mode, flag in modes.items()}
-    _write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": checkpoint.width, **flags})
+    _write_json(
+        folder / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": checkpoint.width, **flags},
+    )
     for path, shapes in zip(paths[2:], checkpoint.dense_shapes, strict=False):
         out, width = shapes["linear.weight"]
         settings = {"in_features": width, "out_features": out, "bias": False}
-        _write_json(folder / path / "config.json", {**settings, "activation_function": "torch.nn.modules.linear.Identity"})
+        _write_json(
+            folder / path / "config.json",
+            {**settings, "activation_function": "torch.nn.modules.linear.Identity"},
+        )
         _save(folder / path / "model.safetensors", shapes, "F32")
 
 

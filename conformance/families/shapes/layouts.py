@@ -26,9 +26,15 @@ def norm(name: str, width: int, *, bias: bool = True) -> Shapes:
 
 
 def _bert_embeddings(c: Config, *tables: str) -> Shapes:
-    rows = {"word": c["vocab_size"], "position": c["max_position_embeddings"], "token_type": c.get("type_vocab_size", 0)}
+    rows = {
+        "word": c["vocab_size"],
+        "position": c["max_position_embeddings"],
+        "token_type": c.get("type_vocab_size", 0),
+    }
     width = c["hidden_size"]
-    shapes: Shapes = {f"embeddings.{name}_embeddings.weight": (rows[name], width) for name in tables}
+    shapes: Shapes = {
+        f"embeddings.{name}_embeddings.weight": (rows[name], width) for name in tables
+    }
     return shapes | norm("embeddings.LayerNorm", width)
 
 
@@ -38,8 +44,12 @@ def gte(c: Config) -> Shapes:
     shapes = _bert_embeddings(c, "word", *(["token_type"] if c["type_vocab_size"] else []))
     for i in range(c["num_hidden_layers"]):
         layer = f"encoder.layer.{i}."
-        shapes |= linear(f"{layer}attention.qkv_proj", 3 * h, h) | linear(f"{layer}attention.o_proj", h, h)
-        shapes |= linear(f"{layer}mlp.up_gate_proj", 2 * wide, h, bias=False) | linear(f"{layer}mlp.down_proj", h, wide)
+        shapes |= linear(f"{layer}attention.qkv_proj", 3 * h, h) | linear(
+            f"{layer}attention.o_proj", h, h
+        )
+        shapes |= linear(f"{layer}mlp.up_gate_proj", 2 * wide, h, bias=False) | linear(
+            f"{layer}mlp.down_proj", h, wide
+        )
         shapes |= norm(f"{layer}attn_ln", h) | norm(f"{layer}mlp_ln", h)
     return {f"new.{name}": shape for name, shape in shapes.items()} | linear("classifier", 1, h)
 
@@ -76,7 +86,9 @@ def jina_v3(c: Config) -> Shapes:
 
 def jina_v2(c: Config) -> Shapes:
     """`JinaBertModel`, with its pooler."""
-    return published.jina_shapes(c, code=False) | linear("pooler.dense", c["hidden_size"], c["hidden_size"])
+    return published.jina_shapes(c, code=False) | linear(
+        "pooler.dense", c["hidden_size"], c["hidden_size"]
+    )
 
 
 OWN: Mapping[str, Callable[[Config], Shapes]] = {
@@ -91,7 +103,11 @@ def shapes_of(layout: str, config: Config) -> Shapes:
     """`layout`: a key of OWN, or a class of transformers."""
     if layout in OWN:
         return OWN[layout](config)
-    settings = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
+    settings = {
+        name: value for name, value in config.items() if name not in ("model_type", "architectures")
+    }
     with torch.device("meta"):
-        model = getattr(transformers, layout)(transformers.AutoConfig.for_model(config["model_type"], **settings))
+        model = getattr(transformers, layout)(
+            transformers.AutoConfig.for_model(config["model_type"], **settings)
+        )
     return {name: tuple(one.shape) for name, one in model.named_parameters()}

@@ -36,11 +36,17 @@ class Server:
 
     def resting_bytes(self, kind: str) -> int:
         """`Pss`: the proportional set size, in which pages that several processes share count once. `Anonymous`: of no file."""
-        return sum(_kilobytes(Path(f"/proc/{each}/smaps_rollup"), kind) for each in self._processes()) * 1024
+        return (
+            sum(_kilobytes(Path(f"/proc/{each}/smaps_rollup"), kind) for each in self._processes())
+            * 1024
+        )
 
     def peak_bytes(self) -> int:
         """The most that each process ever held in memory, files that it mapped included."""
-        return sum(_kilobytes(Path(f"/proc/{each}/status"), "VmHWM") for each in self._processes()) * 1024
+        return (
+            sum(_kilobytes(Path(f"/proc/{each}/status"), "VmHWM") for each in self._processes())
+            * 1024
+        )
 
     def _processes(self) -> list[int]:
         return [self.process.pid, *descendants(self.process.pid)]
@@ -50,9 +56,22 @@ class Server:
 def serving(folder: Path, cache: Path, flags: Sequence[str], log: Path) -> Iterator[Server]:
     """`hybridtei serve` of a checkpoint. Raises RuntimeError, with the end of its log, if it does not come up."""
     port = free_port()
-    command = [sys.executable, "-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "hybridtei",
+        "serve",
+        "--hostname",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     environment = {
-        **{name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "HYBRIDTEI_CORES")},
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if name in ("PATH", "LANG", "HYBRIDTEI_CORES")
+        },
         "HOME": str(cache),
         "HYBRIDTEI_CACHE": str(cache),
         "HF_HUB_OFFLINE": "1",
@@ -73,4 +92,6 @@ def descendants(process_id: int) -> list[int]:
 
 
 def _kilobytes(file: Path, key: str) -> int:
-    return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(f"{key}:"))
+    return next(
+        int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(f"{key}:")
+    )

@@ -37,13 +37,19 @@ def _unigram(size: int) -> Tokenizer:
     """A Unigram tokenizer like XLM-RoBERTa's."""
     fixed = [*XLM_ROBERTA, "▁", *LETTERS, "."]
     drawn = [f"▁{piece}" for piece in _pieces(size - len(fixed) - 1, set(), letters=8)]
-    scores = [(piece, 0.0) for piece in XLM_ROBERTA] + [(piece, -10.0) for piece in fixed[len(XLM_ROBERTA) :]]
-    scores += [(piece, -4.0 - 8.0 * place / size) for place, piece in enumerate(drawn)] + [("<mask>", 0.0)]
+    scores = [(piece, 0.0) for piece in XLM_ROBERTA] + [
+        (piece, -10.0) for piece in fixed[len(XLM_ROBERTA) :]
+    ]
+    scores += [(piece, -4.0 - 8.0 * place / size) for place, piece in enumerate(drawn)] + [
+        ("<mask>", 0.0)
+    ]
     tokenizer = Tokenizer(models.Unigram(scores, unk_id=3))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
     )
     tokenizer.add_special_tokens([*XLM_ROBERTA, "<mask>"])
     return tokenizer
@@ -53,13 +59,20 @@ def _wordpiece(size: int) -> Tokenizer:
     """A WordPiece tokenizer like BERT's."""
     fixed = [*BERT, ".", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
     words = [*_pieces(size - len(fixed), set(LETTERS), letters=7)]
-    pieces = [*fixed, *(f"##{word}" if place % 4 == 0 else word for place, word in enumerate(words))]
-    tokenizer = Tokenizer(models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    pieces = [
+        *fixed,
+        *(f"##{word}" if place % 4 == 0 else word for place, word in enumerate(words)),
+    ]
+    tokenizer = Tokenizer(
+        models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     tokenizer.add_special_tokens([*BERT])
     return tokenizer

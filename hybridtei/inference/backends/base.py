@@ -98,11 +98,15 @@ def busy_tokens(width: int, cores: int = 1, most: int = MOST) -> int:
     return cores * min(max(1 << fitting.bit_length() >> 1, FEWEST), most)
 
 
-def made_up(spec: ModelSpec, lengths: Sequence[int], heads: frozenset[Head] = frozenset()) -> PackedBatch:
+def made_up(
+    spec: ModelSpec, lengths: Sequence[int], heads: frozenset[Head] = frozenset()
+) -> PackedBatch:
     """A batch of meaningless texts, for measurements."""
     first = spec.positions.offset
     ids = np.arange(first, first + sum(lengths), dtype=np.int64) % spec.vocab_size
-    return pack([Encoding(piece) for piece in np.split(ids, np.cumsum(lengths)[:-1])], heads, spec.positions)
+    return pack(
+        [Encoding(piece) for piece in np.split(ids, np.cumsum(lengths)[:-1])], heads, spec.positions
+    )
 
 
 class Several(Backend):
@@ -112,7 +116,12 @@ class Several(Backend):
         first = backends[0]
         super().__init__(first.spec)
         self.backends, self.lanes = backends, first.lanes
-        self.name, self.dtype, self.padding, self.busy_tokens = first.name, first.dtype, first.padding, first.busy_tokens
+        self.name, self.dtype, self.padding, self.busy_tokens = (
+            first.name,
+            first.dtype,
+            first.padding,
+            first.busy_tokens,
+        )
 
     @property
     def forwards(self) -> int:
@@ -169,7 +178,10 @@ class Replicas(Several):
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """The largest pass of the replica with the least memory. Replicas on one device share its memory. Raises LoadError."""
-        devices = [str(getattr(replica.backend, "device", place)) for place, replica in enumerate(self.replicas)]
+        devices = [
+            str(getattr(replica.backend, "device", place))
+            for place, replica in enumerate(self.replicas)
+        ]
         beside = Counter(devices)
         for device, replica in zip(devices, self.replicas, strict=True):
             limit = replica.backend.max_tokens(limit, longest, fraction, sharing * beside[device])
@@ -212,14 +224,23 @@ class Routed(Several):
         for number, backend in enumerate(self.backends):
             rows = np.flatnonzero(batch.routes == number)
             if len(rows):
-                found.append(backend.forward(_of_route(batch, rows, backend.spec), use_all_cores=use_all_cores))
+                found.append(
+                    backend.forward(
+                        _of_route(batch, rows, backend.spec), use_all_cores=use_all_cores
+                    )
+                )
                 order += rows.tolist()
         return found[0] if len(found) == 1 else HeadOutputs.concat(found).take(np.argsort(order))
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """The two models share the free memory."""
         for one in self.backends:
-            limit = one.max_tokens(limit, min(longest, one.spec.max_input_length), fraction, sharing * len(self.backends))
+            limit = one.max_tokens(
+                limit,
+                min(longest, one.spec.max_input_length),
+                fraction,
+                sharing * len(self.backends),
+            )
         return limit
 
 

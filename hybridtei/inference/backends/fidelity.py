@@ -43,7 +43,9 @@ class Fidelity:
     overlap: float
 
     def passes(self, guard: Guard) -> bool:
-        return self.worst >= guard.worst and self.mean >= guard.mean and self.overlap >= guard.overlap
+        return (
+            self.worst >= guard.worst and self.mean >= guard.mean and self.overlap >= guard.overlap
+        )
 
     def __str__(self) -> str:
         return f"cosine {self.worst:.4f} at worst, {self.mean:.4f} on average; {self.overlap:.1%} of neighbours kept"
@@ -64,7 +66,9 @@ def fidelity(ours: Floats, theirs: Floats) -> Fidelity:
     """The fidelity of unit vectors float32[n, d] to the exact ones."""
     cosines = (ours * theirs).sum(1)
     found, expected = _neighbours(ours), _neighbours(theirs)
-    kept = [len(set(one) & set(other)) / len(one) for one, other in zip(found, expected, strict=True)]
+    kept = [
+        len(set(one) & set(other)) / len(one) for one, other in zip(found, expected, strict=True)
+    ]
     return Fidelity(float(cosines.min()), float(cosines.mean()), float(np.mean(kept)))
 
 
@@ -72,26 +76,43 @@ def sample_vectors(backend: Backend) -> Floats:
     """Unit vectors float32[n, d] of the sample texts, each embedded alone. For a model without text vectors, such as a
     reranker, the means of token states."""
     spec = backend.spec
-    head = Head.SPARSE if spec.is_splade else Head.DENSE if Head.DENSE in spec.heads else Head.TOKENS
-    outputs = [backend.forward(pack([one], frozenset({head}), spec.positions)) for one in sample_encodings(spec)]
+    head = (
+        Head.SPARSE if spec.is_splade else Head.DENSE if Head.DENSE in spec.heads else Head.TOKENS
+    )
+    outputs = [
+        backend.forward(pack([one], frozenset({head}), spec.positions))
+        for one in sample_encodings(spec)
+    ]
     rows = [one.dense if one.splade is None else one.splade.to_dense() for one in outputs]
     means = [one.tokens.values.mean(0, keepdims=True) for one in outputs if one.tokens is not None]
     vectors = np.concatenate([row for row in rows if row is not None] or means)
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12)))
+    return np.asarray(
+        vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+    )
 
 
 def sample_encodings(spec: ModelSpec) -> list[Encoding]:
     """The encodings of the sample texts. They cycle through the model's adapters."""
     settings = spec.tokenizer_settings
-    tokenizer = Tokenizer.load(spec.folder / "tokenizer.json", has_token_types=spec.has_token_types, settings=settings)
+    tokenizer = Tokenizer.load(
+        spec.folder / "tokenizer.json", has_token_types=spec.has_token_types, settings=settings
+    )
     longest = min(spec.max_input_length, SAMPLE_TOKENS)
-    encodings = [tokenizer.cut(raw, longest, "right") for raw in tokenizer.encode(read_json(SAMPLES))]
+    encodings = [
+        tokenizer.cut(raw, longest, "right") for raw in tokenizer.encode(read_json(SAMPLES))
+    ]
     choices = 1 if spec.adapters is None else 1 + len(spec.adapters.names)
-    return [replace(encoding, adapter=i % choices) for i, encoding in enumerate(encodings) if len(encoding)]
+    return [
+        replace(encoding, adapter=i % choices)
+        for i, encoding in enumerate(encodings)
+        if len(encoding)
+    ]
 
 
 def _neighbours(vectors: Floats) -> list[list[int]]:
     similarity = vectors @ vectors.T
     np.fill_diagonal(similarity, -np.inf)
-    nearest: list[list[int]] = np.argsort(-similarity, axis=1)[:, : min(NEIGHBOURS, len(vectors) - 1)].tolist()
+    nearest: list[list[int]] = np.argsort(-similarity, axis=1)[
+        :, : min(NEIGHBOURS, len(vectors) - 1)
+    ].tolist()
     return nearest

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hybridtei.batch import Head, Offsets, PackedBatch, Ragged, kept_tokens
-from hybridtei.models.checkpoint.classifiers import Array, CodeLayers, Layer, LinearLayer, NormLayer, ScorePooling
+from hybridtei.models.checkpoint.classifiers import (
+    Array,
+    CodeLayers,
+    Layer,
+    LinearLayer,
+    NormLayer,
+    ScorePooling,
+)
 from hybridtei.outputs import HeadOutputs, SparseVectors
 
 if TYPE_CHECKING:
@@ -94,12 +101,16 @@ def through(f: Functions, rows: Array, layers: Iterable[Layer]) -> Array:
     return rows
 
 
-def dense(f: Functions, hidden: Array, at: Segments, pooling: Sequence[str], layers: Sequence[Layer] = ()) -> Array:
+def dense(
+    f: Functions, hidden: Array, at: Segments, pooling: Sequence[str], layers: Sequence[Layer] = ()
+) -> Array:
     """Pool, and apply the later layers: [t, h] -> float32[n, d]."""
     return through(f, pooled(f, hidden, at, pooling), layers)
 
 
-def classify(f: Functions, hidden: Array, at: Segments, pooling: ScorePooling, layers: Sequence[Layer]) -> Array:
+def classify(
+    f: Functions, hidden: Array, at: Segments, pooling: ScorePooling, layers: Sequence[Layer]
+) -> Array:
     """Logits of each sequence: [t, h] -> float32[n, l]."""
     if pooling == "late":
         return POOLINGS["mean"](f, through(f, hidden, layers), at)
@@ -121,7 +132,9 @@ def rounded(f: Functions, vectors: Array) -> Array:
     return f.library.round(127 * f.library.tanh(vectors))
 
 
-def lexical(f: Functions, hidden: Array, words: Array | None, inputs: Sequence[str], layers: Sequence[Layer]) -> Array:
+def lexical(
+    f: Functions, hidden: Array, words: Array | None, inputs: Sequence[str], layers: Sequence[Layer]
+) -> Array:
     """The weight of each token: [t, h] -> [t], >= 0. `words` [t, h]: word embeddings, layer-normed here. `inputs`: the parts
     that the first layer reads. Source: BGE-M3, Chen et al. 2024, section 3.2."""
     sources = {"hidden": hidden}
@@ -153,7 +166,9 @@ def splade(f: Functions, hidden: Array, at: Segments, layers: MlmLayers, product
     2021 (max pooling).
     """
     best = f.float32(strongest(f, through(f, hidden, layers.steps), at, product))
-    return f.library.log1p(f.activations["relu"](best if layers.bias is None else best + f.float32(layers.bias)))
+    return f.library.log1p(
+        f.activations["relu"](best if layers.bias is None else best + f.float32(layers.bias))
+    )
 
 
 def strongest(f: Functions, rows: Array, at: Segments, product: Product) -> Array:
@@ -183,16 +198,29 @@ class HeadLayers:
     @classmethod
     def read(cls, spec: ModelSpec, mlm: MlmLayers | None = None) -> HeadLayers:
         """Read a checkpoint's layers, in numpy. Raises LoadError."""
-        from hybridtei.models.checkpoint import layers  # it needs msgspec, which measurements on a GPU run without
+        from hybridtei.models.checkpoint import (
+            layers,
+        )  # it needs msgspec, which measurements on a GPU run without
 
         sparse, late, classifier = spec.sparse, spec.multivector, spec.classifier
         kind = None if sparse is None or spec.is_splade else sparse.kind
         return cls(
             [layers.step_layer(module) for module in spec.dense_modules],
-            layers.code_layers(sparse, spec.dense_width) if sparse is not None and kind == "code" else None,
-            layers.lexical_layers(sparse, spec.hidden_size) if sparse is not None and kind in ("linear", "mlp") else (),
-            () if late is None else [*map(layers.dense_layer, late.before), layers.multivector_layer(late, spec.hidden_size)],
-            () if classifier is None else layers.classifier_layers(classifier, spec.folder, spec.hidden_size),
+            layers.code_layers(sparse, spec.dense_width)
+            if sparse is not None and kind == "code"
+            else None,
+            layers.lexical_layers(sparse, spec.hidden_size)
+            if sparse is not None and kind in ("linear", "mlp")
+            else (),
+            ()
+            if late is None
+            else [
+                *map(layers.dense_layer, late.before),
+                layers.multivector_layer(late, spec.hidden_size),
+            ],
+            ()
+            if classifier is None
+            else layers.classifier_layers(classifier, spec.folder, spec.hidden_size),
             mlm,
         )
 
@@ -223,10 +251,14 @@ def kept_rows(batch: PackedBatch, spec: ModelSpec) -> tuple[Offsets | None, Offs
 
 def wants_words(batch: PackedBatch, spec: ModelSpec) -> bool:
     """True if a requested head also reads word embeddings."""
-    return Head.SPARSE in batch.heads and spec.sparse is not None and "embedding" in spec.sparse.inputs
+    return (
+        Head.SPARSE in batch.heads and spec.sparse is not None and "embedding" in spec.sparse.inputs
+    )
 
 
-def compute(f: Functions, states: States, heads: frozenset[Head], spec: ModelSpec, layers: HeadLayers) -> dict[str, Array]:
+def compute(
+    f: Functions, states: States, heads: frozenset[Head], spec: ModelSpec, layers: HeadLayers
+) -> dict[str, Array]:
     """Compute the requested heads, by the names of `HeadOutputs`' columns; sparse vectors of whole texts as ENTRIES."""
     hidden, at, found = states.hidden, states.at, dict[str, Array]()
     if Head.DENSE in heads:
@@ -240,7 +272,9 @@ def compute(f: Functions, states: States, heads: frozenset[Head], spec: ModelSpe
             found[ENTRIES] = code(f, dense(f, hidden, at, spec.pooling, layers.dense), layers.code)
         else:
             assert spec.sparse is not None
-            found["token_weights"] = lexical(f, hidden, states.words, spec.sparse.inputs, layers.lexical)
+            found["token_weights"] = lexical(
+                f, hidden, states.words, spec.sparse.inputs, layers.lexical
+            )
     if Head.MULTIVECTOR in heads:
         found["multivector"] = through(f, f.rows(hidden, states.kept), layers.multivector)
     if Head.TOKENS in heads:
@@ -254,7 +288,10 @@ def compute(f: Functions, states: States, heads: frozenset[Head], spec: ModelSpe
 
 
 def outputs_of(
-    arrays: Mapping[str, Any], batch: PackedBatch, vectors: Offsets | None, entries: SparseVectors | None
+    arrays: Mapping[str, Any],
+    batch: PackedBatch,
+    vectors: Offsets | None,
+    entries: SparseVectors | None,
 ) -> HeadOutputs:
     """Make the columns from arrays on the host. `vectors`: offsets of the multi-vectors."""
     columns: dict[str, Any] = {**arrays, "splade": entries}

@@ -53,7 +53,9 @@ def gelu(x: Floats) -> Floats:
 
 def gelu_tanh(x: Floats) -> Floats:
     """The tanh approximation of gelu."""
-    near = np.clip(x, np.float32(-20), np.float32(20))  # for larger x, tanh is 1 and the cube would overflow
+    near = np.clip(
+        x, np.float32(-20), np.float32(20)
+    )  # for larger x, tanh is 1 and the cube would overflow
     inner = np.float32((2 / np.pi) ** 0.5) * (near + np.float32(0.044715) * near**3)
     return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
 

@@ -25,7 +25,9 @@ from hybridtei.system.machine import cuda_devices
 
 log = logging.getLogger(__name__)
 
-NVIDIA = Path("/dev/nvidiactl")  # checked first, since importing torch to find a device takes seconds
+NVIDIA = Path(
+    "/dev/nvidiactl"
+)  # checked first, since importing torch to find a device takes seconds
 # On CPUs the first backend that can run the model is chosen. In float32 OpenVINO was 6 % slower to 12 % faster than ONNX
 # Runtime (`python -m conformance.load precisions`), and takes up to twice the memory.
 PREFERRED: Mapping[str, tuple[str, ...]] = {
@@ -35,9 +37,15 @@ PREFERRED: Mapping[str, tuple[str, ...]] = {
     "int8": ("openvino", "ort"),
     "fp8": ("torch",),
 }
-PACKAGES: Mapping[str, tuple[str, ...]] = {"ort": (), "openvino": ("openvino",), "torch": ("torch", "transformers")}
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "ort": (),
+    "openvino": ("openvino",),
+    "torch": ("torch", "transformers"),
+}
 INSTALLS = {"openvino": "openvino", "torch": "'.[torch]'"}  # arguments of pip install
-DTYPES = {name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES}
+DTYPES = {
+    name: tuple(dtype for dtype, names in PREFERRED.items() if name in names) for name in PACKAGES
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,9 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
         return StaticBackend(spec)
     if spec.query is not None:
         parts = (replace(spec, query=None), spec.query)
-        return Routed(spec, [open_backend(config, part, bulk_niceness=bulk_niceness) for part in parts])
+        return Routed(
+            spec, [open_backend(config, part, bulk_niceness=bulk_niceness) for part in parts]
+        )
     if not has_readable(spec.folder) and find_own_graph(spec) is None:
         raise no_weights(spec.folder)
     fault = None if config.backend in ("ort", "openvino") else no_gpu()
@@ -100,7 +110,11 @@ def choices(config: ModelConfig, spec: ModelSpec) -> list[BackendChoice]:
     if not able:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise LoadError(f"{spec.folder}: nothing here can run it in {dtype}: {reasons}")
-    why = "the only one that can" if len(able) == 1 else "usually the best here; `hybridtei tune` measures all"
+    why = (
+        "the only one that can"
+        if len(able) == 1
+        else "usually the best here; `hybridtei tune` measures all"
+    )
     return [BackendChoice(name, dtype, why) for name in able]
 
 
@@ -108,7 +122,9 @@ def _order(dtype: str) -> Sequence[str]:
     """The backends of a precision, the usually best one first."""
     if dtype != "int8" or _sums_exactly():
         return PREFERRED[dtype]
-    return tuple(reversed(PREFERRED[dtype]))  # OpenVINO multiplies bytes only if the processor adds their products exactly
+    return tuple(
+        reversed(PREFERRED[dtype])
+    )  # OpenVINO multiplies bytes only if the processor adds their products exactly
 
 
 def _sums_exactly() -> bool:
@@ -167,7 +183,9 @@ def no_gpu() -> str | None:
         return None
     built = torch.version.cuda
     return (
-        "torch is built for CPUs only" if built is None else f"torch, built for CUDA {built}, finds none: is the driver older?"
+        "torch is built for CPUs only"
+        if built is None
+        else f"torch, built for CUDA {built}, finds none: is the driver older?"
     )
 
 
@@ -183,13 +201,17 @@ def _ort(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Bac
         own = find_own_graph(spec, dtype)
         assert own is not None  # `why_not` has checked it
         if spec.tanh_gelu:
-            raise LoadError(f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's weights")
+            raise LoadError(
+                f"{own}: computes GELU as it was exported; --gelu tanh needs the checkpoint's weights"
+            )
         return OnnxBackend.from_file(spec, own, dtype=dtype)
     weights = Weights.open(spec.folder)
     if dtype == "int8":
         from hybridtei.inference.backends.graph.int8 import int8_graph
 
-        return OnnxBackend(spec, int8_graph(spec, weights), weights, cache_gb=config.packed_cache_gb)
+        return OnnxBackend(
+            spec, int8_graph(spec, weights), weights, cache_gb=config.packed_cache_gb
+        )
     return OnnxBackend(spec, graph, weights, cache_gb=config.packed_cache_gb)
 
 
@@ -219,7 +241,9 @@ def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> 
     if dtype == "fp8":
         backend = open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code)
     else:
-        backend = TorchBackend(spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code)
+        backend = TorchBackend(
+            spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
+        )
     if config.torch_compile:
         from hybridtei.inference.backends.torch.compiling import compile_trunk
 

@@ -26,7 +26,9 @@ TEXT_TOKENS = 64  # tokens of each measured text
 PASSES = 5  # runs per size; the fastest counts, since other programs can only slow a run down
 FLAT = 0.97  # a smaller pass is large enough at this share of the best rate
 
-Rates = dict[int, float]  # size of a pass -> tokens a second of all bulk lanes; the smallest size first
+Rates = dict[
+    int, float
+]  # size of a pass -> tokens a second of all bulk lanes; the smallest size first
 
 
 def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator[str]:
@@ -35,7 +37,9 @@ def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator
     for dtype in [config.dtype] if config.dtype else ["float32", "bfloat16", "int8"]:
         for name in PREFERRED[dtype]:
             if config.backend in ("auto", name):
-                rates = yield from _table(msgspec.structs.replace(config, backend=name, dtype=dtype), spec, engine)
+                rates = yield from _table(
+                    msgspec.structs.replace(config, backend=name, dtype=dtype), spec, engine
+                )
                 if rates:
                     best[f"--backend {name} --dtype {dtype}"] = max(rates.values())
     if best:
@@ -44,7 +48,9 @@ def tune(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Iterator
         yield f"  {flags:35} {best[flags]:9.0f} tokens/s"
 
 
-def _table(config: ModelConfig, spec: ModelSpec, engine: EngineConfig) -> Generator[str, None, Rates]:
+def _table(
+    config: ModelConfig, spec: ModelSpec, engine: EngineConfig
+) -> Generator[str, None, Rates]:
     title, rates = f"{config.backend} {config.dtype}", Rates()
     try:
         if (reason := why_not(config.backend, config.dtype, spec)) is not None:
@@ -68,7 +74,9 @@ def enough(rates: Mapping[int, float]) -> int:
     return min(tokens for tokens, rate in rates.items() if rate >= FLAT * max(rates.values()))
 
 
-def measure(backend: Backend, most: int, *, clock: Callable[[], float] = perf_counter) -> Iterator[tuple[int, float]]:
+def measure(
+    backend: Backend, most: int, *, clock: Callable[[], float] = perf_counter
+) -> Iterator[tuple[int, float]]:
     """(size, tokens a second) of each power of two from FIRST_TOKENS to `most`.
 
     A pass runs in one lane, and its rate is multiplied by the number of bulk lanes. So backends with one core a pass compare
@@ -84,7 +92,9 @@ def measure(backend: Backend, most: int, *, clock: Callable[[], float] = perf_co
 def _rate(backend: Backend, tokens: int, clock: Callable[[], float]) -> float:
     spec, took = backend.spec, list[float]()
     length = min(TEXT_TOKENS, spec.max_input_length, tokens)
-    batch = made_up(spec, max(tokens // length, 1) * [length], frozenset({min(spec.heads - {Head.TOKENS})}))
+    batch = made_up(
+        spec, max(tokens // length, 1) * [length], frozenset({min(spec.heads - {Head.TOKENS})})
+    )
     for _ in range(PASSES):
         began = clock()
         backend.forward(batch)

@@ -64,14 +64,18 @@ def word_table(spec: ModelSpec, shapes: Shapes) -> str | None:
     Raises LoadError if none or several tensors have that shape."""
     if not (spec.is_splade or (spec.sparse is not None and "embedding" in spec.sparse.inputs)):
         return None
-    tables = [name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)]
+    tables = [
+        name for name, shape in shapes.items() if shape == (spec.vocab_size, spec.hidden_size)
+    ]
     if not tables:
         wanted = f"{spec.vocab_size} rows of {spec.hidden_size} numbers, as sparse weights need"
         raise UnsupportedArchitecture(
             f"{spec.folder / 'config.json'}: {spec.model_type} has no table of word embeddings with {wanted}"
         )
     if len(tables) != 1:
-        raise LoadError(f"{spec.folder}: {len(tables)} tensors could be the word embeddings: {tables}")
+        raise LoadError(
+            f"{spec.folder}: {len(tables)} tensors could be the word embeddings: {tables}"
+        )
     return tables[0]
 
 
@@ -79,10 +83,14 @@ def check_names(key_of: Mapping[str, str | None], weights: Weights) -> None:
     """Raises WeightMismatch for another model: the graph's names have several prefixes, or weights of a trunk are left over."""
     shifts = {_shift(name, key) for name, key in key_of.items() if key is not None}
     if len(shifts) > 1:
-        raise WeightMismatch(f"{weights.folder}: the weights of the trunk lie under several prefixes: {sorted(shifts)}")
+        raise WeightMismatch(
+            f"{weights.folder}: the weights of the trunk lie under several prefixes: {sorted(shifts)}"
+        )
     left = left_over(weights.names() - {key for key in key_of.values() if key is not None})
     if left:
-        raise WeightMismatch(f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all")
+        raise WeightMismatch(
+            f"{weights.folder}: the weights hold what config.json does not: {left[:5]}, {len(left)} in all"
+        )
 
 
 def _shift(name: str, key: str) -> str:
@@ -91,7 +99,9 @@ def _shift(name: str, key: str) -> str:
     return key.removesuffix(name) if key.endswith(name) else "-" + name.removesuffix(key)
 
 
-Setting = tuple[str, Any]  # key of config.json and transformers' default; without a key the value is fixed
+Setting = tuple[
+    str, Any
+]  # key of config.json and transformers' default; without a key the value is fixed
 
 
 class _Family(NamedTuple):
@@ -109,11 +119,15 @@ class _Family(NamedTuple):
 def _bert(norm: str, activation: str = "gelu", epsilon: float = 1e-12) -> _Family:
     names = ("transform.dense", f"transform.{norm}", "decoder", "bias")
     dense, norm, decoder, bias = (f"cls.predictions.{name}" for name in names)
-    return _Family(dense, norm, decoder, bias, ("hidden_act", activation), ("layer_norm_eps", epsilon))
+    return _Family(
+        dense, norm, decoder, bias, ("hidden_act", activation), ("layer_norm_eps", epsilon)
+    )
 
 
 def _roberta(norm: str = "layer_norm") -> _Family:
-    return _Family("lm_head.dense", f"lm_head.{norm}", "lm_head.decoder", "lm_head.bias", ("", "gelu"))
+    return _Family(
+        "lm_head.dense", f"lm_head.{norm}", "lm_head.decoder", "lm_head.bias", ("", "gelu")
+    )
 
 
 FAMILIES: Mapping[str, _Family] = {
@@ -121,9 +135,16 @@ FAMILIES: Mapping[str, _Family] = {
     "nomic_bert": _bert("layer_norm", "silu"),
     "deberta-v2": _bert("LayerNorm", epsilon=1e-7),
     "gte": _roberta("norm"),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3"), _roberta()),
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3"), _roberta()
+    ),
     "distilbert": _Family(
-        "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias", ("activation", "gelu"), ("", 1e-12)
+        "vocab_transform",
+        "vocab_layer_norm",
+        "vocab_projector",
+        "vocab_projector.bias",
+        ("activation", "gelu"),
+        ("", 1e-12),
     ),
     "modernbert": _Family(
         *("head.dense", "head.norm", "decoder", "decoder.bias"),
@@ -147,14 +168,24 @@ def mlm_layers(spec: ModelSpec, weights: Weights, words: Floats) -> MlmLayers:
         )
 
     def optional(name: str) -> Floats | None:
-        return weights.array(name, width) if weights.has(name) or weights.has(old_name(name)) else None
+        return (
+            weights.array(name, width) if weights.has(name) or weights.has(old_name(name)) else None
+        )
 
     width = (spec.hidden_size,)
-    activation = activation_name(str(_setting(spec, family.activation)), spec.folder / "config.json")
+    activation = activation_name(
+        str(_setting(spec, family.activation)), spec.folder / "config.json"
+    )
     activation = TANH if spec.tanh_gelu and activation == EXACT else activation
-    dense = LinearLayer(weights.array(f"{family.dense}.weight", width * 2), optional(f"{family.dense}.bias"), activation)
+    dense = LinearLayer(
+        weights.array(f"{family.dense}.weight", width * 2),
+        optional(f"{family.dense}.bias"),
+        activation,
+    )
     epsilon = float(str(_setting(spec, family.epsilon)))
-    norm = NormLayer(weights.array(f"{family.norm}.weight", width), optional(f"{family.norm}.bias"), epsilon)
+    norm = NormLayer(
+        weights.array(f"{family.norm}.weight", width), optional(f"{family.norm}.bias"), epsilon
+    )
     return MlmLayers((dense, norm), *_decoder(spec, weights, family, words))
 
 
@@ -163,9 +194,14 @@ def _setting(spec: ModelSpec, wanted: Setting) -> Any:
     return wanted[1] if value is None else value
 
 
-def _decoder(spec: ModelSpec, weights: Weights, family: _Family, words: Floats) -> tuple[Floats, Floats | None]:
+def _decoder(
+    spec: ModelSpec, weights: Weights, family: _Family, words: Floats
+) -> tuple[Floats, Floats | None]:
     """(matrix, bias). If a checkpoint has a tensor twice, the decoder's own one counts, as in transformers."""
-    tied, shape = spec.config.get("tie_word_embeddings") is not False, (spec.vocab_size, spec.hidden_size)
+    tied, shape = (
+        spec.config.get("tie_word_embeddings") is not False,
+        (spec.vocab_size, spec.hidden_size),
+    )
     name, own = f"{family.decoder}.weight", f"{family.decoder}.bias"
     matrix = words if tied and not weights.has(name) else weights.array(name, shape)
     check_shape(matrix.shape, shape, weights.folder, "word embeddings")

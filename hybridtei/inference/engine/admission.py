@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from hybridtei.inference.backends.base import Backend
 
 T = TypeVar("T")
-SHARE_LEFT = 4  # 1 / SHARE of the permits is not given to requests of several turns or to waiting callers
+SHARE_LEFT = (
+    4  # 1 / SHARE of the permits is not given to requests of several turns or to waiting callers
+)
 GATHERERS = 16  # 1 / SHARE of the permits may go to calls that still read their inputs
 
 
@@ -42,7 +44,9 @@ def max_of_turns(permits: int) -> int:
 
 
 MAX_CHUNKS_AT_ONCE = 2
-MAX_ANSWER_NUMBERS = 16_000_000  # 64 MB as float32, about three times as much as JSON: ten thousand vectors of 1,600
+MAX_ANSWER_NUMBERS = (
+    16_000_000  # 64 MB as float32, about three times as much as JSON: ten thousand vectors of 1,600
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,9 @@ class Admission:
         self.permits = self.free = permits
         self._left = permits - max_of_turns(permits)
         self._waiting: deque[_Waiter] = deque()
-        self.gathering = asyncio.Semaphore(max(permits // GATHERERS, 1))  # calls that collect inputs before they are ranked
+        self.gathering = asyncio.Semaphore(
+            max(permits // GATHERERS, 1)
+        )  # calls that collect inputs before they are ranked
 
     @property
     def waiting(self) -> int:
@@ -190,7 +196,9 @@ class Admission:
                 first.served.set_result(None)
 
 
-_carried: ContextVar[tuple[Admission | None, int]] = ContextVar("carried_permits", default=(None, 0))
+_carried: ContextVar[tuple[Admission | None, int]] = ContextVar(
+    "carried_permits", default=(None, 0)
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -229,7 +237,9 @@ class Deadlines:
             return await work
         except asyncio.CancelledError:
             if running.late and task.uncancel() <= running.cancelling:
-                raise TimedOut(f"no answer within {self._seconds:g} seconds (request-timeout): try again later") from None
+                raise TimedOut(
+                    f"no answer within {self._seconds:g} seconds (request-timeout): try again later"
+                ) from None
             raise
         finally:
             self._running.pop(running, None)
@@ -245,7 +255,9 @@ class Deadlines:
         now = self._clock()
         for running in [*self._running]:
             if running.deadline > now:
-                self._timer = asyncio.get_running_loop().call_later(running.deadline - now, self._look)
+                self._timer = asyncio.get_running_loop().call_later(
+                    running.deadline - now, self._look
+                )
                 return
             del self._running[running]
             running.late = True

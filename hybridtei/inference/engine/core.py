@@ -86,7 +86,9 @@ class EngineBatch:
             Part(
                 request,
                 places,
-                outputs if len(rows_of) == 1 and rows == list(range(len(self.rows))) else _share(outputs, request, rows),
+                outputs
+                if len(rows_of) == 1 and rows == list(range(len(self.rows)))
+                else _share(outputs, request, rows),
             )
             for request, (rows, places) in rows_of.items()
         ]
@@ -201,13 +203,18 @@ class EngineCore:
         """True if, on an idle device, one pass takes all work that waits for bulk lanes."""
         bulk = self._queues[LaneKind.BULK]
         lengths = [len(waiting) for waiting in bulk.head(self._look_ahead)]
-        return share(lengths, bulk.tokens, self._lanes[LaneKind.BULK], self.max_tokens, idle=True) >= bulk.tokens
+        return (
+            share(lengths, bulk.tokens, self._lanes[LaneKind.BULK], self.max_tokens, idle=True)
+            >= bulk.tokens
+        )
 
     def waiting(self, kind: LaneKind) -> int:
         """The number of sequences that wait for lanes of one kind."""
         return len(self._queue_of(kind))
 
-    def add(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0) -> EngineRequest:
+    def add(
+        self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0
+    ) -> EngineRequest:
         """Queue the sequences of one request. If the cache has all of them, the request is complete at once."""
         request = EngineRequest(encodings, heads, now_ns)
         if request.done:
@@ -219,7 +226,9 @@ class EngineCore:
             self._queue_of(kind).add(request, places, encodings)
         return request
 
-    def take(self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK, *, device_idle: bool = True) -> EngineBatch | None:
+    def take(
+        self, now_ns: int = 0, kind: LaneKind = LaneKind.BULK, *, device_idle: bool = True
+    ) -> EngineBatch | None:
         """Return the next batch for a lane of one kind, or None if nothing waits for it, or lanes of another kind must first
         take work that was overtaken enough. Drops sequences of cancelled requests.
 
@@ -239,7 +248,9 @@ class EngineCore:
         elif self._parts_left:
             self._parts_left -= 1
             budget = max(budget, self._part_tokens)
-        if prefix and sum(lengths) <= budget + prefix:  # a second pass would compute the prefix again
+        if (
+            prefix and sum(lengths) <= budget + prefix
+        ):  # a second pass would compute the prefix again
             budget = sum(lengths)
         chosen = self._choose(queue, head, budget)
         if not chosen:
@@ -249,7 +260,9 @@ class EngineCore:
         self.running += 1
         return batch
 
-    def give(self, batch: EngineBatch, parts: Sequence[Part], now_ns: int = 0) -> list[EngineRequest]:
+    def give(
+        self, batch: EngineBatch, parts: Sequence[Part], now_ns: int = 0
+    ) -> list[EngineRequest]:
         """Give `parts`, from `EngineBatch.split`, to their requests. Return the now complete requests."""
         self.running -= 1
         for part in parts:
@@ -299,10 +312,17 @@ class EngineCore:
         if not (self._shared_tokens and order):
             return order, 0
         prefix = order[0].encoding.prefix
-        return [waiting for waiting in order if waiting.encoding.prefix == prefix], order[0].encoding.shared
+        return [waiting for waiting in order if waiting.encoding.prefix == prefix], order[
+            0
+        ].encoding.shared
 
-    def _batch(self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool) -> EngineBatch:
-        encodings, rows = [waiting.encoding for waiting in chosen], [waiting.callers for waiting in chosen]
+    def _batch(
+        self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool
+    ) -> EngineBatch:
+        encodings, rows = (
+            [waiting.encoding for waiting in chosen],
+            [waiting.callers for waiting in chosen],
+        )
         prefix = encodings[0].shared if self._shared_tokens else 0
         batch = EngineBatch(encodings, rows, now_ns, self._positions, kind, use_all_cores, prefix)
         for request, _ in batch.callers:
@@ -323,7 +343,11 @@ class EngineCore:
 
     def _remember(self, cache: ResultCache, part: Part) -> None:
         for row, place in enumerate(part.places):
-            cache.keep(part.request.encodings[place], part.request.heads, part.outputs.only(part.request.heads).take([row]))
+            cache.keep(
+                part.request.encodings[place],
+                part.request.heads,
+                part.outputs.only(part.request.heads).take([row]),
+            )
 
 
 def _failed(requests: Sequence[EngineRequest], error: BaseException) -> list[EngineRequest]:

@@ -50,7 +50,9 @@ class ModelInstance:
     served_tokens: int = 0  # virtual tokens: a model gains no credit while it is idle
     running: int = 0
     overdue: int = 0  # the running batches
-    entered: set[int] = field(default_factory=set)  # threads that have called the backend's `enter_lane`
+    entered: set[int] = field(
+        default_factory=set
+    )  # threads that have called the backend's `enter_lane`
 
     def enter(self, kind: LaneKind) -> None:
         """Call `Backend.enter_lane` once for each thread."""
@@ -139,7 +141,9 @@ class Device:
     def join(self, instance: ModelInstance) -> None:
         """Begin to serve a model's queue."""
         with self.lock:
-            instance.served_tokens = min((other.served_tokens for other in self._instances), default=0)
+            instance.served_tokens = min(
+                (other.served_tokens for other in self._instances), default=0
+            )
             self._instances.append(instance)
             running = self.alive
             while self._ahead < instance.backend.ahead:
@@ -153,7 +157,9 @@ class Device:
         with self.lock:
             if instance in self._instances:
                 self._instances.remove(instance)
-            self._left.wait_for(lambda: instance.running <= instance.overdue or self.dead is not None, seconds)
+            self._left.wait_for(
+                lambda: instance.running <= instance.overdue or self.dead is not None, seconds
+            )
 
     def added(self, instance: ModelInstance) -> None:
         """Wake a lane for sequences added to a model's queue. The caller holds the lock."""
@@ -167,14 +173,18 @@ class Device:
     def _lane(self, kind: LaneKind) -> None:
         try:
             if kind is LaneKind.BULK and self._niceness and not lower_priority(self._niceness):
-                log.warning("the operating system refuses a lower priority to bulk work; it runs at the same as the rest")
+                log.warning(
+                    "the operating system refuses a lower priority to bulk work; it runs at the same as the rest"
+                )
             for instance in [*self._instances]:
                 instance.enter(kind)
             while (work := self._next(kind)) is not None:
                 instance, batch = work
                 instance.enter(kind)
                 instance.on_complete(self._run(instance, batch))
-        except BaseException as error:  # after a defect in this package, requests must not wait for ever
+        except (
+            BaseException
+        ) as error:  # after a defect in this package, requests must not wait for ever
             log.critical("a lane died; every waiting request fails", exc_info=True)
             self._die(BackendError(f"the engine stopped: {error}"))
 
@@ -208,24 +218,34 @@ class Device:
 
     def _account(self, instance: ModelInstance, batch: EngineBatch) -> None:
         busy = [
-            other.served_tokens for other in self._instances if other is not instance and (other.running or len(other.core))
+            other.served_tokens
+            for other in self._instances
+            if other is not instance and (other.running or len(other.core))
         ]
         instance.served_tokens = max(instance.served_tokens, min(busy, default=0)) + batch.tokens
         instance.running += 1
-        self.added(instance)  # one request may fill many batches, and lanes of another kind may have waited for this one
+        self.added(
+            instance
+        )  # one request may fill many batches, and lanes of another kind may have waited for this one
 
     def _run(self, instance: ModelInstance, batch: EngineBatch) -> list[EngineRequest]:
         one = _InFlightBatch(instance, batch)
         watched = self._watchdog.begin(partial(self._abandon, one))
         try:
-            parts = batch.split(instance.backend.forward(batch.packed, use_all_cores=batch.use_all_cores))
+            parts = batch.split(
+                instance.backend.forward(batch.packed, use_all_cores=batch.use_all_cores)
+            )
         except DeviceLost:  # no other pass will succeed either
             raise
         except PartlyFailed as error:
             return self._settle_partly(one, error)
         except Exception as error:  # any exception of a backend fails only this batch
             log.error("a batch of %d failed: %s", len(batch.rows), error)
-            failure = error if isinstance(error, BackendError) else BackendError(f"{type(error).__name__}: {error}")
+            failure = (
+                error
+                if isinstance(error, BackendError)
+                else BackendError(f"{type(error).__name__}: {error}")
+            )
             with self.lock:
                 self._ended(one, healthy=False)
                 return [] if one.abandoned else instance.core.fail(batch, failure)
@@ -239,9 +259,16 @@ class Device:
         """Complete the computed sequences. Only the other requests fail."""
         batch, instance = one.batch, one.instance
         computed = set(error.rows)
-        log.error("%d sequences of a batch of %d failed: %s", len(batch.rows) - len(computed), len(batch.rows), error)
+        log.error(
+            "%d sequences of a batch of %d failed: %s",
+            len(batch.rows) - len(computed),
+            len(batch.rows),
+            error,
+        )
         parts = replace(batch, rows=[batch.rows[row] for row in error.rows]).split(error.outputs)
-        failed = replace(batch, rows=[callers for row, callers in enumerate(batch.rows) if row not in computed]).callers
+        failed = replace(
+            batch, rows=[callers for row, callers in enumerate(batch.rows) if row not in computed]
+        ).callers
         with self.lock:
             self._ended(one, healthy=True)
             if one.abandoned:
@@ -257,7 +284,9 @@ class Device:
         with self.lock:
             if one.ended:
                 return
-            failure = PassOverdue(f"{one.describe()}, more than {self._pass_timeout:g} (pass-timeout)")
+            failure = PassOverdue(
+                f"{one.describe()}, more than {self._pass_timeout:g} (pass-timeout)"
+            )
             log.critical("%s; its requests fail, and so does /health until it returns", failure)
             one.abandoned, instance.healthy = True, False
             instance.overdue += 1
@@ -336,7 +365,9 @@ class Watchdog:
         while not self._closed.wait(min(LOOK_SECONDS, self._seconds / LOOKS)):
             now = self._clock()
             with self._lock:
-                late = [number for number, (deadline, _) in self._watched.items() if deadline <= now]
+                late = [
+                    number for number, (deadline, _) in self._watched.items() if deadline <= now
+                ]
                 calls = [self._watched.pop(number)[1] for number in late]
             for call in calls:
                 call()

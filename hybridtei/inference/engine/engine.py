@@ -34,14 +34,23 @@ class BatchMetrics:
         self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
         self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
         self.forwards = registry.counter("hybridtei_forward_passes_total")
-        batches, tokens = registry.counter("hybridtei_lane_batches_total"), registry.counter("hybridtei_lane_tokens_total")
+        batches, tokens = (
+            registry.counter("hybridtei_lane_batches_total"),
+            registry.counter("hybridtei_lane_tokens_total"),
+        )
         self._of_lane = {kind: (batches.of(lane=kind), tokens.of(lane=kind)) for kind in LaneKind}
-        self.fill = registry.histogram("hybridtei_batch_fill", [tenths / 10 for tenths in range(1, 11)])
+        self.fill = registry.histogram(
+            "hybridtei_batch_fill", [tenths / 10 for tenths in range(1, 11)]
+        )
         self.queued = registry.observed("te_queue_size", lambda: len(core))
         registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
         registry.observed("hybridtei_running_batches", lambda: core.running)
-        self.dropped = registry.counter("hybridtei_dropped_requests_total")  # requests cancelled while they waited for a pass
-        self.shared = registry.counter("hybridtei_shared_inputs_total")  # sequences identical to a waiting one
+        self.dropped = registry.counter(
+            "hybridtei_dropped_requests_total"
+        )  # requests cancelled while they waited for a pass
+        self.shared = registry.counter(
+            "hybridtei_shared_inputs_total"
+        )  # sequences identical to a waiting one
         self.cache_hits = registry.counter("hybridtei_cache_hits_total")
         self.cache_misses = registry.counter("hybridtei_cache_misses_total")
         self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
@@ -80,7 +89,9 @@ class EngineClient(Protocol):
 
     async def stop(self, seconds: float | None = None) -> None: ...
 
-    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest: ...
+    async def run(
+        self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int
+    ) -> EngineRequest: ...
 
     async def check_health(self) -> None: ...
 
@@ -89,14 +100,21 @@ class Engine:
     """One model's queue on a device, awaited on one event loop."""
 
     def __init__(
-        self, core: EngineCore, backend: Backend, device: Device, registry: Registry, cache: ResultCache | None = None
+        self,
+        core: EngineCore,
+        backend: Backend,
+        device: Device,
+        registry: Registry,
+        cache: ResultCache | None = None,
     ) -> None:
         self.metrics = BatchMetrics(registry, core)
         self._core = core
         self._cache = cache
         self._backend = backend
         self._device = device
-        self._instance = ModelInstance(core, backend, self._on_take, self._on_complete, self._on_death)
+        self._instance = ModelInstance(
+            core, backend, self._on_take, self._on_complete, self._on_death
+        )
         self._open: set[EngineRequest] = set()  # requests with waiting callers
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
@@ -126,7 +144,9 @@ class Engine:
         if not self.busy:  # a pass that does not end still needs the weights
             self._backend.close()
 
-    async def run(self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int) -> EngineRequest:
+    async def run(
+        self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int
+    ) -> EngineRequest:
         """Queue a request, and return it with all outputs. Raises BackendError if a pass fails, and Unhealthy when closing.
 
         Cancelling the caller removes its waiting sequences from the queue.
@@ -138,7 +158,9 @@ class Engine:
             self.metrics.saved(self._core, self._cache)
             if request.done:  # the cache had all of it
                 return request
-            request.waiter = asyncio.get_running_loop().create_future()  # before a lane can complete it
+            request.waiter = (
+                asyncio.get_running_loop().create_future()
+            )  # before a lane can complete it
             self._open.add(request)
             self._device.added(self._instance)
         try:
@@ -155,7 +177,12 @@ class Engine:
 
     async def check_health(self) -> None:
         """Return if the last pass succeeded; otherwise run a pass of one token. Raises Unhealthy."""
-        if self._closing or self._device.dead is not None or self._instance.overdue or not self._device.alive:
+        if (
+            self._closing
+            or self._device.dead is not None
+            or self._instance.overdue
+            or not self._device.alive
+        ):
             raise Unhealthy
         if self._instance.healthy:
             return
@@ -188,7 +215,9 @@ def _wake(requests: Iterable[EngineRequest]) -> None:
         request.wake()
 
 
-def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]) -> None:
+def run_all(
+    core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]
+) -> None:
     """Take, run, give, until nothing waits: an engine without clocks, deadlines and cancellation, with the answers of `Engine`.
 
     `callers` passes run at once. `advance`: called with the number of sequences of each pass. Raises a pass's error after the
@@ -200,7 +229,9 @@ def run_all(core: EngineCore, backend: Backend, callers: int, advance: Callable[
     def loop() -> None:
         while True:
             with lock:
-                batch = core.take(device_idle=alone)  # several callers: a batch must not depend on which of them ends first
+                batch = core.take(
+                    device_idle=alone
+                )  # several callers: a batch must not depend on which of them ends first
             if batch is None:
                 return
             try:

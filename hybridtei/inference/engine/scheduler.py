@@ -47,7 +47,9 @@ class EngineRequest:
     _missing: int = 0
 
     def __post_init__(self) -> None:
-        self._missing = len(self.encodings) if self.heads else 0  # a request without heads needs no forward pass
+        self._missing = (
+            len(self.encodings) if self.heads else 0
+        )  # a request without heads needs no forward pass
 
     @property
     def done(self) -> bool:
@@ -81,19 +83,31 @@ class EngineRequest:
 
 
 EXPRESS_TOKENS = 48  # tokens of the longest express request: some milliseconds of one core
-EXPRESS_BACKLOG_TOKENS = 8192  # with more waiting tokens, short requests are bulk work in small pieces
-ALLOWED = {Padding.ATTENTION: 1.06, Padding.ALL: 1.25}  # bound of a batch's cost, as a multiple of its useful tokens
-ATTENTION_TOKENS = 1000  # length of texts in which attention costs as much as the rest, in small models
+EXPRESS_BACKLOG_TOKENS = (
+    8192  # with more waiting tokens, short requests are bulk work in small pieces
+)
+ALLOWED = {
+    Padding.ATTENTION: 1.06,
+    Padding.ALL: 1.25,
+}  # bound of a batch's cost, as a multiple of its useful tokens
+ATTENTION_TOKENS = (
+    1000  # length of texts in which attention costs as much as the rest, in small models
+)
 MIN_SHARE_TOKENS = 128  # in smaller batches a core waits for memory
 
 
 def lane_for(request_tokens: int, backlog_tokens: int) -> LaneKind:
     """Return the lane of a request, given the tokens that already wait for express lanes."""
-    short = request_tokens <= EXPRESS_TOKENS and backlog_tokens + request_tokens <= EXPRESS_BACKLOG_TOKENS
+    short = (
+        request_tokens <= EXPRESS_TOKENS
+        and backlog_tokens + request_tokens <= EXPRESS_BACKLOG_TOKENS
+    )
     return LaneKind.EXPRESS if short else LaneKind.BULK
 
 
-def share(lengths: Sequence[int], waiting_tokens: int, lanes: int, max_tokens: int, *, idle: bool = False) -> int:
+def share(
+    lengths: Sequence[int], waiting_tokens: int, lanes: int, max_tokens: int, *, idle: bool = False
+) -> int:
     """Return the token budget of one batch if `lanes` share the waiting work, so that no lane takes all while another idles.
 
     `lengths`: of the next sequences. `idle`: no pass runs. If one sequence is then longer than a lane's part, one pass on all
@@ -110,7 +124,9 @@ def price(useful: int, sequences: int, longest: int, padding: Padding, prefix: i
     if padding is Padding.NONE:
         return useful
     wasted = sequences * longest - useful
-    return useful + (wasted if padding is Padding.ALL else wasted * (prefix + longest) / ATTENTION_TOKENS)
+    return useful + (
+        wasted if padding is Padding.ALL else wasted * (prefix + longest) / ATTENTION_TOKENS
+    )
 
 
 def choose(
@@ -132,7 +148,11 @@ def choose(
     if not waiting:
         return []
     order = range(len(waiting))
-    by_length = sorted(order, key=lambda i: abs(waiting[i] - waiting[0])) if padding is not Padding.NONE else order
+    by_length = (
+        sorted(order, key=lambda i: abs(waiting[i] - waiting[0]))
+        if padding is not Padding.NONE
+        else order
+    )
     chosen, useful, longest = [0], waiting[0], waiting[0]
     for i in by_length:
         if i == 0:
@@ -143,7 +163,11 @@ def choose(
             break
         tall, tokens, sequences = max(longest, waiting[i]), useful + waiting[i], len(chosen) + 1
         cost = price(tokens, sequences, tall, padding, prefix)
-        too_large = tokens > max_tokens or sequences * (prefix + tall) > shared_tokens if prefix else cost > max_tokens
+        too_large = (
+            tokens > max_tokens or sequences * (prefix + tall) > shared_tokens
+            if prefix
+            else cost > max_tokens
+        )
         if not (too_large or (padding in ALLOWED and cost > ALLOWED[padding] * tokens + prefix)):
             chosen.append(i)
             useful, longest = tokens, tall
@@ -153,7 +177,9 @@ def choose(
 CallerPlace = tuple[EngineRequest, int]  # a request, and the sequence's place in it
 
 OVERTAKEN = 2.0  # later work that may overtake a request, as a multiple of the request's tokens
-OVERTAKEN_BY_BULK = 0.25  # bulk work that may overtake a short request, which must not wait for a bulk lane
+OVERTAKEN_BY_BULK = (
+    0.25  # bulk work that may overtake a short request, which must not wait for a bulk lane
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -202,7 +228,9 @@ class Arrivals:
 
     def opened(self, request: EngineRequest, sequences: int, tokens: int) -> None:
         """Record a request that has entered `sequences` sequences with `tokens` tokens in total."""
-        limits = {kind: self._tokens[kind] + times * tokens for kind, times in self._overtaken.items()}
+        limits = {
+            kind: self._tokens[kind] + times * tokens for kind, times in self._overtaken.items()
+        }
         self._turns[request] = _Turn(sequences, limits)
 
     def leave(self, sequences: Sequence[Waiting]) -> None:
@@ -244,7 +272,9 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, request: EngineRequest, places: Sequence[int], encodings: Sequence[Encoding]) -> None:
+    def add(
+        self, request: EngineRequest, places: Sequence[int], encodings: Sequence[Encoding]
+    ) -> None:
         """Queue some sequences of one request."""
         tag = self._virtual_time
         for place in places:
@@ -273,7 +303,9 @@ class FairQueue:
             head = self._queue[:size]
             awaited: list[Waiting] = []
             dropped: list[Waiting] = []
-            for waiting in head:  # read once, since another thread can cancel requests at any moment
+            for (
+                waiting
+            ) in head:  # read once, since another thread can cancel requests at any moment
                 (awaited if waiting.awaited else dropped).append(waiting)
             if not dropped:
                 return head
@@ -302,7 +334,9 @@ class FairQueue:
         self._virtual_time = max(self._virtual_time, self._queue[0].tag)
         arrived = {waiting.arrived for waiting in chosen}
         end = bisect_left(self._queue, max(chosen)) + 1
-        self._queue[:end] = [waiting for waiting in self._queue[:end] if waiting.arrived not in arrived]
+        self._queue[:end] = [
+            waiting for waiting in self._queue[:end] if waiting.arrived not in arrived
+        ]
         self._forget(chosen)
 
     def clear(self) -> list[Waiting]:

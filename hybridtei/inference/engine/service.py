@@ -16,7 +16,14 @@ from time import monotonic, perf_counter_ns
 from typing import Any, Generic, TypeVar
 
 from hybridtei.config import EngineConfig
-from hybridtei.errors import AnswerTooLarge, BackendError, EmptyInput, RequestRefused, TokenizerError, Unhealthy
+from hybridtei.errors import (
+    AnswerTooLarge,
+    BackendError,
+    EmptyInput,
+    RequestRefused,
+    TokenizerError,
+    Unhealthy,
+)
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.admission import Admission, Bounds, Deadlines
 from hybridtei.inference.engine.core import EngineCore, ResultCache, shared_tokens
@@ -76,7 +83,9 @@ class EngineService:
             device = self._own_device = Device(
                 backend.lanes, bulk_niceness=config.bulk_niceness, pass_timeout=config.pass_timeout
             )
-        self.engine = engine or engine_of(backend, config, budget_tokens, registry or Registry(), device)
+        self.engine = engine or engine_of(
+            backend, config, budget_tokens, registry or Registry(), device
+        )
         self._closing = False
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
@@ -116,7 +125,9 @@ class EngineService:
         """The error that ended its lanes or makes them unreachable; None while they serve."""
         return self.engine.dead
 
-    async def run(self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None) -> Answered[T]:
+    async def run(
+        self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None
+    ) -> Answered[T]:
         """Admit, split, tokenise, queue, wait, finish, join. `characters`: of all inputs, if counted. `bounds`: the split of a
         large request; default: one chunk.
 
@@ -131,7 +142,9 @@ class EngineService:
             chunks = task.split(bounds.chunk)
             first = next(chunks)
             if first.size == task.size:
-                short = first.size == 1 and characters is not None and characters <= SHORT_CHARACTERS
+                short = (
+                    first.size == 1 and characters is not None and characters <= SHORT_CHARACTERS
+                )
                 done = [await self._deadlines.within(self._run(first, short=short))]
                 _check_numbers(first.numbers(done[0].answer), bounds)
             else:
@@ -164,7 +177,10 @@ class EngineService:
             return await in_order(starts(chain([first], rest)), bounds.at_once)
         (begin,) = starts([first])
         done = await begin()
-        return [done, *await in_order(starts(chunk.knowing(done.answer) for chunk in rest), bounds.at_once)]
+        return [
+            done,
+            *await in_order(starts(chunk.knowing(done.answer) for chunk in rest), bounds.at_once),
+        ]
 
     async def _run(self, chunk: Task[T], *, short: bool = False) -> Answered[T]:
         began = perf_counter_ns()
@@ -178,13 +194,25 @@ class EngineService:
         tokenised = perf_counter_ns()
         if not chunk.heads:  # nothing to compute
             return Answered(
-                chunk.finish(self.model, encodings, HeadOutputs()), chunk.size, lengths, Timings(tokenised - began, 0, 0)
+                chunk.finish(self.model, encodings, HeadOutputs()),
+                chunk.size,
+                lengths,
+                Timings(tokenised - began, 0, 0),
             )
         request = await self.engine.run(encodings, chunk.heads, tokenised)
         finish = partial(chunk.finish, self.model, encodings, request.outputs())
-        answer = await self._in(self._pool, finish) if chunk.finishes_aside(self.model.spec) else finish()
+        answer = (
+            await self._in(self._pool, finish)
+            if chunk.finishes_aside(self.model.spec)
+            else finish()
+        )
         timings = request.timings()
-        return Answered(answer, chunk.size, lengths, Timings(tokenised - began, timings.queue_ns, timings.inference_ns))
+        return Answered(
+            answer,
+            chunk.size,
+            lengths,
+            Timings(tokenised - began, timings.queue_ns, timings.inference_ns),
+        )
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work without a pass on a separate thread, so that it delays no pass. Raises Overloaded if `MAX_ASIDE` pieces are
@@ -223,7 +251,9 @@ def default_tokenization_workers() -> int:
 
 def too_many_numbers(limit: int) -> RequestRefused:
     """Return the error of an answer with more than `limit` numbers."""
-    return RequestRefused(f"the answer would hold more than {limit} numbers: send fewer inputs at once")
+    return RequestRefused(
+        f"the answer would hold more than {limit} numbers: send fewer inputs at once"
+    )
 
 
 def _check_numbers(numbers: int, bounds: Bounds) -> None:
@@ -267,12 +297,20 @@ class _Panicking:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         if kind is not None and kind.__name__ == PANIC:
             raise TokenizerError(f"the tokenizer gave up: {error}") from error
 
 
-def engine_of(backend: Backend, config: EngineConfig, budget_tokens: int, registry: Registry, device: Device | None) -> Engine:
+def engine_of(
+    backend: Backend,
+    config: EngineConfig,
+    budget_tokens: int,
+    registry: Registry,
+    device: Device | None,
+) -> Engine:
     """Return the engine of a loaded model. It counts in `registry`."""
     assert device is not None
     cache = ResultCache(config.embedding_cache_mb * MEGABYTE) if config.embedding_cache_mb else None

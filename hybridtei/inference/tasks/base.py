@@ -40,7 +40,9 @@ class Task(Generic[Answer]):
     __slots__ = ()
     needs_first: ClassVar[bool] = False
     inputs: Sequence[Any]
-    if TYPE_CHECKING:  # a property, since a dataclass would take an attribute for the field's default
+    if (
+        TYPE_CHECKING
+    ):  # a property, since a dataclass would take an attribute for the field's default
 
         @property
         def heads(self) -> frozenset[Head]: ...

@@ -12,7 +12,18 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import EMBEDDINGS, Encoding, Head, Ids, LocatedEncoding, Offsets, Ragged, kept_tokens, offsets_of, sharing
+from hybridtei.batch import (
+    EMBEDDINGS,
+    Encoding,
+    Head,
+    Ids,
+    LocatedEncoding,
+    Offsets,
+    Ragged,
+    kept_tokens,
+    offsets_of,
+    sharing,
+)
 from hybridtei.errors import InvalidDimensions, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.pooling import (
@@ -34,10 +45,17 @@ InputType = Literal["query", "document"]
 QueryEncoder = Literal["model", "table"]
 PROMPTS: Mapping[InputType, tuple[str, ...]] = {
     "query": ("query", "retrieval.query"),
-    "document": ("document", "passage", "corpus", "retrieval.passage"),  # sentence-transformers' names, then Jina's
+    "document": (
+        "document",
+        "passage",
+        "corpus",
+        "retrieval.passage",
+    ),  # sentence-transformers' names, then Jina's
 }
 
-WITHOUT_PROMPT = "the model pools without a prompt's tokens (`include_prompt` false), which is not supported"
+WITHOUT_PROMPT = (
+    "the model pools without a prompt's tokens (`include_prompt` false), which is not supported"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +81,11 @@ class Embed(Task[Embeddings]):
 
     def for_model(self, spec: ModelSpec) -> Embed | LookUp:
         """`LookUp` if the request asks for the table, or for a query of a model that looks queries up."""
-        looks_up = spec.sparse is not None and spec.sparse.queries is not None and self.input_type == "query"
+        looks_up = (
+            spec.sparse is not None
+            and spec.sparse.queries is not None
+            and self.input_type == "query"
+        )
         return LookUp(self) if looks_up or self.query_encoder == "table" else self
 
     def check(self, spec: ModelSpec) -> None:
@@ -71,17 +93,27 @@ class Embed(Task[Embeddings]):
             raise UnsupportedHead("Model is not an embedding model")
         missing = self.heads - spec.heads
         if missing:
-            raise UnsupportedHead(f"Model has no {_listed(missing)} output. It has: {', '.join(sorted(spec.heads))}")
+            raise UnsupportedHead(
+                f"Model has no {_listed(missing)} output. It has: {', '.join(sorted(spec.heads))}"
+            )
         if spec.query is not None and self.route(spec) is None:
             raise InvalidInput(
                 "`input_type` is missing: the model has a router with a query and a document route, and no `default_route`"
             )
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidDimensions("`dimensions` should be positive")
-        if self.query_encoder == "table" and (self.heads != {Head.SPARSE} or self.input_type == "document"):
-            raise InvalidInput('`query_encoder` "table" makes sparse vectors of queries and nothing else')
-        if self.query_encoder == "table" and not (spec.sparse is not None and spec.sparse.can_look_up):
-            raise UnsupportedHead('`query_encoder` "table": the model has no table of what tokens weigh in queries')
+        if self.query_encoder == "table" and (
+            self.heads != {Head.SPARSE} or self.input_type == "document"
+        ):
+            raise InvalidInput(
+                '`query_encoder` "table" makes sparse vectors of queries and nothing else'
+            )
+        if self.query_encoder == "table" and not (
+            spec.sparse is not None and spec.sparse.can_look_up
+        ):
+            raise UnsupportedHead(
+                '`query_encoder` "table": the model has no table of what tokens weigh in queries'
+            )
 
     def prepare(self, model: Model) -> list[Encoding]:
         encodings = self.read(model, allow_empty=False)
@@ -91,20 +123,32 @@ class Embed(Task[Embeddings]):
     def check_width(self, spec: ModelSpec) -> None:
         """Raises InvalidDimensions if the model's vectors are shorter than requested."""
         if self.dimensions is not None and self.dimensions > self._width(spec):
-            raise InvalidDimensions("`dimensions` should be smaller than the maximum embedding dimension.")
+            raise InvalidDimensions(
+                "`dimensions` should be smaller than the maximum embedding dimension."
+            )
 
     def read(self, model: Model, *, allow_empty: bool = True) -> list[Encoding]:
         """Tokenise without further checks. Raises RequestError."""
         if model.query is not None and self.route(model.spec) == "query":
-            return [replace(one, route=1) for one in self.read(model.query, allow_empty=allow_empty)]
+            return [
+                replace(one, route=1) for one in self.read(model.query, allow_empty=allow_empty)
+            ]
         reader, name = self._reader(model)
         if not model.spec.pools_prompts and Head.DENSE in self.heads and reader.prompts.named(name):
-            raise InvalidInput(f"a prompt goes before the inputs, and {WITHOUT_PROMPT}: send an empty one, or none")
+            raise InvalidInput(
+                f"a prompt goes before the inputs, and {WITHOUT_PROMPT}: send an empty one, or none"
+            )
         return reader.read(
-            self.inputs, truncate=self.truncate, direction=self.direction, prompt_name=name, allow_empty=allow_empty
+            self.inputs,
+            truncate=self.truncate,
+            direction=self.direction,
+            prompt_name=name,
+            allow_empty=allow_empty,
         )
 
-    def locate(self, model: Model, *, times: int = 1, allow_empty: bool = False) -> list[LocatedEncoding]:
+    def locate(
+        self, model: Model, *, times: int = 1, allow_empty: bool = False
+    ) -> list[LocatedEncoding]:
         """Tokenise texts like `read`, with each token's place. Late-interaction models need inputs that are not expanded.
         `times`: as for `TextReader.locate`. Raises RequestError."""
         reader, name = self._reader(model)
@@ -130,7 +174,9 @@ class Embed(Task[Embeddings]):
         name = self.prompt_name or prompt_of(self.input_type, prompts.table or ())
         if name is not None or not self.uses_default_prompt:
             return name
-        is_other = self.input_type is not None and any(prompts.own in names for names in PROMPTS.values())
+        is_other = self.input_type is not None and any(
+            prompts.own in names for names in PROMPTS.values()
+        )
         return None if is_other else prompts.own
 
     def route(self, spec: ModelSpec) -> str | None:
@@ -143,25 +189,39 @@ class Embed(Task[Embeddings]):
         if Head.MULTIVECTOR not in self.heads or spec.multivector is None:
             return tokens * states
         width = spec.multivector.width
-        rows = tokens if self._budget is None else min(tokens, len(self.inputs) * (self._budget.max_tokens or tokens))
+        rows = (
+            tokens
+            if self._budget is None
+            else min(tokens, len(self.inputs) * (self._budget.max_tokens or tokens))
+        )
         return tokens * states + rows * min(self.dimensions or width, width)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
         side = self.side(spec)
-        return Head.MULTIVECTOR in self.heads and (self._budget is not None or (side is not None and side.pooling is not None))
+        return Head.MULTIVECTOR in self.heads and (
+            self._budget is not None or (side is not None and side.pooling is not None)
+        )
 
-    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
+    def finish(
+        self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs
+    ) -> Embeddings:
         """Cut, normalise and merge the pass's outputs."""
         outputs = outputs.only(self.heads)
         return Embeddings(
             dense=None if outputs.dense is None else self.scaled(model.spec, outputs.dense),
             sparse=sparse_vectors(model.spec, encodings, outputs),
-            multivector=None if outputs.multivector is None else self._multivector(model, encodings, outputs.multivector),
+            multivector=None
+            if outputs.multivector is None
+            else self._multivector(model, encodings, outputs.multivector),
             tokens=outputs.tokens,
         )
 
     def _width(self, spec: ModelSpec) -> int:
-        if Head.MULTIVECTOR in self.heads and Head.DENSE not in self.heads and spec.multivector is not None:
+        if (
+            Head.MULTIVECTOR in self.heads
+            and Head.DENSE not in self.heads
+            and spec.multivector is not None
+        ):
             return spec.multivector.width
         return spec.dense_width
 
@@ -176,20 +236,30 @@ class Embed(Task[Embeddings]):
         if not (merges or (side is not None and side.skipped)):
             return self.merged(model, side, rows)
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
-        input_ids = input_ids[have_vectors(spec, input_ids, offsets_of([len(encoding) for encoding in encodings]))]
+        input_ids = input_ids[
+            have_vectors(spec, input_ids, offsets_of([len(encoding) for encoding in encodings]))
+        ]
         if side is not None and side.skipped:
             skipped = np.isin(input_ids, list(side.skipped))
             rows, input_ids = without_rows(rows, skipped), input_ids[~skipped]
         return self.merged(model, side, rows, input_ids)
 
-    def merged(self, model: Model, side: Side | None, rows: Ragged, input_ids: Ids | None = None) -> Ragged:
+    def merged(
+        self, model: Model, side: Side | None, rows: Ragged, input_ids: Ids | None = None
+    ) -> Ragged:
         """Cut, merge and normalise multi-vectors as the checkpoint and the request specify. `input_ids`: each row's token, if
         the request's budget merges."""
         rows, is_unit = Ragged(cut(rows.values, self.dimensions), rows.offsets), False
         if side is not None and side.pooling is not None:
             rows, is_unit = pooled(Ragged(unit(rows.values), rows.offsets), side.pooling), True
-        elif self._budget is not None and self._budget.max_tokens is not None and input_ids is not None:
-            rows = without_marks(rows, np.isin(input_ids, list(model.mark_ids)), self._budget.max_tokens)
+        elif (
+            self._budget is not None
+            and self._budget.max_tokens is not None
+            and input_ids is not None
+        ):
+            rows = without_marks(
+                rows, np.isin(input_ids, list(model.mark_ids)), self._budget.max_tokens
+            )
         if self._budget is not None:
             return budgeted(rows, self._budget)
         return rows if is_unit else Ragged(unit(rows.values), rows.offsets)
@@ -235,7 +305,9 @@ def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
     width = 0 if spec.multivector is None else spec.multivector.width
     return Embeddings(
         dense=empty.reshape(0, spec.dense_width) if Head.DENSE in heads else None,
-        sparse=SparseVectors(none[:0], empty, none, spec.sparse_width) if Head.SPARSE in heads else None,
+        sparse=SparseVectors(none[:0], empty, none, spec.sparse_width)
+        if Head.SPARSE in heads
+        else None,
         multivector=Ragged(empty.reshape(0, width), none) if Head.MULTIVECTOR in heads else None,
         tokens=Ragged(empty.reshape(0, spec.hidden_size), none) if Head.TOKENS in heads else None,
     )
@@ -244,12 +316,18 @@ def no_rows(heads: frozenset[Head], spec: ModelSpec) -> Embeddings:
 def check_spelled(spec: ModelSpec) -> None:
     """Raises UnsupportedHead if sparse vectors are over latents, which have no pieces in the vocabulary."""
     if spec.sparse is not None and spec.sparse.kind == "code":
-        raise UnsupportedHead("Sparse vectors of a SparseAutoEncoder are over latents, which no token of the vocabulary spells")
+        raise UnsupportedHead(
+            "Sparse vectors of a SparseAutoEncoder are over latents, which no token of the vocabulary spells"
+        )
 
 
 def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | None:
     """Return the name of a model's prompt for a type of inputs, or None."""
-    return next((name for name in PROMPTS[input_type] if name in names), None) if input_type is not None else None
+    return (
+        next((name for name in PROMPTS[input_type] if name in names), None)
+        if input_type is not None
+        else None
+    )
 
 
 def have_vectors(spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets) -> NDArray[np.bool_]:
@@ -281,19 +359,27 @@ class LookUp(Task[Embeddings]):
         """Tokenise, without special tokens. Raises RequestError."""
         task = self.task
         return model.reader.read(
-            task.inputs, truncate=task.truncate, direction=task.direction, prompt_name=task.prompt_name, special_tokens=False
+            task.inputs,
+            truncate=task.truncate,
+            direction=task.direction,
+            prompt_name=task.prompt_name,
+            special_tokens=False,
         )
 
     def _of(self, begin: int, end: int) -> LookUp:
         return LookUp(self.task._of(begin, end))
 
-    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
+    def finish(
+        self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs
+    ) -> Embeddings:
         """Return the weights of each query's words."""
         assert model.query_weights is not None
         rows = [np.unique(encoding.input_ids) for encoding in encodings]
         rows = [row[model.query_weights[row] != 0] for row in rows]
         words = Ragged.from_rows(rows)
-        sparse = SparseVectors(words.values, model.query_weights[words.values], words.offsets, len(model.query_weights))
+        sparse = SparseVectors(
+            words.values, model.query_weights[words.values], words.offsets, len(model.query_weights)
+        )
         most = 0 if model.spec.sparse is None else model.spec.sparse.active
         return Embeddings(sparse=heaviest(sparse, most) if most else sparse)
 

@@ -58,18 +58,33 @@ class Classify(Task[Classified]):
             raise UnsupportedHead("Model is not a classifier model")
 
     def prepare(self, model: Model) -> list[Encoding]:
-        template, pairs = model.spec.template, [item for item in self.inputs if not isinstance(item, str)]
+        template, pairs = (
+            model.spec.template,
+            [item for item in self.inputs if not isinstance(item, str)],
+        )
         if template is None:
-            return model.reader.read_pairs(self.inputs, truncate=self.truncate, direction=self.direction)
+            return model.reader.read_pairs(
+                self.inputs, truncate=self.truncate, direction=self.direction
+            )
         if len(pairs) < len(self.inputs):
-            raise InvalidInput("`inputs` holds a text alone, but the model judges pairs: send [query, document]")
-        return sharing(model.reader.ask(template, pairs, truncate=self.truncate, direction=self.direction))
+            raise InvalidInput(
+                "`inputs` holds a text alone, but the model judges pairs: send [query, document]"
+            )
+        return sharing(
+            model.reader.ask(template, pairs, truncate=self.truncate, direction=self.direction)
+        )
 
-    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Classified:
+    def finish(
+        self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs
+    ) -> Classified:
         assert outputs.scores is not None
         assert model.spec.classifier is not None
         logits = refuse_nan(outputs.scores)
-        scores = logits if self.raw_scores else probabilities(logits, multi_label=model.spec.classifier.multi_label)
+        scores = (
+            logits
+            if self.raw_scores
+            else probabilities(logits, multi_label=model.spec.classifier.multi_label)
+        )
         return Classified(scores, model.spec.labels)
 
 
@@ -85,7 +100,11 @@ def softmax(logits: Floats) -> Floats:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
 
 
-FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {"sigmoid": sigmoid, "softmax": softmax, "none": None}
+FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {
+    "sigmoid": sigmoid,
+    "softmax": softmax,
+    "none": None,
+}
 
 
 def refuse_nan(values: Floats) -> Floats:
@@ -141,10 +160,15 @@ class Tag(Task[list[Tagged]]):
         reader = replace(model.reader, prompts=Prompts())  # no prompt goes before a text
         return [*reader.locate(self.inputs, truncate=self.truncate, direction=self.direction)]
 
-    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> list[Tagged]:
+    def finish(
+        self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs
+    ) -> list[Tagged]:
         assert outputs.tags is not None
         refuse_nan(outputs.tags.values)
-        return [self._tagged(model, encoding, logits) for encoding, logits in zip(encodings, outputs.tags, strict=True)]
+        return [
+            self._tagged(model, encoding, logits)
+            for encoding, logits in zip(encodings, outputs.tags, strict=True)
+        ]
 
     def join(self, answers: Sequence[list[Tagged]]) -> list[Tagged]:
         return [tagged for answer in answers for tagged in answer]
@@ -152,12 +176,21 @@ class Tag(Task[list[Tagged]]):
     def _tagged(self, model: Model, encoding: Encoding, logits: Floats) -> Tagged:
         assert isinstance(encoding, LocatedEncoding)
         of_text = ~encoding.special
-        found = spans(_tokens(model, encoding, of_text), softmax(logits[of_text]), model.spec.labels, self.aggregation)
+        found = spans(
+            _tokens(model, encoding, of_text),
+            softmax(logits[of_text]),
+            model.spec.labels,
+            self.aggregation,
+        )
         if self.aggregation != "none":
             return Tagged(encoding.text, found)
         scores = logits if self.raw_scores else softmax(logits)
         shown = np.arange(len(encoding)) if self.include_special_tokens else np.flatnonzero(of_text)
-        return Tagged(encoding.text, found, [_token(model, encoding, int(place), scores[place]) for place in shown])
+        return Tagged(
+            encoding.text,
+            found,
+            [_token(model, encoding, int(place), scores[place]) for place in shown],
+        )
 
 
 def _tokens(model: Model, encoding: LocatedEncoding, of_text: NDArray[np.bool_]) -> Tokens:
@@ -167,7 +200,12 @@ def _tokens(model: Model, encoding: LocatedEncoding, of_text: NDArray[np.bool_])
     unknown = ids == unknown_id if unknown_id is not None else np.zeros(len(ids), dtype=bool)
     wordpiece = tokenizer.continues_words
     pieces = tokenizer.pieces(ids) if wordpiece else []
-    return Tokens(encoding.text, offsets, ids, continues_word(encoding.text, offsets, pieces, unknown, wordpiece=wordpiece))
+    return Tokens(
+        encoding.text,
+        offsets,
+        ids,
+        continues_word(encoding.text, offsets, pieces, unknown, wordpiece=wordpiece),
+    )
 
 
 def _token(model: Model, encoding: LocatedEncoding, place: int, scores: Floats) -> TaggedToken:
@@ -204,18 +242,28 @@ class Span:
 
 
 def continues_word(
-    text: str, offsets: NDArray[np.int64], pieces: Sequence[str], unknown: NDArray[np.bool_], *, wordpiece: bool
+    text: str,
+    offsets: NDArray[np.int64],
+    pieces: Sequence[str],
+    unknown: NDArray[np.bool_],
+    *,
+    wordpiece: bool,
 ) -> NDArray[np.bool_]:
     """The mask bool[t] of tokens that continue the previous word. An unknown token never does."""
     places = offsets.tolist()
     if wordpiece:
-        found = [len(piece) != len(text[start:end]) for piece, (start, end) in zip(pieces, places, strict=True)]
+        found = [
+            len(piece) != len(text[start:end])
+            for piece, (start, end) in zip(pieces, places, strict=True)
+        ]
     else:
         found = [start > 0 and " " not in text[start - 1 : start + 1] for start, _ in places]
     return np.array(found, dtype=bool) & ~unknown
 
 
-def spans(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation) -> list[Span]:
+def spans(
+    tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation
+) -> list[Span]:
     """Probabilities float32[t, l] -> spans in the text's order. Merged spans exclude the label `O`."""
     items = (
         _of_tokens(tokens, scores, labels)
@@ -248,17 +296,28 @@ def _average(rows: Floats) -> Floats:
     return np.asarray(np.nanmean(rows, axis=0))
 
 
-_WORD: Mapping[Aggregation, Callable[[Floats], Floats]] = {"first": _first, "max": _strongest, "average": _average}
+_WORD: Mapping[Aggregation, Callable[[Floats], Floats]] = {
+    "first": _first,
+    "max": _strongest,
+    "average": _average,
+}
 
 
-def _of_words(tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation) -> Iterator[Span]:
+def _of_words(
+    tokens: Tokens, scores: Floats, labels: Sequence[str], aggregation: Aggregation
+) -> Iterator[Span]:
     begins = np.flatnonzero(~tokens.continues)
     begins = begins if len(begins) and begins[0] == 0 else np.concatenate(([0], begins))
     for begin, end in zip(begins, [*begins[1:], len(scores)], strict=True):
         if begin < end:
             row = _WORD[aggregation](scores[begin:end])
             label = int(row.argmax())
-            yield Span(int(tokens.offsets[begin, 0]), int(tokens.offsets[end - 1, 1]), labels[label], float(row[label]))
+            yield Span(
+                int(tokens.offsets[begin, 0]),
+                int(tokens.offsets[end - 1, 1]),
+                labels[label],
+                float(row[label]),
+            )
 
 
 def _groups(items: Iterator[Span]) -> Iterator[list[Span]]:

@@ -33,11 +33,15 @@ class MultivectorBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Merge similar vectors until a document has at most this number [default: all]."),
+        Meta(
+            description="Merge similar vectors until a document has at most this number [default: all]."
+        ),
     ] = None
     dtype: Annotated[
         MultivectorDtype,
-        Meta(description="int8: each vector scaled to whole numbers up to 127; binary: the sign of each number, one bit."),
+        Meta(
+            description="int8: each vector scaled to whole numbers up to 127; binary: the sign of each number, one bit."
+        ),
     ] = "float"
 
     @property
@@ -48,7 +52,9 @@ class MultivectorBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def budget_of(config: ModelConfig) -> MultivectorBudget | None:
     """Return the settings' budget; None if it changes no vector."""
-    budget = MultivectorBudget(max_tokens=config.multivector_tokens or None, dtype=config.multivector_dtype or "float")
+    budget = MultivectorBudget(
+        max_tokens=config.multivector_tokens or None, dtype=config.multivector_dtype or "float"
+    )
     return None if budget.is_full else budget
 
 
@@ -66,8 +72,17 @@ def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:
     Raises NotANumber if a row is not finite: its distances cannot be compared, and int8 cannot represent it.
     """
     if not np.isfinite(rows.values).all():
-        bad = int(np.searchsorted(rows.offsets, np.argwhere(~np.isfinite(rows.values))[0, 0], side="right")) - 1
-        raise NotANumber(f"the multi-vector of text {bad} of this pass holds numbers that are not finite")
+        bad = (
+            int(
+                np.searchsorted(
+                    rows.offsets, np.argwhere(~np.isfinite(rows.values))[0, 0], side="right"
+                )
+            )
+            - 1
+        )
+        raise NotANumber(
+            f"the multi-vector of text {bad} of this pass holds numbers that are not finite"
+        )
     if budget.max_tokens is None or int(rows.lengths.max(initial=0)) <= budget.max_tokens:
         return Ragged(_quantized(unit(rows.values), budget.dtype), rows.offsets)
     merged = Ragged.from_rows([merge(row, budget.max_tokens) for row in rows])
@@ -80,9 +95,18 @@ def merge(rows: Floats, max_rows: int) -> Floats:
     Long documents are merged in blocks of `MAX_MERGED_AT_ONCE` until one block remains: time is linear in t.
     """
     while len(rows) > max_rows:
-        share = max(0.5, max_rows / len(rows)) if len(rows) > MAX_MERGED_AT_ONCE else max_rows / len(rows)
+        share = (
+            max(0.5, max_rows / len(rows))
+            if len(rows) > MAX_MERGED_AT_ONCE
+            else max_rows / len(rows)
+        )
         blocks = np.array_split(rows, -(-len(rows) // MAX_MERGED_AT_ONCE))
-        rows = np.concatenate([_sums(block, clusters(unit(block), max(1, int(len(block) * share + 1e-9)))) for block in blocks])
+        rows = np.concatenate(
+            [
+                _sums(block, clusters(unit(block), max(1, int(len(block) * share + 1e-9))))
+                for block in blocks
+            ]
+        )
     return rows
 
 
@@ -111,7 +135,9 @@ def clusters(rows: Floats, count: int) -> NDArray[np.int64]:
     distances = np.clip(1 - rows @ rows.T, 0, 2)
 
     tree = linkage(squareform(distances, checks=False), method="ward")
-    labels: NDArray[np.int64] = np.unique(fcluster(tree, count, criterion="maxclust"), return_inverse=True)[1]
+    labels: NDArray[np.int64] = np.unique(
+        fcluster(tree, count, criterion="maxclust"), return_inverse=True
+    )[1]
     return labels
 
 
@@ -126,7 +152,9 @@ def pooled(rows: Ragged, pooling: TokenPooling) -> Ragged:
 def _pooled(rows: Floats, pooling: TokenPooling) -> Floats:
     protected, rest = rows[: pooling.protected], rows[pooling.protected :]
     blocks = np.array_split(rest, max(-(-len(rest) // MAX_MERGED_AT_ONCE), 1))
-    rows = np.concatenate([protected, *(_means(block, max(int(len(block) // pooling.factor), 1)) for block in blocks)])
+    rows = np.concatenate(
+        [protected, *(_means(block, max(int(len(block) // pooling.factor), 1)) for block in blocks)]
+    )
     return unit(rows) if pooling.normalize else rows
 
 
@@ -148,7 +176,9 @@ def _quantized(rows: Floats, dtype: MultivectorDtype) -> NDArray[Any]:
         return quantized(rows, "ubinary")
     if dtype == "int8":
         most = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
-        scaled: NDArray[Any] = np.rint(rows * (INT8_MOST / np.where(most == 0, 1, most))).astype(np.int8)
+        scaled: NDArray[Any] = np.rint(rows * (INT8_MOST / np.where(most == 0, 1, most))).astype(
+            np.int8
+        )
         return scaled
     return rows
 
@@ -161,7 +191,9 @@ def unpacked(bits: NDArray[np.uint8], width: int) -> Floats:
     return signs
 
 
-def strongest(input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int) -> SparseVectors:
+def strongest(
+    input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int
+) -> SparseVectors:
     """Ids int64[t] and weights float32[t] of `n` sequences -> n sparse vectors over `width` ids, without zeros and removed ids.
 
     Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
@@ -196,16 +228,22 @@ def without(vectors: SparseVectors, removed: Collection[int]) -> SparseVectors:
 def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
     row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
     lengths = np.bincount(row[kept], minlength=len(vectors))
-    return SparseVectors(vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width)
+    return SparseVectors(
+        vectors.indices[kept], vectors.values[kept], offsets_of(lengths), vectors.width
+    )
 
 
-def sparse_vectors(spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs) -> SparseVectors | None:
+def sparse_vectors(
+    spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs
+) -> SparseVectors | None:
     """Return a pass's sparse vectors, or None."""
     if outputs.token_weights is None:
         return None if outputs.splade is None else _splade(spec, outputs.splade)
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
     cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
-    return strongest(input_ids, outputs.token_weights.values, cu_seqlens, spec.removed_ids, spec.vocab_size)
+    return strongest(
+        input_ids, outputs.token_weights.values, cu_seqlens, spec.removed_ids, spec.vocab_size
+    )
 
 
 def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
@@ -224,7 +262,9 @@ RANGED: frozenset[str] = frozenset({"int8", "uint8"})
 BUCKETS = 255
 
 
-def quantized(rows: Floats, precision: Precision, ranges: Floats | None = None) -> NDArray[np.generic]:
+def quantized(
+    rows: Floats, precision: Precision, ranges: Floats | None = None
+) -> NDArray[np.generic]:
     """float32[n, d] -> [n, d], or [n, ceil(d / 8)] of bits, most significant first. `ranges`: float32[2, d], min and max."""
     if precision == "float":
         return rows
@@ -237,7 +277,9 @@ def quantized(rows: Floats, precision: Precision, ranges: Floats | None = None) 
     least = ranges[0]
     steps = (ranges[1] - least) / np.float32(BUCKETS)
     places = np.clip(np.floor((rows - least) / np.where(steps == 0, 1, steps)), 0, BUCKETS)
-    return np.asarray(places.astype(np.uint8) if precision == "uint8" else (places - 128).astype(np.int8))
+    return np.asarray(
+        places.astype(np.uint8) if precision == "uint8" else (places - 128).astype(np.int8)
+    )
 
 
 def read_ranges(path: str | Path) -> dict[str, Floats]:
@@ -252,6 +294,13 @@ def read_ranges(path: str | Path) -> dict[str, Floats]:
     except (OSError, ValueError) as error:
         raise LoadError(f"{path}: not a file of ranges: {error}") from error
     for name, array in arrays.items():
-        if array.ndim != 2 or len(array) != 2 or array.dtype.kind != "f" or not (array[0] <= array[1]).all():
-            raise LoadError(f"{path}: `{name}` should hold the least and the most of each dimension, as floats [2, d]")
+        if (
+            array.ndim != 2
+            or len(array) != 2
+            or array.dtype.kind != "f"
+            or not (array[0] <= array[1]).all()
+        ):
+            raise LoadError(
+                f"{path}: `{name}` should hold the least and the most of each dimension, as floats [2, d]"
+            )
     return {name: array.astype(np.float32) for name, array in arrays.items()}

@@ -32,11 +32,13 @@ class RelevantSpans(Struct, frozen=True):
     """Options of listing spans: Cohere's field."""
 
     mode: Literal["enabled", "disabled"]
-    threshold: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Least score of one [default: 0.1].")] = (
-        None
-    )
+    threshold: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(description="Least score of one [default: 0.1]."),
+    ] = None
     max_spans: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_SPANS)] | None, Meta(description="Most spans of a document [default: 32].")
+        Annotated[int, Meta(ge=1, le=MAX_SPANS)] | None,
+        Meta(description="Most spans of a document [default: 32]."),
     ] = None
 
     @property
@@ -46,7 +48,11 @@ class RelevantSpans(Struct, frozen=True):
 
 
 def relevant_spans(
-    spec: ModelSpec, query: Embeddings, encodings: Sequence[Encoding], documents: Embeddings, options: RelevantSpans
+    spec: ModelSpec,
+    query: Embeddings,
+    encodings: Sequence[Encoding],
+    documents: Embeddings,
+    options: RelevantSpans,
 ) -> list[list[RelevantSpan]]:
     """Return each document's spans, the best first. `encodings`: the located encodings of `documents`.
 
@@ -60,12 +66,20 @@ def relevant_spans(
         assert isinstance(encoding, LocatedEncoding)
         offsets = encoding.offsets[_have_rows(spec, encoding.input_ids)]
         is_whole = len(offsets) == len(vectors)
-        found.append(_spans(encoding.text, query.multivector.row(0), vectors, offsets, options) if is_whole else [])
+        found.append(
+            _spans(encoding.text, query.multivector.row(0), vectors, offsets, options)
+            if is_whole
+            else []
+        )
     return found
 
 
-def _spans(text: str, query: Floats, vectors: Floats, offsets: Ids, options: RelevantSpans) -> list[RelevantSpan]:
-    inside = offsets[:, 1] > np.maximum(offsets[:, 0], 0)  # without special tokens and the prompt's tokens
+def _spans(
+    text: str, query: Floats, vectors: Floats, offsets: Ids, options: RelevantSpans
+) -> list[RelevantSpan]:
+    inside = offsets[:, 1] > np.maximum(
+        offsets[:, 0], 0
+    )  # without special tokens and the prompt's tokens
     if not len(query) or not inside.any():
         return []
     least = DEFAULT_THRESHOLD if options.threshold is None else options.threshold
@@ -77,7 +91,9 @@ def _spans(text: str, query: Floats, vectors: Floats, offsets: Ids, options: Rel
     shares = np.bincount(sentence[best[inside[best]]], gains[inside[best]], minlength=len(ends))
     order = np.argsort(-shares, kind="stable")[: options.max_spans or MAX_SPANS]
     return [
-        RelevantSpan(*_bounds(text, int(ends[i - 1]) if i else 0, int(ends[i])), min(float(shares[i]), 1.0))
+        RelevantSpan(
+            *_bounds(text, int(ends[i - 1]) if i else 0, int(ends[i])), min(float(shares[i]), 1.0)
+        )
         for i in order.tolist()
         if shares[i] >= least and shares[i] > 0
     ]
@@ -93,4 +109,6 @@ def _have_rows(spec: ModelSpec, input_ids: Ids) -> NDArray[np.bool_]:
     """Return the mask bool[t] of a document's tokens that have a vector."""
     kept = have_vectors(spec, input_ids, offsets_of([len(input_ids)]))
     side = None if spec.late is None else spec.late.document
-    return kept if side is None or not side.skipped else kept & ~np.isin(input_ids, list(side.skipped))
+    return (
+        kept if side is None or not side.skipped else kept & ~np.isin(input_ids, list(side.skipped))
+    )

@@ -24,7 +24,9 @@ from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
 
 MAX_CHUNK_DOCUMENTS = 256
 MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents, whose token vectors take some 60 MB
-INSTRUCTION_CHARACTERS_MAX = 4_096  # of `instruction`, since it is tokenised again for each document
+INSTRUCTION_CHARACTERS_MAX = (
+    4_096  # of `instruction`, since it is tokenised again for each document
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,17 @@ class Rerank(_Question):
     def check(self, spec: ModelSpec) -> None:
         if spec.kind != "reranker":
             raise UnsupportedHead("model is not a re-ranker model")
-        if self.instruction is not None and (spec.template is None or "{instruction}" not in "".join(spec.template.parts)):
-            raise InvalidInput("`instruction` is for rerankers that are language models; this one takes none")
+        if self.instruction is not None and (
+            spec.template is None or "{instruction}" not in "".join(spec.template.parts)
+        ):
+            raise InvalidInput(
+                "`instruction` is for rerankers that are language models; this one takes none"
+            )
         length = len(self.instruction or "")
         if length > INSTRUCTION_CHARACTERS_MAX:
-            raise InvalidInput(f"`instruction` holds {length} characters > maximum allowed {INSTRUCTION_CHARACTERS_MAX}")
+            raise InvalidInput(
+                f"`instruction` holds {length} characters > maximum allowed {INSTRUCTION_CHARACTERS_MAX}"
+            )
 
     def prepare(self, model: Model) -> list[Encoding]:
         pairs = [(self.query, document) for document in self.cut_documents(model)]
@@ -97,7 +105,11 @@ class Rerank(_Question):
             return model.reader.read_pairs(pairs, truncate=self.truncate, direction=self.direction)
         return sharing(
             model.reader.ask(
-                model.spec.template, pairs, instruction=self.instruction, truncate=self.truncate, direction=self.direction
+                model.spec.template,
+                pairs,
+                instruction=self.instruction,
+                truncate=self.truncate,
+                direction=self.direction,
             )
         )
 
@@ -157,7 +169,10 @@ class RerankByVectors(_Question):
 
     @property
     def _shares(self) -> dict[str, float]:
-        return ((preset(self.weights) if isinstance(self.weights, str) else self.weights) or RankWeights()).by_name
+        return (
+            (preset(self.weights) if isinstance(self.weights, str) else self.weights)
+            or RankWeights()
+        ).by_name
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
@@ -167,30 +182,49 @@ class RerankByVectors(_Question):
         if not _has_vectors(spec):
             raise UnsupportedHead("model is not a re-ranker model")
         if isinstance(self.weights, str) and preset(self.weights) is None:
-            raise InvalidInput(f"`weights` is {self.weights!r}; known: {', '.join(PRESETS)}, or a number for each kind")
+            raise InvalidInput(
+                f"`weights` is {self.weights!r}; known: {', '.join(PRESETS)}, or a number for each kind"
+            )
         shares = self._shares
         if not all(0 <= share < np.inf for share in shares.values()) or not self.heads:
             raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
         lacking = [head for head in VECTORS if shares[head] > 0 and head not in self.kinds]
         if lacking and isinstance(self.weights, RankWeights) and self.weights != RankWeights():
-            raise InvalidInput(f"`weights` gives `{lacking[0]}` a share, which this model does not have")
+            raise InvalidInput(
+                f"`weights` gives `{lacking[0]}` a share, which this model does not have"
+            )
 
     def prepare(self, model: Model) -> list[Encoding]:
         texts = self.cut_documents(model)
         if not self.query and not all(texts):
-            raise EmptyInput("`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text))
+            raise EmptyInput(
+                "`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text)
+            )
         asked = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
-        documents: list[Encoding] = [*asked.locate(model, allow_empty=True)] if self.spans is not None else asked.read(model)
+        documents: list[Encoding] = (
+            [*asked.locate(model, allow_empty=True)]
+            if self.spans is not None
+            else asked.read(model)
+        )
         if self.known is not None:
             return documents
-        return [*Embed([self.query], self.heads, self.truncate, self.direction, input_type="query").read(model), *documents]
+        return [
+            *Embed(
+                [self.query], self.heads, self.truncate, self.direction, input_type="query"
+            ).read(model),
+            *documents,
+        ]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
         query, first = self.known, 0 if self.known is not None else 1
         if query is None:
-            query = Embed((), self.heads, input_type="query").finish(model, encodings[:1], outputs.take([0]))
+            query = Embed((), self.heads, input_type="query").finish(
+                model, encodings[:1], outputs.take([0])
+            )
             outputs = outputs.take(range(1, len(encodings)))
-        documents = Embed((), self.heads, input_type="document").finish(model, encodings[first:], outputs)
+        documents = Embed((), self.heads, input_type="document").finish(
+            model, encodings[first:], outputs
+        )
         if self.spans is None:
             return Scored(self._scores(query, documents), query)
         found = relevant_spans(model.spec, query, encodings[first:], documents, self.spans)
@@ -202,7 +236,10 @@ class RerankByVectors(_Question):
     def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
         shares = {head: self._shares[head] for head in self.heads}
         mean = len(self.kinds) > 1
-        total = sum(share * _alike(head, query, documents, mean=mean) for head, share in sorted(shares.items()))
+        total = sum(
+            share * _alike(head, query, documents, mean=mean)
+            for head, share in sorted(shares.items())
+        )
         return refuse_nan(np.asarray(total / sum(shares.values()), dtype=np.float32))
 
 
@@ -210,7 +247,9 @@ Ranking = Rerank | RerankByVectors
 
 
 def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) -> Floats:
-    one, many = (getattr(side, head) for side in (query, documents))  # heads have the names of columns
+    one, many = (
+        getattr(side, head) for side in (query, documents)
+    )  # heads have the names of columns
     if head is Head.DENSE:
         return np.asarray(many @ one[0])
     return sparse_dot(one, many) if head is Head.SPARSE else maxsim(one.row(0), many, mean=mean)
@@ -247,7 +286,15 @@ def rerank_task(
         weights = declared_weights(spec) if weights is None else weights
         given = (query, documents, truncate, direction, raw_scores, weights, kinds)
         return RerankByVectors(*given, spans=spans, max_document_tokens=max_document_tokens)
-    return Rerank(query, documents, truncate, direction, raw_scores, instruction, max_document_tokens=max_document_tokens)
+    return Rerank(
+        query,
+        documents,
+        truncate,
+        direction,
+        raw_scores,
+        instruction,
+        max_document_tokens=max_document_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,5 +348,7 @@ def maxsim(query: Floats, documents: Ragged, *, mean: bool) -> Floats:
         if len(rows):
             start = documents.offsets[begin]
             alike = query @ documents.values[start : documents.offsets[end]].T
-            scores[rows] = np.maximum.reduceat(alike, documents.offsets[rows] - start, axis=1).sum(axis=0, dtype=np.float32)
+            scores[rows] = np.maximum.reduceat(alike, documents.offsets[rows] - start, axis=1).sum(
+                axis=0, dtype=np.float32
+            )
     return scores / np.float32(len(query)) if mean else scores

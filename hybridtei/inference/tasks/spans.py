@@ -78,11 +78,19 @@ class EmbedSpans(Task[Embeddings]):
                 f"`spans`: the dense vector of a span is the mean of its tokens' states, but the model pools by "
                 f"{', '.join(spec.pooling)}: leave `dense` out of `outputs`"
             )
-        if Head.SPARSE in self.task.heads and spec.sparse is not None and spec.sparse.kind in ("splade", "code"):
-            raise UnsupportedHead("`spans`: the model's sparse vectors are of whole texts, not of tokens")
+        if (
+            Head.SPARSE in self.task.heads
+            and spec.sparse is not None
+            and spec.sparse.kind in ("splade", "code")
+        ):
+            raise UnsupportedHead(
+                "`spans`: the model's sparse vectors are of whole texts, not of tokens"
+            )
         side = self.task.side(spec)
         if side is not None and side.expansion is not None:
-            raise UnsupportedHead("`spans`: the model expands its queries, which have no spans; send `input_type` document")
+            raise UnsupportedHead(
+                "`spans`: the model expands its queries, which have no spans; send `input_type` document"
+            )
 
     def _of(self, begin: int, end: int) -> EmbedSpans:
         return replace(self, inputs=self.inputs[begin:end], first=self.first + begin)
@@ -98,33 +106,52 @@ class EmbedSpans(Task[Embeddings]):
         encodings: list[Encoding] = []
         row = 0
         texts = replace(self.task, inputs=[item.text for item in self.inputs])
-        for place, (item, located) in enumerate(zip(self.inputs, texts.locate(model, times=times), strict=True)):
+        for place, (item, located) in enumerate(
+            zip(self.inputs, texts.locate(model, times=times), strict=True)
+        ):
             encodings += self._spanned(place, item, located, longest, row)
             row += len(item.spans)
         return encodings
 
-    def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Embeddings:
+    def finish(
+        self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs
+    ) -> Embeddings:
         """Reduce the pass's outputs to one row a span."""
         spec, heads = model.spec, self.task.heads
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
         cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
         spans = _flat(encodings, cu_seqlens)
-        states, rows = outputs.tokens, np.concatenate([_spans_of(encoding).rows for encoding in encodings])
+        states, rows = (
+            outputs.tokens,
+            np.concatenate([_spans_of(encoding).rows for encoding in encodings]),
+        )
         answer = Embeddings(
             dense=self.task.scaled(spec, _dense(spec, encodings, states))
             if Head.DENSE in heads and states is not None
             else None,
             sparse=_sparse(spec, input_ids, spans, outputs) if Head.SPARSE in heads else None,
-            multivector=self._multivector(model, input_ids, cu_seqlens, spans, outputs) if Head.MULTIVECTOR in heads else None,
-            tokens=Ragged(states.values[spans.values], spans.offsets) if Head.TOKENS in heads and states is not None else None,
+            multivector=self._multivector(model, input_ids, cu_seqlens, spans, outputs)
+            if Head.MULTIVECTOR in heads
+            else None,
+            tokens=Ragged(states.values[spans.values], spans.offsets)
+            if Head.TOKENS in heads and states is not None
+            else None,
         )
         return answer if (np.diff(rows) == 1).all() else answer.take(rows.argsort())
 
     def max_numbers(self, spec: ModelSpec, tokens: int) -> int:
         rows = sum(len(item.spans) for item in self.inputs)
-        covered = max(_depth(item.spans) for item in self.inputs) if Head.MULTIVECTOR in self.task.heads else 1
+        covered = (
+            max(_depth(item.spans) for item in self.inputs)
+            if Head.MULTIVECTOR in self.task.heads
+            else 1
+        )
         # Pooled states are not part of the answer, but stay in memory until it is made.
-        pooled = rows * spec.dense_width + tokens * spec.hidden_size if Head.DENSE in self.task.heads else 0
+        pooled = (
+            rows * spec.dense_width + tokens * spec.hidden_size
+            if Head.DENSE in self.task.heads
+            else 0
+        )
         return pooled + replace(self.task, inputs=("",) * rows).max_numbers(spec, tokens * covered)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
@@ -135,12 +162,16 @@ class EmbedSpans(Task[Embeddings]):
         if not item.spans:
             raise InvalidInput(f"`{name}` names no span")
         if len(item.spans) > most:
-            raise InvalidInput(f"`{name}` holds {len(item.spans)} spans > maximum allowed {most}: each has a token")
+            raise InvalidInput(
+                f"`{name}` holds {len(item.spans)} spans > maximum allowed {most}: each has a token"
+            )
 
     def _name(self, place: int) -> str:
         return self.field.format(self.first + place)
 
-    def _spanned(self, place: int, item: SpanText, located: LocatedEncoding, longest: int, row: int) -> Iterator[SpanEncoding]:
+    def _spanned(
+        self, place: int, item: SpanText, located: LocatedEncoding, longest: int, row: int
+    ) -> Iterator[SpanEncoding]:
         """The text as one encoding, or as one for each window. `row`: the row of its first span."""
         name = self._name(place)
         own = np.flatnonzero(~located.special & (located.offsets[:, 1] > 0))
@@ -159,7 +190,9 @@ class EmbedSpans(Task[Embeddings]):
             )
         total, most = int(counts.sum()), MAX_COVERAGE * len(own)
         if total > most:
-            raise InvalidInput(f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x the text's")
+            raise InvalidInput(
+                f"`{name}` hold {total} tokens in all > maximum allowed {most}, {MAX_COVERAGE} x the text's"
+            )
         rows = np.arange(row, row + len(spans))
         if len(located) <= longest:
             yield _encoding(located, np.arange(len(located)), own, edges, rows)
@@ -177,7 +210,9 @@ class EmbedSpans(Task[Embeddings]):
         for window in np.unique(chosen):
             begin, end = windows[window].tolist()
             held, kept = chosen == window, np.concatenate([head, own[begin:end], tail])
-            yield _encoding(located, kept, len(head) + np.arange(end - begin), edges[held] - begin, rows[held])
+            yield _encoding(
+                located, kept, len(head) + np.arange(end - begin), edges[held] - begin, rows[held]
+            )
 
     def _multivector(
         self, model: Model, input_ids: Ids, cu_seqlens: Offsets, spans: Ragged, outputs: HeadOutputs
@@ -188,22 +223,32 @@ class EmbedSpans(Task[Embeddings]):
         row_of, side = np.cumsum(kept) - 1, self.task.side(spec)
         if side is not None:
             kept = kept & ~np.isin(input_ids, list(side.skipped))
-            side = replace(side, pooling=None if side.pooling is None else replace(side.pooling, protected=0))
+            side = replace(
+                side, pooling=None if side.pooling is None else replace(side.pooling, protected=0)
+            )
         has_vector = kept[spans.values]
         rows = outputs.multivector.values[row_of[spans.values[has_vector]]]
         lengths = np.add.reduceat(has_vector.astype(np.int64), spans.offsets[:-1])
-        return self.task.merged(model, side, Ragged(rows, offsets_of(lengths)), input_ids[spans.values[has_vector]])
+        return self.task.merged(
+            model, side, Ragged(rows, offsets_of(lengths)), input_ids[spans.values[has_vector]]
+        )
 
 
 def span_texts(texts: Sequence[Any], lists: Sequence[Any], field: str) -> list[SpanText]:
     """Return texts with their spans. Raises InvalidInput unless each item is a text and each span a pair of numbers."""
     if len(lists) != len(texts):
-        raise InvalidInput(f"`spans` holds {len(lists)} lists for {len(texts)} `{field}`; each needs its own")
+        raise InvalidInput(
+            f"`spans` holds {len(lists)} lists for {len(texts)} `{field}`; each needs its own"
+        )
     for place, (text, spans) in enumerate(zip(texts, lists, strict=True)):
         if not isinstance(text, str):
-            raise InvalidInput(f"`{field}[{place}]` is of type {type(text).__name__}; only a text has spans")
+            raise InvalidInput(
+                f"`{field}[{place}]` is of type {type(text).__name__}; only a text has spans"
+            )
         for index, span in enumerate(spans):
-            if len(span) != ENDS or not all(type(end) is int and 0 <= end < LARGEST for end in span):
+            if len(span) != ENDS or not all(
+                type(end) is int and 0 <= end < LARGEST for end in span
+            ):
                 wrong = f"`{field}[{place}].spans[{index}]` is {span!r}"
                 raise InvalidInput(f"{wrong}; a span is two whole numbers from 0 to {LARGEST - 1}")
     return [SpanText(text, list(spans)) for text, spans in zip(texts, lists, strict=True)]
@@ -241,7 +286,10 @@ def _first_characters(text: str, offsets: Ids) -> Ids:
     """Return the starts int64[t] of tokens, without the white space that some tokenizers include in a word."""
     if not len(offsets):
         return offsets[:, 0]
-    begin, end = max(0, int(offsets[:, 0].min())), int(offsets[:, 1].max())  # the text may be far longer
+    begin, end = (
+        max(0, int(offsets[:, 0].min())),
+        int(offsets[:, 1].max()),
+    )  # the text may be far longer
     characters = np.frombuffer(text[begin:end].encode("utf-32-le", "surrogatepass"), dtype="<u4")
     spaces = [character for character in np.unique(characters).tolist() if chr(character).isspace()]
     places = np.where(np.isin(characters, spaces), len(characters), np.arange(len(characters)))
@@ -269,7 +317,12 @@ def _spans_of(encoding: Encoding) -> SpanEncoding:
 def _flat(encodings: Sequence[Encoding], cu_seqlens: Offsets) -> Ragged:
     """Return the tokens of all spans of all encodings, as rows of the pass."""
     places = [_spans_of(encoding).places for encoding in encodings]
-    return Ragged.concat([Ragged(one.values + begin, one.offsets) for one, begin in zip(places, cu_seqlens[:-1], strict=True)])
+    return Ragged.concat(
+        [
+            Ragged(one.values + begin, one.offsets)
+            for one, begin in zip(places, cu_seqlens[:-1], strict=True)
+        ]
+    )
 
 
 def _dense(spec: ModelSpec, encodings: Sequence[Encoding], states: Ragged) -> Floats:
@@ -286,7 +339,9 @@ def _dense(spec: ModelSpec, encodings: Sequence[Encoding], states: Ragged) -> Fl
 def _sparse(spec: ModelSpec, input_ids: Ids, spans: Ragged, outputs: HeadOutputs) -> SparseVectors:
     assert outputs.token_weights is not None
     weights = outputs.token_weights.values[spans.values]
-    return strongest(input_ids[spans.values], weights, spans.offsets, spec.removed_ids, spec.vocab_size)
+    return strongest(
+        input_ids[spans.values], weights, spans.offsets, spec.removed_ids, spec.vocab_size
+    )
 
 
 @lru_cache(maxsize=8)

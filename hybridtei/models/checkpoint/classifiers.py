@@ -125,13 +125,21 @@ def _modernbert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
 
 
 def _modernbert_head(config: Config) -> tuple[Step, ...]:
-    bias, activation = bool(config.get("classifier_bias", False)), config.get("classifier_activation", "gelu")
-    norm = NormStep("head.norm", float(config.get("norm_eps", 1e-5)), bool(config.get("norm_bias", False)))
+    bias, activation = (
+        bool(config.get("classifier_bias", False)),
+        config.get("classifier_activation", "gelu"),
+    )
+    norm = NormStep(
+        "head.norm", float(config.get("norm_eps", 1e-5)), bool(config.get("norm_bias", False))
+    )
     return LinearStep("head.dense", activation, bias), norm
 
 
 def _eurobert(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
-    return _one_of(config, {"bos": "cls", "mean": "mean", "late": "late"}, "late"), (LinearStep("dense", "gelu"), LAST)
+    return _one_of(config, {"bos": "cls", "mean": "mean", "late": "late"}, "late"), (
+        LinearStep("dense", "gelu"),
+        LAST,
+    )
 
 
 def _decoder(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
@@ -139,22 +147,57 @@ def _decoder(config: Config) -> tuple[ScorePooling, tuple[Step, ...]]:
     return _one_of(config, poolings, "lasttoken", key="pooling"), (LinearStep("score", bias=False),)
 
 
-def _one_of(config: Config, known: Mapping[str, ScorePooling], default: str, key: str = "classifier_pooling") -> ScorePooling:
+def _one_of(
+    config: Config, known: Mapping[str, ScorePooling], default: str, key: str = "classifier_pooling"
+) -> ScorePooling:
     name = config.get(key, default)
     if not isinstance(name, str) or name not in known:
-        raise UnsupportedArchitecture(f"config.json: `{key}` {name!r}; supported: {', '.join(known)}")
+        raise UnsupportedArchitecture(
+            f"config.json: `{key}` {name!r}; supported: {', '.join(known)}"
+        )
     return known[name]
 
 
 # transformers' generic class: one matrix on the last token, or on the vector that NVIDIA's class pools.
 DECODERS = frozenset(
     {
-        *("arcee", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "helium", "llama", "ministral", "mistral"),
-        *("mixtral", "nemotron", "olmo", "olmo2", "olmo3", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+        *(
+            "arcee",
+            "exaone4",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "glm",
+            "glm4",
+            "helium",
+            "llama",
+            "ministral",
+            "mistral",
+        ),
+        *(
+            "mixtral",
+            "nemotron",
+            "olmo",
+            "olmo2",
+            "olmo3",
+            "persimmon",
+            "phi",
+            "phi3",
+            "qwen2",
+            "qwen2_moe",
+            "qwen3",
+        ),
         *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
     }
 )
-ROBERTAS = ("roberta", "xlm-roberta", "xlm-roberta-flash", "xlm-roberta-xl", "camembert", "jina_embeddings_v3")
+ROBERTAS = (
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-flash",
+    "xlm-roberta-xl",
+    "camembert",
+    "jina_embeddings_v3",
+)
 # The default `pad_token_id` of transformers' configurations.
 PADDING: Mapping[str, int] = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 0),
@@ -166,8 +209,13 @@ _DENSE_TANH = _two_layers("classifier.dense", "tanh", OUT_PROJ)
 _DENSE_AS_HIDDEN = _two_layers("classifier.dense", "gelu", OUT_PROJ, "hidden_act")
 # model_type -> (prefix of its trunk's tensors, its head)
 SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
-    **{name: (name, _two_layers(f"{name}.pooler.dense", "tanh")) for name in ("bert", "ernie", "gte", "new", "nomic_bert")},
-    **dict.fromkeys(("jina_bert", "megatron-bert"), ("bert", _two_layers("bert.pooler.dense", "tanh"))),
+    **{
+        name: (name, _two_layers(f"{name}.pooler.dense", "tanh"))
+        for name in ("bert", "ernie", "gte", "new", "nomic_bert")
+    },
+    **dict.fromkeys(
+        ("jina_bert", "megatron-bert"), ("bert", _two_layers("bert.pooler.dense", "tanh"))
+    ),
     "rembert": ("rembert", _two_layers("rembert.pooler.dense", "tanh")),
     "albert": ("albert", _two_layers("albert.pooler", "tanh")),
     **dict.fromkeys(ROBERTAS, ("roberta", _DENSE_TANH)),
@@ -179,18 +227,25 @@ SEQUENCE: Mapping[str, tuple[str, _Recipe]] = {
     "electra": ("electra", _two_layers("classifier.dense", "gelu", OUT_PROJ)),
     "distilbert": ("distilbert", _two_layers("pre_classifier", "relu")),
     "modernbert": ("model", _modernbert),
-    **dict.fromkeys(("deberta", "deberta-v2"), ("deberta", _two_layers("pooler.dense", "gelu", key="pooler_hidden_act"))),
+    **dict.fromkeys(
+        ("deberta", "deberta-v2"),
+        ("deberta", _two_layers("pooler.dense", "gelu", key="pooler_hidden_act")),
+    ),
     "eurobert": ("model", _eurobert),
     **dict.fromkeys(DECODERS, ("model", _decoder)),
 }
 
 
-def read_classifier(folder: Path, home: Path, modules: Modules, config: JsonObject, hidden_size: int) -> ClassifierHead | None:
+def read_classifier(
+    folder: Path, home: Path, modules: Modules, config: JsonObject, hidden_size: int
+) -> ClassifierHead | None:
     """Return the head that gives logits, or None. A checkpoint with a pooling module and no head weights is an embedder: its
     class name is left over from its base model. Raises LoadError and its subclasses."""
     if gives_scores(folder, modules):
         return in_modules(folder, modules, config, hidden_size)
-    named = find_classifier(home, str(config["model_type"]), tuple(config.get("architectures") or ()), config)
+    named = find_classifier(
+        home, str(config["model_type"]), tuple(config.get("architectures") or ()), config
+    )
     if named is None or module_path(modules, "Pooling") is None or not has_weights(home):
         return named
     last = named.steps[-1]
@@ -198,7 +253,9 @@ def read_classifier(folder: Path, home: Path, modules: Modules, config: JsonObje
     return None if lacks else named
 
 
-def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...], config: JsonObject) -> ClassifierHead | None:
+def find_classifier(
+    folder: Path, model_type: str, architectures: tuple[str, ...], config: JsonObject
+) -> ClassifierHead | None:
     """Return the head that `architectures` names, or None for an embedding model. Raises LoadError and its subclasses.
 
     Some GTE embedding models name `NewForTokenClassification`; they have no labels, or also name `NewModel`.
@@ -210,12 +267,17 @@ def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...
     if not names:
         return None
     name = names[0]
-    if not name.endswith(("ForSequenceClassification", "ForTokenClassification")) or model_type not in SEQUENCE:
+    if (
+        not name.endswith(("ForSequenceClassification", "ForTokenClassification"))
+        or model_type not in SEQUENCE
+    ):
         served = ", ".join(sorted(SEQUENCE))
         raise UnsupportedArchitecture(
             f"{config.file}: {name} of {model_type!r} is not supported; classifiers supported: {served}"
         )
-    trunk, recipe = SEQUENCE["new" if name.startswith("NewFor") else model_type]  # Alibaba's name for transformers' gte
+    trunk, recipe = SEQUENCE[
+        "new" if name.startswith("NewFor") else model_type
+    ]  # Alibaba's name for transformers' gte
     labels = _labels(config)
     if name.endswith("ForTokenClassification"):
         return ClassifierHead("none", _token_steps(model_type, config), f"{trunk}.", labels)
@@ -223,7 +285,13 @@ def find_classifier(folder: Path, model_type: str, architectures: tuple[str, ...
         pooling, steps = recipe(config)
     except UnsupportedArchitecture as error:
         raise UnsupportedArchitecture(f"{folder}: {error}") from error
-    return ClassifierHead(pooling, steps, f"{trunk}.", labels, config.get("problem_type") == "multi_label_classification")
+    return ClassifierHead(
+        pooling,
+        steps,
+        f"{trunk}.",
+        labels,
+        config.get("problem_type") == "multi_label_classification",
+    )
 
 
 def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
@@ -233,7 +301,12 @@ def skipped_padding(head: ClassifierHead | None, config: Config) -> int | None:
     attention, removing the skipped tokens gives the same result.
     """
     model_type, last = str(config.get("model_type")), None if head is None else head.steps[-1]
-    is_generic = model_type in DECODERS and isinstance(last, LinearStep) and last.name == "score" and "pooling" not in config
+    is_generic = (
+        model_type in DECODERS
+        and isinstance(last, LinearStep)
+        and last.name == "score"
+        and "pooling" not in config
+    )
     both_ways = config.get("is_causal") is False or config.get("use_bidirectional_attention")
     if head is None or head.pooling != "lasttoken" or not is_generic or both_ways:
         return None
@@ -254,14 +327,18 @@ def between(head: ClassifierHead, yes: int, no: int, label: str) -> ClassifierHe
     return replace(head, steps=(*first, replace(last, rows=(yes, no))), labels=(label,))
 
 
-def in_modules(folder: Path, modules: Modules, config: JsonObject, hidden_size: int) -> ClassifierHead:
+def in_modules(
+    folder: Path, modules: Modules, config: JsonObject, hidden_size: int
+) -> ClassifierHead:
     """Return the head of a cross-encoder whose layers are sentence-transformers modules; the last one gives the logits. Labels
     come from config.json if their number fits. Raises LoadError and its subclasses."""
     poolings = read_pooling(folder, None, modules, "", config)
     steps = read_steps(folder, modules, None, hidden_size * len(poolings))
     count, declared = steps[-1].out_features, config.get("id2label")
     if len(poolings) > 1:
-        raise UnsupportedArchitecture(f"{folder}: scores of {len(poolings)} concatenated poolings are not supported")
+        raise UnsupportedArchitecture(
+            f"{folder}: scores of {len(poolings)} concatenated poolings are not supported"
+        )
     named = isinstance(declared, dict) and len(declared) == count
     labels = _labels(config) if named else tuple(f"LABEL_{i}" for i in range(count))
     return ClassifierHead(poolings[0], steps, "", labels)
@@ -279,7 +356,9 @@ def yes_of_two(head: ClassifierHead) -> ClassifierHead:
 def language_model(yes: int, no: int | None, *, tied: bool) -> ClassifierHead:
     """Return a ranker by the last token's logit of `yes` minus that of `no`. `tied`: the matrix is the word embeddings'."""
     name = "model.embed_tokens" if tied else "lm_head"
-    return ClassifierHead("lasttoken", (LinearStep(name, bias=False, rows=(yes, no)),), "model.", ("yes",))
+    return ClassifierHead(
+        "lasttoken", (LinearStep(name, bias=False, rows=(yes, no)),), "model.", ("yes",)
+    )
 
 
 def _labels(config: JsonObject) -> tuple[str, ...]:
@@ -288,6 +367,12 @@ def _labels(config: JsonObject) -> tuple[str, ...]:
     if labels is None:
         return tuple(f"LABEL_{i}" for i in range(config.count("num_labels", 2)))
     keys = [str(i) for i in range(len(labels))] if isinstance(labels, dict) else []
-    if not keys or sorted(labels) != sorted(keys) or not all(isinstance(label, str) for label in labels.values()):
-        raise LoadError(f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}')
+    if (
+        not keys
+        or sorted(labels) != sorted(keys)
+        or not all(isinstance(label, str) for label in labels.values())
+    ):
+        raise LoadError(
+            f'{config.file}: `id2label` should name a label for each of "0", "1", …, and is {labels!r}'
+        )
     return tuple(labels[key] for key in keys)

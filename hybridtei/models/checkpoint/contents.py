@@ -20,10 +20,19 @@ ORIGINAL = "give the model that they were made from, whose repository has them"
 # Pattern of unsupported weight files -> their description, and what the user should do.
 FOREIGN: Mapping[str, tuple[str, str]] = {
     "*.gguf": ("weights for llama.cpp (GGUF)", ORIGINAL),
-    "tf_model*.h5": ("TensorFlow's weights", "transformers 4 converts them, by `from_tf=True` and `save_pretrained`"),
+    "tf_model*.h5": (
+        "TensorFlow's weights",
+        "transformers 4 converts them, by `from_tf=True` and `save_pretrained`",
+    ),
     "*.ckpt*": ("TensorFlow's weights", ORIGINAL),
-    "flax_model*.msgpack": ("Flax's weights", "transformers 4 converts them, by `from_flax=True` and `save_pretrained`"),
-    "consolidated*": ("weights under the publisher's own names", "give the repository that holds them in transformers' form"),
+    "flax_model*.msgpack": (
+        "Flax's weights",
+        "transformers 4 converts them, by `from_flax=True` and `save_pretrained`",
+    ),
+    "consolidated*": (
+        "weights under the publisher's own names",
+        "give the repository that holds them in transformers' form",
+    ),
     "model.*.safetensors": ("weights of a variant", "rename the file to model.safetensors"),
     "pytorch_model.*.bin": ("weights of a variant", "rename the file to pytorch_model.bin"),
     "*.mlmodel*": ("weights for Core ML", ORIGINAL),
@@ -47,19 +56,27 @@ def check_contents(folder: Path, home: Path | None = None) -> None:
 def has_readable(folder: Path) -> bool:
     """True if the folder has weights or a graph that some backend reads."""
     files = (*INDEXES, *GRAPHS)
-    return bool(weight_files(folder)) or any(next(folder.glob(pattern), None) is not None for pattern in files)
+    return bool(weight_files(folder)) or any(
+        next(folder.glob(pattern), None) is not None for pattern in files
+    )
 
 
 def no_weights(folder: Path) -> MissingArtifact:
     """Return the error of a folder without weights and without a graph."""
     again = "copy or download the whole repository again, or give one with safetensors"
-    return MissingArtifact(f"{folder / 'model.safetensors'}: missing. {READ}: {again}; {NOT_FETCHED}")
+    return MissingArtifact(
+        f"{folder / 'model.safetensors'}: missing. {READ}: {again}; {NOT_FETCHED}"
+    )
 
 
 def _check_quantised(file: Path) -> None:
     config = read_object(file)
     for part in (config, config.get("text_config")):
-        settings = part.get("quantization_config") or part.get("compression_config") if isinstance(part, dict) else None
+        settings = (
+            part.get("quantization_config") or part.get("compression_config")
+            if isinstance(part, dict)
+            else None
+        )
         if settings:
             method = isinstance(settings, dict) and settings.get("quant_method")
             named = _shown(method or "of an unnamed method")
@@ -76,7 +93,9 @@ def _check_adapter(folder: Path) -> None:
     settings = read_object(file)
     base = _shown(settings.get("base_model_name_or_path") or settings.get("model_name"))
     kind = _shown(settings.get("peft_type") or "of an unnamed kind")
-    own = "beside weights of a model" if weight_files(folder) else "without the weights of its model"
+    own = (
+        "beside weights of a model" if weight_files(folder) else "without the weights of its model"
+    )
     raise LoadError(
         f"{file}: an adapter ({kind}) of {base}, "
         f"{own}; hybridtei does not apply adapters "
@@ -100,9 +119,13 @@ def _instead(folder: Path) -> str:
     if not folder.is_dir() or not any(folder.iterdir()):
         return f": the folder is empty. Copy or download a model in safetensors; {NOT_FETCHED}"
     inner = sorted(
-        str(file.parent) for pattern in ("*/config.json", "snapshots/*/config.json") for file in folder.glob(pattern)
+        str(file.parent)
+        for pattern in ("*/config.json", "snapshots/*/config.json")
+        for file in folder.glob(pattern)
     )
-    inner = [name for name in inner if not re.match(r"\d+_", Path(name).name)]  # a module of sentence-transformers
+    inner = [
+        name for name in inner if not re.match(r"\d+_", Path(name).name)
+    ]  # a module of sentence-transformers
     if inner:
         return f". The folder {inner[0]} has one: is that the model's?"
     return ". It says which model the weights are of: copy or download the whole repository again"

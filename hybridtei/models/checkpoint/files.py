@@ -43,7 +43,12 @@ NEVER = ("onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot")
 
 
 def resolve(
-    model_id: str, *, revision: str | None = None, token: str | None = None, cache: str | None = None, offline: bool = False
+    model_id: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    cache: str | None = None,
+    offline: bool = False,
 ) -> Path:
     """Return a model's folder. Raises MissingArtifact if there is no such folder and the hub cannot supply it."""
     if not model_id:
@@ -56,7 +61,9 @@ def resolve(
     return _snapshot(model_id, revision, token, cache, offline)
 
 
-def _snapshot(model_id: str, revision: str | None, token: str | None, cache: str | None, offline: bool) -> Path:
+def _snapshot(
+    model_id: str, revision: str | None, token: str | None, cache: str | None, offline: bool
+) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -79,7 +86,9 @@ def _snapshot(model_id: str, revision: str | None, token: str | None, cache: str
             folder = fetch((*CONFIGURATION, *HEAD_FILES, "pytorch_model*.bin"))
         return folder
     except LocalEntryNotFoundError as error:
-        raise MissingArtifact(f"{model_id}: not a local folder, not in the hub cache, and the hub is out of reach") from error
+        raise MissingArtifact(
+            f"{model_id}: not a local folder, not in the hub cache, and the hub is out of reach"
+        ) from error
     except HFValidationError as error:
         raise MissingArtifact(f"{model_id}: neither a local folder nor a valid hub id") from error
     except (HfHubHTTPError, OSError) as error:
@@ -91,7 +100,9 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise LoadError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
-        text = path.read_text(encoding="utf-8-sig")  # an editor may have put a byte order mark first
+        text = path.read_text(
+            encoding="utf-8-sig"
+        )  # an editor may have put a byte order mark first
         if text.startswith(POINTER.decode()):
             raise MissingArtifact(f"{path}: {IS_POINTER}")
         return parse(text)
@@ -114,8 +125,12 @@ class JsonObject(dict[str, Any]):
         if value is None and default is not None:
             return default
         if value is None:
-            raise LoadError(f"{self.file}: lacks `{key}`, which should be a whole number above zero")
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # 1e30: a length without limit
+            raise LoadError(
+                f"{self.file}: lacks `{key}`, which should be a whole number above zero"
+            )
+        whole = isinstance(value, int) or (
+            isinstance(value, float) and value.is_integer()
+        )  # 1e30: a length without limit
         if not whole or isinstance(value, bool) or value < 1:
             raise self.wrong(key, "a whole number above zero")
         return int(value)
@@ -194,7 +209,9 @@ def check_links(folder: Path) -> None:
             count += 1
             path = Path(place, name)
             if path.is_symlink() and not any(path.resolve().is_relative_to(home) for home in homes):
-                raise LoadError(f"{path}: a link that leads out of the model's folder, to {path.resolve()}")
+                raise LoadError(
+                    f"{path}: a link that leads out of the model's folder, to {path.resolve()}"
+                )
             if count > MAX_FILES:
                 raise LoadError(f"{folder}: more than {MAX_FILES} files: not the folder of a model")
 
@@ -222,7 +239,10 @@ SOURCE_SHA256: Mapping[str, str] = {
 def assembled_model() -> Path:
     """Return the embedded model's folder: HYBRIDTEI_EMBEDDED_MODEL, which a container image sets, or one in the user's cache.
     Raises MissingArtifact or LoadError, naming the file or folder."""
-    name, shipped = f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}", os.environ.get("HYBRIDTEI_EMBEDDED_MODEL")
+    name, shipped = (
+        f"all-MiniLM-L6-v2-{SOURCE_SHA256[WEIGHTS][:8]}",
+        os.environ.get("HYBRIDTEI_EMBEDDED_MODEL"),
+    )
     if shipped and _is_whole(Path(shipped) / name):
         return Path(shipped) / name
     folder = cache_folder("models") / name
@@ -235,7 +255,13 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal. The user's cache keeps it until the file's size, times or inode
     change, since 90 MB would take a tenth of a second at each start. Raises OSError."""
     status = path.stat()
-    facts = [str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    facts = [
+        str(path.absolute()),
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+    ]
     with suppress(OSError, LoadError, ValueError):
         *seen, kept = json.loads(_kept_hash(path).read_bytes())
         if seen == facts:
@@ -248,20 +274,27 @@ def sha256_of(path: Path) -> str:
 
 
 def _kept_hash(path: Path) -> Path:
-    return cache_folder("hashes") / f"sha256-{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()}"
+    return (
+        cache_folder("hashes")
+        / f"sha256-{hashlib.sha256(os.fsencode(path.absolute())).hexdigest()}"
+    )
 
 
 def _is_whole(folder: Path) -> bool:
     try:
-        return all((folder / name).read_bytes() == content for name, content in _configuration().items()) and all(
-            sha256_of(folder / name) == SOURCE_SHA256[name] for name in (TOKENIZER, WEIGHTS)
-        )
+        return all(
+            (folder / name).read_bytes() == content for name, content in _configuration().items()
+        ) and all(sha256_of(folder / name) == SOURCE_SHA256[name] for name in (TOKENIZER, WEIGHTS))
     except OSError:
         return False
 
 
 def _configuration() -> dict[str, bytes]:
-    return {str(path.relative_to(SHIPPED)): path.read_bytes() for path in SHIPPED.rglob("*.json") if path != INDEX}
+    return {
+        str(path.relative_to(SHIPPED)): path.read_bytes()
+        for path in SHIPPED.rglob("*.json")
+        if path != INDEX
+    }
 
 
 def _assemble(folder: Path) -> None:
@@ -269,7 +302,9 @@ def _assemble(folder: Path) -> None:
     for name in (DATA, TOKENIZER):
         digest = sha256_of(require(source / name))
         if digest != SOURCE_SHA256[name]:
-            raise LoadError(f"{source / name}: sha256 {digest}, expected {SOURCE_SHA256[name]}: {INSTALL}")
+            raise LoadError(
+                f"{source / name}: sha256 {digest}, expected {SOURCE_SHA256[name]}: {INSTALL}"
+            )
     log.info("assembling the embedded model, once, in %s", folder)
     try:
         for name, content in _configuration().items():
@@ -277,7 +312,9 @@ def _assemble(folder: Path) -> None:
         _write(folder / TOKENIZER, [(source / TOKENIZER).read_bytes()], SOURCE_SHA256[TOKENIZER])
         _write(folder / WEIGHTS, _safetensors(source / DATA), SOURCE_SHA256[WEIGHTS])
     except OSError as error:
-        raise LoadError(f"{folder}: {error}; set HYBRIDTEI_CACHE to a folder that can be written, with 100 MB free") from error
+        raise LoadError(
+            f"{folder}: {error}; set HYBRIDTEI_CACHE to a folder that can be written, with 100 MB free"
+        ) from error
 
 
 def _source() -> Path:
@@ -290,7 +327,11 @@ def _source() -> Path:
 def _package_folder(name: str) -> Path | None:
     """Return a package's folder. Does not import the package, since that would import sentence-transformers."""
     found = find_spec(name)
-    return Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
+    return (
+        Path(found.submodule_search_locations[0])
+        if found and found.submodule_search_locations
+        else None
+    )
 
 
 def _safetensors(data: Path) -> Iterator[bytes | memoryview]:
@@ -319,4 +360,6 @@ def _write(path: Path, parts: Iterable[bytes | memoryview], sha256: str | None =
             file.write(content)
             digest.update(content)
         if sha256 not in (None, digest.hexdigest()):
-            raise LoadError(f"{path}: has the sha256 {digest.hexdigest()}, expected {sha256}; reinstall hybridtei")
+            raise LoadError(
+                f"{path}: has the sha256 {digest.hexdigest()}, expected {sha256}; reinstall hybridtei"
+            )

@@ -92,47 +92,82 @@ def find_heads(
     if heads_file is None and not own.exists():
         lexical = _linear_file(folder, "sparse_linear", 1, hidden_size)
         colbert = _linear_file(folder, "colbert_linear", None, hidden_size)
-        found = None if lexical is None else SparseHead("linear", lexical[0], idf=False)  # BGE-M3's weights include the idf
+        found = (
+            None if lexical is None else SparseHead("linear", lexical[0], idf=False)
+        )  # BGE-M3's weights include the idf
         return found, None if colbert is None else MultivectorHead(*colbert)
     description = read_description(own)
     if description.hidden_size != hidden_size:
-        raise WeightMismatch(f"{own}: made for a hidden size of {description.hidden_size}, the model has {hidden_size}")
+        raise WeightMismatch(
+            f"{own}: made for a hidden size of {description.hidden_size}, the model has {hidden_size}"
+        )
     sparse, many, found = description.sparse, description.multivector, None
     if sparse is not None:
         kind: Literal["linear", "mlp"] = "linear" if sparse.activation is None else "mlp"
-        found = SparseHead(kind, own, sparse.inputs, sparse.activation or "relu", sparse.idf, own=True)
-    return found, None if many is None else MultivectorHead(own, many.dim, many.drop, own=True, shares=description.rerank)
+        found = SparseHead(
+            kind, own, sparse.inputs, sparse.activation or "relu", sparse.idf, own=True
+        )
+    return found, None if many is None else MultivectorHead(
+        own, many.dim, many.drop, own=True, shares=description.rerank
+    )
 
 
 def read_coder(folder: Path, pooled_width: int, max_active_dims: int | None = None) -> SparseHead:
     """Return the sparse head of a SparseAutoEncoder module. `max_active_dims` overrides its `k`. Raises LoadError."""
     settings = read_object(folder / "config.json")
-    width, active, inputs = settings.count("hidden_dim", 512), settings.count("k", 8), settings.get("input_dim")
+    width, active, inputs = (
+        settings.count("hidden_dim", 512),
+        settings.count("k", 8),
+        settings.get("input_dim"),
+    )
     if inputs != pooled_width:
-        raise WeightMismatch(f"{settings.file}: `input_dim` is {inputs}, but what comes before it has {pooled_width}")
+        raise WeightMismatch(
+            f"{settings.file}: `input_dim` is {inputs}, but what comes before it has {pooled_width}"
+        )
     if active > width:
         raise LoadError(f"{settings.file}: `k` is {active}, more than `hidden_dim` {width}")
     active = min(max_active_dims or active, width)
     normalized = bool(settings.get("normalize", False))
-    return SparseHead("code", folder, (), idf=False, width=width, active=active, normalized=normalized)
+    return SparseHead(
+        "code", folder, (), idf=False, width=width, active=active, normalized=normalized
+    )
 
 
-def read_splade(folder: Path, modules: Modules, function: str, queries: Path | None, active: int) -> SparseHead:
+def read_splade(
+    folder: Path, modules: Modules, function: str, queries: Path | None, active: int
+) -> SparseHead:
     """`function`: from `splade_function`. Without modules, only the folder's name identifies OpenSearch's version 3, which
     applies two logarithms."""
-    third = queries is not None and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
+    third = (
+        queries is not None
+        and re.search(r"[-_]v3", str(folder.resolve()), re.IGNORECASE) is not None
+    )
     double_log = function == "log1p_relu" if modules else third
     return SparseHead("splade", double_log=double_log, queries=queries, active=active)
 
 
-def token_projection(folder: Path, home: Path, modules: Modules, hidden_size: int) -> MultivectorHead:
+def token_projection(
+    folder: Path, home: Path, modules: Modules, hidden_size: int
+) -> MultivectorHead:
     """Return the projection of a late-interaction model: Dense modules, or a tensor among its weights."""
-    dense = [step for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS) if isinstance(step, DenseModule)]
+    dense = [
+        step
+        for step in read_steps(folder, modules, None, hidden_size, names=OF_TOKENS)
+        if isinstance(step, DenseModule)
+    ]
     if dense:
-        return MultivectorHead(dense[-1].folder, dense[-1].out_features, "none", before=tuple(dense[:-1]), module=dense[-1])
+        return MultivectorHead(
+            dense[-1].folder,
+            dense[-1].out_features,
+            "none",
+            before=tuple(dense[:-1]),
+            module=dense[-1],
+        )
     weights, name = Weights.open(home), "linear.weight"
     if not weights.has(name):
-        raise MissingArtifact(f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors")
+        raise MissingArtifact(
+            f"{folder}: neither a Dense module nor the tensor `{name}`: no projection of the token vectors"
+        )
     return MultivectorHead(home, weights.shape(name)[0], "none", tensor=name)
 
 
@@ -172,10 +207,14 @@ def read_description(file: Path) -> Description:
     except KeyError as error:
         raise LoadError(f"{file}: its metadata lacks `{METADATA_KEY}`") from error
     except Exception as error:  # safetensors' exceptions have no documented base class
-        raise LoadError(f"{file}: its `{METADATA_KEY}` should describe heads of version 1: {error}") from error
+        raise LoadError(
+            f"{file}: its `{METADATA_KEY}` should describe heads of version 1: {error}"
+        ) from error
 
 
-def _linear_file(folder: Path, stem: str, rows: int | None, hidden_size: int) -> tuple[Path, int] | None:
+def _linear_file(
+    folder: Path, stem: str, rows: int | None, hidden_size: int
+) -> tuple[Path, int] | None:
     """Return (file, rows of its weight) of a one-layer head, or None. `rows` None: any number above 0."""
     files = sorted(folder.glob(f"{stem}.*"))
     if len(files) > 1 or any(file.suffix not in LINEAR_SUFFIXES for file in files):
@@ -185,9 +224,13 @@ def _linear_file(folder: Path, stem: str, rows: int | None, hidden_size: int) ->
         return None
     weights = Weights.of_file(files[0])
     if weights.names() != {"weight", "bias"}:
-        raise LoadError(f"{files[0]}: holds {sorted(weights.names())}, should hold ['bias', 'weight']")
+        raise LoadError(
+            f"{files[0]}: holds {sorted(weights.names())}, should hold ['bias', 'weight']"
+        )
     shape = weights.shape("weight")
     if not has_shape(shape, (rows, hidden_size)) or 0 in shape:
         needed = "any" if rows is None else rows
-        raise WeightMismatch(f"{files[0]}: weight of shape {list(shape)}, the model needs [{needed}, {hidden_size}]")
+        raise WeightMismatch(
+            f"{files[0]}: weight of shape {list(shape)}, the model needs [{needed}, {hidden_size}]"
+        )
     return files[0], shape[0]

@@ -37,7 +37,13 @@ def is_native(published: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
 def _gte(config: Config, file: Path) -> Config:
     """Alibaba's `NewConfig`. Its defaults differ from transformers' `GteConfig`."""
     if config["model_type"] == "new":
-        config = {"type_vocab_size": 1, "rope_theta": 10_000.0, "max_position_embeddings": 2048, **config, "model_type": "gte"}
+        config = {
+            "type_vocab_size": 1,
+            "rope_theta": 10_000.0,
+            "max_position_embeddings": 2048,
+            **config,
+            "model_type": "gte",
+        }
     served = {
         "layer_norm_type": ("layer_norm",),
         "position_embedding_type": ("rope",),
@@ -56,11 +62,15 @@ def _gte(config: Config, file: Path) -> Config:
 def _ntk(config: Config, scaling: Mapping[str, Any], file: Path) -> Config:
     """NTK scaling equals linear scaling with another base: base * factor, frequencies / factor ** (2 / dim)."""
     if scaling.keys() - {"type", "factor"}:
-        raise UnsupportedArchitecture(f"{file}: `rope_scaling` is {scaling!r}; served of type 'ntk': `factor` alone")
+        raise UnsupportedArchitecture(
+            f"{file}: `rope_scaling` is {scaling!r}; served of type 'ntk': `factor` alone"
+        )
     told = JsonObject(config, file)
     dim = told.count("hidden_size") // told.count("num_attention_heads")
     if dim < 2:
-        raise LoadError(f"{file}: `hidden_size` and `num_attention_heads` leave heads of {dim} numbers")
+        raise LoadError(
+            f"{file}: `hidden_size` and `num_attention_heads` leave heads of {dim} numbers"
+        )
     factor, theta = JsonObject(scaling, file).number("factor"), told.number("rope_theta")
     return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / dim)}
 
@@ -73,7 +83,12 @@ NOMIC_NAMES: Mapping[str, str] = {
     "n_inner": "intermediate_size",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-NOMIC_DEFAULTS: Config = {"qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "type_vocab_size": 2}
+NOMIC_DEFAULTS: Config = {
+    "qkv_proj_bias": True,
+    "mlp_fc1_bias": True,
+    "mlp_fc2_bias": True,
+    "type_vocab_size": 2,
+}
 NOMIC_GATED: Mapping[str, str] = {"swiglu": "silu", "geglu": "gelu"}  # -> the function of the gate
 
 
@@ -101,17 +116,42 @@ def _nomic(config: Config, file: Path) -> Config:
     _take(config, file, served)
     _take(config, file, {"rotary_emb_fraction": (1.0,)}, needed=True)
     _drop(config, "attn_pdrop", "embd_pdrop", "resid_pdrop", "moe_resid_pdrop")
-    _drop(config, "fused_bias_fc", "fused_dropout_add_ln", "use_flash_attn", "use_xentropy", "reorder_and_upcast_attn")
-    _drop(config, "add_pooling_layer", "dense_seq_output", "last_layer_subset", "parallel_block_tied_norm")
-    _drop(config, "moe_impl", "n_ctx", "pad_vocab_to_multiple_of", "router_aux_loss_coef", "summary_proj_to_labels")
+    _drop(
+        config,
+        "fused_bias_fc",
+        "fused_dropout_add_ln",
+        "use_flash_attn",
+        "use_xentropy",
+        "reorder_and_upcast_attn",
+    )
+    _drop(
+        config,
+        "add_pooling_layer",
+        "dense_seq_output",
+        "last_layer_subset",
+        "parallel_block_tied_norm",
+    )
+    _drop(
+        config,
+        "moe_impl",
+        "n_ctx",
+        "pad_vocab_to_multiple_of",
+        "router_aux_loss_coef",
+        "summary_proj_to_labels",
+    )
     config.setdefault("n_inner", None)
     if config["n_inner"] is None:
         config["n_inner"] = 4 * JsonObject(config, file).count("n_embd")
     for name, ours in NOMIC_NAMES.items():
         _rename(config, name, ours, file)
     config["rope_parameters"] = _nomic_rope(config, file)
-    lengths = [config.pop(name, None) for name in ("max_position_embeddings", "max_trained_positions", "n_positions")]
-    config["max_position_embeddings"] = next((length for length in lengths if length is not None), None)
+    lengths = [
+        config.pop(name, None)
+        for name in ("max_position_embeddings", "max_trained_positions", "n_positions")
+    ]
+    config["max_position_embeddings"] = next(
+        (length for length in lengths if length is not None), None
+    )
     told = JsonObject(config, file)
     multiple = told.count("pad_vocab_size_multiple", 1)
     _drop(config, "pad_vocab_size_multiple")
@@ -127,13 +167,18 @@ def _nomic_rope(config: Config, file: Path) -> Config:
     theta = JsonObject(config, file).number("rotary_emb_base")
     native = config.get("rope_parameters")
     if native is not None and native != {"rope_type": "default", "rope_theta": theta}:
-        raise LoadError(f"{file}: `rotary_emb_base` is {theta}, but `rope_parameters` is {native!r}")
+        raise LoadError(
+            f"{file}: `rotary_emb_base` is {theta}, but `rope_parameters` is {native!r}"
+        )
     del config["rotary_emb_base"]
     return {"rope_type": "default", "rope_theta": theta}
 
 
 # Repositories with JinaBERT's code -> True if queries and keys have norms.
-JINA: Mapping[str, bool] = {"jinaai/jina-bert-implementation": False, "jinaai/jina-bert-v2-qk-post-norm": True}
+JINA: Mapping[str, bool] = {
+    "jinaai/jina-bert-implementation": False,
+    "jinaai/jina-bert-v2-qk-post-norm": True,
+}
 QK_NORM = "encoder.layer.0.attention.self.layer_norm_q.weight"
 
 
@@ -147,11 +192,18 @@ def _jina_bert(config: Config, file: Path) -> Config:
     qk_norm = next((JINA[name] for name in names if name in JINA), None)
     if qk_norm is None and not source.endswith(".JinaBertConfig"):
         known = " or ".join(JINA)
-        raise UnsupportedArchitecture(f"{file}: `position_embedding_type` is 'alibi'; supported if `auto_map` names {known}")
+        raise UnsupportedArchitecture(
+            f"{file}: `position_embedding_type` is 'alibi'; supported if `auto_map` names {known}"
+        )
     if qk_norm is None:
         qk_norm = Weights.open(file.parent).find(QK_NORM) is not None
     feed_forward = "geglu" if qk_norm else "original"
-    config = {"feed_forward_type": feed_forward, **config, "model_type": "jina_bert", "qk_norm": qk_norm}
+    config = {
+        "feed_forward_type": feed_forward,
+        **config,
+        "model_type": "jina_bert",
+        "qk_norm": qk_norm,
+    }
     config["pooling"] = config.pop("emb_pooler", None)
     _drop(config, "attn_implementation", "position_embedding_type")
     return config
@@ -168,14 +220,24 @@ def _jina_v3(config: Config, file: Path) -> Config:
     if config.get("position_embedding_type") != "rotary":
         return config
     _take(config, file, {"truncate_dim": (config.get("hidden_size"),)})
-    _drop(config, "position_embedding_type", "matryoshka_dimensions", "use_flash_attn", "use_reentrant")
+    _drop(
+        config,
+        "position_embedding_type",
+        "matryoshka_dimensions",
+        "use_flash_attn",
+        "use_reentrant",
+    )
     config["pooling"] = config.pop("emb_pooler", None)
     theta = JsonObject(config, file).number("rotary_emb_base", 10_000.0)
     _drop(config, "rotary_emb_base")
     return {**config, "model_type": "jina_embeddings_v3", "rope_theta": theta}
 
 
-POOLINGS: Mapping[str, str] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}  # NVIDIA's names -> sentence-transformers'
+POOLINGS: Mapping[str, str] = {
+    "avg": "mean",
+    "cls": "cls",
+    "last": "lasttoken",
+}  # NVIDIA's names -> sentence-transformers'
 
 
 def _llama_bidirec(config: Config, file: Path) -> Config:
@@ -183,7 +245,12 @@ def _llama_bidirec(config: Config, file: Path) -> Config:
     if any(name.endswith("Classification") for name in _architectures(config)):
         _take(config, file, {"temperature": (1.0,)})
     pooling = config.get("pooling", "avg")
-    return {**config, "model_type": "llama", "is_causal": False, "pooling": POOLINGS.get(str(pooling), pooling)}
+    return {
+        **config,
+        "model_type": "llama",
+        "is_causal": False,
+        "pooling": POOLINGS.get(str(pooling), pooling),
+    }
 
 
 def _pplx(config: Config, file: Path) -> Config:
@@ -221,11 +288,20 @@ def _t5(config: Config, file: Path) -> Config:
     """`T5Config` and `MT5Config`. Only the encoder is served. `gated-gelu` is the tanh form of GELU."""
     for name, ours in T5_NAMES.items():
         _rename(config, name, ours, file)
-    _drop(config, "dense_act_fn", "is_encoder_decoder", "n_positions", "num_decoder_layers", "scale_decoder_outputs")
+    _drop(
+        config,
+        "dense_act_fn",
+        "is_encoder_decoder",
+        "n_positions",
+        "num_decoder_layers",
+        "scale_decoder_outputs",
+    )
     written = config.pop("feed_forward_proj", None) or FEED_FORWARD[config["model_type"]]
     gated, _, name = str(written).rpartition("-")
     if gated not in ("", "gated"):
-        raise UnsupportedArchitecture(f"{file}: `feed_forward_proj` is {written!r}; supported: ACTIVATION or gated-ACTIVATION")
+        raise UnsupportedArchitecture(
+            f"{file}: `feed_forward_proj` is {written!r}; supported: ACTIVATION or gated-ACTIVATION"
+        )
     act = "gelu_new" if written == "gated-gelu" else name
     return {**config, "hidden_act": act, "is_gated_act": bool(gated)}
 
@@ -235,7 +311,9 @@ def _architectures(config: Mapping[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def _take(config: Config, file: Path, served: Mapping[str, tuple[object, ...]], *, needed: bool = False) -> None:
+def _take(
+    config: Config, file: Path, served: Mapping[str, tuple[object, ...]], *, needed: bool = False
+) -> None:
     """Remove keys that have only these served values. Null is also served, unless the key is `needed`. Raises LoadError."""
     for key, values in served.items():
         value = config.pop(key, None)
@@ -274,7 +352,9 @@ CODE: Mapping[str, str] = {
     "XLMRoberta": "xlm-roberta-flash",
 }
 MAX_REFERENCE = 300  # characters of repository, module and class, since the pattern's time grows with the square of the length
-CLASS = re.compile(r"(?:.*--)?(?P<trunk>(?:\w+\.)*?(?P<name>\w+?))(?:Model|For[A-Z]\w*)?")  # repository--module.Class
+CLASS = re.compile(
+    r"(?:.*--)?(?P<trunk>(?:\w+\.)*?(?P<name>\w+?))(?:Model|For[A-Z]\w*)?"
+)  # repository--module.Class
 
 
 def own_code(config: Mapping[str, Any], loader: str = "AutoModel") -> str | None:

@@ -20,7 +20,13 @@ from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
 from hybridtei.models.checkpoint.modules import Modules, module_path
 from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
 
-PYLATE_KEYS = ("query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens", "skiplist_words")
+PYLATE_KEYS = (
+    "query_prefix",
+    "document_prefix",
+    "do_query_expansion",
+    "attend_to_expansion_tokens",
+    "skiplist_words",
+)
 STANFORD = "HF_ColBERT"
 QUERY_LENGTH, DOCUMENT_LENGTH = 32, 180  # defaults of legacy checkpoints
 
@@ -89,7 +95,9 @@ def read_late(
     path = module_path(modules, "MultiVectorMask")
     mask = {} if path is None else read_object(inside(folder, path) / "config.json")
     if mask.get("keep_only_token_ids"):
-        raise UnsupportedArchitecture(f"{folder / str(path)}: `keep_only_token_ids` is not supported")
+        raise UnsupportedArchitecture(
+            f"{folder / str(path)}: `keep_only_token_ids` is not supported"
+        )
     skipped = words.ids(mask.get("skiplist_words") or [])
     tasks = mask.get("skiplist_tasks") or ["document"]
     tasks = [tasks] if isinstance(tasks, str) else tasks
@@ -123,22 +131,30 @@ def _token_pooling(folder: Path, modules: Modules) -> tuple[TokenPooling | None,
     if not isinstance(factor, int | float) or not 1 <= factor < inf:
         raise LoadError(f"{file}: `pool_factor` is {factor!r}, should be a number of at least 1")
     if not isinstance(protected, int) or protected < 0:
-        raise LoadError(f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at least 0")
+        raise LoadError(
+            f"{file}: `num_protected_tokens` is {protected!r}, should be a whole number of at least 0"
+        )
     tasks = settings.get("tasks") or ["document"]
     normalize = bool(settings.get("normalize_embeddings", False))  # sentence-transformers' default
-    return TokenPooling(float(factor), protected, normalize), [tasks] if isinstance(tasks, str) else tasks
+    return TokenPooling(float(factor), protected, normalize), [tasks] if isinstance(
+        tasks, str
+    ) else tasks
 
 
 def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
     length = sentence.count("query_length", QUERY_LENGTH)
-    attend = bool(sentence.get("attend_to_expansion_tokens") or sentence.get("attend_to_mask_tokens"))
+    attend = bool(
+        sentence.get("attend_to_expansion_tokens") or sentence.get("attend_to_mask_tokens")
+    )
     expands = sentence.get("do_query_expansion") is not False
     skiplist = sentence.get("skiplist_words")
     return LateInteraction(
         words.marked(
             sentence.get("query_prefix", "[Q] "),
             length=length,
-            expansion=Expansion(length, words.filler(None, sentence.file), attend=attend) if expands else None,
+            expansion=Expansion(length, words.filler(None, sentence.file), attend=attend)
+            if expands
+            else None,
         ),
         words.marked(
             sentence.get("document_prefix", "[D] "),
@@ -151,11 +167,21 @@ def _pylate(sentence: JsonObject, words: _Words) -> LateInteraction:
 def _stanford(folder: Path, words: _Words) -> LateInteraction:
     settings = read_object(folder / "artifact.metadata", optional=True)
     length = settings.count("query_maxlen", QUERY_LENGTH)
-    expansion = Expansion(length, words.filler(None, settings.file), attend=bool(settings.get("attend_to_mask_tokens")))
-    skipped = words.ids(string.punctuation) if settings.get("mask_punctuation", True) else frozenset[int]()
+    expansion = Expansion(
+        length,
+        words.filler(None, settings.file),
+        attend=bool(settings.get("attend_to_mask_tokens")),
+    )
+    skipped = (
+        words.ids(string.punctuation)
+        if settings.get("mask_punctuation", True)
+        else frozenset[int]()
+    )
     cut = settings.count("doc_maxlen", DOCUMENT_LENGTH)
     return LateInteraction(
-        words.marked(settings.get("query_token_id") or "[unused0]", length=length, expansion=expansion),
+        words.marked(
+            settings.get("query_token_id") or "[unused0]", length=length, expansion=expansion
+        ),
         words.marked(settings.get("doc_token_id") or "[unused1]", length=cut, skipped=skipped),
     )
 
@@ -188,10 +214,23 @@ class _Words:
 
     def filler(self, token: str | None, file: Path) -> int:
         """Return the id that expands queries: `token`'s, else the mask's, else the end of sequence's."""
-        names = [token] if token is not None else [token_text(self.tokenizer.get(key)) for key in ("mask_token", "eos_token")]
-        token_id = next((self.vocabulary[name] for name in names if name is not None and name in self.vocabulary), None)
+        names = (
+            [token]
+            if token is not None
+            else [token_text(self.tokenizer.get(key)) for key in ("mask_token", "eos_token")]
+        )
+        token_id = next(
+            (
+                self.vocabulary[name]
+                for name in names
+                if name is not None and name in self.vocabulary
+            ),
+            None,
+        )
         if token_id is None:
-            raise LoadError(f"{file}: queries should be expanded with one of {names}, which the vocabulary lacks")
+            raise LoadError(
+                f"{file}: queries should be expanded with one of {names}, which the vocabulary lacks"
+            )
         return token_id
 
     def marked(self, prefix: str | None, **settings: Any) -> Side:
@@ -199,5 +238,9 @@ class _Words:
         prefix = prefix or ""
         for name in (prefix, *prefix.split(None, 1)[:1]):
             if name in self.vocabulary:
-                return Side(marker=self.vocabulary[name], text=prefix.removeprefix(name).lstrip(), **settings)
+                return Side(
+                    marker=self.vocabulary[name],
+                    text=prefix.removeprefix(name).lstrip(),
+                    **settings,
+                )
         return Side(text=prefix, **settings)

@@ -42,7 +42,9 @@ def dense_layer(module: DenseModule) -> LinearLayer:
     weights = Weights.open(module.folder)
     weight = weights.array("linear.weight", (module.out_features, module.in_features))
     bias = weights.array("linear.bias", (module.out_features,)) if module.bias else None
-    return LinearLayer(weight, bias, activation_name(module.activation, module.folder / "config.json"))
+    return LinearLayer(
+        weight, bias, activation_name(module.activation, module.folder / "config.json")
+    )
 
 
 def step_layer(module: StepModule) -> Layer:
@@ -50,18 +52,24 @@ def step_layer(module: StepModule) -> Layer:
     if isinstance(module, DenseModule):
         return dense_layer(module)
     weights, shape = Weights.open(module.folder), (module.out_features,)
-    return NormLayer(weights.array("norm.weight", shape), weights.array("norm.bias", shape), TORCH_EPSILON)
+    return NormLayer(
+        weights.array("norm.weight", shape), weights.array("norm.bias", shape), TORCH_EPSILON
+    )
 
 
 def code_layers(head: SparseHead, pooled_width: int) -> CodeLayers:
     """Read a SparseAutoEncoder. Its centre moves into the bias: W (x - c) + b = W x + (b - W c). Raises LoadError."""
     assert head.file is not None
     weights = Weights.open(head.file)
-    name = "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"  # one tensor under either name
+    name = (
+        "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"
+    )  # one tensor under either name
     latents = weights.array(name, (head.width, pooled_width))
     centre = weights.array("pre_bias", (pooled_width,)).astype(np.float64)
     bias = weights.array("latent_bias", (head.width,)) - latents.astype(np.float64) @ centre
-    return CodeLayers(latents, bias.astype(np.float32), head.active, TORCH_EPSILON if head.normalized else None)
+    return CodeLayers(
+        latents, bias.astype(np.float32), head.active, TORCH_EPSILON if head.normalized else None
+    )
 
 
 def static_table(spec: ModelSpec) -> Floats:
@@ -75,7 +83,9 @@ def static_table(spec: ModelSpec) -> Floats:
     if weights.has("mapping"):
         rows = weights.stored("mapping").astype(np.int64)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
-            raise WeightMismatch(f"{spec.folder}: `mapping` names rows beyond the {len(table)} of `{name}`")
+            raise WeightMismatch(
+                f"{spec.folder}: `mapping` names rows beyond the {len(table)} of `{name}`"
+            )
         table = table[rows]
     return table * weights.float32("weights")[:, None] if weights.has("weights") else table
 
@@ -98,30 +108,47 @@ def multivector_layer(head: MultivectorHead, hidden_size: int) -> LinearLayer:
     if head.module is not None:
         layer = dense_layer(head.module)
         if layer.activation != "identity":
-            raise UnsupportedArchitecture(f"{head.file}: a last layer with {layer.activation!r} is not supported on tokens")
+            raise UnsupportedArchitecture(
+                f"{head.file}: a last layer with {layer.activation!r} is not supported on tokens"
+            )
         return layer
     if head.tensor is not None:
         return LinearLayer(Weights.open(head.file).array(head.tensor, (head.width, hidden_size)))
     weights, prefix = Weights.of_file(head.file), "multivector." if head.own else ""
     weight = weights.array(f"{prefix}weight", (head.width, hidden_size))
-    return LinearLayer(weight, weights.array(f"{prefix}bias", (head.width,)) if weights.has(f"{prefix}bias") else None)
+    return LinearLayer(
+        weight,
+        weights.array(f"{prefix}bias", (head.width,)) if weights.has(f"{prefix}bias") else None,
+    )
 
 
 def activation_name(name: str, where: Path | str) -> str:
     """Return an activation's name ("gelu") from the name or a class path ("torch.nn.GELU"). Imports nothing."""
     plain = name.rsplit(".", 1)[-1].lower()
     plain = OTHER_NAMES.get(plain, plain)
-    if plain not in ACTIVATIONS or ("." in name and not name.startswith(("torch.nn.", "transformers.activations."))):
-        raise UnsupportedArchitecture(f"{where}: activation {name!r}; supported: {', '.join(ACTIVATIONS)}")
+    if plain not in ACTIVATIONS or (
+        "." in name and not name.startswith(("torch.nn.", "transformers.activations."))
+    ):
+        raise UnsupportedArchitecture(
+            f"{where}: activation {name!r}; supported: {', '.join(ACTIVATIONS)}"
+        )
     return plain
 
 
 def _linear(weights: Weights, prefix: str, shape: tuple[int, int]) -> LinearLayer:
-    return LinearLayer(weights.array(f"{prefix}weight", shape), weights.array(f"{prefix}bias", shape[:1]))
+    return LinearLayer(
+        weights.array(f"{prefix}weight", shape), weights.array(f"{prefix}bias", shape[:1])
+    )
 
 
 EXACT, TANH = "gelu", "gelu_pytorch_tanh"
-SETTINGS = ("hidden_act", "hidden_activation", "activation", "activation_function", "classifier_activation")
+SETTINGS = (
+    "hidden_act",
+    "hidden_activation",
+    "activation",
+    "activation_function",
+    "classifier_activation",
+)
 
 
 def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
@@ -129,7 +156,9 @@ def with_tanh_gelu(spec: ModelSpec) -> ModelSpec:
     head = spec.classifier
     if head is not None:
         steps = tuple(
-            replace(step, activation=TANH) if isinstance(step, LinearStep) and step.activation == EXACT else step
+            replace(step, activation=TANH)
+            if isinstance(step, LinearStep) and step.activation == EXACT
+            else step
             for step in head.steps
         )
         head = replace(head, steps=steps)
@@ -165,10 +194,14 @@ def query_table(spec: ModelSpec) -> Floats | None:
         return _idf(inside(source.parent, path), spec)
     table = Weights.open(source)
     if table.names() != {"weight"} or len(table.shape("weight")) != 1:
-        raise LoadError(f"{source}: should hold one row called `weight`, and holds {sorted(table.names())}")
+        raise LoadError(
+            f"{source}: should hold one row called `weight`, and holds {sorted(table.names())}"
+        )
     weights = table.float32("weight")
     if len(weights) > spec.vocab_size:
-        raise WeightMismatch(f"{source}: weighs {len(weights)} ids, the model has {spec.vocab_size}")
+        raise WeightMismatch(
+            f"{source}: weighs {len(weights)} ids, the model has {spec.vocab_size}"
+        )
     return np.concatenate([weights, np.zeros(spec.vocab_size - len(weights), dtype=np.float32)])
 
 
@@ -186,7 +219,17 @@ def _idf(file: Path, spec: ModelSpec) -> Floats:
 # Name prefixes of head tensors in any family. `cls` and `lm_head`, left over from pre-training, may stay unused.
 OF_HEADS = frozenset(
     {
-        *("classification_head", "classifier", "dense", "head", "linear", "out_proj", "pooler", "pre_classifier", "score"),
+        *(
+            "classification_head",
+            "classifier",
+            "dense",
+            "head",
+            "linear",
+            "out_proj",
+            "pooler",
+            "pre_classifier",
+            "score",
+        ),
         *("regressor", "sequence_summary", "v_head"),
     }
 )
@@ -202,14 +245,22 @@ def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> t
     for step in head.steps:
         assert isinstance(step, LinearStep | NormStep)
         name = step.name
-        layer = reader.norm(step, width) if isinstance(step, NormStep) else reader.linear(step, width)
+        layer = (
+            reader.norm(step, width) if isinstance(step, NormStep) else reader.linear(step, width)
+        )
         layers.append(layer)
         width = layer.weight.shape[0]
     if width != len(head.labels):
-        raise WeightMismatch(f"{folder}: `{name}` gives {width} logits, config.json names {len(head.labels)} labels")
-    left = sorted(name for name in reader.tensors.names() - reader.used if _is_of_another_head(name, head))
+        raise WeightMismatch(
+            f"{folder}: `{name}` gives {width} logits, config.json names {len(head.labels)} labels"
+        )
+    left = sorted(
+        name for name in reader.tensors.names() - reader.used if _is_of_another_head(name, head)
+    )
     if left:
-        raise WeightMismatch(f"{folder}: the weights hold what config.json does not describe: {left[:5]}, {len(left)} in all")
+        raise WeightMismatch(
+            f"{folder}: the weights hold what config.json does not describe: {left[:5]}, {len(left)} in all"
+        )
     return tuple(layers)
 
 
@@ -226,12 +277,20 @@ class _Reader:
 
     def linear(self, step: LinearStep, width: int) -> LinearLayer:
         weight = self._tensor(f"{step.name}.weight", (None, width), step.rows)
-        bias = self._tensor(f"{step.name}.bias", (None if step.rows else len(weight),), step.rows) if step.bias else None
-        return LinearLayer(weight, bias, activation_name(step.activation, self._folder / "config.json"))
+        bias = (
+            self._tensor(f"{step.name}.bias", (None if step.rows else len(weight),), step.rows)
+            if step.bias
+            else None
+        )
+        return LinearLayer(
+            weight, bias, activation_name(step.activation, self._folder / "config.json")
+        )
 
     def norm(self, step: NormStep, width: int) -> NormLayer:
         weight = self._tensor(f"{step.name}.weight", (width,))
-        return NormLayer(weight, self._tensor(f"{step.name}.bias", (width,)) if step.bias else None, step.eps)
+        return NormLayer(
+            weight, self._tensor(f"{step.name}.bias", (width,)) if step.bias else None, step.eps
+        )
 
     def _tensor(
         self, name: str, shape: tuple[int | None, ...], rows: tuple[int, int | None] | None = None
@@ -243,6 +302,8 @@ class _Reader:
             return self.tensors.float32(key)
         count = self.tensors.shape(key)[0]
         if max(row or 0 for row in rows) >= count:
-            raise WeightMismatch(f"{self._folder}: `{key}` has {count} rows, the model needs {list(rows)}")
+            raise WeightMismatch(
+                f"{self._folder}: `{key}` has {count} rows, the model needs {list(rows)}"
+            )
         picked = self.tensors.rows(key, [row for row in rows if row is not None])
         return picked[:1] - picked[1:] if len(picked) > 1 else picked

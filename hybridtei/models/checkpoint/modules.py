@@ -18,7 +18,14 @@ from hybridtei.models.checkpoint.files import JsonObject, inside, read_json, rea
 log = logging.getLogger(__name__)
 
 Pooling = Literal["cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-POOLINGS: tuple[Pooling, ...] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+POOLINGS: tuple[Pooling, ...] = (
+    "cls",
+    "max",
+    "mean",
+    "mean_sqrt_len_tokens",
+    "weightedmean",
+    "lasttoken",
+)
 LEGACY_FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -28,10 +35,22 @@ LEGACY_FLAGS: Mapping[str, Pooling] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 TRANSFORMERS = ("MLMTransformer", "Transformer")
-QUANTIZER = "FlexibleQuantizer"  # pplx-embed's module, which rounds pooled vectors (`ModelSpec.is_rounded`)
+QUANTIZER = (
+    "FlexibleQuantizer"  # pplx-embed's module, which rounds pooled vectors (`ModelSpec.is_rounded`)
+)
 STATIC, CODER = "StaticEmbedding", "SparseAutoEncoder"
 STEPS = ("Dense", "LayerNorm")  # on pooled vectors, in any number and order
-ORDER = (*TRANSFORMERS, STATIC, "LogitScore", "Pooling", "SpladePooling", *STEPS, QUANTIZER, CODER, "Normalize")
+ORDER = (
+    *TRANSFORMERS,
+    STATIC,
+    "LogitScore",
+    "Pooling",
+    "SpladePooling",
+    *STEPS,
+    QUANTIZER,
+    CODER,
+    "Normalize",
+)
 # Modules of models that have only token vectors.
 LATE_ORDER = (*TRANSFORMERS, "Dense", "MultiVectorMask", "Normalize", "HierarchicalTokenPooling")
 POOLED = (None, "sentence_embedding")  # the names of the pooled vector in modules
@@ -75,8 +94,16 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
     listed = read_json(file)
     if not isinstance(listed, list) or not all(_is_module(entry) for entry in listed):
         raise LoadError(f"{file}: should be a list of objects with the texts `type` and `path`")
-    modules = _with_effect([(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed])
-    order = LATE_ORDER if late else ("Router", *ORDER) if modules[:1] and modules[0][0] == "Router" else ORDER
+    modules = _with_effect(
+        [(module["type"].rsplit(".", 1)[-1], module["path"]) for module in listed]
+    )
+    order = (
+        LATE_ORDER
+        if late
+        else ("Router", *ORDER)
+        if modules[:1] and modules[0][0] == "Router"
+        else ORDER
+    )
     unknown = [name for name, _ in modules if name not in order]
     if unknown:
         raise UnsupportedArchitecture(f"{file}: modules of type {unknown} are not supported")
@@ -87,7 +114,11 @@ def read_modules(folder: Path, *, late: bool = False) -> Modules:
 def _with_effect(modules: Modules) -> list[tuple[str, str]]:
     """Return the modules without Dropout, which acts only in training, and without a second Normalize in a row."""
     modules = [module for module in modules if module[0] != "Dropout"]
-    return [module for i, module in enumerate(modules) if module[0] != "Normalize" or not i or modules[i - 1][0] != "Normalize"]
+    return [
+        module
+        for i, module in enumerate(modules)
+        if module[0] != "Normalize" or not i or modules[i - 1][0] != "Normalize"
+    ]
 
 
 def transformer_folder(folder: Path, modules: Modules) -> Path:
@@ -108,9 +139,18 @@ def logit_score(folder: Path, modules: Modules) -> tuple[int, int | None] | None
     settings = read_object(inside(folder, path) / "config.json")
     ids = [settings.get(key) for key in ("true_token_id", "false_token_id")]
     if len(modules) > 2 or settings.get("module_input_name", "causal_logits") != "causal_logits":
-        raise UnsupportedArchitecture(f"{settings.file}: LogitScore with other modules than a Transformer is not supported")
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids if i is not None) or ids[0] is None:
-        raise LoadError(f"{settings.file}: `true_token_id` and `false_token_id` are {ids}, should be token ids")
+        raise UnsupportedArchitecture(
+            f"{settings.file}: LogitScore with other modules than a Transformer is not supported"
+        )
+    if (
+        not all(
+            isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids if i is not None
+        )
+        or ids[0] is None
+    ):
+        raise LoadError(
+            f"{settings.file}: `true_token_id` and `false_token_id` are {ids}, should be token ids"
+        )
     return ids[0], ids[1]
 
 
@@ -134,28 +174,54 @@ def read_router(folder: Path, modules: Modules) -> Routes:
     file = inside(folder, prefix) / "router_config.json"
     settings = read_object(file)
     types, structure = settings.get("types"), settings.get("structure")
-    if not isinstance(types, dict) or not isinstance(structure, dict) or set(structure) != {"query", "document"}:
-        raise UnsupportedArchitecture(f"{file}: only routers with a query and a document route are supported")
-    if not all(isinstance(paths, list) and all(isinstance(path, str) for path in paths) for paths in structure.values()):
+    if (
+        not isinstance(types, dict)
+        or not isinstance(structure, dict)
+        or set(structure) != {"query", "document"}
+    ):
+        raise UnsupportedArchitecture(
+            f"{file}: only routers with a query and a document route are supported"
+        )
+    if not all(
+        isinstance(paths, list) and all(isinstance(path, str) for path in paths)
+        for paths in structure.values()
+    ):
         raise LoadError(f"{file}: `structure` should list the paths of each route's modules")
     routes = {
         name: [
-            *_with_effect([(str(types.get(path, "?")).rsplit(".", 1)[-1], str(Path(prefix) / path)) for path in paths]),
+            *_with_effect(
+                [
+                    (str(types.get(path, "?")).rsplit(".", 1)[-1], str(Path(prefix) / path))
+                    for path in paths
+                ]
+            ),
             *modules[1:],
         ]
         for name, paths in structure.items()
     }
     kinds = {name: [kind for kind, _ in route] for name, route in routes.items()}
-    if kinds["query"] == ["SparseStaticEmbedding"] and kinds["document"] in [[kind, "SpladePooling"] for kind in TRANSFORMERS]:
+    if kinds["query"] == ["SparseStaticEmbedding"] and kinds["document"] in [
+        [kind, "SpladePooling"] for kind in TRANSFORMERS
+    ]:
         return Routes(routes["document"], table=inside(folder, routes["query"][0][1]))
     for name, names in kinds.items():
-        if not {"Pooling", STATIC} & {*names} or not {*names} <= {*TRANSFORMERS, STATIC, "Pooling", *STEPS, "Normalize"}:
+        if not {"Pooling", STATIC} & {*names} or not {*names} <= {
+            *TRANSFORMERS,
+            STATIC,
+            "Pooling",
+            *STEPS,
+            "Normalize",
+        }:
             raise UnsupportedArchitecture(
                 f"{file}: the {name} route is {names}; supported: a model of dense vectors in each, or a SparseStaticEmbedding "
                 "for queries and SPLADE for documents"
             )
         _check_order(file, names, ORDER, orphans=False)
-    return Routes(routes["document"], routes["query"], default=_default_route(settings.object("parameters"), [*structure]))
+    return Routes(
+        routes["document"],
+        routes["query"],
+        default=_default_route(settings.object("parameters"), [*structure]),
+    )
 
 
 def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
@@ -167,11 +233,15 @@ def _default_route(parameters: JsonObject, names: list[str]) -> str | None:
     if default is None:
         return names[0] if parameters.get("allow_empty_key", True) else None
     if default not in names:
-        raise LoadError(f"{parameters.file}: `default_route` is {default!r}; the routes are {', '.join(names)}")
+        raise LoadError(
+            f"{parameters.file}: `default_route` is {default!r}; the routes are {', '.join(names)}"
+        )
     return str(default)
 
 
-def splade_function(folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]) -> str | None:
+def splade_function(
+    folder: Path, override: str | None, modules: Modules, architectures: tuple[str, ...]
+) -> str | None:
     """Return the function of logits before SPLADE's last logarithm, "relu" or "log1p_relu"; None without SPLADE pooling, which
     `override` or else the checkpoint declares. Raises UnsupportedArchitecture."""
     declared = module_path(modules, "SpladePooling")
@@ -179,7 +249,10 @@ def splade_function(folder: Path, override: str | None, modules: Modules, archit
         return None
     if declared is not None:
         settings = read_object(inside(folder, declared) / "config.json")
-        strategy, activation = settings.get("pooling_strategy", "max"), settings.get("activation_function", "relu")
+        strategy, activation = (
+            settings.get("pooling_strategy", "max"),
+            settings.get("activation_function", "relu"),
+        )
         if strategy != "max" or activation not in ("relu", "log1p_relu"):
             raise UnsupportedArchitecture(
                 f"{folder / declared}: SPLADE pooling {strategy!r} with {activation!r}; supported: 'max' of relu or log1p_relu"
@@ -206,22 +279,33 @@ def read_pooling(
     if config.get("pooling") is not None:
         return (_pooling_name(config["pooling"], folder / "config.json"),)
     if modules:
-        raise MissingArtifact(f"{folder / 'modules.json'}: lists no Pooling, and no --pooling given")
+        raise MissingArtifact(
+            f"{folder / 'modules.json'}: lists no Pooling, and no --pooling given"
+        )
     if "bert" not in model_type.lower():
         name = next(iter(config.get("architectures") or ()), model_type)
-        ranks = "; of one that ranks, describe the template in hybridtei_rerank.json" if name.endswith("ForCausalLM") else ""
+        ranks = (
+            "; of one that ranks, describe the template in hybridtei_rerank.json"
+            if name.endswith("ForCausalLM")
+            else ""
+        )
         raise MissingArtifact(
             f"{file}: missing, so nothing says how states of {name} become one vector; give --pooling mean, which "
             f"sentence-transformers takes then, or last-token, which most language models that embed are trained with{ranks}"
         )
-    log.warning("%s: missing; taking the first token (cls), as TEI does: set --pooling if the model needs another", file)
+    log.warning(
+        "%s: missing; taking the first token (cls), as TEI does: set --pooling if the model needs another",
+        file,
+    )
     return ("cls",)
 
 
 def pools_prompts(folder: Path, override: str | None, modules: Modules) -> bool:
     """True if the tokens of a prompt are pooled together with the text's."""
     file = inside(folder, module_path(modules, "Pooling") or "1_Pooling") / "config.json"
-    return override is not None or read_object(file, optional=True).get("include_prompt") is not False
+    return (
+        override is not None or read_object(file, optional=True).get("include_prompt") is not False
+    )
 
 
 def gives_scores(folder: Path, modules: Modules) -> bool:
@@ -229,11 +313,19 @@ def gives_scores(folder: Path, modules: Modules) -> bool:
     steps = [(name, path) for name, path in modules if name in STEPS]
     if not steps or steps[-1][0] != "Dense":
         return False
-    return read_object(inside(folder, steps[-1][1]) / "config.json").get("module_output_name") == SCORES
+    return (
+        read_object(inside(folder, steps[-1][1]) / "config.json").get("module_output_name")
+        == SCORES
+    )
 
 
 def read_steps(
-    folder: Path, modules: Modules, override: str | None, pooled_width: int, *, names: Sequence[str | None] = POOLED
+    folder: Path,
+    modules: Modules,
+    override: str | None,
+    pooled_width: int,
+    *,
+    names: Sequence[str | None] = POOLED,
 ) -> tuple[StepModule, ...]:
     """Return the Dense and LayerNorm layers in order, with matching widths. `names`: accepted names of their inputs and
     outputs. The last Dense may give `SCORES`.
@@ -241,7 +333,9 @@ def read_steps(
     Raises LoadError and its subclasses.
     """
     steps = [(name, path) for name, path in modules if name in STEPS]
-    if override is not None and [name for name, _ in steps] == ["Dense"]:  # as in TEI, only a single Dense can be replaced
+    if override is not None and [name for name, _ in steps] == [
+        "Dense"
+    ]:  # as in TEI, only a single Dense can be replaced
         steps = [("Dense", override)]
     read, width = list[StepModule](), pooled_width
     for place, (name, path) in enumerate(steps, 1):
@@ -249,13 +343,19 @@ def read_steps(
         if name == "LayerNorm":
             read.append(_norm_module(home, width))
         else:
-            read.append(_dense_module(home, width, names, outputs=(*names, SCORES) if place == len(steps) else names))
+            read.append(
+                _dense_module(
+                    home, width, names, outputs=(*names, SCORES) if place == len(steps) else names
+                )
+            )
         width = read[-1].out_features
     return tuple(read)
 
 
 def _is_module(entry: object) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("type", "path"))
+    return isinstance(entry, dict) and all(
+        isinstance(entry.get(key), str) for key in ("type", "path")
+    )
 
 
 def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orphans: bool) -> None:
@@ -266,7 +366,9 @@ def _check_order(file: Path, names: Sequence[str], order: Sequence[str], *, orph
     orphaned = {*STEPS, CODER} & {*names} and not {"Pooling", STATIC} & {*names} and not orphans
     orphaned = orphaned or (STATIC in names and {"Pooling", *TRANSFORMERS} & {*names})
     if places != sorted(places) or len(set(once)) < len(once) or orphaned:
-        raise UnsupportedArchitecture(f"{file}: the order {list(names)} is not supported; supported: {', '.join(order)}")
+        raise UnsupportedArchitecture(
+            f"{file}: the order {list(names)} is not supported; supported: {', '.join(order)}"
+        )
 
 
 def _declared_pooling(settings: JsonObject) -> tuple[Pooling, ...]:
@@ -276,7 +378,9 @@ def _declared_pooling(settings: JsonObject) -> tuple[Pooling, ...]:
     else:  # sentence-transformers 6's names
         modes = declared if isinstance(declared, list) else [declared]
     if not modes:
-        raise LoadError(f"{settings.file}: no pooling mode is true; set one of {', '.join(LEGACY_FLAGS)}")
+        raise LoadError(
+            f"{settings.file}: no pooling mode is true; set one of {', '.join(LEGACY_FLAGS)}"
+        )
     return tuple(_pooling_name(name, settings.file) for name in modes)
 
 
@@ -291,13 +395,17 @@ def _norm_module(folder: Path, width: int) -> NormModule:
     return NormModule(folder, _width_of(read_object(folder / "config.json"), "dimension", width))
 
 
-def _dense_module(folder: Path, width: int, names: Sequence[str | None], *, outputs: Sequence[str | None]) -> DenseModule:
+def _dense_module(
+    folder: Path, width: int, names: Sequence[str | None], *, outputs: Sequence[str | None]
+) -> DenseModule:
     settings = read_object(folder / "config.json")
     if settings.get("use_residual"):
         raise UnsupportedArchitecture(f"{settings.file}: Dense with a residual is not supported")
     for key, served in (("module_input_name", names), ("module_output_name", outputs)):
         if settings.get(key) not in served:
-            raise UnsupportedArchitecture(f"{settings.file}: `{key}` {settings[key]!r}; supported: {names[-1]!r}")
+            raise UnsupportedArchitecture(
+                f"{settings.file}: `{key}` {settings[key]!r}; supported: {names[-1]!r}"
+            )
     return DenseModule(
         folder,
         _width_of(settings, "in_features", width),
@@ -311,5 +419,7 @@ def _width_of(settings: JsonObject, key: str, width: int) -> int:
     """Return the declared width of a module's input. Raises WeightMismatch unless the module before it gives that width."""
     declared = settings.count(key)
     if declared != width:
-        raise WeightMismatch(f"{settings.file}: `{key}` is {declared}, but what comes before it has a width of {width}")
+        raise WeightMismatch(
+            f"{settings.file}: `{key}` is {declared}, but what comes before it has a width of {width}"
+        )
     return declared

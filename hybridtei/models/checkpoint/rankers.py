@@ -25,7 +25,10 @@ from hybridtei.models.checkpoint.sizes import sentence_config
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_tokenizer, read_vocabulary
 
 OWN_FILE = "hybridtei_rerank.json"
-MAX_TEMPLATE, MAX_SLOTS = 20_000, 16  # characters; slots, each for one text (known templates: 900, 3)
+MAX_TEMPLATE, MAX_SLOTS = (
+    20_000,
+    16,
+)  # characters; slots, each for one text (known templates: 900, 3)
 SLOT = re.compile(r"\{(instruction|query|document)\}")
 
 
@@ -92,15 +95,23 @@ KNOWN: Mapping[tuple[str, str], PairTemplate] = {
 }
 
 
-def _template(home: Path, model_type: str, instruction: str | None, *, modules: Modules) -> PairTemplate | None:
+def _template(
+    home: Path, model_type: str, instruction: str | None, *, modules: Modules
+) -> PairTemplate | None:
     """Return the template of a model, or None. `instruction`: its default prompt. Raises LoadError, naming the file."""
     if (home / OWN_FILE).exists():
         return _own(home / OWN_FILE)
     modalities = sentence_config(home).object("modality_config") if modules else {}
     if modalities.get("message") is not None:
-        return _of_chat(home, flat=modalities["message"].get("format") == "flat", instruction=instruction)
+        return _of_chat(
+            home, flat=modalities["message"].get("format") == "flat", instruction=instruction
+        )
     path = str(home.resolve())
-    known = (KNOWN[key] for key in KNOWN if key[1] == model_type and re.search(key[0], path, re.IGNORECASE))
+    known = (
+        KNOWN[key]
+        for key in KNOWN
+        if key[1] == model_type and re.search(key[0], path, re.IGNORECASE)
+    )
     return next(known, None)
 
 
@@ -134,8 +145,15 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
     roles = {"query": marks["query"], "document": marks["document"]}
     if instruction:
         roles = {"system": marks["instruction"], **roles}
-    messages = [{"role": role, "content": mark if flat else [{"type": "text", "text": mark}]} for role, mark in roles.items()]
-    tokens = {key: value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str)}
+    messages = [
+        {"role": role, "content": mark if flat else [{"type": "text", "text": mark}]}
+        for role, mark in roles.items()
+    ]
+    tokens = {
+        key: value
+        for key, value in settings.items()
+        if key.endswith("_token") and isinstance(value, str)
+    }
     text = _rendered(file, source, messages, {**tokens, **template_arguments(folder)})
     text = text.replace("\ue000", "{").replace("\ue001", "}")
     slots = [*SLOT.finditer(text)]
@@ -147,7 +165,9 @@ def _of_chat(folder: Path, *, flat: bool, instruction: str | None) -> PairTempla
     return PairTemplate(text[:begin], text[begin:end], text[end:], instruction or "")
 
 
-def _rendered(file: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+def _rendered(
+    file: Path, source: str, messages: list[dict[str, Any]], arguments: Mapping[str, Any]
+) -> str:
     try:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -160,21 +180,39 @@ def _rendered(file: Path, source: str, messages: list[dict[str, Any]], arguments
         raise TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols"],
+        autoescape=False,
     )
     environment.globals["raise_exception"] = raise_exception
-    values = {"tools": None, "documents": None, "add_generation_prompt": False, **arguments, "messages": messages}
+    values = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": False,
+        **arguments,
+        "messages": messages,
+    }
     try:
         return environment.from_string(source).render(values)
     except Exception as error:  # a template can raise any exception
-        raise LoadError(f"{file}: cannot be rendered for a query and a document: {error}") from error
+        raise LoadError(
+            f"{file}: cannot be rendered for a query and a document: {error}"
+        ) from error
 
 
 def _special_tokens(folder: Path) -> re.Pattern[str]:
     """Return a pattern of the tokens that `tokenizer.json` adds to the vocabulary."""
     added = read_tokenizer(folder).get("added_tokens") or []
-    contents = [str(token.get("content")) for token in added if isinstance(token, dict) and token.get("content")]
-    return re.compile("|".join(re.escape(content) for content in sorted(contents, key=len, reverse=True)) or r"(?!)")
+    contents = [
+        str(token.get("content"))
+        for token in added
+        if isinstance(token, dict) and token.get("content")
+    ]
+    return re.compile(
+        "|".join(re.escape(content) for content in sorted(contents, key=len, reverse=True))
+        or r"(?!)"
+    )
 
 
 def language_ranker(
@@ -211,5 +249,7 @@ def language_ranker(
 def _token_id(folder: Path, word: str) -> int:
     token_id = read_vocabulary(folder).get(word)
     if token_id is None:
-        raise LoadError(f"{folder / 'tokenizer.json'}: the word {word!r}, whose logit is the score, is not a token")
+        raise LoadError(
+            f"{folder / 'tokenizer.json'}: the word {word!r}, whose logit is the score, is not a token"
+        )
     return token_id

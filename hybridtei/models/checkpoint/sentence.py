@@ -25,26 +25,50 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 # Arguments of transformers' apply_chat_template that the template itself does not get.
 OF_RENDERING = frozenset(
     {
-        *("chat_template", "continue_final_message", "max_length", "padding", "processor_kwargs", "return_dict"),
-        *("return_assistant_tokens_mask", "return_tensors", "tokenize", "tokenizer_kwargs", "truncation"),
+        *(
+            "chat_template",
+            "continue_final_message",
+            "max_length",
+            "padding",
+            "processor_kwargs",
+            "return_dict",
+        ),
+        *(
+            "return_assistant_tokens_mask",
+            "return_tensors",
+            "tokenize",
+            "tokenizer_kwargs",
+            "truncation",
+        ),
     }
 )
 STATES = ("last_hidden_state", ["last_hidden_state"], ["hidden_states", -1])
 LOGITS = ("logits", ["logits"])
 
 
-def read_prompts(sentence: Mapping[str, Any], folder: Path, adapters: Adapters | None) -> Mapping[str, str] | None:
+def read_prompts(
+    sentence: Mapping[str, Any], folder: Path, adapters: Adapters | None
+) -> Mapping[str, str] | None:
     """Return the named prompts. Each adapter has one."""
     prompts = sentence.get("prompts")
     if prompts is None:
         return None if adapters is None else adapters.prompts
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) and len(text) <= MAX_PROMPT for text in prompts.values()):
-        raise LoadError(f"{folder / MODEL_FILE}: `prompts` should map names to texts of at most {MAX_PROMPT} characters")
+    if not isinstance(prompts, dict) or not all(
+        isinstance(text, str) and len(text) <= MAX_PROMPT for text in prompts.values()
+    ):
+        raise LoadError(
+            f"{folder / MODEL_FILE}: `prompts` should map names to texts of at most {MAX_PROMPT} characters"
+        )
     return prompts if adapters is None else {**adapters.prompts, **prompts}
 
 
 def default_prompt(
-    sentence: Mapping[str, Any], folder: Path, prompts: Mapping[str, str] | None, *, embeds: bool, ignores: bool = False
+    sentence: Mapping[str, Any],
+    folder: Path,
+    prompts: Mapping[str, str] | None,
+    *,
+    embeds: bool,
+    ignores: bool = False,
 ) -> str | None:
     """Return the name of the default prompt. Raises LoadError if `prompts` lacks it.
 
@@ -54,19 +78,27 @@ def default_prompt(
     name = sentence.get("default_prompt_name")
     if isinstance(name, str) and name in (prompts or {}):
         if ignores and (prompts or {})[name]:
-            log.warning("%s: `default_prompt_name` %r is ignored, as in TEI: the model scores", folder / MODEL_FILE, name)
+            log.warning(
+                "%s: `default_prompt_name` %r is ignored, as in TEI: the model scores",
+                folder / MODEL_FILE,
+                name,
+            )
         return name if embeds else None
     if name is None or name in ("query", "document") or not embeds:
         return None
     known = ", ".join(prompts or {}) or "none"
-    raise LoadError(f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: {known}")
+    raise LoadError(
+        f"{folder / MODEL_FILE}: `default_prompt_name` is {name!r}, should be one of `prompts`: {known}"
+    )
 
 
 def score_activation(config: Mapping[str, Any], sentence: Mapping[str, Any]) -> str | None:
     """Return the name of the activation. Versions of sentence-transformers store it in different places."""
     settings = config.get("sentence_transformers")
     inner = settings.get("activation_fn") if isinstance(settings, dict) else None
-    name = sentence.get("activation_fn") or inner or config.get("sbert_ce_default_activation_function")
+    name = (
+        sentence.get("activation_fn") or inner or config.get("sbert_ce_default_activation_function")
+    )
     return name.rsplit(".", 1)[-1] if isinstance(name, str) else None
 
 
@@ -76,11 +108,17 @@ def adds_specials(home: Path, *, scores: bool) -> bool:
     settings = sentence_config(home)
     _check_outputs(settings.object("modality_config"), LOGITS + STATES if scores else STATES)
     given = settings.object("processing_kwargs")
-    calls = {f"{part}.{key}": value for part in ("common", "text") for key, value in given.object(part).items()}
+    calls = {
+        f"{part}.{key}": value
+        for part in ("common", "text")
+        for key, value in given.object(part).items()
+    }
     adds = calls.pop("text.add_special_tokens", calls.pop("common.add_special_tokens", True))
     for name, value in calls.items():
         if value not in WITHOUT_EFFECT.get(name.partition(".")[2], ()):
-            raise UnsupportedArchitecture(f"{settings.file}: `processing_kwargs` {name} is {value!r}, which is not supported")
+            raise UnsupportedArchitecture(
+                f"{settings.file}: `processing_kwargs` {name} is {value!r}, which is not supported"
+            )
     return bool(adds)
 
 
@@ -89,7 +127,9 @@ def template_arguments(home: Path) -> Mapping[str, Any]:
     arguments = sentence_config(home).object("processing_kwargs").object("chat_template")
     for name in arguments:
         if name in OF_RENDERING:
-            raise UnsupportedArchitecture(f"{arguments.file}: `processing_kwargs` chat_template.{name} is not supported")
+            raise UnsupportedArchitecture(
+                f"{arguments.file}: `processing_kwargs` chat_template.{name} is not supported"
+            )
     return arguments
 
 

@@ -33,8 +33,31 @@ SHARED_LAYERS = frozenset({"albert"})  # all layers share one set of weights
 
 # The model types of `families.FAMILIES`, which every backend computes.
 SERVED = (
-    *("bert", "camembert", "deberta-v2", "distilbert", "electra", "eurobert", "gemma", "gemma3_text", "gte", "jina_bert"),
-    *("jina_embeddings_v3", "llama", "mistral", "modernbert", "mpnet", "mt5", "nomic_bert", "qwen2", "qwen3", "roberta", "t5"),
+    *(
+        "bert",
+        "camembert",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "eurobert",
+        "gemma",
+        "gemma3_text",
+        "gte",
+        "jina_bert",
+    ),
+    *(
+        "jina_embeddings_v3",
+        "llama",
+        "mistral",
+        "modernbert",
+        "mpnet",
+        "mt5",
+        "nomic_bert",
+        "qwen2",
+        "qwen3",
+        "roberta",
+        "t5",
+    ),
     *("xlm-roberta", "xlm-roberta-flash"),
 )
 # The key of the width in families that are not supported.
@@ -66,7 +89,9 @@ def check_sizes(config: Mapping[str, Any], home: Path, *, has_position_table: bo
     size = sum(_checked(path).stat().st_size for path in weight_files(home))
     weights = min_weights(config, has_position_table=has_position_table)
     if size and weights > size:
-        raise WeightMismatch(f"{file}: describes at least {weights} weights, but the files of weights hold {size} bytes")
+        raise WeightMismatch(
+            f"{file}: describes at least {weights} weights, but the files of weights hold {size} bytes"
+        )
 
 
 def min_weights(config: Mapping[str, Any], *, has_position_table: bool = False) -> int:
@@ -110,7 +135,12 @@ UNSET_LENGTH = 1_000_000  # transformers writes about 1e30 for "no limit"
 
 
 def max_input_length(
-    folder: Path, config: JsonObject, tokenizer_config: JsonObject, positions: Positions, *, sides: bool
+    folder: Path,
+    config: JsonObject,
+    tokenizer_config: JsonObject,
+    positions: Positions,
+    *,
+    sides: bool,
 ) -> int:
     """Return sentence-transformers' `max_seq_length`, else the tokenizer's length, limited by the position table. `sides`:
     queries and documents have their own lengths, so `max_seq_length` is not used.
@@ -123,7 +153,9 @@ def max_input_length(
     else:
         known = [length for length in (told, table) if length is not None]
     if not known:
-        raise LoadError(f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a length")
+        raise LoadError(
+            f"{folder / 'config.json'}: lacks `max_position_embeddings`, and no other file has a length"
+        )
     return min(known)
 
 
@@ -131,58 +163,99 @@ def lengths(
     folder: Path, config: JsonObject, tokenizer_config: JsonObject, positions: Positions
 ) -> tuple[int | None, int | None, int | None]:
     """Return (`max_seq_length`, `model_max_length`, the config's positions). A missing one is None."""
-    told = sentence_config(folder).count_if_any("max_seq_length"), tokenizer_config.count_if_any("model_max_length")
-    declared, most = (None if length is None or length >= UNSET_LENGTH else length for length in told)
+    told = (
+        sentence_config(folder).count_if_any("max_seq_length"),
+        tokenizer_config.count_if_any("model_max_length"),
+    )
+    declared, most = (
+        None if length is None or length >= UNSET_LENGTH else length for length in told
+    )
     return declared, most, _table_length(config, positions)
 
 
 # Model types that compute positions. Other families with rotary positions are known by their base.
-WITHOUT_TABLE = frozenset({"eurobert", "gte", "jina_bert", "jina_embeddings_v3", "modernbert", "nomic_bert", "t5", "mt5"})
+WITHOUT_TABLE = frozenset(
+    {"eurobert", "gte", "jina_bert", "jina_embeddings_v3", "modernbert", "nomic_bert", "t5", "mt5"}
+)
 WITHOUT_TABLE |= {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
 
 
 def looks_positions_up(config: Mapping[str, Any]) -> bool:
     """True if the trunk has a table of positions, which bounds the length of a text."""
-    rotary = config.get("model_type") in WITHOUT_TABLE or any(key.startswith(("rope_", "rotary_")) for key in config)
+    rotary = config.get("model_type") in WITHOUT_TABLE or any(
+        key.startswith(("rope_", "rotary_")) for key in config
+    )
     return not rotary and config.get("position_biased_input") is not False
 
 
 def _table_length(config: JsonObject, positions: Positions) -> int | None:
-    key = next((key for key in ("max_position_embeddings", "max_trained_positions") if config.get(key)), None)
+    key = next(
+        (key for key in ("max_position_embeddings", "max_trained_positions") if config.get(key)),
+        None,
+    )
     if key is None:
         return None
     length = config.count(key) - positions.offset
     if length < 1:
-        raise LoadError(f"{config.file}: `{key}` is {config[key]}, but positions begin at {positions.offset}")
+        raise LoadError(
+            f"{config.file}: `{key}` is {config[key]}, but positions begin at {positions.offset}"
+        )
     return length
 
 
 def sentence_config(folder: Path) -> JsonObject:
     """Read the first existing settings file of sentence-transformers."""
-    file = next((folder / name for name in LENGTH_FILES if (folder / name).exists()), folder / LENGTH_FILES[0])
+    file = next(
+        (folder / name for name in LENGTH_FILES if (folder / name).exists()),
+        folder / LENGTH_FILES[0],
+    )
     return read_object(file, optional=True)
 
 
 # Families whose positions start after the padding id, by default 1.
 OFFSET_FAMILIES = frozenset(
-    {"roberta", "xlm-roberta", "camembert", "xlm-roberta-flash", "xlm-roberta-xl", "data2vec-text", "mpnet"}
+    {
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "xlm-roberta-flash",
+        "xlm-roberta-xl",
+        "data2vec-text",
+        "mpnet",
+    }
 )
 MPNET_PADDING = 1  # its class uses the fixed id 1 and ignores `pad_token_id`
 # Families that can be trained with relative or ALiBi positions, which transformers 5 would run as absolute ones.
 ABSOLUTE_FAMILIES = OFFSET_FAMILIES | {"bert", "electra"}
 TOKEN_TYPE_FAMILIES = frozenset(
-    {"bert", "deberta", "deberta-v2", "electra", "ernie", "gte", "jina_bert", "megatron-bert", "nomic_bert"}
+    {
+        "bert",
+        "deberta",
+        "deberta-v2",
+        "electra",
+        "ernie",
+        "gte",
+        "jina_bert",
+        "megatron-bert",
+        "nomic_bert",
+    }
 )
 # Families with token types only if the tokenizer's `model_input_names` has them: by default their tokenizers give none.
 TYPED_IF_NAMED = frozenset({"albert", "big_bird", "rembert", "roformer"})
 
 
-def has_token_types(model_type: str, config: JsonObject, tokenizer_config: Mapping[str, Any]) -> bool:
+def has_token_types(
+    model_type: str, config: JsonObject, tokenizer_config: Mapping[str, Any]
+) -> bool:
     """`model_input_names` of the tokenizer without them means zeros."""
     names, families = tokenizer_config.get("model_input_names"), TOKEN_TYPE_FAMILIES
     if isinstance(names, list):
         families = families | TYPED_IF_NAMED if "token_type_ids" in names else frozenset()
-    return model_type in families and bool(config.get("type_vocab_size")) and config.count("type_vocab_size") > 1
+    return (
+        model_type in families
+        and bool(config.get("type_vocab_size"))
+        and config.count("type_vocab_size") > 1
+    )
 
 
 def positions_of(model_type: str, padding_id: int) -> Positions:
@@ -206,11 +279,20 @@ def read_padding_id(model_type: str, config: JsonObject) -> int:
 # config.json's keys of adapters, which families do not read.
 KEYS = frozenset(
     {
-        *("load_trained_adapters", "lora_adaptations", "lora_alpha", "lora_dropout_p", "lora_main_params_trainable"),
+        *(
+            "load_trained_adapters",
+            "lora_adaptations",
+            "lora_alpha",
+            "lora_dropout_p",
+            "lora_main_params_trainable",
+        ),
         *("lora_rank", "task_instructions"),
     }
 )
-MAX_RANKS, MAX_ALPHA = 4_096, 1_000_000  # bounds above any model's; ranks are those of all adapters together
+MAX_RANKS, MAX_ALPHA = (
+    4_096,
+    1_000_000,
+)  # bounds above any model's; ranks are those of all adapters together
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +321,13 @@ def read_adapters(config: JsonObject) -> Adapters | None:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise config.wrong("lora_adaptations", "a list of names")
     if len(set(names)) < len(names):
-        raise LoadError(f"{config.file}: `lora_adaptations` is {names!r}, which names an adapter twice")
+        raise LoadError(
+            f"{config.file}: `lora_adaptations` is {names!r}, which names an adapter twice"
+        )
     if config.flag("load_trained_adapters") is False:
-        raise UnsupportedArchitecture(f"{config.file}: `load_trained_adapters` is False; supported: True")
+        raise UnsupportedArchitecture(
+            f"{config.file}: `load_trained_adapters` is False; supported: True"
+        )
     instructions = config.object("task_instructions")
     if not all(isinstance(text, str) for text in instructions.values()):
         raise LoadError(f"{config.file}: `task_instructions` should map names to texts")
@@ -253,4 +339,6 @@ def read_adapters(config: JsonObject) -> Adapters | None:
         raise LoadError(
             f"{config.file}: `lora_rank` is {rank}, and {len(names)} adapters of it are more than {MAX_RANKS} ranks"
         )
-    return Adapters(tuple(names), rank, alpha / rank, {name: instructions.get(name, "") for name in names})
+    return Adapters(
+        tuple(names), rank, alpha / rank, {name: instructions.get(name, "") for name in names}
+    )

@@ -13,7 +13,13 @@ from typing import Any
 
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
-from hybridtei.models.checkpoint.classifiers import DECODERS, ClassifierHead, Kind, read_classifier, skipped_padding
+from hybridtei.models.checkpoint.classifiers import (
+    DECODERS,
+    ClassifierHead,
+    Kind,
+    read_classifier,
+    skipped_padding,
+)
 from hybridtei.models.checkpoint.contents import check_contents
 from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
 from hybridtei.models.checkpoint.heads import (
@@ -65,12 +71,24 @@ from hybridtei.models.checkpoint.sizes import (
     read_padding_id,
     sentence_config,
 )
-from hybridtei.models.checkpoint.tokenizer.settings import UNCHANGED, TokenizerSettings, read_tokenizer_settings
-from hybridtei.models.checkpoint.tokenizer.vocabularies import read_tokenizer, read_vocabulary, removed_ids, token_text
+from hybridtei.models.checkpoint.tokenizer.settings import (
+    UNCHANGED,
+    TokenizerSettings,
+    read_tokenizer_settings,
+)
+from hybridtei.models.checkpoint.tokenizer.vocabularies import (
+    read_tokenizer,
+    read_vocabulary,
+    removed_ids,
+    token_text,
+)
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
 STATIC_TYPE = "static"  # the model type of a table of token vectors, which has no trunk
-STATIC_TABLES = ("embedding.weight", "embeddings")  # the table's name in sentence-transformers' and in Model2Vec's files
+STATIC_TABLES = (
+    "embedding.weight",
+    "embeddings",
+)  # the table's name in sentence-transformers' and in Model2Vec's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +140,27 @@ class ModelSpec:
 
     # Derived values, computed once since every request reads them.
     kind: Kind = field(init=False, repr=False, compare=False)
-    sparse_width: int = field(init=False, repr=False, compare=False)  # of the vocabulary, or a code's number of latents
-    labels: tuple[str, ...] = field(init=False, repr=False, compare=False)  # in the order of the logits
-    is_splade: bool = field(init=False, repr=False, compare=False)  # the MLM head gives one weight a vocabulary entry
-    heads: frozenset[Head] = field(init=False, repr=False, compare=False)  # all outputs of the model
+    sparse_width: int = field(
+        init=False, repr=False, compare=False
+    )  # of the vocabulary, or a code's number of latents
+    labels: tuple[str, ...] = field(
+        init=False, repr=False, compare=False
+    )  # in the order of the logits
+    is_splade: bool = field(
+        init=False, repr=False, compare=False
+    )  # the MLM head gives one weight a vocabulary entry
+    heads: frozenset[Head] = field(
+        init=False, repr=False, compare=False
+    )  # all outputs of the model
     dense_width: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         splade = self.sparse is not None and self.sparse.kind == "splade"
-        width = self.dense_modules[-1].out_features if self.dense_modules else self.hidden_size * len(self.pooling)
+        width = (
+            self.dense_modules[-1].out_features
+            if self.dense_modules
+            else self.hidden_size * len(self.pooling)
+        )
         width = min(width, self.truncate_dim or width)
         derived = {
             "kind": "embedding" if self.classifier is None else self.classifier.kind,
@@ -138,7 +168,9 @@ class ModelSpec:
             "is_splade": splade,
             "heads": self._heads(splade),
             "dense_width": self.vocab_size if splade else width,
-            "sparse_width": self.sparse.width or self.vocab_size if self.sparse is not None else self.vocab_size,
+            "sparse_width": self.sparse.width or self.vocab_size
+            if self.sparse is not None
+            else self.vocab_size,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -153,11 +185,18 @@ class ModelSpec:
         if self.late is not None:
             return frozenset({Head.MULTIVECTOR, Head.TOKENS})
         optional = {Head.SPARSE: self.sparse, Head.MULTIVECTOR: self.multivector}
-        return frozenset({Head.DENSE, Head.TOKENS} | {head for head, spec in optional.items() if spec is not None})
+        return frozenset(
+            {Head.DENSE, Head.TOKENS}
+            | {head for head, spec in optional.items() if spec is not None}
+        )
 
 
 def read_spec(
-    folder: Path, *, pooling: str | None = None, dense_path: str | None = None, heads_file: Path | None = None
+    folder: Path,
+    *,
+    pooling: str | None = None,
+    dense_path: str | None = None,
+    heads_file: Path | None = None,
 ) -> ModelSpec:
     """Read a model folder. `pooling` and `dense_path` override its declarations; `heads_file` adds heads from another place.
 
@@ -169,12 +208,16 @@ def read_spec(
     routes = read_router(folder, read_modules(folder, late=is_colbert))
     read = partial(_read, folder, sentence=sentence, pooling=pooling, dense_path=dense_path)
     if not routes.query:
-        return read(routes.document, queries=routes.table, is_colbert=is_colbert, heads_file=heads_file)
+        return read(
+            routes.document, queries=routes.table, is_colbert=is_colbert, heads_file=heads_file
+        )
     document, query = read(routes.document), read(routes.query)
     if document.dense_width != query.dense_width:
         widths = f"{query.dense_width} numbers, those of documents {document.dense_width}"
         raise WeightMismatch(f"{folder}: the router's vectors of queries have {widths}")
-    return replace(document, query=query, default_route=routes.default, sparse=None, multivector=None)
+    return replace(
+        document, query=query, default_route=routes.default, sparse=None, multivector=None
+    )
 
 
 def _read(
@@ -205,17 +248,26 @@ def _read(
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
     hidden_size = read_hidden_size(config)
     idf = folder / "idf.json"
-    if not modules and pooling is None and idf.exists() and any(name.endswith("MaskedLM") for name in architectures):
+    if (
+        not modules
+        and pooling is None
+        and idf.exists()
+        and any(name.endswith("MaskedLM") for name in architectures)
+    ):
         pooling, queries = "splade", idf
     splade = splade_function(folder, pooling, modules, architectures)
     classifier = None if splade else read_classifier(folder, home, modules, config, hidden_size)
     template = None
     if model_type in DECODERS and not splade:
-        classifier, template = language_ranker(folder, home, modules, classifier, config=config, sentence=sentence)
+        classifier, template = language_ranker(
+            folder, home, modules, classifier, config=config, sentence=sentence
+        )
     if splade or classifier is not None:
         check_head_code(config, file)
     # sentence-transformers' cross-encoders read these only with modules.json
-    transformer = JsonObject({}, home) if classifier is not None and not modules else sentence_config(home)
+    transformer = (
+        JsonObject({}, home) if classifier is not None and not modules else sentence_config(home)
+    )
     late = None
     if is_colbert:
         late = read_late(
@@ -232,7 +284,9 @@ def _read(
     if pooled:
         sparse, multivector = find_heads(folder, hidden_size, heads_file)
     elif splade is not None:
-        sparse = read_splade(folder, modules, splade, queries, sentence.count_if_any("max_active_dims") or 0)
+        sparse = read_splade(
+            folder, modules, splade, queries, sentence.count_if_any("max_active_dims") or 0
+        )
     if late is not None:
         multivector = token_projection(folder, home, modules, hidden_size)
     poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
@@ -243,7 +297,9 @@ def _read(
     coder = module_path(modules, CODER)
     if coder is not None:
         latents_of = dense[-1].out_features if dense else pooled_width
-        sparse = read_coder(inside(folder, coder), latents_of, sentence.count_if_any("max_active_dims"))
+        sparse = read_coder(
+            inside(folder, coder), latents_of, sentence.count_if_any("max_active_dims")
+        )
     prompts = read_prompts(sentence, folder, adapters)
     padding_id = read_padding_id(model_type, config)
     positions = positions_of(model_type, padding_id)
@@ -253,7 +309,9 @@ def _read(
         architectures=architectures,
         hidden_size=hidden_size,
         vocab_size=config.count("vocab_size"),
-        max_input_length=max_input_length(home, config, tokenizer_config, positions, sides=late is not None or not transformer),
+        max_input_length=max_input_length(
+            home, config, tokenizer_config, positions, sides=late is not None or not transformer
+        ),
         positions=positions,
         pooling=poolings,
         dense_modules=dense,
@@ -262,7 +320,11 @@ def _read(
         late=late,
         prompts=prompts,
         default_prompt_name=default_prompt(
-            sentence, folder, prompts, embeds=pooled or splade is not None, ignores=classifier is not None and template is None
+            sentence,
+            folder,
+            prompts,
+            embeds=pooled or splade is not None,
+            ignores=classifier is not None and template is None,
         ),
         truncate_dim=sentence.count_if_any("truncate_dim") if pooled else None,
         bare=not adds_specials(home, scores=not pooled),
@@ -279,9 +341,13 @@ def _read(
         unknown_token=token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
         tokenizer_settings=read_tokenizer_settings(
-            home, published.get("model_type", ""), published, lowercase=bool(transformer.get("do_lower_case"))
+            home,
+            published.get("model_type", ""),
+            published,
+            lowercase=bool(transformer.get("do_lower_case")),
         ),
-        is_rounded=pooled and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
+        is_rounded=pooled
+        and (published.get("model_type") == PPLX or module_path(modules, QUANTIZER) is not None),
     )
 
 
@@ -294,7 +360,9 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: JsonObject) ->
     weights = Weights.open(home)
     name = next(filter(weights.has, STATIC_TABLES), None)
     if name is None or len(weights.shape(name)) != 2:
-        raise LoadError(f"{home}: the weights lack a table `embedding.weight` or `embeddings` of two dimensions")
+        raise LoadError(
+            f"{home}: the weights lack a table `embedding.weight` or `embeddings` of two dimensions"
+        )
     rows, width = weights.shape(name)
     if name == "embeddings" and weights.has("mapping"):
         rows = weights.shape("mapping")[0]
@@ -319,7 +387,9 @@ def _static(folder: Path, home: Path, modules: Modules, sentence: JsonObject) ->
 def _model_type(config: JsonObject) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise LoadError(f"{config.file}: lacks `model_type`, which should name the model's family, such as 'bert'")
+        raise LoadError(
+            f"{config.file}: lacks `model_type`, which should name the model's family, such as 'bert'"
+        )
     form = config.get("position_embedding_type")
     if model_type in ABSOLUTE_FAMILIES and form not in (None, "absolute"):
         raise UnsupportedArchitecture(
@@ -335,10 +405,20 @@ def _architectures(config: JsonObject) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _projection(home: Path, model_type: str, config: JsonObject, pooled_width: int) -> tuple[DenseModule, ...]:
+def _projection(
+    home: Path, model_type: str, config: JsonObject, pooled_width: int
+) -> tuple[DenseModule, ...]:
     """Return Qwen3's own projection of pooled vectors, to `num_labels` numbers, as TEI has it; few checkpoints have one."""
     if model_type != "qwen3" or config.get("num_labels") is None or not has_weights(home):
         return ()
     if not Weights.open(home).has("linear.weight"):
         return ()
-    return (DenseModule(home, pooled_width, config.count("num_labels"), False, "torch.nn.modules.linear.Identity"),)
+    return (
+        DenseModule(
+            home,
+            pooled_width,
+            config.count("num_labels"),
+            False,
+            "torch.nn.modules.linear.Identity",
+        ),
+    )

@@ -27,12 +27,18 @@ from safetensors import safe_open
 from hybridtei.errors import LoadError, WeightMismatch
 from hybridtei.models.checkpoint.files import inside, read_object, require
 
-SHARD, MAX_SHARDS = re.compile(r"model-\d+-of-(\d+)\.safetensors"), 1000  # the largest public models have some 200
+SHARD, MAX_SHARDS = (
+    re.compile(r"model-\d+-of-(\d+)\.safetensors"),
+    1000,
+)  # the largest public models have some 200
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "pytorch_model.bin", "pytorch_model-*.bin")
 # safetensors' names of dtypes, always little-endian.
 DTYPES: Mapping[str, DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16"}
 BLOCKS, BLOCK_BYTES = 64, 4096  # sampled blocks that identify a file
-INTEGERS: Mapping[str, DTypeLike] = {"I64": "<i8", "I32": "<i4"}  # dtypes of index tables, which are not weights
+INTEGERS: Mapping[str, DTypeLike] = {
+    "I64": "<i8",
+    "I32": "<i4",
+}  # dtypes of index tables, which are not weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +57,37 @@ class Tensor:
 
     def array(self, rows: Sequence[int] | None = None) -> NDArray[np.float32]:
         if self.dtype in INTEGERS:
-            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}")
+            raise LoadError(
+                f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}"
+            )
         values = self.stored()
         # After a header of odd length the values are misaligned and some kernels cannot read them: "A" makes a copy.
         return np.require(values if rows is None else values[list(rows)], np.float32, ["C", "A"])
 
     def stored(self) -> NDArray[Any]:
         if self.dtype not in DTYPES and self.dtype not in INTEGERS:
-            raise LoadError(f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}")
+            raise LoadError(
+                f"{self.file}: `{self.name}` is {self.dtype}; supported: {', '.join(DTYPES)}"
+            )
         if self.dtype == "BF16":
             import ml_dtypes  # noqa: F401  # registers the dtype in numpy; most checkpoints save these 10 ms
         stored = np.dtype(DTYPES.get(self.dtype) or INTEGERS[self.dtype])
-        values = np.frombuffer(self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start)
+        values = np.frombuffer(
+            self.mapping, stored, (self.stop - self.start) // stored.itemsize, self.start
+        )
         if self.strides is None:
             return values.reshape(self.shape)
         steps = [one * stored.itemsize for one in self.strides]
-        return np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(self.shape)
+        return np.lib.stride_tricks.as_strided(values, self.walked or self.shape, steps).reshape(
+            self.shape
+        )
 
 
 def old_name(name: str) -> str:
     """A norm's parameter name in checkpoints converted from TensorFlow."""
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    )
 
 
 class Weights:
@@ -125,7 +141,9 @@ class Weights:
         key = self.find(name) if key is None else key
         if key is None or key not in self._tensors:
             held = f"they hold {sorted(self._tensors)[:5]}, {len(self._tensors)} in all"
-            raise WeightMismatch(f"{self.folder}: the weights lack `{name}`, which the model needs; {held}")
+            raise WeightMismatch(
+                f"{self.folder}: the weights lack `{name}`, which the model needs; {held}"
+            )
         check_shape(self.shape(key), shape, self.folder, key)
         return key
 
@@ -173,9 +191,24 @@ class Weights:
         for file, mapping in self._mappings().items():
             path = file.resolve()
             found = path.stat()
-            facts = path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            facts = (
+                path,
+                found.st_dev,
+                found.st_ino,
+                found.st_size,
+                found.st_mtime_ns,
+                found.st_ctime_ns,
+            )
             made.update(repr(facts).encode())
-            made.update(mapping[: min(tensor.start for tensor in self._tensors.values() if tensor.mapping is mapping)])
+            made.update(
+                mapping[
+                    : min(
+                        tensor.start
+                        for tensor in self._tensors.values()
+                        if tensor.mapping is mapping
+                    )
+                ]
+            )
             for number in range(BLOCKS):
                 start = (len(mapping) - BLOCK_BYTES) * number // (BLOCKS - 1)
                 made.update(mapping[max(start, 0) : max(start, 0) + BLOCK_BYTES])
@@ -207,11 +240,16 @@ def _mapped_zip(path: Path) -> dict[str, Tensor]:
     from hybridtei.models.torch_zip import places  # most checkpoints start without it
 
     if not is_torch_zip(path):
-        raise LoadError(f"{path}: was saved by torch before 1.6, or is cut short; save it as safetensors")
+        raise LoadError(
+            f"{path}: was saved by torch before 1.6, or is cut short; save it as safetensors"
+        )
     found = places(path)
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return {name: Tensor(path, name, mapping, at.dtype, at.shape, at.start, at.stop, at.strides) for name, at in found.items()}
+    return {
+        name: Tensor(path, name, mapping, at.dtype, at.shape, at.start, at.stop, at.strides)
+        for name, at in found.items()
+    }
 
 
 def _mapped(path: Path) -> dict[str, Tensor]:
@@ -222,7 +260,14 @@ def _mapped(path: Path) -> dict[str, Tensor]:
         header = json.loads(mapping[8 : 8 + size])
     begin = 8 + size
     return {
-        name: Tensor(path, name, mapping, entry["dtype"], tuple(entry["shape"]), *(begin + at for at in entry["data_offsets"]))
+        name: Tensor(
+            path,
+            name,
+            mapping,
+            entry["dtype"],
+            tuple(entry["shape"]),
+            *(begin + at for at in entry["data_offsets"]),
+        )
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -247,7 +292,10 @@ def _numbered(folder: Path) -> list[Path]:
     digits, count = len(first[1]), int(first[1])
     if count > MAX_SHARDS:
         raise LoadError(f"{folder / first[0]}: one of {count} shards, allowed are {MAX_SHARDS}")
-    return [folder / f"model-{number:0{digits}}-of-{first[1]}.safetensors" for number in range(1, count + 1)]
+    return [
+        folder / f"model-{number:0{digits}}-of-{first[1]}.safetensors"
+        for number in range(1, count + 1)
+    ]
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -263,7 +311,9 @@ def is_torch_zip(path: Path) -> bool:
 def has_weights(folder: Path) -> bool:
     """True if a folder has weights that `Weights.open` reads."""
     files = weight_files(folder)
-    return bool(files) and all(file.suffix == ".safetensors" or is_torch_zip(file) for file in files)
+    return bool(files) and all(
+        file.suffix == ".safetensors" or is_torch_zip(file) for file in files
+    )
 
 
 def shards(index: Path) -> list[Path]:
@@ -276,13 +326,17 @@ def shards(index: Path) -> list[Path]:
 
 def has_shape(found: Sequence[int], shape: Sequence[int | None]) -> bool:
     """True if a tensor has the shape `shape`, where None means any size."""
-    return len(found) == len(shape) and all(size in (None, have) for size, have in zip(shape, found, strict=True))
+    return len(found) == len(shape) and all(
+        size in (None, have) for size, have in zip(shape, found, strict=True)
+    )
 
 
 def check_shape(found: Sequence[int], shape: Sequence[int | None], where: Path, name: str) -> None:
     """Raises WeightMismatch, naming the tensor, unless its shape is `shape`, where None means any size."""
     if not has_shape(found, shape):
-        raise WeightMismatch(f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}")
+        raise WeightMismatch(
+            f"{where}: `{name}` has shape {list(found)}, the model needs {list(shape)}"
+        )
 
 
 def check_finite(values: NDArray[Any], file: Path, name: str) -> None:
@@ -314,9 +368,13 @@ def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         keys = [f"{name}.parametrizations.weight.0.lora_{letter}" for letter in "AB"]
         weight = found[f"{name}.weight"] = found.pop(original)
         if not all(key in found for key in keys):
-            raise LoadError(f"{weight.file}: `{original}` lacks {' and '.join(f'`{key}`' for key in keys if key not in found)}")
+            raise LoadError(
+                f"{weight.file}: `{original}` lacks {' and '.join(f'`{key}`' for key in keys if key not in found)}"
+            )
         pair = _pair(weight, found.pop(keys[0]), found.pop(keys[1]))
-        found |= {f"{name}.lora_{letter}.weight": one for letter, one in zip("AB", pair, strict=True)}
+        found |= {
+            f"{name}.lora_{letter}.weight": one for letter, one in zip("AB", pair, strict=True)
+        }
     return found
 
 
@@ -325,10 +383,14 @@ def _pair(weight: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     if len(weight.shape) == 2 and len(a.shape) == len(b.shape) == 3:
         count, rank, columns = a.shape
         if (columns, b.shape) == (weight.shape[1], (count, weight.shape[0], rank)):
-            return _laid_out(a, (0, 1, 2), (count * rank, columns)), _laid_out(b, (1, 0, 2), (weight.shape[0], count * rank))
+            return _laid_out(a, (0, 1, 2), (count * rank, columns)), _laid_out(
+                b, (1, 0, 2), (weight.shape[0], count * rank)
+            )
         count, rows, rank = a.shape
         if (rows, b.shape) == (weight.shape[0], (count, rank, weight.shape[1])):
-            return _laid_out(a, (1, 0, 2), (rows, count * rank)), _laid_out(b, (2, 0, 1), (weight.shape[1], count * rank))
+            return _laid_out(a, (1, 0, 2), (rows, count * rank)), _laid_out(
+                b, (2, 0, 1), (weight.shape[1], count * rank)
+            )
     raise LoadError(
         f"{a.file}: `{a.name}` and `{b.name}` have shapes {list(a.shape)} and {list(b.shape)}, "
         f"which fit no weights of shape {list(weight.shape)}"
@@ -338,7 +400,9 @@ def _pair(weight: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def _laid_out(tensor: Tensor, axes: Sequence[int], shape: tuple[int, ...]) -> Tensor:
     strides = tensor.strides or [*_row_after_row(tensor.shape)]
     walked = tuple(tensor.shape[axis] for axis in axes)
-    return replace(tensor, shape=shape, walked=walked, strides=tuple(strides[axis] for axis in axes))
+    return replace(
+        tensor, shape=shape, walked=walked, strides=tuple(strides[axis] for axis in axes)
+    )
 
 
 def _row_after_row(shape: Sequence[int]) -> Sequence[int]:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.models.families.bert import bert, deberta_v2, distilbert, electra, jina_bert, mpnet, t5
+from hybridtei.models.families.bert import (
+    bert,
+    deberta_v2,
+    distilbert,
+    electra,
+    jina_bert,
+    mpnet,
+    t5,
+)
 from hybridtei.models.families.ops import Ops, Rows, adapted
 from hybridtei.models.families.rotary import (
     eurobert,
@@ -66,11 +74,19 @@ def run_family(
     """
     family = FAMILIES.get(model_type)
     if family is None:
-        raise UnsupportedArchitecture(f"{file}: no family `{model_type}` is known; supported: {', '.join(FAMILIES)}")
+        raise UnsupportedArchitecture(
+            f"{file}: no family `{model_type}` is known; supported: {', '.join(FAMILIES)}"
+        )
     settings = Settings(config, file)
     try:
         hidden = family(ops if adapters is None else adapted(ops, *adapters), settings)
-    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:  # from nested settings
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:  # from nested settings
         raise LoadError(f"{file}: no configuration of `{model_type}`: {error!r}") from error
     settings.check(declared_keys(model_type) if is_native else None)
     return hidden

@@ -33,16 +33,30 @@ class _Names:
     last_norm: str
 
 
-_AFTER = ("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm")
-BERT = _Names("encoder.layer.", [f"attention.self.{name}" for name in ("query", "key", "value")], *_AFTER)
-DEBERTA = _Names("encoder.layer.", [f"attention.self.{name}_proj" for name in ("query", "key", "value")], *_AFTER)
+_AFTER = (
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+BERT = _Names(
+    "encoder.layer.", [f"attention.self.{name}" for name in ("query", "key", "value")], *_AFTER
+)
+DEBERTA = _Names(
+    "encoder.layer.", [f"attention.self.{name}_proj" for name in ("query", "key", "value")], *_AFTER
+)
 DISTILBERT = _Names(
     "transformer.layer.",
     [f"attention.{name}_lin" for name in "qkv"],
     *("attention.out_lin", "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
 )
 MPNET = _Names(
-    "encoder.layer.", [f"attention.attn.{name}" for name in "qkv"], "attention.attn.o", "attention.LayerNorm", *_AFTER[2:]
+    "encoder.layer.",
+    [f"attention.attn.{name}" for name in "qkv"],
+    "attention.attn.o",
+    "attention.LayerNorm",
+    *_AFTER[2:],
 )
 Attend = Callable[[Rows, Rows, Rows, str], Rows]  # of queries, keys, values, and the layer's prefix
 
@@ -58,37 +72,62 @@ def electra(o: Ops, s: Settings) -> Rows:
 
 
 def _bert(o: Ops, s: Settings, embedding_size: int) -> Rows:
-    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
+    hidden, eps, count = (
+        s.count("hidden_size"),
+        s.number("layer_norm_eps", 1e-12),
+        s.count("num_attention_heads"),
+    )
     x = _embeddings(o, s, embedding_size, eps)
     if x.width != hidden:
         x = o.linear(x, "embeddings_project", hidden)
     heads = Heads(count, count, hidden // count)
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
-    return _layers(o, x, BERT, heads, layers=s.count("num_hidden_layers"), wide=wide, act=act, eps=eps)
+    return _layers(
+        o, x, BERT, heads, layers=s.count("num_hidden_layers"), wide=wide, act=act, eps=eps
+    )
 
 
-def _embeddings(o: Ops, s: Settings, width: int, eps: float, *, types: bool = True, places: bool = True) -> Rows:
+def _embeddings(
+    o: Ops, s: Settings, width: int, eps: float, *, types: bool = True, places: bool = True
+) -> Rows:
     """The normed sum of the rows of words and, if the family has them, of token types and positions."""
-    rows = [o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")]
+    rows = [
+        o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")
+    ]
     if types:
         table = "embeddings.token_type_embeddings.weight"
         rows.append(o.embedding(table, s.count("type_vocab_size", 2), width, "token_type_ids"))
     if places:
         table = "embeddings.position_embeddings.weight"
-        rows.append(o.embedding(table, s.count("max_position_embeddings", 512), width, "position_ids"))
+        rows.append(
+            o.embedding(table, s.count("max_position_embeddings", 512), width, "position_ids")
+        )
     return o.layer_norm(reduce(o.add, rows), "embeddings.LayerNorm", eps)
 
 
 def _layers(
-    o: Ops, x: Rows, names: _Names, heads: Heads, *, layers: int, wide: int, act: str, eps: float, attend: Attend | None = None
+    o: Ops,
+    x: Rows,
+    names: _Names,
+    heads: Heads,
+    *,
+    layers: int,
+    wide: int,
+    act: str,
+    eps: float,
+    attend: Attend | None = None,
 ) -> Rows:
     """Layers with a norm after attention and after the MLP. `attend`: attention other than the plain one."""
     hidden = x.width
     for layer in (f"{names.prefix}{i}." for i in range(layers)):
         q, k, v = linears(o, x, [layer + name for name in names.qkv], [heads.count * heads.dim] * 3)
         attended = attend(q, k, v, layer) if attend else o.attention(q, k, v, heads)
-        x = o.layer_norm(o.add(o.linear(attended, layer + names.out, hidden), x), layer + names.norm, eps)
-        y = o.linear(o.activate(o.linear(x, layer + names.wide, wide), act), layer + names.narrow, hidden)
+        x = o.layer_norm(
+            o.add(o.linear(attended, layer + names.out, hidden), x), layer + names.norm, eps
+        )
+        y = o.linear(
+            o.activate(o.linear(x, layer + names.wide, wide), act), layer + names.narrow, hidden
+        )
         x = o.layer_norm(o.add(y, x), layer + names.last_norm, eps)
     return x
 
@@ -101,7 +140,9 @@ def distilbert(o: Ops, s: Settings) -> Rows:
     hidden, count = s.count("dim", 768), s.count("n_heads", 12)
     x, heads = _embeddings(o, s, hidden, EPS, types=False), Heads(count, count, hidden // count)
     act, wide = s.activation("activation"), s.count("hidden_dim", 4 * hidden)
-    return _layers(o, x, DISTILBERT, heads, layers=s.count("n_layers", 6), wide=wide, act=act, eps=EPS)
+    return _layers(
+        o, x, DISTILBERT, heads, layers=s.count("n_layers", 6), wide=wide, act=act, eps=EPS
+    )
 
 
 BUCKETS, MAX_DISTANCE = 32, 128
@@ -109,17 +150,35 @@ BUCKETS, MAX_DISTANCE = 32, 128
 
 def mpnet(o: Ops, s: Settings) -> Rows:
     """transformers' `MPNetModel`."""
-    hidden, eps, count = s.count("hidden_size", 768), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads", 12)
+    hidden, eps, count = (
+        s.count("hidden_size", 768),
+        s.number("layer_norm_eps", 1e-12),
+        s.count("num_attention_heads", 12),
+    )
     x, heads = _embeddings(o, s, hidden, eps, types=False), Heads(count, count, hidden // count)
     s.get("type_vocab_size")  # checkpoints have the key, but MPNet has no types
-    s.only("relative_attention_num_buckets", BUCKETS)  # transformers uses it only as the table's size
-    bias = o.buckets(distance_buckets(BUCKETS, MAX_DISTANCE), "encoder.relative_attention_bias.weight", count)
+    s.only(
+        "relative_attention_num_buckets", BUCKETS
+    )  # transformers uses it only as the table's size
+    bias = o.buckets(
+        distance_buckets(BUCKETS, MAX_DISTANCE), "encoder.relative_attention_bias.weight", count
+    )
 
     def attend(q: Rows, k: Rows, v: Rows, _: str) -> Rows:
         return o.attention(q, k, v, heads, bias)
 
     act, wide = s.activation("hidden_act"), s.count("intermediate_size", 4 * hidden)
-    return _layers(o, x, MPNET, heads, layers=s.count("num_hidden_layers", 12), wide=wide, act=act, eps=eps, attend=attend)
+    return _layers(
+        o,
+        x,
+        MPNET,
+        heads,
+        layers=s.count("num_hidden_layers", 12),
+        wide=wide,
+        act=act,
+        eps=eps,
+        attend=attend,
+    )
 
 
 def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
@@ -128,33 +187,65 @@ def distance_buckets(number: int, furthest: int) -> NDArray[np.int64]:
     half = number // 2
     exact = half // 2
     far = np.maximum(np.abs(distance), 1).astype(np.float32)
-    steps = np.log(far / np.float32(exact)) / np.float32(math.log(furthest / exact)) * np.float32(half - exact)
+    steps = (
+        np.log(far / np.float32(exact))
+        / np.float32(math.log(furthest / exact))
+        * np.float32(half - exact)
+    )
     large = np.minimum(exact + steps.astype(np.int64), half - 1)
-    return np.where(distance > 0, half, 0) + np.where(np.abs(distance) < exact, np.abs(distance), large)
+    return np.where(distance > 0, half, 0) + np.where(
+        np.abs(distance) < exact, np.abs(distance), large
+    )
 
 
 def t5(o: Ops, s: Settings) -> Rows:
     """transformers' `T5EncoderModel`: no biases, RMS norms before each block, and unscaled scores."""
-    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_epsilon", 1e-6), s.count("num_attention_heads")
+    hidden, eps, count = (
+        s.count("hidden_size"),
+        s.number("layer_norm_epsilon", 1e-6),
+        s.count("num_attention_heads"),
+    )
     heads = Heads(count, count, s.count("head_dim"), factor=1.0)
-    number, furthest = s.count("relative_attention_num_buckets", 32), s.count("relative_attention_max_distance", 128)
-    if number < 4 or furthest <= number // 4:  # nearer distances have a bucket each, further ones share the rest
-        raise s.unsupported("relative_attention_num_buckets", number, ("4 to less than 4 relative_attention_max_distance",))
+    number, furthest = (
+        s.count("relative_attention_num_buckets", 32),
+        s.count("relative_attention_max_distance", 128),
+    )
+    if (
+        number < 4 or furthest <= number // 4
+    ):  # nearer distances have a bucket each, further ones share the rest
+        raise s.unsupported(
+            "relative_attention_num_buckets",
+            number,
+            ("4 to less than 4 relative_attention_max_distance",),
+        )
     table = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # the first layer's, used by all layers
     bias = o.buckets(distance_buckets(number, furthest), table, count)
-    act, wide, is_gated = s.activation("hidden_act"), s.count("intermediate_size"), s.flag("is_gated_act")
+    act, wide, is_gated = (
+        s.activation("hidden_act"),
+        s.count("intermediate_size"),
+        s.flag("is_gated_act"),
+    )
     x = o.embedding("shared.weight", s.count("vocab_size"), hidden, "input_ids")
     for i in range(s.count("num_hidden_layers")):
         attn, mlp = f"encoder.block.{i}.layer.0.", f"encoder.block.{i}.layer.1."
         y = o.rms_norm(x, f"{attn}layer_norm", eps)
-        q, k, v = linears(o, y, [f"{attn}SelfAttention.{name}" for name in "qkv"], heads.widths, bias=False)
+        q, k, v = linears(
+            o, y, [f"{attn}SelfAttention.{name}" for name in "qkv"], heads.widths, bias=False
+        )
         attended = o.attention(q, k, v, heads, bias)
         x = o.add(x, o.linear(attended, f"{attn}SelfAttention.o", hidden, bias=False))
         y = o.rms_norm(x, f"{mlp}layer_norm", eps)
         parts = ("wi_0", "wi_1") if is_gated else ("wi",)
-        gate, *up = linears(o, y, [f"{mlp}DenseReluDense.{part}" for part in parts], [wide] * len(parts), bias=False)
+        gate, *up = linears(
+            o, y, [f"{mlp}DenseReluDense.{part}" for part in parts], [wide] * len(parts), bias=False
+        )
         y = o.activate(gate, act)
-        x = o.add(x, o.linear(o.multiply(y, up[0]) if up else y, f"{mlp}DenseReluDense.wo", hidden, bias=False))
+        x = o.add(
+            x,
+            o.linear(
+                o.multiply(y, up[0]) if up else y, f"{mlp}DenseReluDense.wo", hidden, bias=False
+            ),
+        )
     return o.rms_norm(x, "encoder.final_layer_norm", eps)
 
 
@@ -184,16 +275,25 @@ MLPS = {
 
 def jina_bert(o: Ops, s: Settings) -> Rows:
     """jinaai/jina-bert-implementation; with `qk_norm` jinaai/jina-bert-v2-qk-post-norm, which adds attention's input twice."""
-    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
+    hidden, eps, count = (
+        s.count("hidden_size"),
+        s.number("layer_norm_eps", 1e-12),
+        s.count("num_attention_heads"),
+    )
     heads, qk_norm = Heads(count, count, hidden // count), s.flag("qk_norm")
     s.get("max_position_embeddings")  # read for `check`: there is no table of positions
     x = _embeddings(o, s, hidden, eps, places=False)
     bias = o.alibi(slopes(count))
     for i in range(s.count("num_hidden_layers")):
         layer, attn = f"encoder.layer.{i}.", f"encoder.layer.{i}.attention."
-        q, k, v = linears(o, x, [f"{attn}self.{name}" for name in ("query", "key", "value")], [hidden] * 3)
+        q, k, v = linears(
+            o, x, [f"{attn}self.{name}" for name in ("query", "key", "value")], [hidden] * 3
+        )
         if qk_norm:
-            q, k = (o.layer_norm(one, f"{attn}self.layer_norm_{name}", eps) for one, name in ((q, "q"), (k, "k")))
+            q, k = (
+                o.layer_norm(one, f"{attn}self.layer_norm_{name}", eps)
+                for one, name in ((q, "q"), (k, "k"))
+            )
         y = o.linear(o.attention(q, k, v, heads, bias), f"{attn}output.dense", hidden)
         y = o.layer_norm(o.add(y, x), f"{attn}output.LayerNorm", eps)
         x = o.layer_norm(o.add(y, x), f"{layer}layer_norm_1", eps) if qk_norm else y
@@ -231,33 +331,61 @@ def _powers(heads: int) -> list[float]:
 def deberta_v2(o: Ops, s: Settings) -> Rows:
     """transformers' `DebertaV2Model`."""
     s.only("conv_kernel_size", 0)
-    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-7), s.count("num_attention_heads")
+    hidden, eps, count = (
+        s.count("hidden_size"),
+        s.number("layer_norm_eps", 1e-7),
+        s.count("num_attention_heads"),
+    )
     x = _deberta_embeddings(o, s, hidden, eps)
     kinds = s.get("pos_att_type") or []
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     relative = s.flag("relative_attention")
     dim = s.count("attention_head_size", hidden // count)
-    heads = Heads(count, count, dim, factor=(dim * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5)
+    heads = Heads(
+        count, count, dim, factor=(dim * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5
+    )
     positions = s.count("max_position_embeddings", 512)
     furthest = s.get("max_relative_positions", -1)
     furthest = furthest if furthest > 0 else positions
     number = s.get("position_buckets", -1)
     span = number if number > 0 else furthest
     table = _distances(o, s, 2 * span, hidden, eps) if relative else None
-    places = deberta_buckets(number, furthest, span, max(positions, furthest + 1))  # equal from there on
+    places = deberta_buckets(
+        number, furthest, span, max(positions, furthest + 1)
+    )  # equal from there on
     shared, all_heads = s.flag("share_att_key"), heads.count * heads.dim
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
 
     def attend(q: Rows, k: Rows, v: Rows, layer: str) -> Rows:
         bias = None
         if table is not None:
-            key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
-            c2p = o.linear(table, f"{layer}attention.self.{key}", all_heads) if "c2p" in kinds else None
-            p2c = o.linear(table, f"{layer}attention.self.{query}", all_heads) if "p2c" in kinds else None
+            key, query = (
+                ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
+            )
+            c2p = (
+                o.linear(table, f"{layer}attention.self.{key}", all_heads)
+                if "c2p" in kinds
+                else None
+            )
+            p2c = (
+                o.linear(table, f"{layer}attention.self.{query}", all_heads)
+                if "p2c" in kinds
+                else None
+            )
             bias = o.disentangled(q, k, heads, places, (c2p, p2c))
         return o.attention(q, k, v, heads, bias)
 
-    return _layers(o, x, DEBERTA, heads, layers=s.count("num_hidden_layers"), wide=wide, act=act, eps=eps, attend=attend)
+    return _layers(
+        o,
+        x,
+        DEBERTA,
+        heads,
+        layers=s.count("num_hidden_layers"),
+        wide=wide,
+        act=act,
+        eps=eps,
+        attend=attend,
+    )
 
 
 def _deberta_embeddings(o: Ops, s: Settings, hidden: int, eps: float) -> Rows:
@@ -265,7 +393,10 @@ def _deberta_embeddings(o: Ops, s: Settings, hidden: int, eps: float) -> Rows:
     x = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), width, "input_ids")
     if s.flag("position_biased_input", default=True):
         positions = s.count("max_position_embeddings", 512)
-        x = o.add(x, o.embedding("embeddings.position_embeddings.weight", positions, width, "position_ids"))
+        x = o.add(
+            x,
+            o.embedding("embeddings.position_embeddings.weight", positions, width, "position_ids"),
+        )
     if s.get("type_vocab_size", 0):
         table = "embeddings.token_type_embeddings.weight"
         x = o.add(x, o.embedding(table, s.count("type_vocab_size"), width, "token_type_ids"))
@@ -288,6 +419,14 @@ def deberta_buckets(number: int, furthest: int, span: int, longest: int) -> NDAr
     if number > 0 and furthest > 0:
         middle = number // 2
         far = np.where(np.abs(distance) < middle, middle - 1, np.abs(distance)).astype(np.float32)
-        steps = np.log(far / np.float32(middle)) / np.log(np.float32((furthest - 1) / middle)) * np.float32(middle - 1)
-        place = np.where(far <= middle, distance, ((np.ceil(steps) + middle) * np.sign(distance)).astype(np.int64))
+        steps = (
+            np.log(far / np.float32(middle))
+            / np.log(np.float32((furthest - 1) / middle))
+            * np.float32(middle - 1)
+        )
+        place = np.where(
+            far <= middle,
+            distance,
+            ((np.ceil(steps) + middle) * np.sign(distance)).astype(np.int64),
+        )
     return np.clip(place + span, 0, 2 * span - 1).astype(np.int64)

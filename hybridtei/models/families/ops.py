@@ -61,7 +61,9 @@ class Heads:
         return self.count * self.dim, self.key_count * self.dim, self.key_count * self.dim
 
 
-Tables = tuple[Rows | None, Rows | None]  # of distances: for queries' contents, and for keys' contents
+Tables = tuple[
+    Rows | None, Rows | None
+]  # of distances: for queries' contents, and for keys' contents
 
 
 class Ops(Protocol):
@@ -87,11 +89,15 @@ class Ops(Protocol):
 
     def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows: ...
 
-    def rms_norm(self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0) -> Rows:
+    def rms_norm(
+        self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0
+    ) -> Rows:
         """Normalise each `dim` numbers of a row, or the whole row, and multiply by `NAME.weight + offset`."""
         ...
 
-    def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
+    def experts(
+        self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str
+    ) -> Rows:
         """Mixture of experts: `bias` + the sum of `p act(x w1^T) w2` over the `chosen` ones of largest p = softmax(logits).
 
         `NAME.mlp.w1`, `NAME.mlp.w2` float[logits.width * wide, x.width], expert after expert; `NAME.bias` float[x.width].
@@ -120,7 +126,9 @@ class Ops(Protocol):
         Distances above `longest` have the bucket of `longest`."""
         ...
 
-    def disentangled(self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables) -> Any:
+    def disentangled(
+        self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables
+    ) -> Any:
         """DeBERTa: scaled products of contents with the projected embeddings of distances, rows of `parameter_rows`."""
         ...
 
@@ -133,7 +141,9 @@ class Ops(Protocol):
         ...
 
 
-def linears(o: Ops, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True) -> list[Rows]:
+def linears(
+    o: Ops, x: Rows, names: Sequence[str], widths: Sequence[int], *, bias: bool = True
+) -> list[Rows]:
     """Apply several `linear` maps to the same rows."""
     return [o.linear(x, name, width, bias=bias) for name, width in zip(names, widths, strict=True)]
 
@@ -173,5 +183,7 @@ class _Adapted:
         return self._with(self._ops.embedding(name, rows, width, ids), low, base)
 
     def _with(self, y: Rows, low: Rows, name: str) -> Rows:
-        change = self._ops.linear(self._ops.multiply(low, self._chosen), f"{name}.lora_B", y.width, bias=False)
+        change = self._ops.linear(
+            self._ops.multiply(low, self._chosen), f"{name}.lora_B", y.width, bias=False
+        )
         return self._ops.add(y, change)

@@ -14,7 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hybridtei.models.families.ops import Heads, Ops, Rows, linears
-from hybridtei.models.families.settings import FULL, SLIDING, Frequencies, Settings, frequencies, plain
+from hybridtei.models.families.settings import (
+    FULL,
+    SLIDING,
+    Frequencies,
+    Settings,
+    frequencies,
+    plain,
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,14 @@ class _EncoderForm:
 
 
 NOMIC = _EncoderForm(
-    "encoder.layers.", "emb_ln", "attn.Wqkv", "attn.out_proj", ("norm1", "norm2"), 1_000.0, has_bias=False, types=2
+    "encoder.layers.",
+    "emb_ln",
+    "attn.Wqkv",
+    "attn.out_proj",
+    ("norm1", "norm2"),
+    1_000.0,
+    has_bias=False,
+    types=2,
 )
 GTE = _EncoderForm(
     "encoder.layer.",
@@ -43,7 +57,15 @@ GTE = _EncoderForm(
     160_000.0,
     has_bias=True,
 )
-JINA = _EncoderForm("encoder.layers.", "emb_ln", "mixer.Wqkv", "mixer.out_proj", ("norm1", "norm2"), 20_000.0, has_bias=True)
+JINA = _EncoderForm(
+    "encoder.layers.",
+    "emb_ln",
+    "mixer.Wqkv",
+    "mixer.out_proj",
+    ("norm1", "norm2"),
+    20_000.0,
+    has_bias=True,
+)
 
 
 def nomic_bert(o: Ops, s: Settings) -> Rows:
@@ -59,7 +81,9 @@ def nomic_bert(o: Ops, s: Settings) -> Rows:
             logits = o.linear(x, f"{name}mlp.router.layer", count, bias=False)
             return o.experts(x, logits, f"{name}mlp.experts", wide, chosen=chosen, act=act)
         parts = ("fc11", "fc12") if is_gated else ("fc1",)
-        *up, gate = linears(o, x, [f"{name}mlp.{part}" for part in parts], [wide] * len(parts), bias=in_bias)
+        *up, gate = linears(
+            o, x, [f"{name}mlp.{part}" for part in parts], [wide] * len(parts), bias=in_bias
+        )
         y = o.activate(gate, act)
         return o.linear(o.multiply(y, up[0]) if up else y, f"{name}mlp.fc2", x.width, bias=out_bias)
 
@@ -68,7 +92,9 @@ def nomic_bert(o: Ops, s: Settings) -> Rows:
 
 def _experts(s: Settings, is_gated: bool) -> tuple[int, int, int]:
     """(n if every n-th layer has experts, the number of experts, the number that a token uses); zeros without experts."""
-    every, count, chosen = (s.get(key, 0) for key in ("moe_every_n_layers", "num_experts", "moe_top_k"))
+    every, count, chosen = (
+        s.get(key, 0) for key in ("moe_every_n_layers", "num_experts", "moe_top_k")
+    )
     if not every:
         return 0, 0, 0
     if is_gated:
@@ -104,23 +130,38 @@ def _jina(o: Ops, s: Settings, form: _EncoderForm) -> Rows:
     act, wide = s.activation("hidden_act"), s.count("intermediate_size")
 
     def mlp(x: Rows, name: str, _: int) -> Rows:
-        return o.linear(o.activate(o.linear(x, f"{name}mlp.fc1", wide), act), f"{name}mlp.fc2", x.width)
+        return o.linear(
+            o.activate(o.linear(x, f"{name}mlp.fc1", wide), act), f"{name}mlp.fc2", x.width
+        )
 
     return _encoder(o, s, form, mlp)
 
 
-def _encoder(o: Ops, s: Settings, form: _EncoderForm, mlp: Callable[[Rows, str, int], Rows]) -> Rows:
-    hidden, eps, count = s.count("hidden_size"), s.number("layer_norm_eps", 1e-12), s.count("num_attention_heads")
+def _encoder(
+    o: Ops, s: Settings, form: _EncoderForm, mlp: Callable[[Rows, str, int], Rows]
+) -> Rows:
+    hidden, eps, count = (
+        s.count("hidden_size"),
+        s.number("layer_norm_eps", 1e-12),
+        s.count("num_attention_heads"),
+    )
     x = o.embedding("embeddings.word_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
     if s.get("type_vocab_size", form.types):
         table = "embeddings.token_type_embeddings.weight"
-        x = o.add(x, o.embedding(table, s.count("type_vocab_size", form.types), hidden, "token_type_ids"))
+        x = o.add(
+            x, o.embedding(table, s.count("type_vocab_size", form.types), hidden, "token_type_ids")
+        )
     if form.theta is None:
         positions = s.count("max_position_embeddings")
-        x = o.add(x, o.embedding("embeddings.position_embeddings.weight", positions, hidden, "position_ids"))
+        x = o.add(
+            x,
+            o.embedding("embeddings.position_embeddings.weight", positions, hidden, "position_ids"),
+        )
     x = o.layer_norm(x, form.embedding_norm, eps)
     heads = Heads(count, count, s.count("head_dim", hidden // count))
-    rotation = None if form.theta is None else o.rotation(*frequencies(s, heads.dim, theta=form.theta))
+    rotation = (
+        None if form.theta is None else o.rotation(*frequencies(s, heads.dim, theta=form.theta))
+    )
     s.get("max_position_embeddings")  # read for `check`: there is no table of angles
     width = count * heads.dim
     for i in range(s.count("num_hidden_layers")):
@@ -140,7 +181,11 @@ MODERNBERT_THETAS = {FULL: 160_000.0, SLIDING: 10_000.0}
 
 def modernbert(o: Ops, s: Settings) -> Rows:
     """transformers' `ModernBertModel`."""
-    hidden, eps, count = s.count("hidden_size", 768), s.number("norm_eps", 1e-5), s.count("num_attention_heads", 12)
+    hidden, eps, count = (
+        s.count("hidden_size", 768),
+        s.number("norm_eps", 1e-5),
+        s.count("num_attention_heads", 12),
+    )
     norm_bias, bias, mlp_bias = s.flag("norm_bias"), s.flag("attention_bias"), s.flag("mlp_bias")
     layers = s.count("num_hidden_layers", 22)
     every = s.count("global_attn_every_n_layers", 3)
@@ -148,7 +193,10 @@ def modernbert(o: Ops, s: Settings) -> Rows:
     s.get("layer_norm_eps")  # checkpoints have the key, but norms use `norm_eps`
     heads = Heads(count, count, hidden // count)
     s.has_read("global_rope_theta", "local_rope_theta")  # of one kind of layer, if any
-    rotations = {kind: o.rotation(*_modernbert_frequencies(s, heads.dim, kind)) for kind in sorted(set(kinds))}
+    rotations = {
+        kind: o.rotation(*_modernbert_frequencies(s, heads.dim, kind))
+        for kind in sorted(set(kinds))
+    }
     windows = {FULL: None, SLIDING: s.count("local_attention", 128) // 2 + 1}
     s.get("max_position_embeddings")  # read for `check`: there is no table of positions
     x = o.embedding("embeddings.tok_embeddings.weight", s.count("vocab_size"), hidden, "input_ids")
@@ -161,16 +209,26 @@ def modernbert(o: Ops, s: Settings) -> Rows:
         q, k = (o.rotate(one, rotations[kind], heads.dim) for one in (q, k))
         attended = o.attention(q, k, v, replace(heads, window=windows[kind]))
         x = o.add(x, o.linear(attended, f"{layer}attn.Wo", hidden, bias=bias))
-        y = o.linear(o.layer_norm(x, f"{layer}mlp_norm", eps, bias=norm_bias), f"{layer}mlp.Wi", 2 * wide, bias=mlp_bias)
+        y = o.linear(
+            o.layer_norm(x, f"{layer}mlp_norm", eps, bias=norm_bias),
+            f"{layer}mlp.Wi",
+            2 * wide,
+            bias=mlp_bias,
+        )
         y, gate = o.split(y, [wide] * 2)
-        x = o.add(x, o.linear(o.multiply(o.activate(y, act), gate), f"{layer}mlp.Wo", hidden, bias=mlp_bias))
+        x = o.add(
+            x,
+            o.linear(o.multiply(o.activate(y, act), gate), f"{layer}mlp.Wo", hidden, bias=mlp_bias),
+        )
     return o.layer_norm(x, "final_norm", eps, bias=norm_bias)
 
 
 def _modernbert_frequencies(s: Settings, dim: int, kind: str) -> Frequencies:
     theta = s.number("global_rope_theta", MODERNBERT_THETAS[FULL])
     if kind == SLIDING:  # null means the other layers' value; transformers 5 does not accept it
-        theta = s.number("local_rope_theta", theta if s.has("local_rope_theta") else MODERNBERT_THETAS[SLIDING])
+        theta = s.number(
+            "local_rope_theta", theta if s.has("local_rope_theta") else MODERNBERT_THETAS[SLIDING]
+        )
     return frequencies(s, dim, theta=theta, kind=kind)
 
 
@@ -183,7 +241,9 @@ class _DecoderForm:
     query_bias: bool = False  # only q, k and v have a bias
     head_norms: bool = False
     causal: bool = True
-    is_gemma: bool = False  # embeddings are multiplied by the root of their width; norms' weights get 1 added
+    is_gemma: bool = (
+        False  # embeddings are multiplied by the root of their width; norms' weights get 1 added
+    )
 
 
 def llama(o: Ops, s: Settings) -> Rows:
@@ -234,11 +294,16 @@ def _qwen_window(s: Settings) -> tuple[int | None, int]:
 
 def is_causal(s: Settings, default: bool) -> bool:
     """False for bidirectional models, by transformers' key or the key of converted embedders."""
-    both_ways, causal = s.flag("use_bidirectional_attention"), s.flag("is_causal", default=True)  # reads both, for `check`
+    both_ways, causal = (
+        s.flag("use_bidirectional_attention"),
+        s.flag("is_causal", default=True),
+    )  # reads both, for `check`
     return default and causal and not both_ways
 
 
-def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None, first: int = 0) -> Rows:
+def _decoder(
+    o: Ops, s: Settings, form: _DecoderForm, window: int | None = None, first: int = 0
+) -> Rows:
     hidden, eps = s.count("hidden_size"), s.number("rms_norm_eps", form.eps)
     count = s.count("num_attention_heads")
     dim = s.count("head_dim", 256 if form.is_gemma else hidden // count)
@@ -259,11 +324,22 @@ def _decoder(o: Ops, s: Settings, form: _DecoderForm, window: int | None = None,
     for i in range(layers):
         layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
         y = o.rms_norm(x, f"{layer}input_layernorm", eps, offset=offset)
-        q, k, v = linears(o, y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias or form.query_bias)
+        q, k, v = linears(
+            o,
+            y,
+            [f"{attn}{name}_proj" for name in "qkv"],
+            heads.widths,
+            bias=bias or form.query_bias,
+        )
         if form.head_norms:
-            q, k = (o.rms_norm(one, f"{attn}{name}_norm", eps, dim=heads.dim) for one, name in ((q, "q"), (k, "k")))
+            q, k = (
+                o.rms_norm(one, f"{attn}{name}_norm", eps, dim=heads.dim)
+                for one, name in ((q, "q"), (k, "k"))
+            )
         q, k = (o.rotate(one, rotation, heads.dim) for one in (q, k))
-        attended = o.attention(q, k, v, replace(heads, window=window if kinds[i] == SLIDING else None))
+        attended = o.attention(
+            q, k, v, replace(heads, window=window if kinds[i] == SLIDING else None)
+        )
         x = o.add(x, o.linear(attended, f"{attn}o_proj", hidden, bias=bias))
         y = o.rms_norm(x, f"{layer}post_attention_layernorm", eps, offset=offset)
         x = o.add(x, gated_mlp(o, y, f"{layer}mlp.", wide, act, bias=mlp_bias))
@@ -291,11 +367,15 @@ def gemma3(o: Ops, s: Settings) -> Rows:
     layers = s.count("num_hidden_layers")
     every = s.count("sliding_window_pattern", s.get("_sliding_window_pattern", 6))
     kinds = s.layer_kinds(layers, lambda layer: SLIDING if (layer + 1) % every else FULL)
-    s.has_read("rope_theta", *(() if s.has("rope_parameters") else ("rope_scaling",)))  # of layers without a window, if any
+    s.has_read(
+        "rope_theta", *(() if s.has("rope_parameters") else ("rope_scaling",))
+    )  # of layers without a window, if any
     rotations = {kind: o.rotation(*_gemma_frequencies(s, dim, kind)) for kind in sorted(set(kinds))}
     s.get("max_position_embeddings")  # read for `check`: there is no table of positions
     act, wide = s.activation("hidden_activation", "gelu_pytorch_tanh"), s.count("intermediate_size")
-    x = o.scale(o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids"), hidden**0.5)
+    x = o.scale(
+        o.embedding("embed_tokens.weight", s.count("vocab_size"), hidden, "input_ids"), hidden**0.5
+    )
 
     def norm(x: Rows, name: str, dim: int | None = None) -> Rows:
         return o.rms_norm(x, name, eps, dim=dim, offset=1.0)
@@ -304,9 +384,18 @@ def gemma3(o: Ops, s: Settings) -> Rows:
         layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
         y = norm(x, f"{layer}input_layernorm")
         q, k, v = linears(o, y, [f"{attn}{name}_proj" for name in "qkv"], heads.widths, bias=bias)
-        q, k = (o.rotate(norm(one, f"{attn}{name}_norm", dim), rotations[kind], dim) for one, name in ((q, "q"), (k, "k")))
+        q, k = (
+            o.rotate(norm(one, f"{attn}{name}_norm", dim), rotations[kind], dim)
+            for one, name in ((q, "q"), (k, "k"))
+        )
         attended = o.attention(q, k, v, replace(heads, window=windows[kind]))
-        x = o.add(x, norm(o.linear(attended, f"{attn}o_proj", hidden, bias=bias), f"{layer}post_attention_layernorm"))
+        x = o.add(
+            x,
+            norm(
+                o.linear(attended, f"{attn}o_proj", hidden, bias=bias),
+                f"{layer}post_attention_layernorm",
+            ),
+        )
         y = gated_mlp(o, norm(x, f"{layer}pre_feedforward_layernorm"), f"{layer}mlp.", wide, act)
         x = o.add(x, norm(y, f"{layer}post_feedforward_layernorm"))
     return norm(x, "norm")

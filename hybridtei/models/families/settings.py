@@ -40,16 +40,82 @@ ACTIVATIONS: Mapping[str, str] = {
 # Keys without effect on states, declared by transformers' classes or written by publishers for their own code.
 IRRELEVANT = frozenset(
     {
-        *("_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "architectures"),
-        *("attn_implementation", "auto_map", "bos_token_id", "classifier_activation", "classifier_bias", "classifier_pooling"),
-        *("clf_pooling", "cls_token_id", "decoder_bias", "decoder_start_token_id", "deterministic_flash_attn", "dtype"),
-        *("eos_token_id", "final_logit_softcapping", "gradient_checkpointing", "id2label", "init_std"),
-        *("initializer_cutoff_factor", "initializer_factor", "initializer_range", "is_matryoshka", "label2id", "legacy"),
-        *("mask_token_id", "matryoshka_dimensions", "model_max_length", "model_type", "name_or_path", "num_labels"),
-        *("output_attentions", "output_hidden_states", "pad_token_id", "pooler_hidden_act", "pooler_hidden_size", "pooling"),
-        *("pretraining_tp", "problem_type", "return_dict", "sbert_ce_default_activation_function", "sentence_transformers"),
-        *("sep_token_id", "sparse_pred_ignore_index", "sparse_prediction", "summary_activation", "summary_proj_to_labels"),
-        *("summary_type", "summary_use_proj", "temperature", "tie_word_embeddings", "tokenizer_class", "torch_dtype"),
+        *(
+            "_attn_implementation",
+            "_attn_implementation_autoset",
+            "_commit_hash",
+            "_name_or_path",
+            "architectures",
+        ),
+        *(
+            "attn_implementation",
+            "auto_map",
+            "bos_token_id",
+            "classifier_activation",
+            "classifier_bias",
+            "classifier_pooling",
+        ),
+        *(
+            "clf_pooling",
+            "cls_token_id",
+            "decoder_bias",
+            "decoder_start_token_id",
+            "deterministic_flash_attn",
+            "dtype",
+        ),
+        *(
+            "eos_token_id",
+            "final_logit_softcapping",
+            "gradient_checkpointing",
+            "id2label",
+            "init_std",
+        ),
+        *(
+            "initializer_cutoff_factor",
+            "initializer_factor",
+            "initializer_range",
+            "is_matryoshka",
+            "label2id",
+            "legacy",
+        ),
+        *(
+            "mask_token_id",
+            "matryoshka_dimensions",
+            "model_max_length",
+            "model_type",
+            "name_or_path",
+            "num_labels",
+        ),
+        *(
+            "output_attentions",
+            "output_hidden_states",
+            "pad_token_id",
+            "pooler_hidden_act",
+            "pooler_hidden_size",
+            "pooling",
+        ),
+        *(
+            "pretraining_tp",
+            "problem_type",
+            "return_dict",
+            "sbert_ce_default_activation_function",
+            "sentence_transformers",
+        ),
+        *(
+            "sep_token_id",
+            "sparse_pred_ignore_index",
+            "sparse_prediction",
+            "summary_activation",
+            "summary_proj_to_labels",
+        ),
+        *(
+            "summary_type",
+            "summary_use_proj",
+            "temperature",
+            "tie_word_embeddings",
+            "tokenizer_class",
+            "torch_dtype",
+        ),
         *("transformers_version", "use_cache", "vocab_size"),
     }
 )
@@ -125,8 +191,14 @@ class Settings:
     def layer_kinds(self, layers: int, default: Callable[[int], str]) -> list[str]:
         """The kind of each layer, FULL or SLIDING, from `layer_types` or else `default`. Raises LoadError."""
         kinds = self.get("layer_types", [default(layer) for layer in range(layers)])
-        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (FULL, SLIDING) for kind in kinds):
-            raise LoadError(f"{self._file}: `layer_types` should hold {FULL!r} or {SLIDING!r} for each of {layers} layers")
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != layers
+            or not all(kind in (FULL, SLIDING) for kind in kinds)
+        ):
+            raise LoadError(
+                f"{self._file}: `layer_types` should hold {FULL!r} or {SLIDING!r} for each of {layers} layers"
+            )
         return kinds
 
     def only(self, key: str, *served: object) -> None:
@@ -135,7 +207,9 @@ class Settings:
         if value is not None and value not in served:
             raise self.unsupported(key, value, served)
 
-    def unsupported(self, key: str, value: object, served: tuple[object, ...]) -> UnsupportedArchitecture:
+    def unsupported(
+        self, key: str, value: object, served: tuple[object, ...]
+    ) -> UnsupportedArchitecture:
         """The error of a value that no family computes."""
         named = ", ".join(map(repr, served))
         return UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}; supported: {named}")
@@ -152,10 +226,14 @@ class Settings:
             if value in WITHOUT_EFFECT.get(key, ()):
                 continue
             if declared is None or key in declared:
-                raise UnsupportedArchitecture(f"{self._file}: `{key}` is {value!r}, which the family is not known to have")
+                raise UnsupportedArchitecture(
+                    f"{self._file}: `{key}` is {value!r}, which the family is not known to have"
+                )
             unknown.add(f"`{key}`")
         if unknown:
-            _warn_once(f"{self._file}: ignored, as transformers ignores them in this family: {', '.join(sorted(unknown))}")
+            _warn_once(
+                f"{self._file}: ignored, as transformers ignores them in this family: {', '.join(sorted(unknown))}"
+            )
 
 
 @cache
@@ -171,25 +249,51 @@ def declared_keys(model_type: str) -> frozenset[str] | None:
     return frozenset(keys["every"] + keys[model_type]) if model_type in keys else None
 
 
-Frequencies = tuple[NDArray[np.float32], float]  # float32[dim / 2], and the factor of cosines and sines
+Frequencies = tuple[
+    NDArray[np.float32], float
+]  # float32[dim / 2], and the factor of cosines and sines
 SERVED = ("default", "linear", "llama3", "yarn")
 READ = frozenset(
     {
-        *("attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale"),
-        *("mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type", "truncate"),
+        *(
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "factor",
+            "high_freq_factor",
+            "low_freq_factor",
+            "mscale",
+        ),
+        *(
+            "mscale_all_dim",
+            "original_max_position_embeddings",
+            "partial_rotary_factor",
+            "rope_theta",
+            "rope_type",
+            "truncate",
+        ),
         *("type",),
     }
 )
 
 
-def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | None = None) -> Frequencies:
+def frequencies(
+    settings: Settings, head_dim: int, *, theta: float, kind: str | None = None
+) -> Frequencies:
     """The frequencies of the model, or of its layers of one `kind`. `theta`: the family's default.
 
     Raises UnsupportedArchitecture for an unsupported kind of scaling, such as one that depends on the text's length.
     """
     written = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    nested = written.get(kind) if kind is not None and isinstance(written.get(kind), Mapping) else written
-    parameters: Mapping[str, Any] = {"rope_theta": settings.get("rope_theta", theta), **(nested or {})}
+    nested = (
+        written.get(kind)
+        if kind is not None and isinstance(written.get(kind), Mapping)
+        else written
+    )
+    parameters: Mapping[str, Any] = {
+        "rope_theta": settings.get("rope_theta", theta),
+        **(nested or {}),
+    }
     how = parameters.get("rope_type") or parameters.get("type") or "default"
     if how not in SERVED:
         raise settings.unsupported("rope_type", how, SERVED)
@@ -213,11 +317,15 @@ def frequencies(settings: Settings, head_dim: int, *, theta: float, kind: str | 
 
 def plain(dim: int, theta: float) -> NDArray[np.float32]:
     """The frequencies float32[dim / 2] without scaling."""
-    return np.asarray(1.0 / theta ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)), dtype=np.float32)
+    return np.asarray(
+        1.0 / theta ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)), dtype=np.float32
+    )
 
 
 def _llama3(inverse: NDArray[np.float32], parameters: Mapping[str, Any]) -> NDArray[np.float32]:
-    factor, low, high = (float(parameters[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (
+        float(parameters[key]) for key in ("factor", "low_freq_factor", "high_freq_factor")
+    )
     context = float(parameters["original_max_position_embeddings"])
     wavelength = 2 * math.pi / inverse
     smooth = (context / wavelength - low) / (high - low)
@@ -227,18 +335,27 @@ def _llama3(inverse: NDArray[np.float32], parameters: Mapping[str, Any]) -> NDAr
     return np.where(is_between, between, scaled).astype(np.float32)
 
 
-def _yarn(inverse: NDArray[np.float32], dim: int, base: float, parameters: Mapping[str, Any], length: Any) -> Frequencies:
+def _yarn(
+    inverse: NDArray[np.float32], dim: int, base: float, parameters: Mapping[str, Any], length: Any
+) -> Frequencies:
     context = float(parameters.get("original_max_position_embeddings") or length)
     factor = float(parameters.get("factor") or float(length) / context)
     attention = parameters.get("attention_factor")
     if attention is None:
         whole, part = parameters.get("mscale"), parameters.get("mscale_all_dim")
-        attention = _mscale(factor, whole) / _mscale(factor, part) if whole and part else _mscale(factor, 1.0)
+        attention = (
+            _mscale(factor, whole) / _mscale(factor, part)
+            if whole and part
+            else _mscale(factor, 1.0)
+        )
 
     def dimension(rotations: float) -> float:
         return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = dimension(parameters.get("beta_fast") or 32), dimension(parameters.get("beta_slow") or 1)
+    low, high = (
+        dimension(parameters.get("beta_fast") or 32),
+        dimension(parameters.get("beta_slow") or 1),
+    )
     if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)

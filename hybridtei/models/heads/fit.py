@@ -36,7 +36,9 @@ class Recipe:
     learning_rate: float
     group_size: int  # neighbours in a group
     groups: int  # groups in a batch
-    prefixes: tuple[int, ...]  # leading dimensions of the multi-vector head that are trained to work alone
+    prefixes: tuple[
+        int, ...
+    ]  # leading dimensions of the multi-vector head that are trained to work alone
     drop: str  # tokens without a vector: "first", "specials" or "none"
     seed: int
     dtype: torch.dtype = torch.float32  # dtype of the heads' matrix products
@@ -46,7 +48,11 @@ class Students(nn.Module):
     """The heads in training, with one free temperature for each way of scoring."""
 
     def __init__(
-        self, sparse: SparseHeadModule, multivector: MultivectorHeadModule, special_ids: Sequence[int], recipe: Recipe
+        self,
+        sparse: SparseHeadModule,
+        multivector: MultivectorHeadModule,
+        special_ids: Sequence[int],
+        recipe: Recipe,
     ) -> None:
         super().__init__()
         self.sparse, self.multivector = sparse, multivector
@@ -60,7 +66,10 @@ class Students(nn.Module):
         scores = {"sparse": self.sparse_scores(batch)} | self.maxsim_scores(batch)
         return {
             name: functional.kl_div(
-                (score * self.log_scale[name].exp()).log_softmax(-1), target, reduction="batchmean", log_target=True
+                (score * self.log_scale[name].exp()).log_softmax(-1),
+                target,
+                reduction="batchmean",
+                log_target=True,
             )
             for name, score in scores.items()
         }
@@ -72,7 +81,9 @@ class Students(nn.Module):
         """
         terms = torch.unique(batch.queries.input_ids)
         terms = terms[~torch.isin(terms, self.special_ids)]
-        columns = torch.full((1 + int(max(side.input_ids.max() for side in (batch.queries, batch.texts))),), -1)
+        columns = torch.full(
+            (1 + int(max(side.input_ids.max() for side in (batch.queries, batch.texts))),), -1
+        )
         columns[terms] = torch.arange(len(terms))
         queries, texts = (self._terms(side, columns) for side in (batch.queries, batch.texts))
         return queries @ texts.T
@@ -86,17 +97,25 @@ class Students(nn.Module):
         """Return the late interaction scores [queries, texts] of every trained prefix."""
         scores: dict[str, Tensor] = {}
         with autocast(self.recipe.dtype):
-            (queries, query_cu), (texts, text_cu) = (self._projected(side) for side in (batch.queries, batch.texts))
+            (queries, query_cu), (texts, text_cu) = (
+                self._projected(side) for side in (batch.queries, batch.texts)
+            )
             for dim in self.recipe.prefixes:
-                query_vectors, text_vectors = (functional.normalize(side[:, :dim], dim=-1) for side in (queries, texts))
+                query_vectors, text_vectors = (
+                    functional.normalize(side[:, :dim], dim=-1) for side in (queries, texts)
+                )
                 scores[f"maxsim{dim}"] = maxsim(query_vectors, query_cu, text_vectors, text_cu)
         return scores
 
     def _projected(self, side: PackedTexts) -> tuple[Tensor, Tensor]:
         """Return the projections [kept tokens, dim], fp32, and their cu_seqlens."""
-        ids, offsets, specials = (one.numpy() for one in (side.input_ids, side.cu_seqlens, self.special_ids))
+        ids, offsets, specials = (
+            one.numpy() for one in (side.input_ids, side.cu_seqlens, self.special_ids)
+        )
         kept, kept_offsets = kept_tokens(self.recipe.drop, ids, offsets, specials)
-        return self.multivector(side.hidden_states[torch.from_numpy(kept)]).float(), torch.from_numpy(kept_offsets)
+        return self.multivector(
+            side.hidden_states[torch.from_numpy(kept)]
+        ).float(), torch.from_numpy(kept_offsets)
 
 
 def fit(students: Students, data: PairStates) -> list[dict[str, float]]:
@@ -118,7 +137,9 @@ def fit(students: Students, data: PairStates) -> list[dict[str, float]]:
                 schedule.step()
                 values = {name: loss.item() for name, loss in losses.items()}
                 sums = {name: sums.get(name, 0.0) + value for name, value in values.items()}
-                progress.set_postfix({name: f"{value:.3f}" for name, value in values.items()}, refresh=False)
+                progress.set_postfix(
+                    {name: f"{value:.3f}" for name, value in values.items()}, refresh=False
+                )
                 progress.update()
             history.append({name: total * recipe.epochs / steps for name, total in sums.items()})
     return history
@@ -147,7 +168,9 @@ def neighbour_groups(vectors: Tensor, size: int, generator: torch.Generator) -> 
         if len(rows) <= size:
             groups.append(rows)
             continue
-        order = rows[(vectors[rows] @ _split_direction(vectors[rows], generator)).argsort(stable=True)]
+        order = rows[
+            (vectors[rows] @ _split_direction(vectors[rows], generator)).argsort(stable=True)
+        ]
         middle = max(1, round(len(rows) / size / 2)) * size
         pending += [order[middle:], order[:middle]]
     return groups
@@ -211,15 +234,24 @@ class PairStates:
         """Return the chosen texts with their embeddings looked up."""
         hidden_states, input_ids, cu_seqlens = self.states.rows(rows)
         embeddings = self.word_embeddings[input_ids]
-        return PackedTexts(hidden_states, functional.layer_norm(embeddings, embeddings.shape[-1:]), input_ids, cu_seqlens)
+        return PackedTexts(
+            hidden_states,
+            functional.layer_norm(embeddings, embeddings.shape[-1:]),
+            input_ids,
+            cu_seqlens,
+        )
 
 
-def batches(data: PairStates, group_size: int, groups: int, generator: torch.Generator) -> Iterator[TrainingBatch]:
+def batches(
+    data: PairStates, group_size: int, groups: int, generator: torch.Generator
+) -> Iterator[TrainingBatch]:
     """Yield one epoch of batches, each of `groups` groups of `group_size` neighbouring texts, in random order."""
     grouped = neighbour_groups(data.dense[len(data) :], group_size, generator)
     order = torch.randperm(len(grouped), generator=generator).tolist()
     for start in range(0, len(order), groups):
-        rows: list[int] = torch.cat([grouped[group] for group in order[start : start + groups]]).tolist()
+        rows: list[int] = torch.cat(
+            [grouped[group] for group in order[start : start + groups]]
+        ).tolist()
         yield _batch(data, rows)
 
 
@@ -233,10 +265,16 @@ def _batch(data: PairStates, rows: list[int]) -> TrainingBatch:
     texts_at = [row + len(data) for row in rows]
     queries, texts = data.packed(rows), data.packed(texts_at)
     dense = data.dense[rows] @ data.dense[texts_at].T
-    query_vectors, text_vectors = (functional.normalize(side.hidden_states, dim=-1) for side in (queries, texts))
+    query_vectors, text_vectors = (
+        functional.normalize(side.hidden_states, dim=-1) for side in (queries, texts)
+    )
     with autocast(data.teacher.dtype):
         late = maxsim(query_vectors, queries.cu_seqlens, text_vectors, texts.cu_seqlens)
-    return TrainingBatch(queries, texts, dense / data.teacher.dense_temperature + late / data.teacher.maxsim_temperature)
+    return TrainingBatch(
+        queries,
+        texts,
+        dense / data.teacher.dense_temperature + late / data.teacher.maxsim_temperature,
+    )
 
 
 FORMAT_VERSION = 1
@@ -277,6 +315,10 @@ def _describe(students: Students, origin: Origin) -> dict[str, object]:
         "hidden_size": multivector.in_features,
         "base": {"name": origin.base_name, "sha256": origin.base_sha256},
         "sparse": sparse_part,
-        "multivector": {"dim": multivector.out_features, "drop": recipe.drop, "prefixes": list(recipe.prefixes)},
+        "multivector": {
+            "dim": multivector.out_features,
+            "drop": recipe.drop,
+            "prefixes": list(recipe.prefixes),
+        },
         "training": dict(origin.training),
     }

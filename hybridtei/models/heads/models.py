@@ -22,7 +22,18 @@ from transformers import AutoModel
 
 from hybridtei.models.checkpoint.contents import check_contents
 
-SPECIAL_NAMES = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
+SPECIAL_NAMES = (
+    "[CLS]",
+    "[SEP]",
+    "[PAD]",
+    "[UNK]",
+    "[MASK]",
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<unk>",
+    "<mask>",
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,9 @@ class Trunk:
         return [list(encoding.ids) for encoding in self.tokenizer.encode_batch_fast(list(texts))]
 
     @torch.inference_mode()
-    def encode(self, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    def encode(
+        self, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32
+    ) -> list[Tensor]:
         """Return the last hidden states [tokens, hidden_size] of each sequence, fp32, run as one padded batch."""
         longest = max(map(len, sequences))
         input_ids = torch.zeros(len(sequences), longest, dtype=torch.long)
@@ -75,10 +88,14 @@ def load_trunk(folder: Path) -> Trunk:
     weights = folder / "model.safetensors"
     with weights.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, local_files_only=True).eval()
+    model = AutoModel.from_pretrained(
+        folder, use_safetensors=True, dtype=torch.float32, local_files_only=True
+    ).eval()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = {tokenizer.token_to_id(name) for name in SPECIAL_NAMES}
-    ids |= {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    ids |= {
+        number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+    }
     special_ids = tuple(sorted(number for number in ids if number is not None))
     embeddings = model.get_input_embeddings().weight.detach().clone()
     return Trunk(model.requires_grad_(False), tokenizer, embeddings, special_ids, digest)
@@ -117,7 +134,11 @@ class TokenStates:
 
 
 def cached_states(
-    folder: Path, trunk: Trunk, texts: Sequence[str], max_tokens: int, dtype: torch.dtype = torch.float32
+    folder: Path,
+    trunk: Trunk,
+    texts: Sequence[str],
+    max_tokens: int,
+    dtype: torch.dtype = torch.float32,
 ) -> TokenStates:
     """Return the texts' token states from `folder`. Computes them first unless the folder has exactly these.
 
@@ -144,16 +165,22 @@ def _open_states(folder: Path, hidden_size: int) -> TokenStates:
     return TokenStates(hidden, input_ids, np.fromfile(folder / "cu_seqlens.i64", dtype="<i8"))
 
 
-def _write_states(folder: Path, trunk: Trunk, texts: Sequence[str], max_tokens: int, dtype: torch.dtype) -> None:
+def _write_states(
+    folder: Path, trunk: Trunk, texts: Sequence[str], max_tokens: int, dtype: torch.dtype
+) -> None:
     sequences = trunk.tokenize(texts, max_tokens)
     cu_seqlens = np.cumsum([0, *map(len, sequences)], dtype="<i8")
-    np.concatenate([np.asarray(ids, dtype="<i4") for ids in sequences]).tofile(folder / "input_ids.i32")
+    np.concatenate([np.asarray(ids, dtype="<i4") for ids in sequences]).tofile(
+        folder / "input_ids.i32"
+    )
     cu_seqlens.tofile(folder / "cu_seqlens.i64")
     shape = (int(cu_seqlens[-1]), trunk.hidden_size)
     hidden = np.memmap(folder / "hidden_states.f16", dtype="<f2", mode="w+", shape=shape)
     with tqdm(total=shape[0], desc="token states", unit="tok", unit_scale=True) as progress:
         for batch in _batches_by_length(sequences):
-            for text, states in zip(batch, trunk.encode([sequences[text] for text in batch], dtype), strict=True):
+            for text, states in zip(
+                batch, trunk.encode([sequences[text] for text in batch], dtype), strict=True
+            ):
                 hidden[cu_seqlens[text] : cu_seqlens[text + 1]] = states.numpy()
                 progress.update(len(states))
     hidden.flush()
@@ -184,7 +211,9 @@ class SparseHeadModule(nn.Module):
     Linear form: https://arxiv.org/abs/2402.03216, section 3.2.
     """
 
-    def __init__(self, hidden_size: int, width: int, inputs: Sequence[str], activation: str) -> None:
+    def __init__(
+        self, hidden_size: int, width: int, inputs: Sequence[str], activation: str
+    ) -> None:
         super().__init__()
         if list(inputs) not in (["hidden"], ["hidden", "embedding"]):
             raise ValueError(f"inputs must be hidden, or hidden and embedding, not {list(inputs)}")
@@ -192,7 +221,9 @@ class SparseHeadModule(nn.Module):
         in_features = hidden_size * len(self.inputs)
         self.hidden = nn.Linear(in_features, width) if width else None
         self.out = nn.Linear(width or in_features, 1)
-        nn.init.constant_(self.out.bias, 1.0)  # every token starts above 0, since relu has no gradient below 0
+        nn.init.constant_(
+            self.out.bias, 1.0
+        )  # every token starts above 0, since relu has no gradient below 0
 
     def forward(self, hidden_states: Tensor, embeddings: Tensor) -> Tensor:
         """Return weights [tokens] from hidden states and layer-normed word embeddings, each [tokens, hidden_size]."""
@@ -214,7 +245,9 @@ class MultivectorHeadModule(nn.Linear):
         unit = functional.normalize(hidden_states, dim=-1)
         _, vectors = torch.linalg.eigh((unit.T @ unit).double())
         directions = vectors.flip(1)[:, : self.out_features].T
-        signs = directions.gather(1, directions.abs().argmax(1, keepdim=True)).sign()  # eigh does not determine the sign
+        signs = directions.gather(
+            1, directions.abs().argmax(1, keepdim=True)
+        ).sign()  # eigh does not determine the sign
         self.weight.copy_(directions * signs)
         if self.bias is not None:
             self.bias.zero_()
@@ -234,16 +267,26 @@ def term_matrix(weights: Tensor, input_ids: Tensor, cu_seqlens: Tensor, columns:
     column = columns[input_ids]
     used = column >= 0
     place = text_of_token(cu_seqlens)[used] * terms + column[used]
-    return weights.new_zeros(texts * terms).scatter_reduce(0, place, weights[used], "amax").view(texts, terms)
+    return (
+        weights.new_zeros(texts * terms)
+        .scatter_reduce(0, place, weights[used], "amax")
+        .view(texts, terms)
+    )
 
 
-def maxsim(query_vectors: Tensor, query_cu_seqlens: Tensor, text_vectors: Tensor, text_cu_seqlens: Tensor) -> Tensor:
+def maxsim(
+    query_vectors: Tensor, query_cu_seqlens: Tensor, text_vectors: Tensor, text_cu_seqlens: Tensor
+) -> Tensor:
     """Return MaxSim [queries, texts] divided by the query's number of vectors (a cosine, independent of the length)."""
     similarity = query_vectors @ text_vectors.T
     lengths: list[int] = text_cu_seqlens.diff().tolist()
     nothing = similarity.new_zeros(len(similarity))  # a text without vectors scores 0
     parts = torch.split(similarity, lengths, dim=1)
-    best = torch.stack([part.max(1).values if part.shape[1] else nothing for part in parts], 1).float()
+    best = torch.stack(
+        [part.max(1).values if part.shape[1] else nothing for part in parts], 1
+    ).float()
     counts = query_cu_seqlens.diff()
-    total = best.new_zeros(len(counts), len(lengths)).index_add(0, text_of_token(query_cu_seqlens), best)
+    total = best.new_zeros(len(counts), len(lengths)).index_add(
+        0, text_of_token(query_cu_seqlens), best
+    )
     return total / counts.clamp_min(1).unsqueeze(1)

@@ -16,8 +16,23 @@ from typing import NamedTuple
 
 import torch
 
-from hybridtei.models.heads.fit import Origin, PairStates, Recipe, Students, Teacher, fit, write_head_file
-from hybridtei.models.heads.models import MultivectorHeadModule, SparseHeadModule, TokenStates, Trunk, cached_states, load_trunk
+from hybridtei.models.heads.fit import (
+    Origin,
+    PairStates,
+    Recipe,
+    Students,
+    Teacher,
+    fit,
+    write_head_file,
+)
+from hybridtei.models.heads.models import (
+    MultivectorHeadModule,
+    SparseHeadModule,
+    TokenStates,
+    Trunk,
+    cached_states,
+    load_trunk,
+)
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 
@@ -49,7 +64,9 @@ def _parse_pair(line: str, place: str) -> Pair:
     query, text = fields.get("query", fields.get("title")), fields.get("text")
     if isinstance(query, str) and isinstance(text, str):
         return Pair(query.strip(), text.strip())
-    raise ValueError(f'{place}: expected an object with the strings "query" (or "title") and "text"')
+    raise ValueError(
+        f'{place}: expected an object with the strings "query" (or "title") and "text"'
+    )
 
 
 def select_pairs(pairs: Iterable[Pair], min_words: int, opening: int) -> list[Pair]:
@@ -80,7 +97,9 @@ def sentence_pairs(pairs: Iterable[Pair], min_words: int, seed: int) -> list[Pai
     made: list[Pair] = []
     for pair in pairs:
         sentences = SENTENCE_END.split(pair.text)
-        usable = [place for place, sentence in enumerate(sentences) if 5 <= len(sentence.split()) <= 40]
+        usable = [
+            place for place, sentence in enumerate(sentences) if 5 <= len(sentence.split()) <= 40
+        ]
         if len(sentences) < 3 or not usable:
             continue
         place = draw.choice(usable)
@@ -95,7 +114,9 @@ PRINCIPAL_SAMPLE = 200_000  # token states for computing the multi-vector head's
 
 def collect_pairs(args: argparse.Namespace) -> list[Pair]:
     """Return the training pairs of these options. Raises ValueError if fewer than two remain."""
-    pairs = select_pairs((pair for path in args.pairs for pair in read_pairs(path)), args.min_words, args.opening)
+    pairs = select_pairs(
+        (pair for path in args.pairs for pair in read_pairs(path)), args.min_words, args.opening
+    )
     if args.sentences:
         # A fixed seed, so that runs with different --seed share a cache.
         pairs += sentence_pairs(pairs, args.min_words, seed=0)
@@ -137,9 +158,13 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     )
 
 
-def _students(args: argparse.Namespace, trunk: Trunk, states: TokenStates, recipe: Recipe) -> Students:
+def _students(
+    args: argparse.Namespace, trunk: Trunk, states: TokenStates, recipe: Recipe
+) -> Students:
     torch.manual_seed(args.seed)
-    sparse = SparseHeadModule(trunk.hidden_size, args.sparse_width, args.sparse_inputs, args.activation)
+    sparse = SparseHeadModule(
+        trunk.hidden_size, args.sparse_width, args.sparse_inputs, args.activation
+    )
     multivector = MultivectorHeadModule(trunk.hidden_size, args.dim, bias=args.bias)
     step = max(1, len(states.input_ids) // PRINCIPAL_SAMPLE)
     multivector.start_from(torch.from_numpy(states.hidden_states[::step].astype("float32")))
@@ -150,7 +175,15 @@ def _provenance(args: argparse.Namespace, pairs: int) -> dict[str, str | int | f
     """Return the head file's record of its training. Paths are reduced to their last part."""
     words = ["hybridtei train"]
     for name, value in sorted(vars(args).items()):
-        if name not in ("cache", "output", "data", "licence", "date", "threads", "run") and value not in (None, []):
+        if name not in (
+            "cache",
+            "output",
+            "data",
+            "licence",
+            "date",
+            "threads",
+            "run",
+        ) and value not in (None, []):
             shown = value if isinstance(value, list) else [value]
             text = " ".join(item.name if isinstance(item, Path) else str(item) for item in shown)
             words.append(_option(name, value, text))

@@ -26,7 +26,9 @@ Some = TypeVar("Some", bound=Text)
 Item = TypeVar("Item")
 Laid = TypeVar("Laid", bound=Encoding)
 CHARACTERS_PER_TOKEN = 250  # TEI's bound on the work of one input
-PORTION_CHARACTERS = 65_536  # tokenised at once; before truncation the tokenizer takes some 400 bytes a token
+PORTION_CHARACTERS = (
+    65_536  # tokenised at once; before truncation the tokenizer takes some 400 bytes a token
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +63,35 @@ class TextReader:
         """Return one encoding an input, in order. Raises RequestError for the first input that breaks a rule."""
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(
-            inputs, lambda item: self._prepare(item, truncate, side, prompt_name, allow_empty=allow_empty)
+            inputs,
+            lambda item: self._prepare(item, truncate, side, prompt_name, allow_empty=allow_empty),
         )
         if refused is None and len(ready) == 1:  # most requests have one
             (one,) = ready
-            (raw,) = self.tokenizer.encode([one.text], add_special_tokens=one.special_tokens and special_tokens)
+            (raw,) = self.tokenizer.encode(
+                [one.text], add_special_tokens=one.special_tokens and special_tokens
+            )
             return [self._fitted(raw, one, truncate, side)]
         if not special_tokens:
             ready = [replace(item, special_tokens=False) for item in ready]
-        encodings = [self._fitted(raw, item, truncate, side) for item, raw in self._tokenised(ready)]
+        encodings = [
+            self._fitted(raw, item, truncate, side) for item, raw in self._tokenised(ready)
+        ]
         if refused is not None:
             raise refused
         return encodings
 
-    def read_pairs(self, inputs: Sequence[Text], *, truncate: bool, direction: Direction | None = None) -> list[Encoding]:
+    def read_pairs(
+        self, inputs: Sequence[Text], *, truncate: bool, direction: Direction | None = None
+    ) -> list[Encoding]:
         """Return one encoding a text or pair of texts, in order. Raises RequestError for the first that breaks a rule."""
         side = direction or self.tokenizer.truncation_side
-        ready, refused = _until_refused(inputs, lambda item: self._prepare_text(item, truncate, side))
-        encodings = [self._fitted(raw, item, truncate, side) for item, raw in self._tokenised(ready)]
+        ready, refused = _until_refused(
+            inputs, lambda item: self._prepare_text(item, truncate, side)
+        )
+        encodings = [
+            self._fitted(raw, item, truncate, side) for item, raw in self._tokenised(ready)
+        ]
         if refused is not None:
             raise refused
         return encodings
@@ -95,16 +108,26 @@ class TextReader:
         """Fill the template with each pair (query, document); return one encoding a pair. Users' texts never become special
         tokens. Raises the errors of `read`."""
         side = direction or self.tokenizer.truncation_side
-        ready, refused = _until_refused(pairs, lambda pair: self._prepare_text(pair, truncate, side))
+        ready, refused = _until_refused(
+            pairs, lambda pair: self._prepare_text(pair, truncate, side)
+        )
         instruction = template.instruction if instruction is None else instruction
         prefix, suffix = (self._trusted(text) for text in (template.prefix, template.suffix))
-        pieces = [piece for part in template.parts for piece in self.tokenizer.around_specials(part)]
+        pieces = [
+            piece for part in template.parts for piece in self.tokenizer.around_specials(part)
+        ]
         slots = [piece for piece, special in pieces if not special]
         filled = [_filled(slot, instruction, item.text) for item in ready for slot in slots]
-        raws = iter(self.tokenizer.literal.encode(filled, add_special_tokens=False) if filled else [])
+        raws = iter(
+            self.tokenizer.literal.encode(filled, add_special_tokens=False) if filled else []
+        )
         encodings = []
         for _ in ready:
-            body = [i for piece, special in pieces for i in (self._trusted(piece) if special else next(raws).ids)]
+            body = [
+                i
+                for piece, special in pieces
+                for i in (self._trusted(piece) if special else next(raws).ids)
+            ]
             encodings.append(self._fitted_question(prefix, body, suffix, truncate, side))
         if refused is not None:
             raise refused
@@ -114,12 +137,24 @@ class TextReader:
         return list(self.tokenizer.encode([text], add_special_tokens=False)[0].ids) if text else []
 
     def _fitted_question(
-        self, prefix: list[int], body: list[int], suffix: list[int], truncate: bool, direction: Direction
+        self,
+        prefix: list[int],
+        body: list[int],
+        suffix: list[int],
+        truncate: bool,
+        direction: Direction,
     ) -> Encoding:
-        total, room = len(prefix) + len(body) + len(suffix), self.max_input_length - len(prefix) - len(suffix)
+        total, room = (
+            len(prefix) + len(body) + len(suffix),
+            self.max_input_length - len(prefix) - len(suffix),
+        )
         if room < 1 or (total > self.max_input_length and not truncate):
-            raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}")
-        return self._finished(Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64)))
+            raise InvalidInput(
+                f"`inputs` must have less than {self.max_input_length} tokens. Given: {total}"
+            )
+        return self._finished(
+            Encoding(np.array([*prefix, *_cut(body, room, direction), *suffix], dtype=np.int64))
+        )
 
     def locate(
         self,
@@ -137,13 +172,16 @@ class TextReader:
         """
         side = direction or self.tokenizer.truncation_side
         ready, refused = _until_refused(
-            texts, lambda text: self._prepare(text, truncate, side, prompt_name, allow_empty=allow_empty)
+            texts,
+            lambda text: self._prepare(text, truncate, side, prompt_name, allow_empty=allow_empty),
         )
         prompt, encodings = self.prompts.named(prompt_name) or "", list[LocatedEncoding]()
         for text, (item, raw) in zip(texts, self._tokenised(ready, offsets=True), strict=False):
             self._check_length(raw, truncate)
             shift = len(text) - len(item.text) if side == "left" else -len(prompt)
-            located = self.tokenizer.cut_located(raw, text, times * self.max_input_length, side, shift=shift)
+            located = self.tokenizer.cut_located(
+                raw, text, times * self.max_input_length, side, shift=shift
+            )
             encodings.append(self._finished(located, item.adapter))
         if refused is not None:
             raise refused
@@ -158,7 +196,9 @@ class TextReader:
             cut += [_beginning(text, raw, tokens) for text, raw in zip(some, raws, strict=True)]
         return cut
 
-    def tokens(self, text: str, *, add_special_tokens: bool, prompt_name: str | None) -> Iterator[Token]:
+    def tokens(
+        self, text: str, *, add_special_tokens: bool, prompt_name: str | None
+    ) -> Iterator[Token]:
         """Return all tokens of a text, without truncation. Raises RequestError."""
         prepared = str(self._prepare(text, False, "right", prompt_name).text)
         return self.tokenizer.tokens(prepared, add_special_tokens=add_special_tokens)
@@ -166,10 +206,18 @@ class TextReader:
     def check_ids(self, input_ids: Sequence[int], field: str) -> None:
         """Raises InvalidInput for more ids than the allowed characters of an input."""
         if len(input_ids) > self._max_characters:
-            raise InvalidInput(f"`{field}` must have less than {self._max_characters} ids. Given: {len(input_ids)}")
+            raise InvalidInput(
+                f"`{field}` must have less than {self._max_characters} ids. Given: {len(input_ids)}"
+            )
 
     def _prepare(
-        self, item: Input, truncate: bool, direction: Direction, prompt_name: str | None, *, allow_empty: bool = False
+        self,
+        item: Input,
+        truncate: bool,
+        direction: Direction,
+        prompt_name: str | None,
+        *,
+        allow_empty: bool = False,
     ) -> _Ready:
         if not item and not allow_empty:
             raise EmptyInput("`inputs` cannot be empty")
@@ -178,7 +226,9 @@ class TextReader:
         # With a prompt, special tokens around the whole text replace the special tokens in the ids.
         whole = isinstance(item, str) or prompt is not None
         if not isinstance(item, str):  # a single id may decode to a long text
-            item = self._bounded(self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction)
+            item = self._bounded(
+                self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction
+            )
         text = (prompt or "") + item
         return _Ready(text, special_tokens=whole, adapter=self.prompts.adapter(prompt_name))
 
@@ -192,7 +242,9 @@ class TextReader:
         limit, total = self._max_characters, len(item[0]) + len(item[1])
         if total > limit:
             if not truncate:
-                raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {total}")
+                raise InvalidInput(
+                    f"`inputs` must have less than {limit} characters. Given: {total}"
+                )
             item = (_cut(item[0], limit // 2, direction), _cut(item[1], limit // 2, direction))
         return _Ready(item)
 
@@ -203,10 +255,14 @@ class TextReader:
     def _bounded(self, item: T, truncate: bool, direction: Direction) -> T:
         limit = self._max_characters
         if len(item) > limit and not truncate:
-            raise InvalidInput(f"`inputs` must have less than {limit} characters. Given: {len(item)}")
+            raise InvalidInput(
+                f"`inputs` must have less than {limit} characters. Given: {len(item)}"
+            )
         return _cut(item, limit, direction)
 
-    def _tokenised(self, ready: Sequence[_Ready], *, offsets: bool = False) -> Iterator[tuple[_Ready, RawEncoding]]:
+    def _tokenised(
+        self, ready: Sequence[_Ready], *, offsets: bool = False
+    ) -> Iterator[tuple[_Ready, RawEncoding]]:
         """Yield each text with its tokens, before truncation. At most a portion's tokens are in memory."""
         rest = iter(ready)
         for texts in _portions([item.text for item in ready]):
@@ -216,17 +272,25 @@ class TextReader:
                 places = [i for i, item in enumerate(some) if item.special_tokens is special_tokens]
                 if places:
                     chosen = [texts[i] for i in places]
-                    found = self.tokenizer.encode(chosen, add_special_tokens=special_tokens, offsets=offsets)
+                    found = self.tokenizer.encode(
+                        chosen, add_special_tokens=special_tokens, offsets=offsets
+                    )
                     raws.update(zip(places, found, strict=True))
             yield from ((item, raws[i]) for i, item in enumerate(some))
 
     def _check_length(self, raw: RawEncoding, truncate: bool) -> None:
         if len(raw) > self.max_input_length and not truncate:
-            raise InvalidInput(f"`inputs` must have less than {self.max_input_length} tokens. Given: {len(raw)}")
+            raise InvalidInput(
+                f"`inputs` must have less than {self.max_input_length} tokens. Given: {len(raw)}"
+            )
 
-    def _fitted(self, raw: RawEncoding, item: _Ready, truncate: bool, direction: Direction) -> Encoding:
+    def _fitted(
+        self, raw: RawEncoding, item: _Ready, truncate: bool, direction: Direction
+    ) -> Encoding:
         self._check_length(raw, truncate)
-        return self._finished(self.tokenizer.cut(raw, self.max_input_length, direction), item.adapter)
+        return self._finished(
+            self.tokenizer.cut(raw, self.max_input_length, direction), item.adapter
+        )
 
     def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
         encoding = self._ended(self._checked(encoding))
@@ -238,8 +302,14 @@ class TextReader:
             return encoding
         others = np.flatnonzero(encoding.input_ids != self.skipped)
         length = int(others[-1]) + 1 if len(others) else 1
-        columns = {name: getattr(encoding, name, None) for name in ("input_ids", "token_type_ids", "offsets", "special")}
-        return replace(encoding, **{name: column[:length] for name, column in columns.items() if column is not None})
+        columns = {
+            name: getattr(encoding, name, None)
+            for name in ("input_ids", "token_type_ids", "offsets", "special")
+        }
+        return replace(
+            encoding,
+            **{name: column[:length] for name, column in columns.items() if column is not None},
+        )
 
     def _checked(self, encoding: Laid) -> Laid:
         if not len(encoding):
@@ -260,7 +330,9 @@ class SideReader(TextReader):
 
     def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
         encoding = TextReader._finished(self, encoding, adapter)
-        return _widened(_marked(encoding, self.side, self.tokenizer.leading_specials), self.side, self.longest)
+        return _widened(
+            _marked(encoding, self.side, self.tokenizer.leading_specials), self.side, self.longest
+        )
 
 
 def of_side(reader: TextReader, side: Side) -> SideReader:
@@ -292,7 +364,9 @@ def _marked(encoding: Laid, side: Side, place: int) -> Laid:
     if not isinstance(marked, LocatedEncoding):
         return marked
     return replace(
-        marked, offsets=np.insert(marked.offsets, place, 0, axis=0), special=np.insert(marked.special, place, values=True)
+        marked,
+        offsets=np.insert(marked.offsets, place, 0, axis=0),
+        special=np.insert(marked.special, place, values=True),
     )
 
 
@@ -304,8 +378,12 @@ def _widened(encoding: Laid, side: Side, longest: int) -> Laid:
     types = encoding.token_type_ids
     return replace(
         encoding,
-        input_ids=np.concatenate([encoding.input_ids, np.full(missing, expansion.token_id, dtype=np.int64)]),
-        token_type_ids=None if types is None else np.concatenate([types, np.zeros(missing, dtype=np.int64)]),
+        input_ids=np.concatenate(
+            [encoding.input_ids, np.full(missing, expansion.token_id, dtype=np.int64)]
+        ),
+        token_type_ids=None
+        if types is None
+        else np.concatenate([types, np.zeros(missing, dtype=np.int64)]),
         unseen=0 if expansion.attend else missing,
     )
 
@@ -335,7 +413,9 @@ def _cut(item: T, limit: int, direction: Direction) -> T:
     return item[-limit:] if direction == "left" else item[:limit]
 
 
-def _until_refused(items: Sequence[Item], prepare: Callable[[Item], _Ready]) -> tuple[list[_Ready], RequestError | None]:
+def _until_refused(
+    items: Sequence[Item], prepare: Callable[[Item], _Ready]
+) -> tuple[list[_Ready], RequestError | None]:
     ready: list[_Ready] = []
     for item in items:
         try:

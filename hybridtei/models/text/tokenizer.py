@@ -25,7 +25,12 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.batch import Encoding, LocatedEncoding
 from hybridtei.errors import InvalidInput, LoadError, TokenizerError
-from hybridtei.models.checkpoint.tokenizer.settings import UNCHANGED, TokenizerSettings, apply_settings, truncation_side
+from hybridtei.models.checkpoint.tokenizer.settings import (
+    UNCHANGED,
+    TokenizerSettings,
+    apply_settings,
+    truncation_side,
+)
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
 
 log = logging.getLogger(__name__)
@@ -50,7 +55,13 @@ class Token:
 class Tokenizer:
     """A thread-safe wrapper of one `tokenizers.Tokenizer`."""
 
-    def __init__(self, raw: RawTokenizer, *, has_token_types: bool = False, truncation_side: Direction = "right") -> None:
+    def __init__(
+        self,
+        raw: RawTokenizer,
+        *,
+        has_token_types: bool = False,
+        truncation_side: Direction = "right",
+    ) -> None:
         raw.no_padding()
         raw.no_truncation()
         self._raw = raw
@@ -60,7 +71,12 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, path: Path, *, has_token_types: bool = False, bare: bool = False, settings: TokenizerSettings = UNCHANGED
+        cls,
+        path: Path,
+        *,
+        has_token_types: bool = False,
+        bare: bool = False,
+        settings: TokenizerSettings = UNCHANGED,
     ) -> Tokenizer:
         """Read `tokenizer.json`, or build it from older files, and apply the settings of the other files.
 
@@ -72,16 +88,26 @@ class Tokenizer:
                 raw.post_processor = None
             changed = apply_settings(raw, settings, path)
             if changed:
-                log.info("%s: read with the settings of tokenizer_config.json: %s", path, ", ".join(changed))
-            return cls(raw, has_token_types=has_token_types, truncation_side=truncation_side(raw, settings))
+                log.info(
+                    "%s: read with the settings of tokenizer_config.json: %s",
+                    path,
+                    ", ".join(changed),
+                )
+            return cls(
+                raw, has_token_types=has_token_types, truncation_side=truncation_side(raw, settings)
+            )
         except LoadError:
             raise
-        except BaseException as error:  # the library raises bare Exceptions, and its panic is no Exception
+        except (
+            BaseException
+        ) as error:  # the library raises bare Exceptions, and its panic is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise LoadError(f"{path}: not a tokenizer: {error}") from error
 
-    def encode(self, texts: Sequence[Text], *, add_special_tokens: bool = True, offsets: bool = False) -> list[RawEncoding]:
+    def encode(
+        self, texts: Sequence[Text], *, add_special_tokens: bool = True, offsets: bool = False
+    ) -> list[RawEncoding]:
         """Tokenise texts and pairs without truncation. `offsets`: also compute token offsets. Raises TokenizerError."""
         try:
             if len(texts) == 1 and isinstance(texts[0], str) and len(texts[0]) <= SHORT_CHARACTERS:
@@ -115,7 +141,9 @@ class Tokenizer:
         kept = _kept(raw, max_length, direction)
         if kept is not None:
             special, offsets = special[kept], offsets[kept]
-        return LocatedEncoding(encoding.input_ids, encoding.token_type_ids, text=text, offsets=offsets, special=special)
+        return LocatedEncoding(
+            encoding.input_ids, encoding.token_type_ids, text=text, offsets=offsets, special=special
+        )
 
     @property
     def continues_words(self) -> bool:
@@ -131,7 +159,11 @@ class Tokenizer:
     @cached_property
     def punctuation_ids(self) -> frozenset[int]:
         """Return the ids of tokens that are a single ASCII punctuation mark, at the start of a word or inside it."""
-        found = (self.id_of(prefix + mark) for prefix in ("", "##", "Ġ", "▁") for mark in string.punctuation)
+        found = (
+            self.id_of(prefix + mark)
+            for prefix in ("", "##", "Ġ", "▁")
+            for mark in string.punctuation
+        )
         return frozenset(one for one in found if one is not None)
 
     def id_of(self, token: str | None) -> int | None:
@@ -152,7 +184,9 @@ class Tokenizer:
         specials = {token["content"] for token in described["added_tokens"]}
         described["added_tokens"] = []
         vocabulary = described["model"].get("vocab")
-        if isinstance(vocabulary, list):  # Unigram has them among its pieces; a random name matches no text
+        if isinstance(
+            vocabulary, list
+        ):  # Unigram has them among its pieces; a random name matches no text
             secret = token_hex(16)
             for entry in vocabulary:
                 entry[0] = secret + entry[0] if entry[0] in specials else entry[0]
@@ -164,7 +198,11 @@ class Tokenizer:
         unknown = next((i for i in input_ids if self._raw.id_to_token(i) is None), None)
         if unknown is not None:
             last = self.vocab_size - 1
-            why = f"but the vocabulary ends at {last}" if unknown > last else "which the vocabulary leaves out"
+            why = (
+                f"but the vocabulary ends at {last}"
+                if unknown > last
+                else "which the vocabulary leaves out"
+            )
             raise InvalidInput(f"`inputs` holds the id {unknown}, {why}")
         return self._raw.decode(list(input_ids), skip_special_tokens=skip_special_tokens)
 
@@ -179,14 +217,23 @@ class Tokenizer:
     def tokens(self, text: str, *, add_special_tokens: bool) -> Iterator[Token]:
         """Return a lazy sequence of a text's tokens, since 60,000 tokens at once take 25 MB. Raises TokenizerError."""
         (raw,) = self.encode([text], add_special_tokens=add_special_tokens, offsets=True)
-        widths = (len(character.encode()) for character in text)  # the library counts characters, the API counts bytes
+        widths = (
+            len(character.encode()) for character in text
+        )  # the library counts characters, the API counts bytes
         byte_at = np.fromiter(accumulate(widths, initial=0), dtype=np.int64, count=len(text) + 1)
-        for place, (token_id, special) in enumerate(zip(raw.ids, raw.special_tokens_mask, strict=True)):
+        for place, (token_id, special) in enumerate(
+            zip(raw.ids, raw.special_tokens_mask, strict=True)
+        ):
             if special:
                 yield Token(token_id, self.pieces([token_id])[0], True, None, None)
             else:
-                start, stop = raw.token_to_chars(place) or (0, 0)  # `offsets` would list those of all tokens
-                yield Token(token_id, text[start:stop], False, int(byte_at[start]), int(byte_at[stop]))
+                start, stop = raw.token_to_chars(place) or (
+                    0,
+                    0,
+                )  # `offsets` would list those of all tokens
+                yield Token(
+                    token_id, text[start:stop], False, int(byte_at[start]), int(byte_at[stop])
+                )
 
 
 def _refusal(texts: Sequence[Text], error: Exception) -> TokenizerError:
@@ -195,7 +242,9 @@ def _refusal(texts: Sequence[Text], error: Exception) -> TokenizerError:
             for side in (text,) if isinstance(text, str) else text:
                 side.encode()
         except UnicodeEncodeError as surrogate:  # the library's own message would blame the type
-            return TokenizerError(f"tokenizer error: a lone surrogate at character {surrogate.start} of an input")
+            return TokenizerError(
+                f"tokenizer error: a lone surrogate at character {surrogate.start} of an input"
+            )
     return TokenizerError(f"tokenizer error {error}")
 
 
@@ -211,7 +260,10 @@ def _kept(raw: RawEncoding, max_length: int, direction: Direction) -> NDArray[np
         side_of = np.array([-1 if side is None else side for side in raw.sequence_ids])
         sides = [np.flatnonzero(side_of == side) for side in (0, 1)]
         lengths = [*shares(len(sides[0]), len(sides[1]), room)]
-    cut = [side[len(side) - keep :] if direction == "left" else side[:keep] for side, keep in zip(sides, lengths, strict=True)]
+    cut = [
+        side[len(side) - keep :] if direction == "left" else side[:keep]
+        for side, keep in zip(sides, lengths, strict=True)
+    ]
     return np.sort(np.concatenate([np.flatnonzero(special), *cut]))[:max_length]
 
 
@@ -258,7 +310,9 @@ class Prompts:
         """Apply the server's default, else keep the checkpoint's `own`. Raises LoadError for an unknown name or two
         defaults."""
         if default_prompt is not None and default_prompt_name is not None:
-            raise LoadError("`default-prompt` and `default-prompt-name` exclude each other: give one")
+            raise LoadError(
+                "`default-prompt` and `default-prompt-name` exclude each other: give one"
+            )
         prompts = cls(table, default_prompt, adapters)
         if default_prompt_name is None:
             return replace(prompts, own=own if default_prompt is None else None)
@@ -266,7 +320,9 @@ class Prompts:
             default = prompts.named(default_prompt_name)
         except InvalidInput as error:
             raise LoadError(str(error)) from error
-        return replace(prompts, default=default, default_adapter=prompts.adapter(default_prompt_name))
+        return replace(
+            prompts, default=default, default_adapter=prompts.adapter(default_prompt_name)
+        )
 
     def adapter(self, name: str | None) -> int:
         """The number of a prompt's adapter, as in `Encoding`; 0: none."""
@@ -281,8 +337,12 @@ class Prompts:
         shown = name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…"
         set_to = f"`default-prompt-name` is set to `{shown}` but"
         if self.table is None:
-            raise InvalidInput(f"{set_to} no prompts were found in the Sentence Transformers configuration")
+            raise InvalidInput(
+                f"{set_to} no prompts were found in the Sentence Transformers configuration"
+            )
         if name not in self.table:
             known = json.dumps(list(self.table), ensure_ascii=False)
-            raise InvalidInput(f"{set_to} it was not found in the Sentence Transformers prompts. Available prompts: {known}")
+            raise InvalidInput(
+                f"{set_to} it was not found in the Sentence Transformers prompts. Available prompts: {known}"
+            )
         return self.table[name]

@@ -30,14 +30,26 @@ REFUSED = frozenset({400, 404, 413, 422, 424})
 REPLAYED = ("/embed", "/v1/embeddings", "/embeddings")
 NEIGHBOURS = 10
 MAX_KEPT_TEXTS = 256  # a recording's last different texts, among which neighbours are searched
-KEPT_APART, KEPT_OVERLAP = 1e-4, 0.99  # an index can be kept if 1 - cosine is at most this, and the overlap at least this
+KEPT_APART, KEPT_OVERLAP = (
+    1e-4,
+    0.99,
+)  # an index can be kept if 1 - cosine is at most this, and the overlap at least this
 VERDICTS = {True: "keep the index", False: "embed again"}
-SAME = 1e-9  # 1 - cosine: float32 in another order of summation, or the same tokens, stay below 1e-11
+SAME = (
+    1e-9  # 1 - cosine: float32 in another order of summation, or the same tokens, stay below 1e-11
+)
 EXPLAINS = 0.02  # a cause explains a difference if at most this share remains without the cause
 READ_WORDS = 2048  # of the longest text
 OTHER_LENGTH = 0.15  # smaller relative differences of truncation lengths are ignored, since a prompt also takes tokens
 KNOWN_PROMPTS = (
-    *("query: ", "passage: ", "search_query: ", "search_document: ", "clustering: ", "classification: "),
+    *(
+        "query: ",
+        "passage: ",
+        "search_query: ",
+        "search_document: ",
+        "clustering: ",
+        "classification: ",
+    ),
     "Represent this sentence for searching relevant passages: ",
     "Represent this sentence for searching relevant passages:",
     *("task: search result | query: ", "title: none | text: "),
@@ -54,7 +66,9 @@ class Server:
         self._client = Client(url, api_key=api_key, timeout_s=TIMEOUT_S)
         self._model = model or "default"
         facts = self._ask("/info", refused=range(200, 600))
-        self.info: Mapping[str, Any] = facts if isinstance(facts, dict) and "max_input_length" in facts else {}
+        self.info: Mapping[str, Any] = (
+            facts if isinstance(facts, dict) and "max_input_length" in facts else {}
+        )
         self.close = self._client.close
 
     def embed(self, texts: Sequence[str], **options: Any) -> Vectors | None:
@@ -64,12 +78,21 @@ class Server:
         path, field = ("/embed", "inputs") if self.info else ("/v1/embeddings", "input")
         common = {"truncate": True, **options} if self.info else {"model": self._model}
         most = min(REQUEST_TEXTS, int(self.info.get("max_client_batch_size") or REQUEST_TEXTS))
-        parts = [self.replay(path, {field: texts[at : at + most], **common}) for at in range(0, len(texts), most)]
-        return None if any(part is None for part in parts) else np.concatenate([part for part in parts if part is not None])
+        parts = [
+            self.replay(path, {field: texts[at : at + most], **common})
+            for at in range(0, len(texts), most)
+        ]
+        return (
+            None
+            if any(part is None for part in parts)
+            else np.concatenate([part for part in parts if part is not None])
+        )
 
     def replay(self, path: str, body: Mapping[str, Any]) -> Vectors | None:
         """The vectors (texts, width) of a recorded request; None if the server refuses it."""
-        answer = self._ask(path, {name: value for name, value in body.items() if name != "encoding_format"})
+        answer = self._ask(
+            path, {name: value for name, value in body.items() if name != "encoding_format"}
+        )
         try:
             return None if answer is None else read_vectors(answer)
         except ValueError as error:
@@ -103,8 +126,14 @@ def read_vectors(answer: Any) -> Vectors:
     """Read the vectors (texts, width) of TEI's or OpenAI's answer, with rows as lists or base64. Raises ValueError."""
     try:
         if isinstance(answer, dict):
-            rows = [row["embedding"] for row in sorted(answer["data"], key=lambda row: row.get("index", 0))]
-            answer = [np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row for row in rows]
+            rows = [
+                row["embedding"]
+                for row in sorted(answer["data"], key=lambda row: row.get("index", 0))
+            ]
+            answer = [
+                np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row
+                for row in rows
+            ]
         vectors = np.array(answer, dtype=np.float64)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
@@ -134,17 +163,25 @@ class Comparison:
         names = ("cosine, median", "cosine, least", "cosine, long text", f"overlap@{NEIGHBOURS}")
         values = (self.median_cosine, self.least_cosine, self.long_cosine, self.overlap)
         lines = [f"{'texts':<20}{self.texts}"]
-        lines += [f"{name:<20}{value:.7f}" for name, value in zip(names, values, strict=True) if value is not None]
+        lines += [
+            f"{name:<20}{value:.7f}"
+            for name, value in zip(names, values, strict=True)
+            if value is not None
+        ]
         lines += [f"{'likely cause':<20}{cause}" for cause in self.causes]
         return "\n".join([*lines, f"{'verdict':<20}{VERDICTS[self.keeps_index]}"])
 
 
-def compared(left: Vectors, right: Vectors, distances: Vectors, of_long: float | None, causes: Iterable[str]) -> Comparison:
+def compared(
+    left: Vectors, right: Vectors, distances: Vectors, of_long: float | None, causes: Iterable[str]
+) -> Comparison:
     """`distances`: of all texts. `left`, `right`: vectors for searching neighbours. `of_long`: the long text's distance."""
     worst, shared = float(distances.max()), overlap(left, right)
     keeps = max(worst, of_long or 0.0) <= KEPT_APART and shared >= KEPT_OVERLAP
     long_cosine = None if of_long is None or np.isinf(of_long) else 1 - of_long
-    return Comparison(len(distances), 1 - worst, 1 - median(distances), long_cosine, shared, tuple(causes), keeps)
+    return Comparison(
+        len(distances), 1 - worst, 1 - median(distances), long_cosine, shared, tuple(causes), keeps
+    )
 
 
 def compare(a: Server, b: Server) -> Comparison:
@@ -153,11 +190,15 @@ def compare(a: Server, b: Server) -> Comparison:
     if left is None or right is None:
         raise InvalidInput(f"{'A' if left is None else 'B'} refuses to embed the sample texts")
     if left.shape[1] != right.shape[1]:
-        return Comparison(len(left), None, None, None, 0.0, (of_widths(left, right),), keeps_index=False)
+        return Comparison(
+            len(left), None, None, None, 0.0, (of_widths(left, right),), keeps_index=False
+        )
     distances = apart(left, right)
     causes = [of_lengths(left, right)]
     if (base := median(distances)) > SAME:
-        causes.append(of_case(a, b, base) or of_prompts(a, b, base) or of_pooling(a, b) or of_numbers(a, b))
+        causes.append(
+            of_case(a, b, base) or of_prompts(a, b, base) or of_pooling(a, b) or of_numbers(a, b)
+        )
     cut, of_long = of_truncation(a, b)
     return compared(left, right, distances, of_long, filter(None, [*causes, cut]))
 
@@ -179,18 +220,24 @@ def replay(a: Server, b: Server, lines: Iterable[str]) -> tuple[Comparison, int]
                 continue
             body = dict(orjson.loads(body) if isinstance(body, str) else body)
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f'line {number}: should be {{"path": "/embed", "body": {{…}}}}: {error}') from None
+            raise InvalidInput(
+                f'line {number}: should be {{"path": "/embed", "body": {{…}}}}: {error}'
+            ) from None
         left, right = a.replay(path, body), b.replay(path, body)
         if left is None or right is None:
             refused += 1
             continue
         if left.shape != right.shape:
-            return Comparison(len(left), None, None, None, 0.0, (of_widths(left, right),), keeps_index=False), refused
+            return Comparison(
+                len(left), None, None, None, 0.0, (of_widths(left, right),), keeps_index=False
+            ), refused
         distances.append(apart(left, right))
         kept |= {mine.tobytes(): (mine, its) for mine, its in zip(left, right, strict=True)}
         kept = dict([*kept.items()][-MAX_KEPT_TEXTS:])
     if len(kept) < len(SAMPLES):
-        raise InvalidInput(f"{len(kept)} different texts are too few for a verdict: give {len(SAMPLES)}")
+        raise InvalidInput(
+            f"{len(kept)} different texts are too few for a verdict: give {len(SAMPLES)}"
+        )
     rows = [np.stack(side) for side in zip(*kept.values(), strict=True)]
     return compared(rows[0], rows[1], np.concatenate(distances), None, ()), refused
 
@@ -216,7 +263,9 @@ def apart(left: Vectors | None, right: Vectors | None) -> Vectors:
     if left is None or right is None or left.shape != right.shape:
         return np.array([np.inf])
     difference = unit(left) - unit(right)
-    return np.asarray((difference * difference).sum(axis=1) / 2)  # exact even if 1 - cosine has lost its digits
+    return np.asarray(
+        (difference * difference).sum(axis=1) / 2
+    )  # exact even if 1 - cosine has lost its digits
 
 
 def median(values: Vectors) -> float:
@@ -225,7 +274,9 @@ def median(values: Vectors) -> float:
 
 def of_widths(left: Vectors, right: Vectors) -> str:
     """Explain different widths: cut dimensions if the narrow vectors are the start of the wide ones, else another model."""
-    (name, narrow), (other, wide) = sorted((("A", left), ("B", right)), key=lambda side: side[1].shape[1])
+    (name, narrow), (other, wide) = sorted(
+        (("A", left), ("B", right)), key=lambda side: side[1].shape[1]
+    )
     few, many = narrow.shape[1], wide.shape[1]
     if median(apart(narrow, wide[:, :few])) > KEPT_APART:
         return f"model: another one, or another Dense module: vectors of {left.shape[1]} numbers and of {right.shape[1]}"
@@ -234,7 +285,10 @@ def of_widths(left: Vectors, right: Vectors) -> str:
 
 def of_lengths(left: Vectors, right: Vectors) -> str | None:
     """Explain vectors that have length 1 on only one side."""
-    scaled = [bool(np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)) for vectors in (left, right)]
+    scaled = [
+        bool(np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3))
+        for vectors in (left, right)
+    ]
     if scaled[0] == scaled[1]:
         return None
     return f"normalisation: {'AB'[scaled.index(False)]} does not scale its vectors to length 1"
@@ -245,8 +299,15 @@ def of_case(a: Server, b: Server, base: float) -> str | None:
     low = [server.embed([text.lower() for text in SAMPLES]) for server in (a, b)]
     if median(apart(*low)) > max(SAME, EXPLAINS * base):
         return None
-    deaf = [median(apart(server.embed(SAMPLES), lower)) < SAME for server, lower in zip((a, b), low, strict=True)]
-    return None if deaf[0] == deaf[1] else f"tokenizer: that of {'AB'[deaf.index(True)]} is uncased, the other is cased"
+    deaf = [
+        median(apart(server.embed(SAMPLES), lower)) < SAME
+        for server, lower in zip((a, b), low, strict=True)
+    ]
+    return (
+        None
+        if deaf[0] == deaf[1]
+        else f"tokenizer: that of {'AB'[deaf.index(True)]} is uncased, the other is cased"
+    )
 
 
 def of_prompts(a: Server, b: Server, base: float) -> str | None:
@@ -275,10 +336,17 @@ def of_pooling(a: Server, b: Server) -> str | None:
 def of_numbers(a: Server, b: Server) -> str:
     """Explain small differences of all numbers by the servers' declarations."""
     one, other = (
-        {**((info.get("hybridtei") or {}).get("fingerprint") or {}), "model_dtype": info.get("model_dtype"), **info}
+        {
+            **((info.get("hybridtei") or {}).get("fingerprint") or {}),
+            "model_dtype": info.get("model_dtype"),
+            **info,
+        }
         for info in (a.info, b.info)
     )
-    declared = {"weights": "weights: another revision", "activation": "activation: another form of GELU"}
+    declared = {
+        "weights": "weights: another revision",
+        "activation": "activation: another form of GELU",
+    }
     declared |= {"dtype": "dtype", "model_dtype": "dtype", "model_sha": "weights: another revision"}
     for part, words in declared.items():
         if one.get(part) and other.get(part) and one[part] != other[part]:
@@ -295,15 +363,24 @@ def of_truncation(a: Server, b: Server) -> tuple[str | None, float | None]:
     if all(refused):
         return None, None
     if any(refused):
-        return f"truncation: {'AB'[refused.index(True)]} refuses a text of {READ_WORDS} words, which the other takes", distance
+        return (
+            f"truncation: {'AB'[refused.index(True)]} refuses a text of {READ_WORDS} words, which the other takes",
+            distance,
+        )
     if distance <= SAME:
         return None, distance
     (side_a, read_a), (side_b, read_b) = _reads(a, text), _reads(b, text)
     if side_a != side_b and None not in (side_a, side_b):
-        return f"truncation: {'A' if side_a == 'left' else 'B'} cuts texts from the left, the other from the right", distance
+        return (
+            f"truncation: {'A' if side_a == 'left' else 'B'} cuts texts from the left, the other from the right",
+            distance,
+        )
     if abs(read_a - read_b) > OTHER_LENGTH * max(read_a, read_b):
         shorter, few, many = ("A", read_a, read_b) if read_a < read_b else ("B", read_b, read_a)
-        return f"truncation: {shorter} is cut shorter, at about {few} words; the other reads {many}", distance
+        return (
+            f"truncation: {shorter} is cut shorter, at about {few} words; the other reads {many}",
+            distance,
+        )
     return None, distance
 
 

@@ -41,14 +41,25 @@ class Judgements:
 def read_judgements(folder: Path, split: str = "test") -> Judgements:
     """Read queries and judgements. Raises InvalidInput, naming the file and the line."""
     relevance: dict[str, dict[str, int]] = {}
-    judged = _read(judgements_file(folder, split), _judgement, "query, document and grade, with tabs between", has_header=True)
+    judged = _read(
+        judgements_file(folder, split),
+        _judgement,
+        "query, document and grade, with tabs between",
+        has_header=True,
+    )
     for query, document, grade in judged:
         relevance.setdefault(query, {})[document] = grade
-    relevant = {query: grades for query, grades in relevance.items() if any(grade > 0 for grade in grades.values())}
+    relevant = {
+        query: grades
+        for query, grades in relevance.items()
+        if any(grade > 0 for grade in grades.values())
+    }
     texts = dict(_read(folder / QUERIES, _query, "an object with `_id` or `id`, and `text`"))
     queries = {query: texts[query] for query in relevant if query in texts}
     if not queries:
-        raise InvalidInput(f"{folder}: none of the {len(texts)} queries has a relevant document in {split!r}")
+        raise InvalidInput(
+            f"{folder}: none of the {len(texts)} queries has a relevant document in {split!r}"
+        )
     return Judgements(queries, {query: relevant[query] for query in queries})
 
 
@@ -60,12 +71,18 @@ def judgements_file(folder: Path, split: str) -> Path:
     if (folder / FLAT).is_file():
         return folder / FLAT
     splits = sorted(path.stem for path in (folder / FOLDER).glob("*.tsv"))
-    there = f"it has the splits {', '.join(splits)}" if splits else f"it has neither {FOLDER}/{split}.tsv nor {FLAT}"
+    there = (
+        f"it has the splits {', '.join(splits)}"
+        if splits
+        else f"it has neither {FOLDER}/{split}.tsv nor {FLAT}"
+    )
     raise InvalidInput(f"{folder}: no judgements for {split!r}: {there}")
 
 
 def _judgement(line: str) -> tuple[str, str, int]:
-    query, *others, document, grade = line.split("\t")  # TREC's format has a further column without a meaning
+    query, *others, document, grade = line.split(
+        "\t"
+    )  # TREC's format has a further column without a meaning
     if len(others) > 1:
         raise ValueError
     return query, document, int(float(grade))
@@ -76,7 +93,9 @@ def _query(line: str) -> tuple[str, str]:
     return str(record["_id"] if "_id" in record else record["id"]), str(record["text"])
 
 
-def _read(path: Path, parse: Callable[[str], T], what: str, *, has_header: bool = False) -> Iterator[T]:
+def _read(
+    path: Path, parse: Callable[[str], T], what: str, *, has_header: bool = False
+) -> Iterator[T]:
     """Parse each non-empty line by `parse`. `has_header`: the first line may be a header. Raises InvalidInput."""
     try:
         with path.open(encoding="utf-8") as opened:
@@ -102,7 +121,9 @@ Run = dict[str, dict[str, float]]  # query's id -> document's id -> score
 Advance = Callable[[str, int], None]  # (mode, queries done)
 
 
-Way = tuple[Mapping[str, Any], Sequence[str]]  # options of a search, and the vectors that the collection must have for it
+Way = tuple[
+    Mapping[str, Any], Sequence[str]
+]  # options of a search, and the vectors that the collection must have for it
 DEFAULT, BOTH = "zscore", ("dense", "sparse")
 WAYS: Mapping[str, Way] = {
     "dense": ({"mode": "dense"}, ()),
@@ -114,7 +135,10 @@ WAYS: Mapping[str, Way] = {
     "weighted m3": ({"mode": "weighted", "weights": "m3"}, BOTH),
     "weighted m3-two": ({"mode": "weighted", "weights": "m3-two"}, BOTH),
     "dense, MaxSim": ({"mode": "dense", "rescore": True}, ()),
-    "rrf k=61, MaxSim": ({"mode": "rrf", "k": LITERATURE_K, "rescore": True}, (*BOTH, "dense, MaxSim")),
+    "rrf k=61, MaxSim": (
+        {"mode": "rrf", "k": LITERATURE_K, "rescore": True},
+        (*BOTH, "dense, MaxSim"),
+    ),
     "zscore, two": ({"mode": "zscore", "legs": ["dense", "sparse"]}, (*BOTH, "dense, MaxSim")),
     DEFAULT: ({}, ()),
 }
@@ -171,7 +195,9 @@ class Evaluation:
         lead, low, high = paired_bootstrap(best.ndcg - default.ndcg)
         if low > 0:
             return Choice(best.name, default.name, lead, low, high, is_default=False)
-        return Choice(default.name, best.name, -lead, -high, -low, is_default=default.name == DEFAULT)
+        return Choice(
+            default.name, best.name, -lead, -high, -low, is_default=default.name == DEFAULT
+        )
 
 
 async def evaluate(
@@ -187,8 +213,15 @@ async def evaluate(
     Raises LoadError without ir-measures, and the errors of `AsyncClient.search`.
     """
     require_extra("eval", "ir_measures")
-    reranked: Mapping[str, Way] = {"reranked": ({"rerank": rerank, "rerank_limit": RERANKED, "limit": RERANKED}, ())}
-    common = {"limit": DEPTH, "prefetch_limit": DEPTH, "group_by": "document", "with_payload": [DOCUMENT_ID]}
+    reranked: Mapping[str, Way] = {
+        "reranked": ({"rerank": rerank, "rerank_limit": RERANKED, "limit": RERANKED}, ())
+    }
+    common = {
+        "limit": DEPTH,
+        "prefetch_limit": DEPTH,
+        "group_by": "document",
+        "with_payload": [DOCUMENT_ID],
+    }
     results: dict[str, Result] = {}
     embed_ms: list[float] = []
     for name, (options, needs) in {**WAYS, **(reranked if rerank is not None else {})}.items():
@@ -196,7 +229,11 @@ async def evaluate(
             continue
         try:
             run, times = await _run(
-                partial(client.search, collection, **{**common, **options}), judged, embed_ms, name, advance
+                partial(client.search, collection, **{**common, **options}),
+                judged,
+                embed_ms,
+                name,
+                advance,
             )
         except InvalidInput:  # the model or the collection lacks these vectors
             continue
@@ -209,7 +246,11 @@ async def evaluate(
 
 
 async def _run(
-    search: Callable[[str], Awaitable[SearchResult]], judged: Judgements, embed_ms: list[float], name: str, advance: Advance
+    search: Callable[[str], Awaitable[SearchResult]],
+    judged: Judgements,
+    embed_ms: list[float],
+    name: str,
+    advance: Advance,
 ) -> tuple[Run, list[float]]:
     """(the documents of each query, the milliseconds of each search without the embedding, which goes to `embed_ms`)."""
     run: Run = {}
@@ -219,14 +260,19 @@ async def _run(
         embedding, *stages = found.stages
         embed_ms.append(embedding.milliseconds)
         times.append(sum(stage.milliseconds for stage in stages))
-        run[identity] = scores_by_rank([str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in found.hits])
+        run[identity] = scores_by_rank(
+            [str(hit.payload.get(DOCUMENT_ID, hit.id)) for hit in found.hits]
+        )
         advance(name, done)
     return run, times
 
 
 def scores_by_rank(documents: Sequence[str]) -> dict[str, float]:
     """Give documents, the best first, strictly descending scores: measures order equal scores arbitrarily."""
-    return {document: -float(place) for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)}
+    return {
+        document: -float(place)
+        for place, document in enumerate(list(dict.fromkeys(documents))[:DEPTH], 1)
+    }
 
 
 def measures_of(run: Run, judged: Judgements) -> dict[str, Floats64]:
@@ -235,11 +281,19 @@ def measures_of(run: Run, judged: Judgements) -> dict[str, Floats64]:
     import ir_measures
     from ir_measures import RR, R, nDCG
 
-    complete = {query: run.get(query) or {"": 0.0} for query in judged.queries}  # a query without documents would be left out
+    complete = {
+        query: run.get(query) or {"": 0.0} for query in judged.queries
+    }  # a query without documents would be left out
     relevance = {query: dict(grades) for query, grades in judged.relevance.items()}
     names = dict(zip((nDCG @ 10, RR @ 10, R @ 100), MEASURES, strict=True))
-    found = {(names[one.measure], one.query_id): one.value for one in ir_measures.iter_calc([*names], relevance, complete)}
-    return {name: np.array([found[name, query] for query in judged.queries], np.float64) for name in MEASURES}
+    found = {
+        (names[one.measure], one.query_id): one.value
+        for one in ir_measures.iter_calc([*names], relevance, complete)
+    }
+    return {
+        name: np.array([found[name, query] for query in judged.queries], np.float64)
+        for name in MEASURES
+    }
 
 
 RESAMPLES, RESAMPLED_AT_ONCE, SEED = 10_000, 500, 0

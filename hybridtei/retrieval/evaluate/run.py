@@ -50,7 +50,13 @@ def write_chart(evaluation: Evaluation, path: Path) -> None:
     bar = 0.8 / len(MEASURES)
     for number, (measure, colour) in enumerate(zip(MEASURES, COLOURS, strict=True)):
         places = [row + 0.4 - bar * (number + 0.5) for row in range(len(results))]
-        bars = quality.barh(places, [result.measures[measure] for result in results], bar, color=colour, label=measure)
+        bars = quality.barh(
+            places,
+            [result.measures[measure] for result in results],
+            bar,
+            color=colour,
+            label=measure,
+        )
         quality.bar_label(bars, fmt="%.3f", padding=2, fontsize=7)
     quality.set_yticks(range(len(results)), [result.name for result in results])
     quality.set_xlim(0, 1.08)
@@ -61,8 +67,15 @@ def write_chart(evaluation: Evaluation, path: Path) -> None:
     latency.set_yticks(rows, [""] * len(results))
     latency.set_title("milliseconds a query, without its embedding")
     # Below the axes, so that it hides no bar or number.
-    figure.legend(*quality.get_legend_handles_labels(), loc="outside lower left", ncols=len(MEASURES), fontsize=7)
-    figure.legend(*latency.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=7)
+    figure.legend(
+        *quality.get_legend_handles_labels(),
+        loc="outside lower left",
+        ncols=len(MEASURES),
+        fontsize=7,
+    )
+    figure.legend(
+        *latency.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=7
+    )
     figure.savefig(path, dpi=150)
 
 
@@ -97,12 +110,20 @@ def as_json(evaluation: Evaluation) -> str:
 def as_table(evaluation: Evaluation) -> str:
     """A line for each mode. Asterisks mark the best of each measure."""
     width = max([len(result.name) for result in evaluation.results] + [4])
-    head = f"{'mode':{width}}" + "".join(f"{name:>13}" for name in MEASURES) + f"{'p50 ms':>10}{'p95 ms':>9}"
-    best = {name: max((result.measures[name] for result in evaluation.results), default=0.0) for name in MEASURES}
+    head = (
+        f"{'mode':{width}}"
+        + "".join(f"{name:>13}" for name in MEASURES)
+        + f"{'p50 ms':>10}{'p95 ms':>9}"
+    )
+    best = {
+        name: max((result.measures[name] for result in evaluation.results), default=0.0)
+        for name in MEASURES
+    }
     lines = [head, "-" * len(head)]
     for result in evaluation.results:
         cells = "".join(
-            f"{result.measures[name]:12.4f}{'*' if result.measures[name] == best[name] else ' '}" for name in MEASURES
+            f"{result.measures[name]:12.4f}{'*' if result.measures[name] == best[name] else ' '}"
+            for name in MEASURES
         )
         lines.append(f"{result.name:{width}}{cells}{result.p50_ms:10.1f}{result.p95_ms:9.1f}")
     p50, p95 = np.percentile(evaluation.embed_ms, [50, 95])
@@ -124,7 +145,12 @@ Connect = Callable[[], AbstractAsyncContextManager[AsyncClient]]
 
 
 def run_evaluation(
-    connect: Connect, collection: str, judged: Judgements, *, rerank: str | None = None, quiet: bool = False
+    connect: Connect,
+    collection: str,
+    judged: Judgements,
+    *,
+    rerank: str | None = None,
+    quiet: bool = False,
 ) -> Evaluation:
     """Measure a collection of a server. `connect`: makes its client. `rerank`: the alias of one of its rerankers. Raises
     HybridTeiError."""
@@ -143,7 +169,14 @@ def run_evaluation(
 
 
 def ingest_missing(
-    folder: Path, collection: str, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell, quiet: bool
+    folder: Path,
+    collection: str,
+    model: ModelConfig,
+    engine: EngineConfig,
+    store: StoreConfig,
+    *,
+    tell: Tell,
+    quiet: bool,
 ) -> None:
     """Ingest a judged folder, unless the collection has points. Raises HybridTeiError, OSError."""
     check_name(collection)

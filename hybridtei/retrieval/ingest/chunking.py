@@ -27,7 +27,14 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.spans import window_of_each, windows_over
 from hybridtei.system.machine import available_cores
 
-TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START = "text", "document_id", "source", "chunk", "chunks", "start"
+TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START = (
+    "text",
+    "document_id",
+    "source",
+    "chunk",
+    "chunks",
+    "start",
+)
 DIGEST, SETTINGS, TITLE, METADATA = "digest", "settings", "title", "metadata"
 DIGEST_BYTES = 16
 
@@ -53,8 +60,14 @@ class Document:
 
     def digest(self, key: bytes = b"") -> str:
         """The 16-byte hash of the document's content in base64. `key`: the settings; only digests of 0.1 depend on them."""
-        content = orjson.dumps([self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS)
-        return b64encode(blake2b(content, digest_size=DIGEST_BYTES, key=key).digest()).rstrip(b"=").decode()
+        content = orjson.dumps(
+            [self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS
+        )
+        return (
+            b64encode(blake2b(content, digest_size=DIGEST_BYTES, key=key).digest())
+            .rstrip(b"=")
+            .decode()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,9 @@ def document_key(source: str, document_id: str) -> str:
     return orjson.dumps([source, document_id]).decode()
 
 
-def payload_of(document: Document, chunk: Chunk, chunks: int, digest: str, settings: str) -> dict[str, Any]:
+def payload_of(
+    document: Document, chunk: Chunk, chunks: int, digest: str, settings: str
+) -> dict[str, Any]:
     """The payload of a chunk's point."""
     payload: dict[str, Any] = {
         TEXT: chunk.text,
@@ -111,12 +126,17 @@ def payload_of(document: Document, chunk: Chunk, chunks: int, digest: str, setti
 
 
 DEFAULT_TOKENS = 512  # default for models that read more, so that a hit is short enough to show
-LATE_SHARE, LATE_DEFAULT_SHARE = 2, 4  # a late chunk is at most 1/2, and by default 1/4, of the model's length
+LATE_SHARE, LATE_DEFAULT_SHARE = (
+    2,
+    4,
+)  # a late chunk is at most 1/2, and by default 1/4, of the model's length
 OVERLAP_SHARE = 8  # by default a chunk repeats at most 1/8 of the previous chunk
 MIN_TOKENS = 8
 WORD, WORDS_BETWEEN_EDGES = re.compile(r"\S+"), 4  # possible bounds of late chunks' windows
 CHARACTERS_PER_TOKEN = 32
-SECTION_CHARACTERS = 50_000  # longer texts are cut into sections first, since splitting a whole book takes minutes
+SECTION_CHARACTERS = (
+    50_000  # longer texts are cut into sections first, since splitting a whole book takes minutes
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +157,12 @@ class ChunkSettings:
 
 
 def settings_for(
-    model: Model, tokens: int | None, overlap: int | None, *, whole: bool = False, late: bool = False
+    model: Model,
+    tokens: int | None,
+    overlap: int | None,
+    *,
+    whole: bool = False,
+    late: bool = False,
 ) -> ChunkSettings:
     """The settings of chunks. Default: the model's length, at most 512 tokens; for late chunks a quarter of it, without
     overlap. Raises InvalidInput."""
@@ -145,15 +170,21 @@ def settings_for(
     own = longest - around
     most = around + own // LATE_SHARE if late else longest
     if tokens is None:
-        tokens = min(around + max(MIN_TOKENS, own // LATE_DEFAULT_SHARE) if late else longest, DEFAULT_TOKENS)
+        tokens = min(
+            around + max(MIN_TOKENS, own // LATE_DEFAULT_SHARE) if late else longest, DEFAULT_TOKENS
+        )
     room = tokens - around
     if not whole and (tokens > most or room < MIN_TOKENS):
         reason = "half of the model's input" if late else "what the model reads"
-        raise InvalidInput(f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {most}, {reason}")
+        raise InvalidInput(
+            f"--chunk-tokens is {tokens}, should be between {MIN_TOKENS + around} and {most}, {reason}"
+        )
     if overlap is None:
         overlap = 0 if late else room // OVERLAP_SHARE
     if not 0 <= overlap <= room // 2 and not whole:
-        raise InvalidInput(f"--chunk-overlap is {overlap}, should be between 0 and {room // 2}, half a chunk")
+        raise InvalidInput(
+            f"--chunk-overlap is {overlap}, should be between 0 and {room // 2}, half a chunk"
+        )
     return ChunkSettings(tokens, overlap, whole, late)
 
 
@@ -184,7 +215,9 @@ class Chunker:
         self._longest = longest_document(model)
         self._room = settings.tokens - self.around
         if not settings.whole:
-            self._splitter = TextSplitter.from_huggingface_tokenizer(raw, self._room, overlap=settings.overlap)
+            self._splitter = TextSplitter.from_huggingface_tokenizer(
+                raw, self._room, overlap=settings.overlap
+            )
         self._threads = ThreadPoolExecutor(min(4, available_cores()), thread_name_prefix="split")
 
     def chunks_of(self, texts: Sequence[str]) -> list[list[Chunk]]:
@@ -194,7 +227,10 @@ class Chunker:
         counts = self._counts([text for _, text in flat])
         pieces = iter(self._threads.map(self._pieces, flat, counts))
         chunks = [
-            [Chunk(number, *piece) for number, piece in enumerate(piece for _ in per_text for piece in next(pieces))]
+            [
+                Chunk(number, *piece)
+                for number, piece in enumerate(piece for _ in per_text for piece in next(pieces))
+            ]
             for per_text in sections
         ]
         if not self.settings.late:
@@ -207,7 +243,11 @@ class Chunker:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _counts(self, texts: Sequence[str]) -> list[int]:
-        return [len(encoding) for encoding in self._tokenizer.encode(texts, add_special_tokens=False)] if texts else []
+        return (
+            [len(encoding) for encoding in self._tokenizer.encode(texts, add_special_tokens=False)]
+            if texts
+            else []
+        )
 
     def _pieces(self, section: tuple[int, str], count: int) -> list[tuple[str, int, int]]:
         """(text, start, tokens) of a section's chunks."""
@@ -223,7 +263,10 @@ class Chunker:
             for cut in range(0, len(piece), most)
         ]
         lengths = self._counts([piece for _, piece in cuts])
-        return [(piece, at, length + self.around) for (at, piece), length in zip(cuts, lengths, strict=True)]
+        return [
+            (piece, at, length + self.around)
+            for (at, piece), length in zip(cuts, lengths, strict=True)
+        ]
 
     def _within(self, text: str, chunks: Sequence[Chunk], tokens: int) -> list[Chunk]:
         """The chunks with their windows, for a text of `tokens` tokens. Windows start and end at words or chunks."""
@@ -231,7 +274,15 @@ class Chunker:
         if tokens <= room or len(chunks) < 2:
             return [replace(chunk, window=(0, len(text))) for chunk in chunks]
         words = [word.start() for word in WORD.finditer(text)][::WORDS_BETWEEN_EDGES]
-        edges = sorted({0, len(text), *words, *(chunk.start for chunk in chunks), *(chunk.end for chunk in chunks)})
+        edges = sorted(
+            {
+                0,
+                len(text),
+                *words,
+                *(chunk.start for chunk in chunks),
+                *(chunk.end for chunk in chunks),
+            }
+        )
         places = offsets_of(self._counts([text[begin:end] for begin, end in pairwise(edges)]))
         spans = np.searchsorted(edges, [(chunk.start, chunk.end) for chunk in chunks])
         windows = windows_over(places[:-1], places[1:], room)
@@ -239,7 +290,12 @@ class Chunker:
         lasts = np.searchsorted(places, windows[:, 1], "right") - 1
         chosen = window_of_each(windows, places[spans]).tolist()
         return [
-            replace(chunk, window=(edges[firsts[place]], edges[lasts[place]]) if place >= 0 else (chunk.start, chunk.end))
+            replace(
+                chunk,
+                window=(edges[firsts[place]], edges[lasts[place]])
+                if place >= 0
+                else (chunk.start, chunk.end),
+            )
             for chunk, place in zip(chunks, chosen, strict=True)
         ]
 
@@ -249,7 +305,14 @@ def _sections(text: str) -> Iterator[tuple[int, str]]:
     edges = [0]
     while len(text) - edges[-1] > SECTION_CHARACTERS:
         start, stop = edges[-1], edges[-1] + SECTION_CHARACTERS
-        cut = max(text.rfind("\n\n", start, stop), text.rfind("\n", start, stop) if text.find("\n\n", start, stop) < 0 else -1)
+        cut = max(
+            text.rfind("\n\n", start, stop),
+            text.rfind("\n", start, stop) if text.find("\n\n", start, stop) < 0 else -1,
+        )
         cut = cut if cut > start else text.rfind(" ", start, stop)
         edges.append(cut + 1 if cut > start else stop)
-    return ((start, text[start:stop]) for start, stop in pairwise([*edges, len(text)]) if text[start:stop].strip())
+    return (
+        (start, text[start:stop])
+        for start, stop in pairwise([*edges, len(text)])
+        if text[start:stop].strip()
+    )

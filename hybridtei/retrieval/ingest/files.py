@@ -36,9 +36,22 @@ HTML_BLOCKS = (
     "address,article,aside,blockquote,br,caption,dd,div,dl,dt,fieldset,figcaption,figure,footer,form,h1,h2,h3,h4,h5,h6,header,hr,"
     "li,main,nav,ol,p,pre,section,table,td,th,tr,ul"
 )
-HTML_UNSEEN = ("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "select", "head")
+HTML_UNSEEN = (
+    "script",
+    "style",
+    "noscript",
+    "template",
+    "svg",
+    "math",
+    "iframe",
+    "object",
+    "select",
+    "head",
+)
 BREAK = "\x1e"  # marks the end of a block until white space is collapsed
-CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE)
+CHARSET = re.compile(
+    rb"""<meta[^>]{0,200}charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE
+)
 HEADING = re.compile(r"^#\s+(.+?)\s*#*\s*$", re.MULTILINE)
 MAX_PAGES = 20_000
 
@@ -55,7 +68,9 @@ def read_whole(path: Path, source: str, options: ReadOptions) -> Document | Reje
         data = path.read_bytes()
         title, text = PARSERS[path.suffix.lower()](data, options)
         if len(text) > options.max_document_characters:
-            raise Unfit(f"the text has {len(text)} characters, allowed are {options.max_document_characters}")
+            raise Unfit(
+                f"the text has {len(text)} characters, allowed are {options.max_document_characters}"
+            )
         if not text.strip():
             raise Unfit("holds no text")
     except ValueError as error:
@@ -126,7 +141,9 @@ def _pdf(data: bytes, options: ReadOptions) -> tuple[str | None, str]:
             pages.append(page.extract_text().encode(errors="replace").decode())
             characters += len(pages[-1])
             if characters > options.max_document_characters or number >= MAX_PAGES:
-                raise Unfit(f"more than {options.max_document_characters} characters or {MAX_PAGES} pages")
+                raise Unfit(
+                    f"more than {options.max_document_characters} characters or {MAX_PAGES} pages"
+                )
         title = reader.metadata.title if reader.metadata is not None else None
     except Unfit:
         raise
@@ -154,7 +171,9 @@ TABLES = {
 KINDS = (*TABLES, *PARSERS)
 QUARANTINE = ".quarantine.jsonl"  # the default file's ending
 COLLECTION = {"layout.json", "shard"}  # contents of a collection's folder
-GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # the stamp of a file that vanished, or of a broken link
+GONE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+)  # the stamp of a file that vanished, or of a broken link
 BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 
 
@@ -171,7 +190,10 @@ class SourceFile:
 
 
 def source_files(
-    source: Path, label: str | None = None, quarantine: Path | None = None, known: Mapping[Path, str] = MappingProxyType({})
+    source: Path,
+    label: str | None = None,
+    quarantine: Path | None = None,
+    known: Mapping[Path, str] = MappingProxyType({}),
 ) -> Iterator[SourceFile]:
     """Every file of `source`, even without a reader for it, except `quarantine`. `label`: the source's. `known`: labels of
     files and folders that are sources of their own.
@@ -182,7 +204,9 @@ def source_files(
     label = label or printable(root.name) or "root"
     if root.is_dir():
         entries = sorted(root.iterdir())
-        yield from _below(entries, root, label, quarantine.resolve() if quarantine is not None else None, known)
+        yield from _below(
+            entries, root, label, quarantine.resolve() if quarantine is not None else None, known
+        )
         return
     check_source(source)
     yield _file(root, label, root.stat())
@@ -198,7 +222,9 @@ def check_source(source: Path) -> None:
 
 
 def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
-    return SourceFile(path, label, status.st_size, (status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
+    return SourceFile(
+        path, label, status.st_size, (status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    )
 
 
 def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
@@ -221,7 +247,11 @@ def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
 
 
 def _below(
-    entries: Sequence[Path], root: Path, label: str, quarantine: Path | None, known: Mapping[Path, str]
+    entries: Sequence[Path],
+    root: Path,
+    label: str,
+    quarantine: Path | None,
+    known: Mapping[Path, str],
 ) -> Iterator[SourceFile]:
     names = {entry.name for entry in entries}
     if names >= COLLECTION:
@@ -268,7 +298,9 @@ class Quarantine:
             with path.open("rb") as file:
                 first = file.readline(MAX_FIRST_BYTES)  # of a killed ingest it may be incomplete
             if first and not (first.startswith(b'{"source":') and b'"location":' in first):
-                raise InvalidInput(f"{path}: is not a quarantine file of an earlier ingest; name another file")
+                raise InvalidInput(
+                    f"{path}: is not a quarantine file of an earlier ingest; name another file"
+                )
         path.unlink(missing_ok=True)
 
     def __len__(self) -> int:
@@ -287,7 +319,9 @@ class Quarantine:
         entry = {
             "source": rejected.source,
             "location": rejected.location,
-            "reason": rejected.reason if count <= MAX_PER_SOURCE else f"and more: only {MAX_PER_SOURCE} of a file are listed",
+            "reason": rejected.reason
+            if count <= MAX_PER_SOURCE
+            else f"and more: only {MAX_PER_SOURCE} of a file are listed",
             "excerpt": _excerpt(rejected.written),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,15 @@ import msgspec
 import orjson
 
 from hybridtei.errors import InvalidInput, StoreError
-from hybridtei.retrieval.ingest.chunking import CHUNK, CHUNKS, DIGEST, DOCUMENT_ID, SETTINGS, SOURCE, document_key
+from hybridtei.retrieval.ingest.chunking import (
+    CHUNK,
+    CHUNKS,
+    DIGEST,
+    DOCUMENT_ID,
+    SETTINGS,
+    SOURCE,
+    document_key,
+)
 from hybridtei.retrieval.ingest.files import SourceFile, printable
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store
 from hybridtei.retrieval.store.collection import check_fits
@@ -65,7 +73,11 @@ class Ledger:
 
     def lookup(self, keys: Sequence[str]) -> Mapping[str, StoredDocument]:
         """Like `documents`, for threads other than the loop's."""
-        return asyncio.run_coroutine_threadsafe(self.documents(keys), self.loop).result() if keys else {}
+        return (
+            asyncio.run_coroutine_threadsafe(self.documents(keys), self.loop).result()
+            if keys
+            else {}
+        )
 
     async def keys_below(self, labels: Sequence[str]) -> dict[str, set[str]]:
         """{label of a file: keys of documents} of these sources."""
@@ -74,11 +86,17 @@ class Ledger:
         offset: PointId | None = None
         while self.count:
             records, offset = await self.store.scroll(
-                self.name, limit=IDS_AT_ONCE, offset=offset, scroll_filter=first, with_payload=(SOURCE, DOCUMENT_ID)
+                self.name,
+                limit=IDS_AT_ONCE,
+                offset=offset,
+                scroll_filter=first,
+                with_payload=(SOURCE, DOCUMENT_ID),
             )
             for record in records:
                 label, name = (str(record.payload.get(field)) for field in (SOURCE, DOCUMENT_ID))
-                if is_below(label, labels) and str(record.id) == point_id(key := document_key(label, name), 0):
+                if is_below(label, labels) and str(record.id) == point_id(
+                    key := document_key(label, name), 0
+                ):
                     found.setdefault(label, set()).add(key)
             if offset is None:
                 break
@@ -86,7 +104,9 @@ class Ledger:
 
     async def documents(self, keys: Iterable[str]) -> dict[str, StoredDocument]:
         """The documents whose first chunk is in the collection."""
-        firsts = {key: version async for (key, _), version in self._versions((key, 0) for key in keys)}
+        firsts = {
+            key: version async for (key, _), version in self._versions((key, 0) for key in keys)
+        }
         counts = {key: self._chunks(version) for key, version in firsts.items()}
         rest = ((key, number) for key, count in counts.items() for number in range(1, count))
         whole = Counter(firsts.keys())
@@ -101,7 +121,9 @@ class Ledger:
         """The number of chunks in a payload; 0 if it is impossible."""
         return version[2] if type(version[2]) is int and 0 < version[2] <= self.count else 0
 
-    async def _versions(self, chunks: Iterable[tuple[str, int]]) -> AsyncIterator[tuple[tuple[str, int], tuple[Any, ...]]]:
+    async def _versions(
+        self, chunks: Iterable[tuple[str, int]]
+    ) -> AsyncIterator[tuple[tuple[str, int], tuple[Any, ...]]]:
         """((key, number), (digest, settings, number of chunks)) of the stored chunks."""
         remaining = iter(chunks)
         while part := {point_id(*chunk): chunk for chunk in islice(remaining, IDS_AT_ONCE)}:
@@ -114,7 +136,10 @@ class Ledger:
         present: set[str] = set()
         for start in range(0, len(ids), IDS_AT_ONCE):
             part = ids[start : start + IDS_AT_ONCE]
-            present |= {str(record.id) for record in await self.store.retrieve(self.name, part, with_payload=False)}
+            present |= {
+                str(record.id)
+                for record in await self.store.retrieve(self.name, part, with_payload=False)
+            }
         return present
 
     async def chunks_from(self, key: str, first: int) -> list[str]:
@@ -152,14 +177,20 @@ class FileCache:
 
     def _open(self, path: Path) -> None:
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA synchronous = OFF")  # a power cut costs the cache, not a document
-        self._database.execute("CREATE TABLE IF NOT EXISTS files (path BLOB PRIMARY KEY, version BLOB, documents BLOB)")
+        self._database.execute(
+            "PRAGMA synchronous = OFF"
+        )  # a power cut costs the cache, not a document
+        self._database.execute(
+            "CREATE TABLE IF NOT EXISTS files (path BLOB PRIMARY KEY, version BLOB, documents BLOB)"
+        )
 
     def get(self, file: SourceFile, settings: str) -> Documents | None:
         """The documents of a file; None if the file is new or changed, or was read with other settings."""
         try:
             query = "SELECT documents FROM files WHERE path = ? AND version = ?"
-            row = self._database.execute(query, (os.fsencode(file.path), _version(file, settings))).fetchone()
+            row = self._database.execute(
+                query, (os.fsencode(file.path), _version(file, settings))
+            ).fetchone()
             return None if row is None else _decode(row[0])
         except (sqlite3.DatabaseError, msgspec.DecodeError):
             return None
@@ -167,7 +198,11 @@ class FileCache:
     def put(self, file: SourceFile, settings: str, documents: Documents) -> None:
         """Store the documents of a file that was read completely."""
         if len(documents) <= MAX_DOCUMENTS:
-            row = (os.fsencode(file.path), _version(file, settings), msgspec.msgpack.encode(documents))
+            row = (
+                os.fsencode(file.path),
+                _version(file, settings),
+                msgspec.msgpack.encode(documents),
+            )
             self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", row)
 
     def close(self) -> None:
@@ -195,11 +230,17 @@ class Source:
     is_taken_over: bool = False
 
     @classmethod
-    def of(cls, source: Path, existing: CollectionSchema | None, chosen: str | None = None) -> Source:
+    def of(
+        cls, source: Path, existing: CollectionSchema | None, chosen: str | None = None
+    ) -> Source:
         """The source of this path. `chosen`: the user's name for it. Raises InvalidInput if another path has its name."""
         place = Path(printable(str(source.resolve())))
         found = existing.metadata.get(SOURCES) if existing is not None else None
-        known = {Path(str(path)): str(name) for name, path in found.items()} if isinstance(found, Mapping) else {}
+        known = (
+            {Path(str(path)): str(name) for name, path in found.items()}
+            if isinstance(found, Mapping)
+            else {}
+        )
         for above in (place, *place.parents):
             if above in known and chosen in (None, known[above]):
                 return cls(place, "/".join((known[above], *place.relative_to(above).parts)), known)
@@ -215,12 +256,17 @@ class Source:
     @property
     def labels(self) -> list[str]:
         """The labels of this source and of sources inside it."""
-        return [self.label, *(name for path, name in self.known.items() if self.place in path.parents)]
+        return [
+            self.label,
+            *(name for path, name in self.known.items() if self.place in path.parents),
+        ]
 
     @property
     def record(self) -> dict[str, Any]:
         """The metadata of a new source."""
-        sources = {name: str(path) for path, name in self.known.items()} | {self.label: str(self.place)}
+        sources = {name: str(path) for path, name in self.known.items()} | {
+            self.label: str(self.place)
+        }
         return {SOURCES: sources} if self.is_new else {}
 
 
@@ -297,7 +343,9 @@ async def _wait_until_free(store: Store, name: str, tell: Callable[[str], None])
     first, since = await _lease(store, name), time.monotonic()
     if not first or _has_ended(str(first.get("holder"))):
         return
-    tell(f"waiting   at most {LEASE_S:g} s, whether the ingest of {first.get('holder')} is still running")
+    tell(
+        f"waiting   at most {LEASE_S:g} s, whether the ingest of {first.get('holder')} is still running"
+    )
     while time.monotonic() - since < LEASE_S and (now := await _lease(store, name)):
         if now != first:
             raise InvalidInput(f"another ingest into {name!r} is running: {now.get('holder')}")
@@ -331,4 +379,6 @@ async def _renew(store: Store, name: str, ours: str) -> None:
         except StoreError:  # the writer meets the same error and reports it
             continue
         if holder != ours:
-            raise StoreError(f"collection {name!r}: the ingest of {holder} has taken over, and this one ends")
+            raise StoreError(
+                f"collection {name!r}: the ingest of {holder} has taken over, and this one ends"
+            )

@@ -27,9 +27,12 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     A record is a line of jsonl or a row of csv or parquet. `max_file_bytes` bounds files of one document.
     """
 
-    text_field: Annotated[str | None, flag("field of the text in jsonl, csv, parquet [default: text]", metavar="NAME")] = None
+    text_field: Annotated[
+        str | None, flag("field of the text in jsonl, csv, parquet [default: text]", metavar="NAME")
+    ] = None
     id_field: Annotated[
-        str | None, flag("field of the id there [default: _id or id, else the line's number]", metavar="NAME")
+        str | None,
+        flag("field of the id there [default: _id or id, else the line's number]", metavar="NAME"),
     ] = None
     max_record_bytes: Annotated[int, flag("of a line")] = MAX_RECORD_BYTES
     max_file_bytes: int = 100_000_000
@@ -47,34 +50,58 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
 
     source: str
     collection: Annotated[str, flag("collection to fill; created if missing", metavar="NAME")]
-    url: Annotated[str | None, flag("embed by this running hybridtei, such as http://localhost:3000")] = None
+    url: Annotated[
+        str | None, flag("embed by this running hybridtei, such as http://localhost:3000")
+    ] = None
     url_api_key: Annotated[str | None, flag("key of --url")] = None
     outputs: tuple[str, ...] | None = None
     chunk_tokens: Annotated[
-        int | None, flag("tokens of a chunk [default: the model's input, at most 512; for late chunks a quarter of it]")
+        int | None,
+        flag(
+            "tokens of a chunk [default: the model's input, at most 512; for late chunks a quarter of it]"
+        ),
     ] = None
     chunk_overlap: Annotated[
-        int | None, flag("tokens that a chunk may repeat [default: an eighth of it, none for late chunks]")
+        int | None,
+        flag("tokens that a chunk may repeat [default: an eighth of it, none for late chunks]"),
     ] = None
     chunking: Annotated[
-        Literal["plain", "late"], flag("late: read a chunk with the text around it (models that pool by mean)")
+        Literal["plain", "late"],
+        flag("late: read a chunk with the text around it (models that pool by mean)"),
     ] = "plain"
     no_chunking: Annotated[bool, flag("one chunk a document; the model cuts longer texts")] = False
-    source_name: Annotated[str | None, flag("SOURCE's name in ids and payloads [default: its file name]", metavar="NAME")] = (
-        None
-    )
-    quarantine: Annotated[str | None, flag("file of rejected documents [default: NAME.quarantine.jsonl]", metavar="FILE")] = (
-        None
-    )
-    delete_missing: Annotated[bool, flag("delete documents that have left SOURCE since an earlier ingest")] = False
-    dry_run: Annotated[bool, flag("print what would be stored and deleted, and change nothing")] = False
-    reread: Annotated[bool, flag("also read files whose size, times and inode have not changed")] = False
-    engine: Annotated[Literal["local", "ray"], flag("where to embed: here, or in a Ray cluster")] = "local"
-    ray_workers: Annotated[int | None, flag("workers, a processor each [default: all of the cluster]")] = None
-    ray_address: Annotated[
-        str | None, flag("Ray cluster [default: RAY_ADDRESS, else a new one on this machine]", metavar="ADDRESS")
+    source_name: Annotated[
+        str | None,
+        flag("SOURCE's name in ids and payloads [default: its file name]", metavar="NAME"),
     ] = None
-    defer_indexing_mb: Annotated[int, flag("for runs of at least this size, a server indexes after the run")] = 16
+    quarantine: Annotated[
+        str | None,
+        flag("file of rejected documents [default: NAME.quarantine.jsonl]", metavar="FILE"),
+    ] = None
+    delete_missing: Annotated[
+        bool, flag("delete documents that have left SOURCE since an earlier ingest")
+    ] = False
+    dry_run: Annotated[bool, flag("print what would be stored and deleted, and change nothing")] = (
+        False
+    )
+    reread: Annotated[
+        bool, flag("also read files whose size, times and inode have not changed")
+    ] = False
+    engine: Annotated[
+        Literal["local", "ray"], flag("where to embed: here, or in a Ray cluster")
+    ] = "local"
+    ray_workers: Annotated[
+        int | None, flag("workers, a processor each [default: all of the cluster]")
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        flag(
+            "Ray cluster [default: RAY_ADDRESS, else a new one on this machine]", metavar="ADDRESS"
+        ),
+    ] = None
+    defer_indexing_mb: Annotated[
+        int, flag("for runs of at least this size, a server indexes after the run")
+    ] = 16
     wait_indexed: Annotated[bool, flag("do not wait until a server has indexed the points")] = True
     quiet: Annotated[bool, flag("show no progress")] = False
     plan: CollectionPlan = CollectionPlan()
@@ -162,12 +189,16 @@ class Summary:
             f"({stats.documents_per_s:,.1f} documents/s, {stats.tokens_per_s:,.0f} tokens/s), {stats.unchanged:,} unchanged"
         ]
         if self.dry_run:
-            lines = [f"nothing was changed: {stats.documents:,} documents would be stored, {stats.unchanged:,} are unchanged"]
+            lines = [
+                f"nothing was changed: {stats.documents:,} documents would be stored, {stats.unchanged:,} are unchanged"
+            ]
         if stats.quarantined:
             lines.append(f"{stats.quarantined:,} could not be taken: {self.quarantine} says why")
         lines.append(f"collection {self.collection}, {self.store}: {stats.points:,} points")
         if deleted := stats.documents_deleted:
-            lines.append(f"{deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted")
+            lines.append(
+                f"{deleted:,} documents that left the source {'would be' if self.dry_run else 'were'} deleted"
+            )
         if missing := stats.documents_missing:
             why = stats.kept or "--delete-missing deletes them"
             lines.append(f"{missing:,} documents left the source and stay searchable: {why}")

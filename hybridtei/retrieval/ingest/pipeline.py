@@ -20,7 +20,14 @@ from typing import TypeVar
 import orjson
 from tqdm.auto import tqdm
 
-from hybridtei.errors import BackendError, EmptyInput, HybridTeiError, InvalidInput, StoreError, TokenizerError
+from hybridtei.errors import (
+    BackendError,
+    EmptyInput,
+    HybridTeiError,
+    InvalidInput,
+    StoreError,
+    TokenizerError,
+)
 from hybridtei.inference.tasks.spans import SpanText
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.options import MEGABYTE
@@ -90,7 +97,9 @@ async def ingest(
     writer, stats.stopped = Writer(schema, preparation, patience_s), True
     try:
         with stop_on_signals() as stopping:
-            unread_bytes = sum(file.size for file in preparation.files if file.label not in preparation.unchanged)
+            unread_bytes = sum(
+                file.size for file in preparation.files if file.label not in preparation.unchanged
+            )
             is_large = unread_bytes >= defer_indexing_bytes
             async with deferred_indexing(ledger.store, ledger.name, is_large=is_large):
                 await _flow(preparation, encode, writer, stopping, parallel)
@@ -112,7 +121,9 @@ def _count(preparation: Preparation) -> None:
     preparation.stats.ended_s = time.monotonic()
 
 
-async def _settle_missing(preparation: Preparation, writer: Writer | None, tell: Callable[[str], None]) -> None:
+async def _settle_missing(
+    preparation: Preparation, writer: Writer | None, tell: Callable[[str], None]
+) -> None:
     """Count documents that the source lacks, and delete them if the option is set. Without a `writer` only say what would be
     deleted."""
     keys, stats = missing_from_source(preparation), preparation.stats
@@ -120,7 +131,9 @@ async def _settle_missing(preparation: Preparation, writer: Writer | None, tell:
     if deletes and not stats.documents + stats.unchanged:
         stats.kept = "the source has no documents, so none is deleted"
     elif deletes and preparation.source.is_taken_over:
-        stats.kept = "0.1 made the collection and did not record their source: the next ingest deletes them"
+        stats.kept = (
+            "0.1 made the collection and did not record their source: the next ingest deletes them"
+        )
     if not deletes or stats.kept is not None:
         stats.documents_missing = len(keys)
         return
@@ -134,9 +147,13 @@ async def _settle_missing(preparation: Preparation, writer: Writer | None, tell:
     stats.documents_deleted = len(keys)
 
 
-async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stopping: asyncio.Event, parallel: int) -> None:
+async def _flow(
+    preparation: Preparation, encode: Encode, writer: Writer, stopping: asyncio.Event, parallel: int
+) -> None:
     """Read and embed batches in threads, and write them in order. The first failure ends everything."""
-    embedded: asyncio.Queue[asyncio.Future[Embedded | None] | None] = asyncio.Queue(parallel + BATCHES_AHEAD)
+    embedded: asyncio.Queue[asyncio.Future[Embedded | None] | None] = asyncio.Queue(
+        parallel + BATCHES_AHEAD
+    )
     loop, stats = asyncio.get_running_loop(), preparation.stats
     total_bytes = sum(file.size for file in preparation.files)
     bar = tqdm(
@@ -156,7 +173,10 @@ async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stoppi
 
     async def read(reading: ThreadPoolExecutor, embedding: ThreadPoolExecutor) -> None:
         batches = preparation.batches()
-        while not stopping.is_set() and (batch := await loop.run_in_executor(reading, next, batches, None)) is not None:
+        while (
+            not stopping.is_set()
+            and (batch := await loop.run_in_executor(reading, next, batches, None)) is not None
+        ):
             future = loop.run_in_executor(embedding, embed, batch)
             future.add_done_callback(read_error)  # the error is raised when the batch is written
             await embedded.put(future)
@@ -170,7 +190,11 @@ async def _flow(preparation: Preparation, encode: Encode, writer: Writer, stoppi
 
     with bar:
         try:
-            async with _threads("read") as reading, _threads("embed", parallel) as embedding, asyncio.TaskGroup() as group:
+            async with (
+                _threads("read") as reading,
+                _threads("embed", parallel) as embedding,
+                asyncio.TaskGroup() as group,
+            ):
                 group.create_task(read(reading, embedding))
                 group.create_task(write())
         except BaseExceptionGroup as failures:  # the store's error first, since it names the remedy
@@ -198,13 +222,19 @@ def _embedded(encode: Encode, batch: Batch) -> Embedded:
         return encode([part.text for part in parts], spans=[part.spans for part in parts])
 
     embeddings, reasons = embed_each(embed, parts)
-    return batch, embeddings, [reason for part, reason in zip(parts, reasons, strict=True) for _ in part.spans]
+    return (
+        batch,
+        embeddings,
+        [reason for part, reason in zip(parts, reasons, strict=True) for _ in part.spans],
+    )
 
 
 def span_texts_of(pieces: Sequence[PendingChunk]) -> list[SpanText]:
     """The windows of late chunks, each with its consecutive chunks."""
     parts = []
-    for (pending, window), group in groupby(pieces, lambda piece: (piece.pending, piece.chunk.window)):
+    for (pending, window), group in groupby(
+        pieces, lambda piece: (piece.pending, piece.chunk.window)
+    ):
         assert window is not None
         begin, end = window
         spans = [(piece.chunk.start - begin, piece.chunk.end - begin) for piece in group]
@@ -212,7 +242,9 @@ def span_texts_of(pieces: Sequence[PendingChunk]) -> list[SpanText]:
     return parts
 
 
-def embed_each(embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]) -> tuple[Embeddings, list[str | None]]:
+def embed_each(
+    embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]
+) -> tuple[Embeddings, list[str | None]]:
     """(the rows of the embedded texts, or texts with spans; for each text the error's message or None).
 
     A failing batch is halved until the failing text is alone. Raises BackendError if none of several texts could be embedded,
@@ -242,6 +274,14 @@ def embed_each(embed: Callable[[Sequence[T]], Embeddings], texts: Sequence[T]) -
 def missing_from_source(preparation: Preparation) -> list[str]:
     """The keys of stored documents that left their file, or whose file left the source. Call it after reading the whole
     source."""
-    present = {file.label for file in preparation.files}  # unreadable folders may still have the file
-    gone = [label for label in preparation.stored if present.isdisjoint(accumulate(label.split("/"), "{}/{}".format))]
-    return preparation.missing + [key for label in gone for key in sorted(preparation.stored[label])]
+    present = {
+        file.label for file in preparation.files
+    }  # unreadable folders may still have the file
+    gone = [
+        label
+        for label in preparation.stored
+        if present.isdisjoint(accumulate(label.split("/"), "{}/{}".format))
+    ]
+    return preparation.missing + [
+        key for label in gone for key in sorted(preparation.stored[label])
+    ]

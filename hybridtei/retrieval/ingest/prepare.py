@@ -17,7 +17,10 @@ from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
 
 BATCH_CHUNKS = 256
 BATCH_TOKENS = 16_384
-GROUP_DOCUMENTS, GROUP_CHARACTERS = 1000, 500_000  # documents compared and cut at a time, by several threads
+GROUP_DOCUMENTS, GROUP_CHARACTERS = (
+    1000,
+    500_000,
+)  # documents compared and cut at a time, by several threads
 
 
 @dataclass(slots=True, eq=False)
@@ -90,10 +93,19 @@ class Preparation:
         cached = {
             file.label: documents
             for file in self.files
-            if file.label in self.stored and (documents := self.cache.get(file, self.settings)) is not None
+            if file.label in self.stored
+            and (documents := self.cache.get(file, self.settings)) is not None
         }
-        known = {document_key(label, name): digest for label, documents in cached.items() for name, digest in documents}
-        same = {key for key, one in self.ledger.lookup(list(known)).items() if one.is_version(known[key], self.settings)}
+        known = {
+            document_key(label, name): digest
+            for label, documents in cached.items()
+            for name, digest in documents
+        }
+        same = {
+            key
+            for key, one in self.ledger.lookup(list(known)).items()
+            if one.is_version(known[key], self.settings)
+        }
         for label, documents in cached.items():
             keys = {document_key(label, name) for name, _ in documents}
             if keys <= same:
@@ -113,10 +125,14 @@ class Preparation:
             for group, read_bytes in self._groups(file, documents):
                 for pieces in self._cut(group):
                     windows = [piece.chunk.window for piece in pieces]
-                    for piece, window, following in zip(pieces, windows, [*windows[1:], None], strict=True):
+                    for piece, window, following in zip(
+                        pieces, windows, [*windows[1:], None], strict=True
+                    ):
                         batch.pieces.append(piece)
                         batch.tokens += piece.chunk.tokens
-                        if batch.is_full and (window is None or window != following):  # one pass reads a window's chunks
+                        if batch.is_full and (
+                            window is None or window != following
+                        ):  # one pass reads a window's chunks
                             yield batch
                             batch = Batch(done_bytes=batch.done_bytes)
                 batch.done_bytes = before + read_bytes
@@ -126,7 +142,9 @@ class Preparation:
         if batch.pieces or batch.files:
             yield batch
 
-    def _groups(self, file: SourceFile, documents: list[tuple[str, str]]) -> Iterator[tuple[list[PendingDocument], int]]:
+    def _groups(
+        self, file: SourceFile, documents: list[tuple[str, str]]
+    ) -> Iterator[tuple[list[PendingDocument], int]]:
         """Yield (documents to store, bytes of the file read), a group at a time. Fills `documents` with (id, digest) of all."""
         stored = self.stored.get(file.label, frozenset())
         seen: dict[str, bool] = {}  # id -> True for a document, False for a rejection
@@ -140,7 +158,10 @@ class Preparation:
                     seen.setdefault(found.document_id, False)
                 continue
             if seen.get(found.document_id):
-                self._reject(found, f"the id {found.document_id!r} was there before: the first of that name is kept")
+                self._reject(
+                    found,
+                    f"the id {found.document_id!r} was there before: the first of that name is kept",
+                )
                 continue
             seen[found.document_id] = True
             group.append(found)
@@ -155,7 +176,9 @@ class Preparation:
         else:
             self.missing.extend(missing)
 
-    def _changed(self, group: Sequence[Document], stored: Set[str], documents: list[tuple[str, str]]) -> list[PendingDocument]:
+    def _changed(
+        self, group: Sequence[Document], stored: Set[str], documents: list[tuple[str, str]]
+    ) -> list[PendingDocument]:
         """The documents of a group whose current version is not stored."""
         there = self.ledger.lookup([one.key for one in group if one.key in stored])
         changed: list[PendingDocument] = []
@@ -176,10 +199,16 @@ class Preparation:
         return changed
 
     def _reject(self, document: Document, reason: str) -> None:
-        self.quarantine.add(Rejection(document.source, document.location, reason, document.text, document.document_id))
+        self.quarantine.add(
+            Rejection(
+                document.source, document.location, reason, document.text, document.document_id
+            )
+        )
 
     def _cut(self, group: Sequence[PendingDocument]) -> Iterator[list[PendingChunk]]:
-        for pending, chunks in zip(group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True):
+        for pending, chunks in zip(
+            group, self.chunker.chunks_of([one.document.indexed_text for one in group]), strict=True
+        ):
             pending.chunks, pending.tokens = len(chunks), sum(chunk.tokens for chunk in chunks)
             if all(chunk.tokens <= self.chunker.around for chunk in chunks):
                 self._reject(pending.document, "the tokenizer makes no token of its text")

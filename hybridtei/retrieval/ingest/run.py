@@ -19,7 +19,15 @@ from hybridtei.batch import Head
 from hybridtei.client import Client
 from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, StoreConfig
 from hybridtei.encoder import Encoder
-from hybridtei.errors import BackendError, InvalidInput, LoadError, NoKey, StoreError, StoreUnavailable, UnsupportedHead
+from hybridtei.errors import (
+    BackendError,
+    InvalidInput,
+    LoadError,
+    NoKey,
+    StoreError,
+    StoreUnavailable,
+    UnsupportedHead,
+)
 from hybridtei.inference.load import find_model, text_model
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
@@ -31,7 +39,13 @@ from hybridtei.models.fingerprint import tokenizer_sha256
 from hybridtei.retrieval.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.retrieval.ingest.files import QUARANTINE, Quarantine, check_source, source_files
 from hybridtei.retrieval.ingest.ledger import FileCache, Ledger, Source, claimed
-from hybridtei.retrieval.ingest.options import MEGABYTE, IngestOptions, IngestStats, ReadOptions, Summary
+from hybridtei.retrieval.ingest.options import (
+    MEGABYTE,
+    IngestOptions,
+    IngestStats,
+    ReadOptions,
+    Summary,
+)
 from hybridtei.retrieval.ingest.pipeline import ingest as run_pipeline
 from hybridtei.retrieval.ingest.pipeline import stop_on_signals
 from hybridtei.retrieval.ingest.prepare import Preparation
@@ -39,7 +53,14 @@ from hybridtei.retrieval.ingest.write import wait_indexed
 from hybridtei.retrieval.store import open_store, place_of, state_folder, with_default
 from hybridtei.retrieval.store.base import CollectionSchema, Store
 from hybridtei.retrieval.store.collection import check_fits, check_name
-from hybridtei.retrieval.store.plan import budget_of_plan, schema_for, settled, signed, spread, with_budget
+from hybridtei.retrieval.store.plan import (
+    budget_of_plan,
+    schema_for,
+    settled,
+    signed,
+    spread,
+    with_budget,
+)
 from hybridtei.retrieval.store.query import CollectionPlan
 
 Tell = Callable[[str], None]
@@ -73,7 +94,13 @@ def ingest(
         place = None if store is None else str(store)
         store = StoreConfig(qdrant_url=place) if is_url else StoreConfig(qdrant_path=place)
     request = IngestOptions(source=str(source), collection=collection, **options)
-    work = _Ingest(request, embedder, engine_config or EngineConfig(), with_default(store), tell or (lambda line: None)).run()
+    work = _Ingest(
+        request,
+        embedder,
+        engine_config or EngineConfig(),
+        with_default(store),
+        tell or (lambda line: None),
+    ).run()
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -85,14 +112,25 @@ def ingest(
 class _Ingest:
     """One ingest. The constructor checks the settings; `run` calls the store."""
 
-    def __init__(self, options: IngestOptions, embedder: Any, engine: EngineConfig, config: StoreConfig, tell: Tell) -> None:
+    def __init__(
+        self,
+        options: IngestOptions,
+        embedder: Any,
+        engine: EngineConfig,
+        config: StoreConfig,
+        tell: Tell,
+    ) -> None:
         check_name(options.collection)
         check_source(Path(options.source))
         if options.max_record_bytes < 1:
-            raise InvalidInput(f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more")
+            raise InvalidInput(
+                f"--max-record-bytes is {options.max_record_bytes}, should be 1 or more"
+            )
         if options.engine == "ray":
             if options.url is not None:
-                raise InvalidInput("--url and --engine ray exclude each other: either a server or the cluster embeds")
+                raise InvalidInput(
+                    "--url and --engine ray exclude each other: either a server or the cluster embeds"
+                )
             from hybridtei.retrieval.ray import check
 
             check(options.ray_workers)
@@ -107,7 +145,9 @@ class _Ingest:
         self.store = open_store(config)
         tell(f"store     {place_of(config)}")
         served = _served(given) if isinstance(given, Client) else None
-        if given is not None and model.model_id == EMBEDDED_MODEL:  # the default: the user named no model
+        if (
+            given is not None and model.model_id == EMBEDDED_MODEL
+        ):  # the default: the user named no model
             model_id = given.model_id if served is None else str(served["model_id"])
             model = msgspec.structs.replace(model, model_id=model_id)
         self.model = model
@@ -128,19 +168,29 @@ class _Ingest:
                 existing = await store.describe(name)
                 plan, schema = await self._planned(store, existing)
                 source = Source.of(Path(options.source), existing, options.source_name)
-                preparation = self._preparation(stack, source, Ledger(store, name, asyncio.get_running_loop()), stats)
+                preparation = self._preparation(
+                    stack, source, Ledger(store, name, asyncio.get_running_loop()), stats
+                )
                 load = self._loader(stack)
-                budget = {"multivector": budget_of_plan(plan)} if Head.MULTIVECTOR in self.heads else {}
+                budget = (
+                    {"multivector": budget_of_plan(plan)} if Head.MULTIVECTOR in self.heads else {}
+                )
 
                 def encode(texts: Any, **settings: Any) -> Any:
-                    return load().encode(texts, outputs=self.heads, input_type="document", **budget, **settings)
+                    return load().encode(
+                        texts, outputs=self.heads, input_type="document", **budget, **settings
+                    )
 
                 if not options.dry_run:
                     if existing is None or options.engine == "ray":
                         load()  # before the collection is created, so that a failed load leaves none; Ray needs the main thread
                     lock = state_folder(self.config) / f"{name}.lock"
-                    existing = await stack.enter_async_context(claimed(store, name, schema, lock, tell))
-                    if record := Source.of(Path(options.source), existing, options.source_name).record:
+                    existing = await stack.enter_async_context(
+                        claimed(store, name, schema, lock, tell)
+                    )
+                    if record := Source.of(
+                        Path(options.source), existing, options.source_name
+                    ).record:
                         await store.annotate(name, record)
                 await run_pipeline(
                     preparation,
@@ -148,10 +198,14 @@ class _Ingest:
                     existing,
                     parallel=load().parallel if options.engine == "ray" else 1,
                     defer_indexing_bytes=MEGABYTE * options.defer_indexing_mb,
-                    patience_s=0.0 if store.kind == "server" else self.config.qdrant_patience,  # a server's store has its own
+                    patience_s=0.0
+                    if store.kind == "server"
+                    else self.config.qdrant_patience,  # a server's store has its own
                     tell=tell,
                 )
-                if not stats.stopped and not options.dry_run:  # an earlier run may have ended before this step
+                if (
+                    not stats.stopped and not options.dry_run
+                ):  # an earlier run may have ended before this step
                     await self._index(store)
             except (StoreUnavailable, ConnectionError, BackendError, NoKey) as error:
                 done = f"{stats.documents:,} documents were stored; run the same command again to continue from there"
@@ -160,20 +214,39 @@ class _Ingest:
         rejected = str(preparation.quarantine.path) if len(preparation.quarantine) else None
         return Summary(name, place_of(self.config), stats, rejected, options.dry_run)
 
-    async def _planned(self, store: Store, existing: CollectionSchema | None) -> tuple[CollectionPlan, CollectionSchema]:
+    async def _planned(
+        self, store: Store, existing: CollectionSchema | None
+    ) -> tuple[CollectionPlan, CollectionSchema]:
         """The collection's plan and schema; a new one is spread over the cluster. Raises CollectionMismatch if they differ."""
         name, spec = self.options.collection, self.spec
-        chosen = with_budget(self.options.plan, self.model.multivector_tokens, self.model.multivector_dtype)
-        plan = settled(chosen, existing, self.heads, name, width=0 if spec.multivector is None else spec.multivector.width)
+        chosen = with_budget(
+            self.options.plan, self.model.multivector_tokens, self.model.multivector_dtype
+        )
+        plan = settled(
+            chosen,
+            existing,
+            self.heads,
+            name,
+            width=0 if spec.multivector is None else spec.multivector.width,
+        )
         if existing is None and (nodes := await _nodes(store, self.tell)) > 1:
             plan = spread(plan, nodes)
-            self.tell(f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each")
-        schema = signed(schema_for(spec, self.model.model_id, plan, heads=self.heads, is_there=existing is not None), spec)
+            self.tell(
+                f"cluster   {nodes} nodes: {plan.shards} shards, {plan.replicas} copies of each"
+            )
+        schema = signed(
+            schema_for(
+                spec, self.model.model_id, plan, heads=self.heads, is_there=existing is not None
+            ),
+            spec,
+        )
         if existing is not None:
             check_fits(existing, schema, name)
         return plan, schema
 
-    def _preparation(self, stack: AsyncExitStack, source: Source, ledger: Ledger, stats: IngestStats) -> Preparation:
+    def _preparation(
+        self, stack: AsyncExitStack, source: Source, ledger: Ledger, stats: IngestStats
+    ) -> Preparation:
         """The source's files and settings. Raises InvalidInput if there are no files."""
         options = self.options
         quarantine = Path(options.quarantine or f"{options.collection}{QUARANTINE}")
@@ -208,7 +281,10 @@ class _Ingest:
             if isinstance(loaded, Client):
                 what = f"{loaded.url}, {loaded.info()['model_dtype']}"
             else:
-                what = getattr(loaded, "name", None) or f"{loaded.backend_name}, {loaded.dtype}, in process"
+                what = (
+                    getattr(loaded, "name", None)
+                    or f"{loaded.backend_name}, {loaded.dtype}, in process"
+                )
             self.tell(f"model     {self.model.model_id}, {what}: {', '.join(sorted(self.heads))}")
             return loaded
 
@@ -228,7 +304,9 @@ async def _nodes(store: Any, tell: Tell) -> int:
     try:
         nodes: int = await store.peers() if store.kind == "server" else 1
     except StoreError as error:
-        tell(f"cluster   unknown, so shards and copies are the server's defaults, or --shards and --replicas: {error}")
+        tell(
+            f"cluster   unknown, so shards and copies are the server's defaults, or --shards and --replicas: {error}"
+        )
         return 1
     return nodes
 
@@ -285,7 +363,9 @@ def _chunk_settings(options: IngestOptions, model: Model, heads: frozenset[Head]
             EmbedSpans((), Embed((), heads, input_type="document")).check(model.spec)
         except UnsupportedHead as error:
             raise InvalidInput(f"--chunking late: {error}") from error
-    return settings_for(model, options.chunk_tokens, options.chunk_overlap, whole=options.no_chunking, late=is_late)
+    return settings_for(
+        model, options.chunk_tokens, options.chunk_overlap, whole=options.no_chunking, late=is_late
+    )
 
 
 def _embedder(options: IngestOptions, model: ModelConfig, engine: EngineConfig) -> Any:
@@ -303,10 +383,17 @@ def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOp
 
 
 def first_settings(
-    model: ModelConfig, spec: ModelSpec, heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOptions
+    model: ModelConfig,
+    spec: ModelSpec,
+    heads: frozenset[Head],
+    chunks: ChunkSettings,
+    reading: ReadOptions,
 ) -> bytes:
     """The key of digests in collections of 0.1. Our own head files count by content, except the first embedded ones."""
-    heads_file = next((head.file for head in (spec.multivector, spec.sparse) if head is not None and head.own), None)
+    heads_file = next(
+        (head.file for head in (spec.multivector, spec.sparse) if head is not None and head.own),
+        None,
+    )
     made_by = None if heads_file is None else sha256_of(heads_file)
     made_of: list[Any] = [
         model.model_id,

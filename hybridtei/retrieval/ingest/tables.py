@@ -33,21 +33,39 @@ class Unfit(ValueError):
     document_id: str | None = None
 
 
-def _found(read: Callable[[], Mapping[str, Any]], written: object, source: str, location: str, options: ReadOptions) -> Found:
+def _found(
+    read: Callable[[], Mapping[str, Any]],
+    written: object,
+    source: str,
+    location: str,
+    options: ReadOptions,
+) -> Found:
     """The document of the record from `read`, or a rejection. `written`: the record in the source."""
     try:
         return _document(read(), source, location, options)
     except ValueError as error:
-        return Rejection(source, location, str(error), written, error.document_id if isinstance(error, Unfit) else None)
+        return Rejection(
+            source,
+            location,
+            str(error),
+            written,
+            error.document_id if isinstance(error, Unfit) else None,
+        )
 
 
-def _document(record: Mapping[str, Any], source: str, location: str, options: ReadOptions) -> Document:
+def _document(
+    record: Mapping[str, Any], source: str, location: str, options: ReadOptions
+) -> Document:
     """The document of a record. Without an id, its location is the id. Raises Unfit."""
     id_field, document_id = _id(record, options, location.replace(" ", "-"))
     text_field = options.text_field or "text"
     try:
         text, title = _text(record, text_field, options)
-        rest = {name: value for name, value in record.items() if name not in (text_field, TITLE_FIELD, id_field)}
+        rest = {
+            name: value
+            for name, value in record.items()
+            if name not in (text_field, TITLE_FIELD, id_field)
+        }
         return Document(source, document_id, text, title, _metadata(rest, options), location)
     except Unfit as error:
         error.document_id = document_id
@@ -60,14 +78,18 @@ def _id(record: Mapping[str, Any], options: ReadOptions, fallback: str) -> tuple
     name = next((name for name in names if name in record), None)
     if name is None:
         if options.id_field:
-            raise Unfit(f"has no `{options.id_field}`; it has {_names(record)}: name the id with --id-field")
+            raise Unfit(
+                f"has no `{options.id_field}`; it has {_names(record)}: name the id with --id-field"
+            )
         return None, fallback
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise Unfit(f"`{name}` is {_kind(value)}, should be a string or a whole number")
     document_id = str(value)
     if not 1 <= len(document_id) <= options.max_id_characters:
-        raise Unfit(f"`{name}` has {len(document_id)} characters, should have 1 to {options.max_id_characters}")
+        raise Unfit(
+            f"`{name}` has {len(document_id)} characters, should have 1 to {options.max_id_characters}"
+        )
     return name, document_id
 
 
@@ -83,7 +105,9 @@ def _text(record: Mapping[str, Any], field: str, options: ReadOptions) -> tuple[
     if not text.strip() and not (title or "").strip():
         raise Unfit(f"`{field}` is empty")
     if len(text) > options.max_document_characters:
-        raise Unfit(f"`{field}` has {len(text)} characters, allowed are {options.max_document_characters}")
+        raise Unfit(
+            f"`{field}` has {len(text)} characters, allowed are {options.max_document_characters}"
+        )
     return text, title or None
 
 
@@ -155,7 +179,10 @@ class Line:
 
 def bounded_lines(file: BinaryIO, max_bytes: int) -> Iterator[Line]:
     """Every line, numbered from 1, without a byte order mark at the start."""
-    number, offset = 0, len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
+    number, offset = (
+        0,
+        len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0,
+    )
     file.seek(offset)
     while head := file.readline(max_bytes + len(b"\r\n")):
         number += 1
@@ -177,7 +204,10 @@ def read_jsonl(path: Path, source: str, options: ReadOptions) -> Iterator[Progre
         for line in bounded_lines(file, options.max_record_bytes):
             if not line.is_whole or line.data.strip():
                 read = partial(_object, line, options)
-                yield _found(read, line.data, source, f"line {line.number}", options), line.offset + line.length
+                yield (
+                    _found(read, line.data, source, f"line {line.number}", options),
+                    line.offset + line.length,
+                )
 
 
 def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
@@ -197,10 +227,14 @@ def _object(line: Line, options: ReadOptions) -> Mapping[str, Any]:
 
 def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
     """Rows below a header, separated by commas in .csv and by tabs in .tsv. All cells are strings."""
-    csv.field_size_limit(options.max_record_bytes)  # of the whole process, since the module has no other limit
+    csv.field_size_limit(
+        options.max_record_bytes
+    )  # of the whole process, since the module has no other limit
     with path.open("rb") as file:
         lines = _CsvLines(file, options.max_record_bytes)
-        rows = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        rows = csv.reader(
+            lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True
+        )
         header: list[str] | None = None
         while True:
             location, lines.row_bytes, lines.broken = f"line {lines.number + 1}", 0, None
@@ -218,7 +252,10 @@ def read_csv(path: Path, source: str, options: ReadOptions) -> Iterator[Progress
             if header is None:
                 header = row
             elif row:
-                yield _found(partial(_cells, header, row), ",".join(row), source, location, options), lines.offset
+                yield (
+                    _found(partial(_cells, header, row), ",".join(row), source, location, options),
+                    lines.offset,
+                )
 
 
 def _cells(header: list[str], row: list[str]) -> Mapping[str, Any]:
@@ -244,10 +281,14 @@ class _CsvLines:
         line = next(self._lines)
         self.number, self.offset, self.last = line.number, line.offset + line.length, line.data
         self.row_bytes += line.length
-        if line.is_whole and self.row_bytes > self._max_bytes:  # the reader starts a new row after an exception
+        if (
+            line.is_whole and self.row_bytes > self._max_bytes
+        ):  # the reader starts a new row after an exception
             raise ValueError(f"the row has more than {self._max_bytes} bytes")
         if not line.is_whole:
-            self.broken = ValueError(f"the line has {line.length} bytes, allowed are {self._max_bytes}")
+            self.broken = ValueError(
+                f"the line has {line.length} bytes, allowed are {self._max_bytes}"
+            )
             return "\n"
         try:
             return line.decoded() + "\n"
@@ -259,7 +300,15 @@ class _CsvLines:
 ROWS = 64  # rows read at a time
 MAX_COLUMN_BYTES = 64_000_000  # bound of a row group's column in memory, if it exceeds this multiple of its size in the file:
 MAX_EXPANSION = 100
-WIDTHS: Mapping[str, int] = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 16}
+WIDTHS: Mapping[str, int] = {
+    "BOOLEAN": 1,
+    "INT32": 4,
+    "INT64": 8,
+    "INT96": 12,
+    "FLOAT": 4,
+    "DOUBLE": 8,
+    "BYTE_ARRAY": 16,
+}
 
 
 def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Progress]:
@@ -271,7 +320,9 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
     size, number = path.stat().st_size, 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            strings = [column.path for column in file.schema if column.physical_type == "BYTE_ARRAY"]
+            strings = [
+                column.path for column in file.schema if column.physical_type == "BYTE_ARRAY"
+            ]
         with pyarrow.parquet.ParquetFile(path, read_dictionary=strings, pre_buffer=False) as file:
             total = max(1, file.metadata.num_rows)
             for group in range(file.num_row_groups):
@@ -281,7 +332,10 @@ def read_parquet(path: Path, source: str, options: ReadOptions) -> Iterator[Prog
                         number += 1
                         record: dict[str, Any] = {}
                         read = partial(_fill, record, batch, row, options)
-                        yield _found(read, record, source, f"row {number}", options), size * number // total
+                        yield (
+                            _found(read, record, source, f"row {number}", options),
+                            size * number // total,
+                        )
     except (pyarrow.ArrowException, OSError, Unfit) as error:
         yield Rejection(source, f"after row {number}", f"not readable as parquet: {error}"), size
 
@@ -293,8 +347,12 @@ def _check_group(file: Any, group: int, options: ReadOptions) -> None:
         column, declared = metadata.column(place), file.schema.column(place)
         width = WIDTHS.get(column.physical_type, declared.length)
         if width > options.max_record_bytes:
-            raise Unfit(f"`{column.path_in_schema}`: a cell has {width} bytes, allowed are {options.max_record_bytes}")
-        unfolded = column.total_uncompressed_size + (column.num_values * width if declared.max_repetition_level else 0)
+            raise Unfit(
+                f"`{column.path_in_schema}`: a cell has {width} bytes, allowed are {options.max_record_bytes}"
+            )
+        unfolded = column.total_uncompressed_size + (
+            column.num_values * width if declared.max_repetition_level else 0
+        )
         if unfolded > max(MAX_COLUMN_BYTES, MAX_EXPANSION * column.total_compressed_size):
             raise Unfit(
                 f"row group {group}, `{column.path_in_schema}`: {column.total_compressed_size} bytes would become {unfolded}, "
@@ -309,12 +367,18 @@ def _fill(record: dict[str, Any], batch: Any, row: int, options: ReadOptions) ->
         cell = column.slice(row, 1)
         size += _size(cell)
         if size > options.max_record_bytes:
-            raise Unfit(f"the row has {size} bytes up to `{name}`, allowed are {options.max_record_bytes}")
+            raise Unfit(
+                f"the row has {size} bytes up to `{name}`, allowed are {options.max_record_bytes}"
+            )
         try:
             record[name] = cell[0].as_py()
         except UnicodeDecodeError as error:
             raise Unfit(f"`{name}` is not UTF-8: byte {error.start} of the cell") from None
-    return {name: value for name, value in record.items() if value is not None or name == (options.text_field or "text")}
+    return {
+        name: value
+        for name, value in record.items()
+        if value is not None or name == (options.text_field or "text")
+    }
 
 
 def _size(cells: Any) -> int:
@@ -323,16 +387,27 @@ def _size(cells: Any) -> int:
 
     kind = cells.type
     if types.is_dictionary(kind):
-        return _dictionary_size(cells.indices.drop_null().to_numpy(zero_copy_only=False), cells.dictionary)
+        return _dictionary_size(
+            cells.indices.drop_null().to_numpy(zero_copy_only=False), cells.dictionary
+        )
     if types.is_map(kind):
         offsets = cells.offsets
         entries = offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py()
-        return 0 if cells.null_count else _size(cells.keys.slice(*entries)) + _size(cells.items.slice(*entries))
+        return (
+            0
+            if cells.null_count
+            else _size(cells.keys.slice(*entries)) + _size(cells.items.slice(*entries))
+        )
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _size(cells.flatten())
     if types.is_struct(kind):
         return sum(_size(field) for field in cells.flatten())
-    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
+    if (
+        types.is_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_string(kind)
+        or types.is_large_binary(kind)
+    ):
         return int(compute.sum(compute.cast(compute.binary_length(cells), "int64")).as_py() or 0)
     return int(cells.nbytes)
 

@@ -48,7 +48,9 @@ class _Held:
         self._parts = 0
 
     def add(self, pending: PendingDocument, points: list[Stored]) -> None:
-        pickle.dump(points, self._file, protocol=5)  # a nameless file, which only this process can read
+        pickle.dump(
+            points, self._file, protocol=5
+        )  # a nameless file, which only this process can read
         self.pending, self._parts = pending, self._parts + 1
 
     def parts(self) -> Iterator[list[Stored]]:
@@ -72,20 +74,26 @@ class Writer:
     schema: CollectionSchema
     preparation: Preparation
     patience_s: float
-    _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))  # True for each text that failed
+    _recent: deque[bool] = field(
+        default_factory=lambda: deque(maxlen=RECENT_TEXTS)
+    )  # True for each text that failed
     _held: _Held = field(default_factory=_Held)
 
     @property
     def ledger(self) -> Ledger:
         return self.preparation.ledger
 
-    async def write(self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]) -> None:
+    async def write(
+        self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]
+    ) -> None:
         """Store and record a batch, except documents that wait for chunks of later batches.
 
         `embeddings`: a row for each piece without an error. Raises StoreError; then nothing of the batch is recorded, even if
         some is stored. Raises BackendError, after storing the good pieces, if more than half of the last 50 texts failed.
         """
-        accepted = [piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None]
+        accepted = [
+            piece for piece, reason in zip(batch.pieces, reasons, strict=True) if reason is None
+        ]
         embeddings = fit_to_schema(embeddings, self.schema)
         points, objections = await asyncio.to_thread(self._checked_points, accepted, embeddings)
         remaining = iter(objections)
@@ -93,7 +101,9 @@ class Writer:
         for piece, reason in zip(batch.pieces, reasons, strict=True):
             if reason is not None:
                 self._fail(piece, reason)
-        complete = dict.fromkeys(piece.pending for piece in batch.pieces if piece.is_last and not piece.pending.failed)
+        complete = dict.fromkeys(
+            piece.pending for piece in batch.pieces if piece.is_last and not piece.pending.failed
+        )
         await self._delete_stale(complete)
         await self._store(accepted, points, complete)
         await self._delete_failed(batch)
@@ -108,26 +118,45 @@ class Writer:
         """Delete documents, their first chunks last, so that after a kill in between the next ingest finds the rest."""
         for start in range(0, len(keys), IDS_AT_ONCE):
             found = await self.ledger.documents(keys[start : start + IDS_AT_ONCE])
-            await self._delete([point_id(key, n) for key, one in found.items() for n in reversed(range(one.chunks))])
+            await self._delete(
+                [
+                    point_id(key, n)
+                    for key, one in found.items()
+                    for n in reversed(range(one.chunks))
+                ]
+            )
             for key in (key for key, one in found.items() if not one.chunks):
                 await self._delete((await self.ledger.chunks_from(key, 0))[::-1])
 
     async def _store(
-        self, pieces: Sequence[PendingChunk], points: Sequence[Stored], complete: Collection[PendingDocument]
+        self,
+        pieces: Sequence[PendingChunk],
+        points: Sequence[Stored],
+        complete: Collection[PendingDocument],
     ) -> None:
         """Store points, except those of the batch's last document if it is stored already and more chunks follow."""
         if self._held.pending in complete:
             for part in self._held.parts():
                 await self._send(part)
             self._held.clear()
-        going = [(piece.pending, point) for piece, point in zip(pieces, points, strict=True) if not piece.pending.failed]
-        if waiting := [point for pending, point in going if pending.stored and pending not in complete]:
+        going = [
+            (piece.pending, point)
+            for piece, point in zip(pieces, points, strict=True)
+            if not piece.pending.failed
+        ]
+        if waiting := [
+            point for pending, point in going if pending.stored and pending not in complete
+        ]:
             await asyncio.to_thread(self._held.add, going[-1][0], waiting)
-        await self._send([point for pending, point in going if not pending.stored or pending in complete])
+        await self._send(
+            [point for pending, point in going if not pending.stored or pending in complete]
+        )
 
     async def _send(self, points: Sequence[Stored]) -> None:
         if points:
-            await retry_unavailable(lambda: self.ledger.store.upsert(self.ledger.name, points), self.patience_s)
+            await retry_unavailable(
+                lambda: self.ledger.store.upsert(self.ledger.name, points), self.patience_s
+            )
 
     def _fail(self, piece: PendingChunk, reason: str) -> None:
         """Put the document into quarantine, once, and drop its chunks."""
@@ -138,23 +167,37 @@ class Writer:
             self._held.clear()
         document = piece.pending.document
         location = f"{document.location}, chunk {piece.chunk.number}"
-        self.preparation.quarantine.add(Rejection(document.source, location, reason, piece.chunk.text, document.document_id))
+        self.preparation.quarantine.add(
+            Rejection(document.source, location, reason, piece.chunk.text, document.document_id)
+        )
 
     async def _delete_stale(self, complete: Iterable[PendingDocument]) -> None:
         """Delete the surplus chunks of longer stored versions."""
-        following = {point_id(one.document.key, one.chunks): one for one in complete if self.ledger.count}
+        following = {
+            point_id(one.document.key, one.chunks): one for one in complete if self.ledger.count
+        }
         for name in await self.ledger.present(list(following)):
-            await self._delete(await self.ledger.chunks_from(following[name].document.key, following[name].chunks))
+            await self._delete(
+                await self.ledger.chunks_from(following[name].document.key, following[name].chunks)
+            )
 
     async def _delete_failed(self, batch: Batch) -> None:
         """Delete all chunks of documents that failed in this batch or before, unless an old version is stored."""
-        failed = dict.fromkeys(piece.pending for piece in batch.pieces if piece.pending.failed and not piece.pending.stored)
-        await self._delete([point_id(one.document.key, number) for one in failed for number in range(one.chunks)])
+        failed = dict.fromkeys(
+            piece.pending
+            for piece in batch.pieces
+            if piece.pending.failed and not piece.pending.stored
+        )
+        await self._delete(
+            [point_id(one.document.key, number) for one in failed for number in range(one.chunks)]
+        )
 
     async def _delete(self, ids: Sequence[str]) -> None:
         for start in range(0, len(ids), IDS_AT_ONCE):
             part = ids[start : start + IDS_AT_ONCE]
-            await retry_unavailable(partial(self.ledger.store.delete, self.ledger.name, part), self.patience_s)
+            await retry_unavailable(
+                partial(self.ledger.store.delete, self.ledger.name, part), self.patience_s
+            )
 
     def _note(self, batch: Batch, complete: Collection[PendingDocument]) -> None:
         preparation, stats = self.preparation, self.preparation.stats
@@ -171,15 +214,25 @@ class Writer:
             failed = sum(self._recent)
             if len(self._recent) == RECENT_TEXTS and failed > RECENT_TEXTS // 2:
                 last = next(one for one in reversed(reasons) if one is not None)
-                raise BackendError(f"{failed} of the last {RECENT_TEXTS} texts failed, so the ingest stops: {last}")
+                raise BackendError(
+                    f"{failed} of the last {RECENT_TEXTS} texts failed, so the ingest stops: {last}"
+                )
 
-    def _checked_points(self, pieces: Sequence[PendingChunk], embeddings: Embeddings) -> tuple[list[Stored], list[str | None]]:
+    def _checked_points(
+        self, pieces: Sequence[PendingChunk], embeddings: Embeddings
+    ) -> tuple[list[Stored], list[str | None]]:
         """The points of the pieces, and for each piece InvalidPoint's message or None."""
         if not pieces:
             return [], []
         ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]
         payloads = [
-            payload_of(one.pending.document, one.chunk, one.pending.chunks, one.pending.digest, self.preparation.settings)
+            payload_of(
+                one.pending.document,
+                one.chunk,
+                one.pending.chunks,
+                one.pending.digest,
+                self.preparation.settings,
+            )
             for one in pieces
         ]
         objections: list[str | None] = []
@@ -192,7 +245,9 @@ class Writer:
         return points, objections
 
 
-THRESHOLD = "ingest_indexing_threshold"  # key of a collection's metadata: the threshold in kB to restore
+THRESHOLD = (
+    "ingest_indexing_threshold"  # key of a collection's metadata: the threshold in kB to restore
+)
 DEFAULT_THRESHOLD = 10_000  # kB, Qdrant's own
 NEVER = 0
 POLL_S, STALLED_S = 0.5, 600.0
@@ -213,7 +268,11 @@ async def deferred_indexing(store: Any, name: str, *, is_large: bool) -> AsyncIt
         try:
             await _restore(store, name)
         except StoreError as error:
-            log.warning("collection %r: the next ingest restores its indexing threshold; this one could not: %s", name, error)
+            log.warning(
+                "collection %r: the next ingest restores its indexing threshold; this one could not: %s",
+                name,
+                error,
+            )
 
 
 async def _defer(server: Any, name: str) -> None:
@@ -222,7 +281,9 @@ async def _defer(server: Any, name: str) -> None:
     if (config.metadata or {}).get(THRESHOLD) is None:
         if threshold == NEVER:
             return  # the user's own choice
-        await server.annotate(name, {THRESHOLD: DEFAULT_THRESHOLD if threshold is None else threshold})
+        await server.annotate(
+            name, {THRESHOLD: DEFAULT_THRESHOLD if threshold is None else threshold}
+        )
     await server.set_indexing_threshold(name, NEVER)
 
 
@@ -263,7 +324,9 @@ async def wait_indexed(
             if indexed != last:
                 last, since_s = indexed, clock()
             if stop.is_set() or clock() - since_s > STALLED_S:
-                tell(f"the server continues indexing: {indexed:,} vectors so far, the collection is {info.status.value}")
+                tell(
+                    f"the server continues indexing: {indexed:,} vectors so far, the collection is {info.status.value}"
+                )
                 return
             try:
                 await asyncio.wait_for(stop.wait(), poll_s)

@@ -22,10 +22,15 @@ class MigrateOptions(Struct, frozen=True, kw_only=True):
     to: str | None = None
     multivector_tokens: int | None = None
     multivector_dtype: MultivectorDtype | None = None
-    dense_dim: Annotated[int | None, flag("dimensions to keep of dense vectors [default: all]")] = None
+    dense_dim: Annotated[int | None, flag("dimensions to keep of dense vectors [default: all]")] = (
+        None
+    )
     drop_outputs: Annotated[
-        str | None, flag("outputs to drop because the new model lacks them, such as sparse,multivector")
+        str | None,
+        flag("outputs to drop because the new model lacks them, such as sparse,multivector"),
     ] = None
-    no_switch: Annotated[bool, flag("fill the copy only; the same command without this flag switches")] = False
+    no_switch: Annotated[
+        bool, flag("fill the copy only; the same command without this flag switches")
+    ] = False
     yes: Annotated[bool, flag("let an alias replace the collection of that name")] = False
     quiet: Annotated[bool, flag("no progress")] = False

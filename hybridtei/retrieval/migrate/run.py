@@ -31,7 +31,15 @@ from hybridtei.errors import InvalidInput, UnknownCollection
 from hybridtei.retrieval.migrate import MigrateOptions
 from hybridtei.retrieval.store import opened
 from hybridtei.retrieval.store.base import NAMES, CollectionSchema, Store, Stored
-from hybridtei.retrieval.store.collection import KEPT_S, MIGRATION_OF, STAND_IN, SWITCHING, check_fits, check_name, heads_of
+from hybridtei.retrieval.store.collection import (
+    KEPT_S,
+    MIGRATION_OF,
+    STAND_IN,
+    SWITCHING,
+    check_fits,
+    check_name,
+    heads_of,
+)
 from hybridtei.retrieval.store.plan import (
     FINGERPRINT,
     MODEL_ID,
@@ -47,19 +55,29 @@ from hybridtei.retrieval.store.plan import (
 from hybridtei.retrieval.store.points import to_points
 
 Tell = Callable[[str], None]
-Convert = Callable[[Sequence[Stored]], Awaitable[list[Stored]]]  # records of the source -> points of the copy
+Convert = Callable[
+    [Sequence[Stored]], Awaitable[list[Stored]]
+]  # records of the source -> points of the copy
 Advance = Callable[[int], object]
 PAGE_POINTS = 128
 TEXT = "text"  # the payload's key of the text, written by `ingest` and `/collections/{name}/points`
 PREVIOUS = "previous"  # a metadata key
 DROPPED = "dropped_outputs"  # a metadata key: outputs that the collection had before it changed to a model without them
 OWN_KEYS = frozenset({MIGRATION_OF, PREVIOUS, SWITCHING, STAND_IN, DROPPED})
-MARK_S, RENEW_S = 60.0, 15.0  # how long writers wait for a killed command, and how often a running one renews the time
+MARK_S, RENEW_S = (
+    60.0,
+    15.0,
+)  # how long writers wait for a killed command, and how often a running one renews the time
 MAX_PASSES = 50
 
 
 def run_migration(
-    options: MigrateOptions, model: ModelConfig, engine: EngineConfig, store: StoreConfig, *, tell: Tell = lambda line: None
+    options: MigrateOptions,
+    model: ModelConfig,
+    engine: EngineConfig,
+    store: StoreConfig,
+    *,
+    tell: Tell = lambda line: None,
 ) -> None:
     """Take a step of a migration. Raises HybridTeiError or OSError; the same command continues where it stopped."""
     check_name(options.collection)
@@ -74,22 +92,43 @@ def run_migration(
 class MigrationRun:
     """A step of a migration of one collection."""
 
-    def __init__(self, store: Store, options: MigrateOptions, model: ModelConfig, engine: EngineConfig, tell: Tell) -> None:
-        self._store, self._options, self._model, self._engine, self._tell = store, options, model, engine, tell
+    def __init__(
+        self,
+        store: Store,
+        options: MigrateOptions,
+        model: ModelConfig,
+        engine: EngineConfig,
+        tell: Tell,
+    ) -> None:
+        self._store, self._options, self._model, self._engine, self._tell = (
+            store,
+            options,
+            model,
+            engine,
+            tell,
+        )
         self._name = options.collection
         self._encoders: dict[tuple[Any, ...], Encoder] = {}
 
     async def run(self) -> None:
         """Take the step. Raises HybridTeiError."""
-        steps = {"migrate": self._migrate, "rollback": self._rollback, "delete_old": self._delete_old}
+        steps = {
+            "migrate": self._migrate,
+            "rollback": self._rollback,
+            "delete_old": self._delete_old,
+        }
         aliases = await self._store.aliases()
-        if other := next((alias for alias, collection in aliases.items() if collection == self._name), None):
+        if other := next(
+            (alias for alias, collection in aliases.items() if collection == self._name), None
+        ):
             raise InvalidInput(f"{self._name!r} is what {other!r} stands for: migrate {other!r}")
         source = await self._finish_killed(aliases)
         schema = await self._store.describe(source)
         if schema is None:
             raise UnknownCollection(f"there is no collection `{self._name}`")
-        unmarked = {key: value for key, value in schema.metadata.items() if key not in (SWITCHING, STAND_IN)}
+        unmarked = {
+            key: value for key, value in schema.metadata.items() if key not in (SWITCHING, STAND_IN)
+        }
         schema = replace(schema, metadata=unmarked, stored_as=source)
         try:
             if step := steps.get(self._options.step):
@@ -112,17 +151,28 @@ class MigrationRun:
 
     async def _with(self, key: str, value: str) -> list[CollectionSchema]:
         """The schemas of collections with these metadata."""
-        found = [(name, await self._store.describe(name)) for name in await self._store.collections()]
-        return [replace(one, stored_as=name) for name, one in found if one is not None and one.metadata.get(key) == value]
+        found = [
+            (name, await self._store.describe(name)) for name in await self._store.collections()
+        ]
+        return [
+            replace(one, stored_as=name)
+            for name, one in found
+            if one is not None and one.metadata.get(key) == value
+        ]
 
     async def _status(self) -> str:
         target = (await self._store.aliases()).get(self._name, self._name)
         answering = await self._store.describe(target)
         previous = None if answering is None else answering.metadata.get(PREVIOUS)
         lines = [f"{self._name}: {await self._counted(target)} answers"]
-        lines += [f"  {await self._counted(str(one.stored_as))} is a copy" for one in await self._with(MIGRATION_OF, target)]
+        lines += [
+            f"  {await self._counted(str(one.stored_as))} is a copy"
+            for one in await self._with(MIGRATION_OF, target)
+        ]
         if previous is not None:
-            lines.append(f"  {await self._counted(previous)} is the previous one (--rollback, --delete-old)")
+            lines.append(
+                f"  {await self._counted(previous)} is the previous one (--rollback, --delete-old)"
+            )
         return "\n".join(lines)
 
     async def _counted(self, collection: str) -> str:
@@ -140,7 +190,9 @@ class MigrationRun:
                 "find neither. --yes accepts this; --no-switch fills the copy only"
             )
         if strange := {*old.vectors, *old.sparse} - set(NAMES):
-            raise InvalidInput(f"collection {source!r} has vectors that no model here makes: {', '.join(sorted(strange))}")
+            raise InvalidInput(
+                f"collection {source!r} has vectors that no model here makes: {', '.join(sorted(strange))}"
+            )
         for record in (await self._store.scroll(source, limit=10))[0]:
             text_of(record)
         wanted = await self._planned(old)
@@ -149,7 +201,12 @@ class MigrationRun:
             return
         new = await self._copy_of(old, wanted, 1)
         copy = str(new.stored_as)
-        with tqdm(total=await self._store.count(source), unit="point", disable=options.quiet, file=sys.stderr) as bar:
+        with tqdm(
+            total=await self._store.count(source),
+            unit="point",
+            disable=options.quiet,
+            file=sys.stderr,
+        ) as bar:
             await fill(self._store, source, copy, self._embedding(new), advance=bar.update)
         await self._catch_up(source, copy, self._embedding(new))
         if options.no_switch:
@@ -180,7 +237,9 @@ class MigrationRun:
         """A context in which writers wait, and searches read `stand_in`, if given, until the name is switched."""
 
         async def mark() -> None:
-            await self._store.annotate(source, {SWITCHING: time.time() + MARK_S, STAND_IN: stand_in})
+            await self._store.annotate(
+                source, {SWITCHING: time.time() + MARK_S, STAND_IN: stand_in}
+            )
 
         async def renew() -> None:
             while True:
@@ -196,20 +255,27 @@ class MigrationRun:
             renewing.cancel()
             with suppress(asyncio.CancelledError):
                 await renewing
-            is_there = source not in await self._store.aliases() and await self._store.describe(source) is not None
+            is_there = (
+                source not in await self._store.aliases()
+                and await self._store.describe(source) is not None
+            )
             if is_there:
                 await self._store.annotate(source, {SWITCHING: None, STAND_IN: None})
 
     async def _switch(self, collection: str) -> None:
         began = time.monotonic()
         await self._store.alias(self._name, collection)
-        self._tell(f"{self._name} is {collection} now, switched in {time.monotonic() - began:.3f} s")
+        self._tell(
+            f"{self._name} is {collection} now, switched in {time.monotonic() - began:.3f} s"
+        )
 
     async def _rollback(self, current: CollectionSchema) -> None:
         source, previous = str(current.stored_as), current.metadata.get(PREVIOUS)
         old = None if previous is None else await self._store.describe(previous)
         if previous is None or old is None:
-            raise InvalidInput(f"collection {self._name!r}: the previous one was deleted; migrate --to the old model")
+            raise InvalidInput(
+                f"collection {self._name!r}: the previous one was deleted; migrate --to the old model"
+            )
         convert = self._embedding(replace(old, stored_as=previous))
         await self._catch_up(source, previous, convert)
         async with self._held(source):
@@ -223,17 +289,27 @@ class MigrationRun:
         await self._store.drop(previous)
         await self._store.annotate(str(current.stored_as), {PREVIOUS: None, MIGRATION_OF: None})
 
-    async def _copy_of(self, old: CollectionSchema, wanted: CollectionSchema, first: int) -> CollectionSchema:
+    async def _copy_of(
+        self, old: CollectionSchema, wanted: CollectionSchema, first: int
+    ) -> CollectionSchema:
         """The copy that an earlier run made with the same vectors, or a new one. Numbers start at `first`."""
         for there in await self._with(MIGRATION_OF, str(old.stored_as)):
             if _has_vectors_of(there, wanted):
                 check_fits(there, wanted, str(there.stored_as))
                 return there
             if not _has_vectors_of(there, old):
-                self._tell(f"{there.stored_as} is a copy by another model or plan: `hybridtei collections delete` deletes it")
+                self._tell(
+                    f"{there.stored_as} is a copy by another model or plan: `hybridtei collections delete` deletes it"
+                )
         taken = await self._store.collections()
-        name = next(name for name in (f"{self._name}.{first + i}" for i in range(len(taken) + 1)) if name not in taken)
-        made = replace(wanted, metadata={**wanted.metadata, MIGRATION_OF: old.stored_as}, stored_as=name)
+        name = next(
+            name
+            for name in (f"{self._name}.{first + i}" for i in range(len(taken) + 1))
+            if name not in taken
+        )
+        made = replace(
+            wanted, metadata={**wanted.metadata, MIGRATION_OF: old.stored_as}, stored_as=name
+        )
         await self._store.create(name, replace(made, stored_as=None))
         return made
 
@@ -242,7 +318,9 @@ class MigrationRun:
         options = self._options
         model_id = options.to or old.metadata.get(MODEL_ID)
         if model_id is None:
-            raise InvalidInput(f"collection {self._name!r} does not have its model's name: name a model with --to")
+            raise InvalidInput(
+                f"collection {self._name!r} does not have its model's name: name a model with --to"
+            )
         spec = self._encoder(model_id, None).spec
         had = heads_of(old) | {Head(name) for name in old.metadata.get(DROPPED, ())}
         lacking = sorted(had - spec.heads)
@@ -262,9 +340,15 @@ class MigrationRun:
         )
         plan = with_budget(plan, before.multivector_tokens, before.multivector_dtype)
         heads = spec.heads & had
-        plan = settled(plan, None, heads, self._name, width=spec.multivector.width if spec.multivector else 0)
-        planned = await asyncio.to_thread(signed, schema_for(spec, model_id, plan, heads=heads), spec)
-        kept = {key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS}
+        plan = settled(
+            plan, None, heads, self._name, width=spec.multivector.width if spec.multivector else 0
+        )
+        planned = await asyncio.to_thread(
+            signed, schema_for(spec, model_id, plan, heads=heads), spec
+        )
+        kept = {
+            key: value for key, value in old.metadata.items() if key not in MODEL_KEYS | OWN_KEYS
+        }
         noted = {DROPPED: lacking} if lacking else {}
         return replace(planned, metadata={**kept, **planned.metadata, **noted})
 
@@ -274,7 +358,9 @@ class MigrationRun:
 
         def embed(records: Sequence[Stored]) -> list[Stored]:
             encoder = self._encoder(str(schema.metadata.get(MODEL_ID)), schema)
-            embedded = encoder.encode([text_of(record) for record in records], heads, input_type="document")
+            embedded = encoder.encode(
+                [text_of(record) for record in records], heads, input_type="document"
+            )
             payloads = [without_packed(record.payload) for record in records]
             ids: list[Any] = [record.id for record in records]
             return to_points(fit_to_schema(embedded, schema), ids, payloads)
@@ -284,25 +370,42 @@ class MigrationRun:
     def _encoder(self, model_id: str, schema: CollectionSchema | None) -> Encoder:
         """Load a model's encoder, with the budget of a collection's multi-vectors."""
         plan = None if schema is None else plan_of(schema)
-        tokens, dtype = (None, None) if plan is None else (plan.multivector_tokens, plan.multivector_dtype)
+        tokens, dtype = (
+            (None, None) if plan is None else (plan.multivector_tokens, plan.multivector_dtype)
+        )
         key = (model_id, tokens, dtype)
         if key not in self._encoders:
-            config = msgspec.structs.replace(self._model, model_id=model_id, multivector_tokens=tokens, multivector_dtype=dtype)
+            config = msgspec.structs.replace(
+                self._model, model_id=model_id, multivector_tokens=tokens, multivector_dtype=dtype
+            )
             self._encoders[key] = Encoder.load(config=config, engine=self._engine)
         if schema is not None:
-            planned = schema_for(self._encoders[key].spec, model_id, plan_of(schema), heads=heads_of(schema), is_there=True)
+            planned = schema_for(
+                self._encoders[key].spec,
+                model_id,
+                plan_of(schema),
+                heads=heads_of(schema),
+                is_there=True,
+            )
             check_fits(schema, signed(planned, self._encoders[key].spec))
         return self._encoders[key]
 
 
 def _has_vectors_of(one: CollectionSchema, other: CollectionSchema) -> bool:
     """True if both collections have the same outputs of the same model, in the same format."""
-    same_model = all(one.metadata.get(key) == other.metadata.get(key) for key in (MODEL_ID, FINGERPRINT))
+    same_model = all(
+        one.metadata.get(key) == other.metadata.get(key) for key in (MODEL_ID, FINGERPRINT)
+    )
     return same_model and heads_of(one) == heads_of(other) and plan_of(one) == plan_of(other)
 
 
 async def fill(
-    store: Store, source: str, copy: str, convert: Convert | None = None, *, advance: Advance = lambda count: None
+    store: Store,
+    source: str,
+    copy: str,
+    convert: Convert | None = None,
+    *,
+    advance: Advance = lambda count: None,
 ) -> int:
     """Make one pass over both collections: write differing points to `copy`, and delete points from it that left `source`.
 
@@ -316,7 +419,9 @@ async def fill(
         payloads = {one.id: without_packed(one.payload) for one in there}
         stale = [one for one in records if payloads.get(one.id) != without_packed(one.payload)]
         if stale and convert is None:
-            await store.upsert(copy, await store.retrieve(source, [one.id for one in stale], with_vectors=True))
+            await store.upsert(
+                copy, await store.retrieve(source, [one.id for one in stale], with_vectors=True)
+            )
         elif stale and convert is not None:
             await store.upsert(copy, await convert(stale))
         changed += len(stale)
@@ -328,9 +433,15 @@ async def fill(
 async def _delete_gone(store: Store, source: str, copy: str) -> int:
     deleted, offset = 0, None
     while True:
-        records, offset = await store.scroll(copy, limit=PAGE_POINTS, offset=offset, with_payload=False)
+        records, offset = await store.scroll(
+            copy, limit=PAGE_POINTS, offset=offset, with_payload=False
+        )
         ids = [one.id for one in records]
-        here = {one.id for one in await store.retrieve(source, ids, with_payload=False)} if ids else set()
+        here = (
+            {one.id for one in await store.retrieve(source, ids, with_payload=False)}
+            if ids
+            else set()
+        )
         if gone := [identity for identity in ids if identity not in here]:
             await store.delete(copy, gone)
             deleted += len(gone)
@@ -342,5 +453,7 @@ def text_of(record: Stored) -> str:
     """The stored text of a point. Raises InvalidInput without one."""
     text = record.payload.get(TEXT)
     if not isinstance(text, str) or not text.strip():
-        raise InvalidInput(f"point {record.id} has no text in its payload (`{TEXT}`): only stored texts can be embedded anew")
+        raise InvalidInput(
+            f"point {record.id} has no text in its payload (`{TEXT}`): only stored texts can be embedded anew"
+        )
     return text

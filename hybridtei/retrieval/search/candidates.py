@@ -29,16 +29,40 @@ from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import maxsim
 from hybridtei.outputs import Floats
 from hybridtei.retrieval.ingest.chunking import DOCUMENT_ID
-from hybridtei.retrieval.search.fusion import Column, Legs, complete, normalised, reciprocal_ranks, shares_of_best, weighted_sum
+from hybridtei.retrieval.search.fusion import (
+    Column,
+    Legs,
+    complete,
+    normalised,
+    reciprocal_ranks,
+    shares_of_best,
+    weighted_sum,
+)
 from hybridtei.retrieval.search.options import SearchOptions, Stage, StageScore
-from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, SPARSE, PayloadBudget, PointId, Store, Stored, best_points
+from hybridtei.retrieval.store.base import (
+    MULTIVECTOR,
+    NAMES,
+    SPARSE,
+    PayloadBudget,
+    PointId,
+    Store,
+    Stored,
+    best_points,
+)
 from hybridtei.retrieval.store.plan import PACKED, PackedFormat
 from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, Match, Query, ValuesCount, of_ids
 
-FEW, ENOUGH = 10, 100  # the least candidates for statistics; the depth of a search made only for statistics
-DIGITS = {"rrf": 9}  # significant digits of a sum; further digits are float32 rounding, which differs between engines
+FEW, ENOUGH = (
+    10,
+    100,
+)  # the least candidates for statistics; the depth of a search made only for statistics
+DIGITS = {
+    "rrf": 9
+}  # significant digits of a sum; further digits are float32 rounding, which differs between engines
 DIGITS_OF_FLOATS = 5
-MAXSIM_SHARE = 2  # MaxSim scores the best 1 / HALF of the candidates; a larger share did not improve quality
+MAXSIM_SHARE = (
+    2  # MaxSim scores the best 1 / HALF of the candidates; a larger share did not improve quality
+)
 GROUPS = {"document": DOCUMENT_ID}  # names in keys of the payload
 READ_AT_ONCE = 256  # candidates whose packed multi-vectors are in memory at a time
 MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats; a single candidate may have more
@@ -80,7 +104,9 @@ class Candidates:
     max_points: int = MAX_LIMIT
     budget: PayloadBudget | None = None
     key: str | None = field(init=False)
-    _scale: dict[str, tuple[float, float]] = field(default_factory=dict)  # leg -> (mean, deviation) in the first tier
+    _scale: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # leg -> (mean, deviation) in the first tier
     _stages: dict[str, Stage] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,25 +137,40 @@ class Candidates:
         return list(found.values())[:count]
 
     async def _tier(
-        self, depth: int, query_filter: Filter | None, before: Mapping[PointId, Candidate], *, key: str | None
+        self,
+        depth: int,
+        query_filter: Filter | None,
+        before: Mapping[PointId, Candidate],
+        *,
+        key: str | None,
     ) -> tuple[list[Candidate], bool]:
         """(each leg's points that are not in `before`, the best first; True if the store has no others)."""
         lists = await self._found(depth, query_filter, key)
-        found, is_last = _gathered(lists, before, key), all(len(points) < depth for points in lists.values())
+        found, is_last = (
+            _gathered(lists, before, key),
+            all(len(points) < depth for points in lists.values()),
+        )
         if not found:
             return [], is_last
-        known, totals = await self._known(found, depth, query_filter), await self._totals(found, lists, depth)
+        known, totals = (
+            await self._known(found, depth, query_filter),
+            await self._totals(found, lists, depth),
+        )
         mode = self.options.mode or ""
         if mode not in NAMES and not self.options.rescore:
             totals = totals.round(DIGITS.get(mode, DIGITS_OF_FLOATS))
         for one, total in zip(found, totals.tolist(), strict=True):
             one.score = known[one.id].score if one.id in known else total
-        found.sort(key=lambda one: (one.id not in known, -one.score, isinstance(one.id, str), one.id))
+        found.sort(
+            key=lambda one: (one.id not in known, -one.score, isinstance(one.id, str), one.id)
+        )
         threshold = self.options.score_threshold
         kept = found if threshold is None else [one for one in found if one.score >= threshold]
         return kept, is_last or len(kept) < len(found)
 
-    async def _found(self, depth: int, query_filter: Filter | None, key: str | None) -> dict[str, list[Stored]]:
+    async def _found(
+        self, depth: int, query_filter: Filter | None, key: str | None
+    ) -> dict[str, list[Stored]]:
         """The best points of each finding leg."""
 
         def query(leg: str) -> Query:
@@ -144,18 +185,32 @@ class Candidates:
             )
 
         legs = self.legs.finders
-        lists = (self._timed(leg, best_points(self.store, self.collection, query(leg), budget=self.budget)) for leg in legs)
+        lists = (
+            self._timed(
+                leg, best_points(self.store, self.collection, query(leg), budget=self.budget)
+            )
+            for leg in legs
+        )
         return dict(zip(legs, await asyncio.gather(*lists), strict=True))
 
-    async def _known(self, found: Sequence[Candidate], depth: int, query_filter: Filter | None) -> dict[PointId, Candidate]:
+    async def _known(
+        self, found: Sequence[Candidate], depth: int, query_filter: Filter | None
+    ) -> dict[PointId, Candidate]:
         """For few candidates: search without the filter, deep enough for statistics, and set the scale by it."""
         is_normalised = self.options.mode == "zscore" and not self.options.rescore
-        if not is_normalised or self._scale or len(found) >= FEW or (query_filter is None and depth >= ENOUGH):
+        if (
+            not is_normalised
+            or self._scale
+            or len(found) >= FEW
+            or (query_filter is None and depth >= ENOUGH)
+        ):
             return {}
         plain, _ = await self._tier(max(depth, ENOUGH), None, {}, key=None)
         return {one.id: one for one in plain} if self._scale else {}
 
-    async def _totals(self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int) -> Column:
+    async def _totals(
+        self, found: list[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
+    ) -> Column:
         """Each candidate's score: MaxSim, one leg's score, or the fusion of all legs' places or scores."""
         mode, weights = self.options.mode, self.legs.weights
         if self.options.rescore:
@@ -164,22 +219,33 @@ class Candidates:
         if mode in NAMES:
             return _scores(found, mode)
         if mode == "rrf":
-            return reciprocal_ranks({leg: _places(found, leg) for leg in lists}, weights, self.options.k)
+            return reciprocal_ranks(
+                {leg: _places(found, leg) for leg in lists}, weights, self.options.k
+            )
         await self._complete(found, lists, depth)
         if mode == "zscore":
             return await self._normalised(found, depth)
         for leg in [leg for leg in weights if leg not in lists]:
             await self._score(leg, found)
         rows = len(self.legs.vectors.get(MULTIVECTOR, (0,)))
-        shares = {leg: weight / rows if leg == MULTIVECTOR else weight for leg, weight in weights.items()}
+        shares = {
+            leg: weight / rows if leg == MULTIVECTOR else weight for leg, weight in weights.items()
+        }
         return weighted_sum({leg: _scores(found, leg) for leg in weights}, shares)
 
-    async def _complete(self, found: Sequence[Candidate], lists: Mapping[str, Sequence[Any]], depth: int) -> None:
+    async def _complete(
+        self, found: Sequence[Candidate], lists: Mapping[str, Sequence[Any]], depth: int
+    ) -> None:
         """Score candidates also by the legs that did not find them."""
         missing = {leg: [one for one in found if leg not in one.legs] for leg in lists}
         for one in missing.get(SPARSE, ()) if len(lists.get(SPARSE, ())) < depth else ():
             one.legs[SPARSE] = StageScore(0.0, None)  # all points with a shared term were found
-        await asyncio.gather(*(self._score(leg, [one for one in some if leg not in one.legs]) for leg, some in missing.items()))
+        await asyncio.gather(
+            *(
+                self._score(leg, [one for one in some if leg not in one.legs])
+                for leg, some in missing.items()
+            )
+        )
 
     async def _normalised(self, found: list[Candidate], depth: int) -> Column:
         """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum of shares of the best."""
@@ -190,7 +256,9 @@ class Candidates:
             total += self._part(leg, found)
         if MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders:
             most = len(found) if by_share else max(depth // MAXSIM_SHARE, 1)
-            await self._score(MULTIVECTOR, [found[i] for i in np.argsort(-total, kind="stable")[:most]])
+            await self._score(
+                MULTIVECTOR, [found[i] for i in np.argsort(-total, kind="stable")[:most]]
+            )
             total += self._part(MULTIVECTOR, found)
         if by_share:
             return shares_of_best({leg: _scores(found, leg) for leg in weights}, weights)
@@ -208,7 +276,9 @@ class Candidates:
             return
         ids, vector = [one.id for one in some], self.legs.vectors[leg]
         if leg == MULTIVECTOR and self.packed is not None:
-            known = await self._timed(leg, packed_scores(self.store, self.collection, ids, vector, self.packed))
+            known = await self._timed(
+                leg, packed_scores(self.store, self.collection, ids, vector, self.packed)
+            )
         else:
             query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
             points = await self._timed(leg, self.store.query(self.collection, query))
@@ -216,7 +286,9 @@ class Candidates:
             known |= {point.id: point.score for point in points}
         for one in some:
             if one.id in known:
-                one.legs[leg] = StageScore(known[one.id], one.legs[leg].rank if leg in one.legs else None)
+                one.legs[leg] = StageScore(
+                    known[one.id], one.legs[leg].rank if leg in one.legs else None
+                )
 
     async def _timed(self, leg: str, query: Awaitable[Answer]) -> Answer:
         began = perf_counter_ns()
@@ -227,7 +299,9 @@ class Candidates:
         return answer
 
 
-def _gathered(lists: Mapping[str, Sequence[Stored]], before: Mapping[PointId, Candidate], key: str | None) -> list[Candidate]:
+def _gathered(
+    lists: Mapping[str, Sequence[Stored]], before: Mapping[PointId, Candidate], key: str | None
+) -> list[Candidate]:
     """One candidate for each point, with its score and place in each list."""
     found: dict[PointId, Candidate] = {}
     for leg, points in lists.items():
@@ -235,17 +309,23 @@ def _gathered(lists: Mapping[str, Sequence[Stored]], before: Mapping[PointId, Ca
             if point.id in before:
                 continue
             if point.id not in found:
-                found[point.id] = Candidate(point.id, group=None if key is None else group_of(point.payload, key))
+                found[point.id] = Candidate(
+                    point.id, group=None if key is None else group_of(point.payload, key)
+                )
             found[point.id].legs[leg] = StageScore(point.score, place)
     return list(found.values())
 
 
 def _scores(found: Sequence[Candidate], leg: str) -> Column:
-    return np.array([one.legs[leg].score if leg in one.legs else np.nan for one in found], np.float64)
+    return np.array(
+        [one.legs[leg].score if leg in one.legs else np.nan for one in found], np.float64
+    )
 
 
 def _places(found: Sequence[Candidate], leg: str) -> Column:
-    return np.array([one.legs[leg].rank if leg in one.legs else np.nan for one in found], np.float64)
+    return np.array(
+        [one.legs[leg].rank if leg in one.legs else np.nan for one in found], np.float64
+    )
 
 
 def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -261,7 +341,9 @@ def _one_a_group(candidates: Sequence[Candidate]) -> list[Candidate]:
 def _key_of(group_by: str) -> str:
     """The key of the payload. Raises InvalidInput for a key that Qdrant's filters read differently."""
     if re.fullmatch(r"[\w-]+(\.[\w-]+)*", group_by) is None:
-        raise InvalidInput(f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots between them")
+        raise InvalidInput(
+            f"`group_by` is {group_by!r}, should be names of letters, digits, _ and -, with dots between them"
+        )
     return GROUPS.get(group_by, group_by)
 
 
@@ -281,7 +363,11 @@ def _without(key: str, found: Sequence[Candidate], query_filter: Filter | None) 
     numbers: list[int | str] = [one.group for one in found if isinstance(one.group, int)]
     # A match also finds values in lists of several values, but such points have no group.
     is_one = Filter(key=key, values_count=ValuesCount(lt=2))
-    refused = [Filter(must=[Filter(key=key, match=Match(any=values)), is_one]) for values in (texts, numbers) if values]
+    refused = [
+        Filter(must=[Filter(key=key, match=Match(any=values)), is_one])
+        for values in (texts, numbers)
+        if values
+    ]
     if alone := [one.id for one in found if one.group is None]:
         refused.append(Filter(has_id=alone))
     return Filter(must=None if query_filter is None else [query_filter], must_not=refused)
@@ -297,14 +383,20 @@ async def packed_scores(
     """MaxSim of each point that has a multi-vector."""
     scores: dict[PointId, float] = {}
     for begin in range(0, len(ids), READ_AT_ONCE):
-        read = await store.retrieve(collection, ids[begin : begin + READ_AT_ONCE], with_payload=[PACKED])
-        scores |= await asyncio.get_running_loop().run_in_executor(_THREADS, _maxsims, read, rows, packed)
+        read = await store.retrieve(
+            collection, ids[begin : begin + READ_AT_ONCE], with_payload=[PACKED]
+        )
+        scores |= await asyncio.get_running_loop().run_in_executor(
+            _THREADS, _maxsims, read, rows, packed
+        )
     return scores
 
 
 def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:
     """MaxSim of each point, in runs of points with at most `MAX_FLOAT_BYTES` of floats."""
-    bytes_a_character = 24 if packed.dtype == "binary" else 3  # 3 bytes in 4 characters; a byte becomes 32 or 4
+    bytes_a_character = (
+        24 if packed.dtype == "binary" else 3
+    )  # 3 bytes in 4 characters; a byte becomes 32 or 4
     packed_of = {record.id: str(record.payload[PACKED]) for record in records if record.payload}
     texts = list(packed_of.values())
     scores: list[float] = []

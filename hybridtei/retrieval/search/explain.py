@@ -34,17 +34,27 @@ def in_words(result: SearchResult, options: SearchOptions, *, colours: bool = Fa
         name = hit.payload.get(TITLE) or hit.payload.get(DOCUMENT_ID) or ""
         identity = hit.payload.get(DOCUMENT_ID) or hit.id
         others = f"  (+{hit.more} more)" if hit.more else ""
-        lines.append(f"{place:3}  {hit.score:.4f}  {_one_line(str(name))[:100]}  [{identity}]{others}")
+        lines.append(
+            f"{place:3}  {hit.score:.4f}  {_one_line(str(name))[:100]}  [{identity}]{others}"
+        )
         text = str(hit.payload.get(options.text_field) or hit.payload.get(TEXT) or "")
         if text:
             lines.append(f"     {_marked(text, hit.highlights or [], colours)}")
         if hit.scores:
-            lines.append("     " + "   ".join(_score(stage, one.score, one.rank) for stage, one in hit.scores.items()))
+            lines.append(
+                "     "
+                + "   ".join(
+                    _score(stage, one.score, one.rank) for stage, one in hit.scores.items()
+                )
+            )
     if not result.hits:
         lines.append("nothing was found")
     if options.explain:
         lines.extend(["", f"{'stage':14}{'ms':>9}{'points':>8}"])
-        lines.extend(f"{stage.name:14}{stage.milliseconds:9.1f}{stage.candidates:8}" for stage in result.stages)
+        lines.extend(
+            f"{stage.name:14}{stage.milliseconds:9.1f}{stage.candidates:8}"
+            for stage in result.stages
+        )
     return "\n".join(lines)
 
 
@@ -75,9 +85,18 @@ MAX_HIGHLIGHTS = 500  # per text, since a common word may occur fifty thousand t
 
 def shared_terms(query: tuple[Any, Any], document: tuple[Any, Any]) -> dict[int, float]:
     """(indices, values) of query and document -> the weight of each shared index."""
-    common, of_query, of_document = np.intersect1d(np.asarray(query[0]), np.asarray(document[0]), return_indices=True)
-    weights = np.asarray(query[1], np.float64)[of_query] * np.asarray(document[1], np.float64)[of_document]
-    return {int(index): float(weight) for index, weight in zip(common, weights, strict=True) if weight > 0}
+    common, of_query, of_document = np.intersect1d(
+        np.asarray(query[0]), np.asarray(document[0]), return_indices=True
+    )
+    weights = (
+        np.asarray(query[1], np.float64)[of_query]
+        * np.asarray(document[1], np.float64)[of_document]
+    )
+    return {
+        int(index): float(weight)
+        for index, weight in zip(common, weights, strict=True)
+        if weight > 0
+    }
 
 
 def highlights(text: str, terms: dict[int, float], tokens_of: TokensOf) -> list[Highlight]:
@@ -126,11 +145,19 @@ def excerpt(text: str, marks: Sequence[Highlight], width: int) -> tuple[int, int
         return 0, _word_end(text, width)
     best, last, most = marks[0].start, marks[0].end, -1.0
     for one in marks:
-        within = [other for other in marks if one.start <= other.start and other.end <= one.start + width]
+        within = [
+            other for other in marks if one.start <= other.start and other.end <= one.start + width
+        ]
         weight = sum(other.weight for other in within)
         if weight > most:
-            best, last, most = one.start, max((other.end for other in within), default=one.end), weight
-    lead = max(0, min(width // 8, (width - (last - best)) // 2))  # include some words before, if the last term still fits
+            best, last, most = (
+                one.start,
+                max((other.end for other in within), default=one.end),
+                weight,
+            )
+    lead = max(
+        0, min(width // 8, (width - (last - best)) // 2)
+    )  # include some words before, if the last term still fits
     start = max(0, min(best - lead, len(text) - width))
     if start:
         start = text.find(" ", start, best) + 1 or best

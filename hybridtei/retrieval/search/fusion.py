@@ -99,7 +99,9 @@ def _vectors(query: Embeddings, row: int) -> dict[str, Any]:
 def _chosen(vectors: Mapping[str, Any], options: SearchOptions) -> list[str]:
     """The names of the legs: the user's, or the mode's defaults."""
     if options.legs is None:
-        takes_all = options.mode == "zscore" or (options.mode == "weighted" and _weighs_multivector(options.weights))
+        takes_all = options.mode == "zscore" or (
+            options.mode == "weighted" and _weighs_multivector(options.weights)
+        )
         return [
             name
             for name in (NAMES if takes_all else (DENSE, SPARSE))
@@ -139,23 +141,31 @@ def _weights_of(legs: Sequence[str], options: SearchOptions) -> dict[str, float]
             raise InvalidInput(f"`weights` name {unknown[0]!r}, should name {', '.join(NAMES)}")
         weights = [weights.get(leg, 0.0) for leg in legs]
     if len(weights) != len(legs):
-        raise InvalidInput(f"`weights` are {len(weights)}, should be as many as there are legs: {', '.join(legs)}")
+        raise InvalidInput(
+            f"`weights` are {len(weights)}, should be as many as there are legs: {', '.join(legs)}"
+        )
     values = {leg: float(weight) for leg, weight in zip(legs, weights, strict=True) if weight != 0}
     if not values or not all(np.isfinite(value) and value > 0 for value in values.values()):
-        raise InvalidInput(f"`weights` are {list(weights)}, should be finite, 0 or more, and not all 0")
+        raise InvalidInput(
+            f"`weights` are {list(weights)}, should be finite, 0 or more, and not all 0"
+        )
     return values
 
 
 def reciprocal_ranks(places: Columns, weights: Mapping[str, float], k: int | None) -> Column:
     """The sum of 1 / (place / weight + k - 1), as in Qdrant's RRF. A leg that did not find a candidate adds nothing."""
     with np.errstate(over="ignore"):  # a place divided by a tiny weight is infinite, and adds 0
-        parts = [1.0 / (column / weights[leg] + (k or QDRANTS_K) - 1) for leg, column in places.items()]
+        parts = [
+            1.0 / (column / weights[leg] + (k or QDRANTS_K) - 1) for leg, column in places.items()
+        ]
     return np.asarray(np.nansum(parts, axis=0))
 
 
 def weighted_sum(scores: Columns, weights: Mapping[str, float]) -> Column:
     """The sum of weight × score. A leg that did not score a candidate adds nothing."""
-    return np.asarray(np.nansum([weights[leg] * column for leg, column in scores.items()], axis=0), np.float64)
+    return np.asarray(
+        np.nansum([weights[leg] * column for leg, column in scores.items()], axis=0), np.float64
+    )
 
 
 def normalised(column: Column, mean: float, deviation: float, weight: float) -> Column:
@@ -173,4 +183,6 @@ def shares_of_best(scores: Columns, weights: Mapping[str, float]) -> Column:
     """The sum of weight × share, which is 1 for a leg's best score and, of scores above 0, score / best for the others."""
     filled = {leg: complete(column) for leg, column in scores.items()}
     largest = {leg: max(float(np.abs(column).max()), FLAT) for leg, column in filled.items()}
-    return weighted_sum({leg: 1 + (column - column.max()) / largest[leg] for leg, column in filled.items()}, weights)
+    return weighted_sum(
+        {leg: 1 + (column - column.max()) / largest[leg] for leg, column in filled.items()}, weights
+    )

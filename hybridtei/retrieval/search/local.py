@@ -36,7 +36,9 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
         return tokenizer().tokens(text, add_special_tokens=False)
 
     async def look_up(queries: Sequence[str]) -> Embeddings:
-        return await asyncio.to_thread(encoder.encode, list(queries), ("sparse",), input_type="query", query_encoder="table")
+        return await asyncio.to_thread(
+            encoder.encode, list(queries), ("sparse",), input_type="query", query_encoder="table"
+        )
 
     async def files() -> str | None:
         return await model_hash(begin(encoder, encoder.spec))
@@ -45,7 +47,9 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
         async with lock:
-            return await asyncio.to_thread(encoder.encode, list(queries), sorted(heads), input_type="query")
+            return await asyncio.to_thread(
+                encoder.encode, list(queries), sorted(heads), input_type="query"
+            )
 
     return QueryModel(model_id, encoder.spec, embed, tokens_of, look_up=look_up, fingerprint=files)
 
@@ -53,7 +57,9 @@ def query_model(encoder: Encoder, model_id: str) -> QueryModel:
 def rank_by(encoder: Encoder) -> Rank:
     """Use a loaded reranker as the last stage of a search. Raises InvalidInput for another kind of model."""
     if encoder.spec.kind != "reranker":
-        raise InvalidInput(f"the model is a {encoder.spec.kind}, not a reranker; `rescore` ranks by multi-vectors")
+        raise InvalidInput(
+            f"the model is a {encoder.spec.kind}, not a reranker; `rescore` ranks by multi-vectors"
+        )
     lock = asyncio.Lock()
 
     async def rank(query: str, documents: Sequence[str]) -> Floats:
@@ -96,7 +102,9 @@ class LocalSearch:
         self._rank = None if reranker is None else rank_by(reranker)
         self._loop = loop or OwnLoop()
 
-    def __call__(self, collection: str, query: str, options: SearchOptions | None = None) -> SearchResult:
+    def __call__(
+        self, collection: str, query: str, options: SearchOptions | None = None
+    ) -> SearchResult:
         """Search like `Searcher.search`."""
         return self._loop.run(self._searcher.search(collection, query, options, rank=self._rank))
 
@@ -111,5 +119,10 @@ class LocalSearch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -24,26 +24,38 @@ class SearchFields(Struct, frozen=True, kw_only=True):
 
     mode: Annotated[
         Mode | None,
-        Meta(description="How points are found and scored [default: zscore of all kinds of vectors; rrf with `k`]."),
+        Meta(
+            description="How points are found and scored [default: zscore of all kinds of vectors; rrf with `k`]."
+        ),
     ] = None
     limit: Annotated[Count, Meta(description="Number of hits.")] = 10
     offset: Annotated[Count, Meta(description="Number of hits to skip.")] = 0
     prefetch_limit: Annotated[Count, Meta(description="Candidates of each kind of vector.")] = 100
-    k: Annotated[int | None, Meta(description="Constant of rrf, as in Qdrant: its 61 is the usual 60 [default: 2].")] = None
+    k: Annotated[
+        int | None,
+        Meta(description="Constant of rrf, as in Qdrant: its 61 is the usual 60 [default: 2]."),
+    ] = None
     weights: Annotated[
         dict[str, float] | list[float] | str | None,
-        Meta(description="Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."),
+        Meta(
+            description="Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."
+        ),
     ] = None
     legs: Annotated[
-        list[str] | None, Meta(description="Kinds of vectors to fuse [default: dense and sparse; zscore: all].")
+        list[str] | None,
+        Meta(description="Kinds of vectors to fuse [default: dense and sparse; zscore: all]."),
     ] = None
     rescore: Annotated[
         bool | Literal["multivector"],
-        Meta(description='true: rank the candidates again by MaxSim of their multi-vectors. "multivector" is the older value.'),
+        Meta(
+            description='true: rank the candidates again by MaxSim of their multi-vectors. "multivector" is the older value.'
+        ),
     ] = False
     group_by: Annotated[
         Annotated[str, Meta(min_length=1, max_length=200)] | None,
-        Meta(description="One hit for each value of this payload field; `more` counts its other matches; null: every chunk."),
+        Meta(
+            description="One hit for each value of this payload field; `more` counts its other matches; null: every chunk."
+        ),
     ] = "document"
     query_encoder: Annotated[
         Literal["model", "table"],
@@ -53,11 +65,19 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         ),
     ] = "model"
     rerank_limit: Annotated[Count, Meta(description="Number of the best hits to rerank.")] = 50
-    score_threshold: Annotated[float | None, Meta(description="Skip points with a lower score in the store.")] = None
+    score_threshold: Annotated[
+        float | None, Meta(description="Skip points with a lower score in the store.")
+    ] = None
     exact: Annotated[bool, Meta(description="Search without the approximate index.")] = False
-    with_payload: Annotated[bool | list[str], Meta(description="Return payloads, or only these keys.")] = True
-    highlights: Annotated[bool, Meta(description="Return the places of the query's terms in the text.")] = False
-    explain: Annotated[bool, Meta(description="Return the score and the time of each stage.")] = False
+    with_payload: Annotated[
+        bool | list[str], Meta(description="Return payloads, or only these keys.")
+    ] = True
+    highlights: Annotated[
+        bool, Meta(description="Return the places of the query's terms in the text.")
+    ] = False
+    explain: Annotated[bool, Meta(description="Return the score and the time of each stage.")] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         if self.rescore == "multivector":
@@ -67,18 +87,28 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         """Raises InvalidInput, naming the field, for an unknown mode or a page out of bounds."""
         if self.mode is not None and self.mode not in MODES:
             raise InvalidInput(f"`mode` is {self.mode!r}, should be one of {', '.join(MODES)}")
-        pages = (("limit", self.limit, 1), ("prefetch_limit", self.prefetch_limit, 1), ("offset", self.offset, 0))
+        pages = (
+            ("limit", self.limit, 1),
+            ("prefetch_limit", self.prefetch_limit, 1),
+            ("offset", self.offset, 0),
+        )
         for field, value, least in pages:
             if not least <= value <= MAX_LIMIT:
-                raise InvalidInput(f"`{field}` is {value}, should be between {least} and {MAX_LIMIT}")
+                raise InvalidInput(
+                    f"`{field}` is {value}, should be between {least} and {MAX_LIMIT}"
+                )
 
     def check_reranked(self) -> None:
         """Raises InvalidInput for more points than a reranker may get."""
         if not 1 <= self.rerank_limit <= MAX_RERANKED:
-            raise InvalidInput(f"`rerank_limit` is {self.rerank_limit}, should be between 1 and {MAX_RERANKED}")
+            raise InvalidInput(
+                f"`rerank_limit` is {self.rerank_limit}, should be between 1 and {MAX_RERANKED}"
+            )
         last = self.offset + self.limit
         if last > MAX_RERANKED:
-            raise InvalidInput(f"`offset` and `limit` reach to place {last}; with a reranker {MAX_RERANKED} is the last")
+            raise InvalidInput(
+                f"`offset` and `limit` reach to place {last}; with a reranker {MAX_RERANKED} is the last"
+            )
 
 
 class SearchOptions(SearchFields, frozen=True, kw_only=True):
@@ -108,7 +138,9 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
     @classmethod
     def of(cls, fields: SearchFields, **others: Any) -> Self:
         """Make options from the fields of a request or a command, and fields that only the library has."""
-        return cls(**{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others)
+        return cls(
+            **{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others
+        )
 
 
 # The type of each field, except `mode` and `weights`, which have their own checks, and `with_payload`, which becomes Qdrant's

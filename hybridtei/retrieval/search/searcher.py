@@ -25,8 +25,22 @@ from hybridtei.outputs import Embeddings, Floats
 from hybridtei.retrieval.search.candidates import Candidate, Candidates
 from hybridtei.retrieval.search.explain import TokensOf, highlights, shared_terms
 from hybridtei.retrieval.search.fusion import legs_of
-from hybridtei.retrieval.search.options import Highlight, SearchHit, SearchOptions, SearchResult, Stage, StageScore
-from hybridtei.retrieval.store.base import MULTIVECTOR, SPARSE, CollectionSchema, PayloadBudget, Selector, Store
+from hybridtei.retrieval.search.options import (
+    Highlight,
+    SearchHit,
+    SearchOptions,
+    SearchResult,
+    Stage,
+    StageScore,
+)
+from hybridtei.retrieval.store.base import (
+    MULTIVECTOR,
+    SPARSE,
+    CollectionSchema,
+    PayloadBudget,
+    Selector,
+    Store,
+)
 from hybridtei.retrieval.store.collection import CollectionSchemas, check_searchable, common_heads
 from hybridtei.retrieval.store.plan import FINGERPRINT, fit_to_schema, packed_format, payload_of
 from hybridtei.retrieval.store.query import MAX_LIMIT
@@ -121,15 +135,24 @@ class Searcher:
         if options.query_encoder == "model":
             return fit_to_schema(await self.model.embed(queries, heads), schema)
         if Head.SPARSE not in heads or self.model.look_up is None:
-            raise InvalidInput(f"`query_encoder` {options.query_encoder!r}: the collection or the model has no sparse vectors")
+            raise InvalidInput(
+                f"`query_encoder` {options.query_encoder!r}: the collection or the model has no sparse vectors"
+            )
         sparse = (await self.model.look_up(queries)).sparse
         others = heads - {Head.SPARSE}
         if not others or (options.mode == "sparse" and not options.rescore):
             return Embeddings(sparse=sparse)
-        return fit_to_schema(replace(await self.model.embed(queries, others), sparse=sparse), schema)
+        return fit_to_schema(
+            replace(await self.model.embed(queries, others), sparse=sparse), schema
+        )
 
     async def search(
-        self, collection: str, query: str, options: SearchOptions | None = None, *, rank: Rank | None = None
+        self,
+        collection: str,
+        query: str,
+        options: SearchOptions | None = None,
+        *,
+        rank: Rank | None = None,
     ) -> SearchResult:
         """Embed a query and find points. `rank`, if given, orders them at the end.
 
@@ -141,7 +164,9 @@ class Searcher:
             began = perf_counter_ns()
             embedded = await self.embed(collection, [query], options, schema=schema)
             embedding = Stage("embed", since(began), 1)
-            result = await self.find(collection, query, embedded, 0, options, rank=rank, schema=schema)
+            result = await self.find(
+                collection, query, embedded, 0, options, rank=rank, schema=schema
+            )
             return msgspec.structs.replace(result, stages=[embedding, *result.stages])
 
         return await self._schemas.reading(collection, found)
@@ -162,20 +187,30 @@ class Searcher:
         Equal scores are in the order of ids, as far as `store.base.best_points` can ensure it. Raises the errors of `search`.
         """
         schema = schema or await self.schema(collection)
-        options, collection = self._settled(options or SearchOptions(), schema), schema.stored_as or collection
+        options, collection = (
+            self._settled(options or SearchOptions(), schema),
+            schema.stored_as or collection,
+        )
         assert options.mode is not None
         options.check_page()
         if rank is not None:
             options.check_reranked()
         began, packed = perf_counter_ns(), packed_format(schema)
         legs = legs_of(embedded, row, options, is_packed=packed is not None)
-        candidates = Candidates(self.store, collection, legs, options, packed, self._max_points, self._budget)
+        candidates = Candidates(
+            self.store, collection, legs, options, packed, self._max_points, self._budget
+        )
         last = options.offset + options.limit
         best = await candidates.best(last if rank is None else max(options.rerank_limit, last))
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
         page = best[options.offset if rank is None else 0 :]
-        page = await self._filled(collection, page, *_selectors(options, embedded, schema, ranked=rank is not None))
-        stages = [*(candidates.stages if options.explain else ()), Stage("search", since(began), len(page))]
+        page = await self._filled(
+            collection, page, *_selectors(options, embedded, schema, ranked=rank is not None)
+        )
+        stages = [
+            *(candidates.stages if options.explain else ()),
+            Stage("search", since(began), len(page)),
+        ]
         if rank is not None:
             began = perf_counter_ns()
             ranked = await _reranked(page, query, rank, options.text_field)
@@ -185,7 +220,11 @@ class Searcher:
         return SearchResult(options.mode, await self._hits(page, embedded, row, options), stages)
 
     async def _filled(
-        self, collection: str, page: Sequence[Candidate], with_payload: Selector, with_vectors: Selector
+        self,
+        collection: str,
+        page: Sequence[Candidate],
+        with_payload: Selector,
+        with_vectors: Selector,
     ) -> list[Candidate]:
         """Add payloads and vectors to the page; drop points that were deleted meanwhile. Raises PayloadsTooLarge."""
         if not (with_payload or with_vectors):
@@ -194,7 +233,9 @@ class Searcher:
         for begin in range(0, len(page), FILLED_AT_ONCE):
             some = page[begin : begin + FILLED_AT_ONCE]
             ids = [one.id for one in some]
-            records = await self.store.retrieve(collection, ids, with_payload=with_payload, with_vectors=with_vectors)
+            records = await self.store.retrieve(
+                collection, ids, with_payload=with_payload, with_vectors=with_vectors
+            )
             if self._budget is not None:
                 self._budget.spend(records)
             by_id = {record.id: record for record in records}
@@ -214,10 +255,14 @@ class Searcher:
         weights = options.weights
         declared = declared_weights(self.model.spec)
         if mode == "weighted" and weights is None and options.legs is None and declared is not None:
-            weights = {name: weight for name, weight in declared.by_name.items() if Head(name) in has}
+            weights = {
+                name: weight for name, weight in declared.by_name.items() if Head(name) in has
+            }
         return msgspec.structs.replace(options, mode=mode, weights=weights)
 
-    async def _hits(self, page: Sequence[Candidate], embedded: Embeddings, row: int, options: SearchOptions) -> list[SearchHit]:
+    async def _hits(
+        self, page: Sequence[Candidate], embedded: Embeddings, row: int, options: SearchOptions
+    ) -> list[SearchHit]:
         def hits_of(some: Sequence[Candidate]) -> list[SearchHit]:
             return [self._hit(one, embedded, row, options) for one in some]
 
@@ -225,24 +270,34 @@ class Searcher:
             return hits_of(page)
         hits: list[SearchHit] = []
         for begin in range(0, len(page), HIGHLIGHTED_AT_ONCE):
-            hits += await self.model.aside(partial(hits_of, page[begin : begin + HIGHLIGHTED_AT_ONCE]))
+            hits += await self.model.aside(
+                partial(hits_of, page[begin : begin + HIGHLIGHTED_AT_ONCE])
+            )
         return hits
 
-    def _hit(self, one: Candidate, embedded: Embeddings, row: int, options: SearchOptions) -> SearchHit:
+    def _hit(
+        self, one: Candidate, embedded: Embeddings, row: int, options: SearchOptions
+    ) -> SearchHit:
         payload, marks = one.payload, None
         if options.highlights:
-            marks = self._marks(str(payload.get(options.text_field) or ""), one.vectors.get(SPARSE), embedded, row)
+            marks = self._marks(
+                str(payload.get(options.text_field) or ""), one.vectors.get(SPARSE), embedded, row
+            )
         if not isinstance(options.with_payload, bool):
             payload = {name: payload[name] for name in options.with_payload if name in payload}
         elif not options.with_payload:
             payload = {}
-        return SearchHit(one.id, one.score, payload, marks, one.legs if options.explain else None, one.more)
+        return SearchHit(
+            one.id, one.score, payload, marks, one.legs if options.explain else None, one.more
+        )
 
     def _marks(self, text: str, sparse: Any, embedded: Embeddings, row: int) -> list[Highlight]:
         if embedded.sparse is None or sparse is None or self.model.tokens_of is None:
             return []
         return highlights(
-            text, shared_terms(embedded.sparse.row(row), (sparse["indices"], sparse["values"])), self.model.tokens_of
+            text,
+            shared_terms(embedded.sparse.row(row), (sparse["indices"], sparse["values"])),
+            self.model.tokens_of,
         )
 
 
@@ -265,12 +320,17 @@ def _selectors(
     if options.with_payload is True:
         payload = payload_of(schema)
     else:
-        keys = [*(options.with_payload or ()), *([options.text_field] if ranked or options.highlights else ())]
+        keys = [
+            *(options.with_payload or ()),
+            *([options.text_field] if ranked or options.highlights else ()),
+        ]
         payload = keys or False
     return payload, [SPARSE] if options.highlights and embedded.sparse is not None else False
 
 
-async def _reranked(found: list[Candidate], query: str, rank: Rank, text_field: str) -> list[Candidate]:
+async def _reranked(
+    found: list[Candidate], query: str, rank: Rank, text_field: str
+) -> list[Candidate]:
     """Rank hits by `rank`. Hits without a text follow in their earlier order. Equal scores keep the search's order."""
     texts = [str(one.payload.get(text_field) or "") for one in found]
     places = [place for place, text in enumerate(texts) if text]
@@ -280,4 +340,7 @@ async def _reranked(found: list[Candidate], query: str, rank: Rank, text_field: 
     for place, score in zip(places, scores, strict=True):
         found[place].score = float(score)
     order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
-    return [*(found[places[i]] for i in order), *(one for one, text in zip(found, texts, strict=True) if not text)]
+    return [
+        *(found[places[i]] for i in order),
+        *(one for one, text in zip(found, texts, strict=True) if not text),
+    ]

@@ -39,7 +39,11 @@ def place_of(config: StoreConfig) -> str:
 
 def state_folder(config: StoreConfig) -> Path:
     """The folder of ingests' own files: in the store's folder, or for servers in the user's cache."""
-    return Path(config.qdrant_path or DEFAULT_PATH) / ".ingest" if config.qdrant_url is None else cache_folder("ingest")
+    return (
+        Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"
+        if config.qdrant_url is None
+        else cache_folder("ingest")
+    )
 
 
 @asynccontextmanager
@@ -60,14 +64,18 @@ def open_store(config: StoreConfig, *, patient: bool = True) -> Store | None:
     Raises StoreError if both or an unusable one is named, LoadError if a package is missing.
     """
     if not isinstance(config, StoreConfig):
-        raise StoreError(f"the store is {config!r}: should be `StoreConfig(qdrant_path=…)`, or with a `qdrant_url`")
+        raise StoreError(
+            f"the store is {config!r}: should be `StoreConfig(qdrant_path=…)`, or with a `qdrant_url`"
+        )
     if config.qdrant_url is None and config.qdrant_path is None:
         return None
     if config.qdrant_url is not None and config.qdrant_path is not None:
         raise StoreError(
             "`qdrant_url` and `qdrant_path` are both given: a server keeps the vectors, or a folder here, not both"
         )
-    require_extra("qdrant", "qdrant_client", *(["qdrant_edge"] if config.qdrant_url is None else []))
+    require_extra(
+        "qdrant", "qdrant_client", *(["qdrant_edge"] if config.qdrant_url is None else [])
+    )
     if config.qdrant_url is not None:
         from hybridtei.retrieval.store.server import ServerStore
 

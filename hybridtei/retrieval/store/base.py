@@ -25,7 +25,11 @@ PointId = int | str
 # All payload keys or vectors, none, or only these names; for a payload also {"exclude": names}.
 Selector = bool | Sequence[str] | Mapping[str, Sequence[str]]
 
-DENSE, SPARSE, MULTIVECTOR = "dense", "sparse", "multivector"  # the names of vectors in our collections
+DENSE, SPARSE, MULTIVECTOR = (
+    "dense",
+    "sparse",
+    "multivector",
+)  # the names of vectors in our collections
 NAMES = (DENSE, SPARSE, MULTIVECTOR)
 LAYOUT = "layout.json"  # a file in the folder of each collection of the embedded engine, for its process and its clients
 
@@ -42,7 +46,9 @@ class Stored(Struct, array_like=True):
     score: float = 0.0
 
 
-class VectorParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class VectorParams(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Qdrant's settings of a dense vector, or of a multi-vector if it has a `multivector_config`."""
 
     size: int
@@ -55,7 +61,9 @@ class VectorParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     datatype: str | None = None
 
 
-class SparseVectorParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class SparseVectorParams(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Qdrant's settings of a sparse vector."""
 
     modifier: Literal["none", "idf"] | None = None
@@ -105,7 +113,9 @@ class Store(Protocol):
     async def alias(self, name: str, collection: str) -> None:
         """Make `name` an alias of a collection. Deletes a collection called `name`. Repeatable."""
 
-    async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
+    async def upsert(
+        self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None
+    ) -> None:
         """Store points, searchable on return. Each replaces the whole point of its id. Points are checked before any is sent
         (`points.check_points`): InvalidPoint names a bad one, and nothing is stored. `schema`: the collection's, if the caller
         has it."""
@@ -114,7 +124,12 @@ class Store(Protocol):
         """Return the best points, the best first. Equal scores are in any order."""
 
     async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
     ) -> list[Stored]:
         """Return the existing points with these ids, in any order."""
 
@@ -147,7 +162,9 @@ def check_ids(ids: Sequence[Any]) -> None:
     """Raises InvalidPoint unless every id is an integer, a text or a UUID."""
     for value in ids:
         if isinstance(value, bool) or not isinstance(value, int | str | UUID):
-            raise InvalidPoint(f"point {value!r}: `id` is {type(value).__name__}, should be an integer or a UUID")
+            raise InvalidPoint(
+                f"point {value!r}: `id` is {type(value).__name__}, should be an integer or a UUID"
+            )
 
 
 SPARES = (4, 100, 1_000)  # points queried beyond the page, step by step while ties need more
@@ -166,7 +183,9 @@ class PayloadBudget:
 
     def spend(self, points: Iterable[Stored]) -> None:
         """Count these points. Raises PayloadsTooLarge if their payloads exceed the remaining bytes."""
-        self._left -= sum(len(orjson.dumps(point.payload, default=str)) for point in points if point.payload)
+        self._left -= sum(
+            len(orjson.dumps(point.payload, default=str)) for point in points if point.payload
+        )
         if self._left < 0:
             raise PayloadsTooLarge(
                 f"the payloads of the points take more than {self._max_bytes} bytes (max-search-bytes): ask for fewer points "
@@ -179,7 +198,9 @@ def sort_points(points: Iterable[Stored]) -> list[Stored]:
     return sorted(points, key=lambda point: (-point.score, isinstance(point.id, str), point.id))
 
 
-async def best_points(store: Store, collection: str, query: Query, *, budget: PayloadBudget | None = None) -> list[Stored]:
+async def best_points(
+    store: Store, collection: str, query: Query, *, budget: PayloadBudget | None = None
+) -> list[Stored]:
     """The query's best points, with ties in the order of ids, also at the end.
 
     Exceptions: more than `SPARES[-1]` equal scores after the last point, and queries beyond `MAX_LIMIT`. Raises the errors of
@@ -193,11 +214,15 @@ async def best_points(store: Store, collection: str, query: Query, *, budget: Pa
             found = await store.query(collection, replace(query, limit=query.limit + spare))
         except StoreUnavailable:
             raise
-        except StoreError:  # a server may bound `limit`; an error in the query itself is raised again
+        except (
+            StoreError
+        ):  # a server may bound `limit`; an error in the query itself is raised again
             break
         if len(found) < query.limit + spare or found[-1].score < found[query.limit - 1].score:
             break
-    points = sort_points(await store.query(collection, query) if found is None else found)[: query.limit]
+    points = sort_points(await store.query(collection, query) if found is None else found)[
+        : query.limit
+    ]
     if budget is not None:
         budget.spend(points)
     return points

@@ -12,22 +12,39 @@ from typing import Any, TypeVar
 import msgspec
 
 from hybridtei.batch import Head
-from hybridtei.errors import CollectionMismatch, InvalidInput, StoreError, StoreUnavailable, UnknownCollection
+from hybridtei.errors import (
+    CollectionMismatch,
+    InvalidInput,
+    StoreError,
+    StoreUnavailable,
+    UnknownCollection,
+)
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.retrieval.store.base import MULTIVECTOR, NAMES, CollectionSchema, Store, Stored, VectorParams
+from hybridtei.retrieval.store.base import (
+    MULTIVECTOR,
+    NAMES,
+    CollectionSchema,
+    Store,
+    Stored,
+    VectorParams,
+)
 from hybridtei.retrieval.store.plan import FINGERPRINT, packed_format, plan_of, schema_for
 
 T = TypeVar("T")
 
 
 MAX_NAME_BYTES = 200
-FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*') | {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))}  # and controls
+FORBIDDEN_IN_NAMES = frozenset('<>:"/\\|?*') | {
+    chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))
+}  # and controls
 
 
 def check_name(name: str, kind: str = "collection") -> None:
     """Raises InvalidInput unless every store accepts this name of a collection or a vector."""
     if not name or len(name.encode(errors="replace")) > MAX_NAME_BYTES:
-        raise InvalidInput(f"{kind} {name[:40]!r}: its name should have 1 to {MAX_NAME_BYTES} bytes")
+        raise InvalidInput(
+            f"{kind} {name[:40]!r}: its name should have 1 to {MAX_NAME_BYTES} bytes"
+        )
     bad = sorted(FORBIDDEN_IN_NAMES & set(name))
     if bad:
         raise InvalidInput(f"{kind} {name!r}: its name may not hold {bad[0]!r}")
@@ -42,7 +59,13 @@ def check_names(name: str, schema: CollectionSchema) -> None:
         check_name(vector, "vector")
 
 
-def check_fits(existing: CollectionSchema, wanted: CollectionSchema, name: str = "", *, unlabelled: bool = False) -> None:
+def check_fits(
+    existing: CollectionSchema,
+    wanted: CollectionSchema,
+    name: str = "",
+    *,
+    unlabelled: bool = False,
+) -> None:
     """Raises CollectionMismatch, field by field, unless the existing collection can store and search the wanted vectors.
 
     It may have more vectors, any index, quantisation and shards, and may lack the fingerprint of its model's files.
@@ -73,7 +96,10 @@ def _facts(schema: CollectionSchema) -> Iterator[tuple[str, Any]]:
         yield f"vector {name}, size", params.size
         yield f"vector {name}, distance", params.distance
         multivector = params.multivector_config or {}
-        yield f"vector {name}, comparator", multivector.get("comparator", "none: one vector a point")
+        yield (
+            f"vector {name}, comparator",
+            multivector.get("comparator", "none: one vector a point"),
+        )
     for name, sparse in schema.sparse.items():
         yield f"sparse vector {name}, modifier", sparse.modifier or "none"
     for key, value in schema.metadata.items():
@@ -116,7 +142,11 @@ class CollectionSchemas:
         began = time.monotonic()
         while True:
             found = await self._read(name)
-            is_switching = _is_held(found) if found is not None else cached is not None and await self._has_copy(name)
+            is_switching = (
+                _is_held(found)
+                if found is not None
+                else cached is not None and await self._has_copy(name)
+            )
             if found is None and not is_switching:  # unless the switch ended between the two calls
                 found = await self._read(name)
             if found is not None and not (writing and is_switching):
@@ -124,9 +154,13 @@ class CollectionSchemas:
                 return found
             if not is_switching:
                 self._cache.pop(name, None)
-                raise UnknownCollection(f"there is no collection `{name}`{'' if writing else await self._others(name)}")
+                raise UnknownCollection(
+                    f"there is no collection `{name}`{'' if writing else await self._others(name)}"
+                )
             if time.monotonic() > began + SWITCH_WAIT_S:
-                raise StoreUnavailable(f"collection {name!r} is about to change its model: try again")
+                raise StoreUnavailable(
+                    f"collection {name!r} is about to change its model: try again"
+                )
             await asyncio.sleep(LOOK_S)
 
     async def _others(self, name: str) -> str:
@@ -141,7 +175,9 @@ class CollectionSchemas:
         found = await self.store.describe(target)
         if found is None:
             return None
-        return replace(found, stored_as=(found.metadata.get(STAND_IN) if _is_held(found) else None) or target)
+        return replace(
+            found, stored_as=(found.metadata.get(STAND_IN) if _is_held(found) else None) or target
+        )
 
     async def _has_copy(self, gone: str) -> bool:
         """True if a migration has just deleted a collection, and is about to give its name to the copy."""
@@ -188,7 +224,9 @@ class CollectionSchemas:
     async def is_current(self, name: str, schema: CollectionSchema) -> bool:
         """True if a name still means this collection, and no migration is about to switch it."""
         found = await self._read(name)
-        is_current = found is not None and not _is_held(found) and found.stored_as == schema.stored_as
+        is_current = (
+            found is not None and not _is_held(found) and found.stored_as == schema.stored_as
+        )
         if not is_current:
             self._cache.pop(name, None)
         return is_current
@@ -201,7 +239,11 @@ def _is_held(schema: CollectionSchema) -> bool:
 
 def heads_of(schema: CollectionSchema) -> frozenset[Head]:
     """The outputs that the collection stores."""
-    names = {*schema.vectors, *schema.sparse, *([MULTIVECTOR] if packed_format(schema) is not None else [])}
+    names = {
+        *schema.vectors,
+        *schema.sparse,
+        *([MULTIVECTOR] if packed_format(schema) is not None else []),
+    }
     return frozenset(Head(name) for name in NAMES if name in names)
 
 
@@ -230,10 +272,18 @@ def check_searchable(
             f"collection {name!r} has the vectors {there}; {model_id} makes {', '.join(sorted(spec.heads)) or 'none'}"
         )
     wanted = schema_for(spec, model_id, plan_of(schema), heads=heads, is_there=True)
-    vectors = {field: _with_distance(params, schema.vectors[field]) for field, params in wanted.vectors.items()}
+    vectors = {
+        field: _with_distance(params, schema.vectors[field])
+        for field, params in wanted.vectors.items()
+    }
     sparse = {field: schema.sparse[field] for field in wanted.sparse}  # with idf or without
     metadata = {**wanted.metadata, **({} if fingerprint is None else {FINGERPRINT: fingerprint})}
-    check_fits(schema, replace(wanted, vectors=vectors, sparse=sparse, metadata=metadata), name, unlabelled=unlabelled)
+    check_fits(
+        schema,
+        replace(wanted, vectors=vectors, sparse=sparse, metadata=metadata),
+        name,
+        unlabelled=unlabelled,
+    )
 
 
 def _with_distance(wanted: VectorParams, there: VectorParams) -> VectorParams:

@@ -21,7 +21,14 @@ from typing import Any, ClassVar
 from msgspec import convert
 
 from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
-from hybridtei.retrieval.store.base import LAYOUT, CollectionSchema, PointId, Selector, Stored, check_ids
+from hybridtei.retrieval.store.base import (
+    LAYOUT,
+    CollectionSchema,
+    PointId,
+    Selector,
+    Stored,
+    check_ids,
+)
 from hybridtei.retrieval.store.collection import check_name, check_names, schema_to_dict
 from hybridtei.retrieval.store.embedded_process import is_own, listening_at, release
 from hybridtei.retrieval.store.points import checked_batches
@@ -37,7 +44,12 @@ MAX_WAITING = 1000  # waiting calls, even fast ones, since each holds its argume
 NEWEST_SHARE = 0.1  # weight of the newest call in a mean duration
 MAX_INLINE_BYTES, MAX_INLINE_POINTS = 10**6, 5_000  # larger answers are decoded in a thread
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_RUNTIME_DIR", "LD_LIBRARY_PATH")
-WITHOUT_COLLECTIONS: Mapping[str, Any] = {"collections": [], "aliases": {}, "describe": None, "drop": None}
+WITHOUT_COLLECTIONS: Mapping[str, Any] = {
+    "collections": [],
+    "aliases": {},
+    "describe": None,
+    "drop": None,
+}
 
 
 class EmbeddedStore:
@@ -49,12 +61,18 @@ class EmbeddedStore:
     kind = "embedded"
     command: ClassVar[tuple[str, ...]] = ("-m", "hybridtei.retrieval.store.embedded_process")
 
-    def __init__(self, path: str, *, timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: str, *, timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path, self._timeout_s, self._clock = path, timeout_s, clock
-        self._folder = Path(os.path.abspath(path))  # absolute, since the process has another working folder
+        self._folder = Path(
+            os.path.abspath(path)
+        )  # absolute, since the process has another working folder
         self.place = f"embedded Qdrant in {self._folder}"
         self._starting: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()  # held while the process executes a call, even if its caller was cancelled
+        self._turn = (
+            asyncio.Lock()
+        )  # held while the process executes a call, even if its caller was cancelled
         self._waiting: list[str] = []  # the names of waiting calls, the running one included
         self._mean_s: dict[str, float] = {}  # mean duration of calls by name
         self.pid: int | None = None  # of the latest process
@@ -84,7 +102,9 @@ class EmbeddedStore:
     async def alias(self, name: str, collection: str) -> None:
         await self._call("alias", name, collection)
 
-    async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
+    async def upsert(
+        self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None
+    ) -> None:
         for batch in await checked_batches(self, name, points, schema):
             await self._call("upsert", name, batch)
 
@@ -92,10 +112,17 @@ class EmbeddedStore:
         return await _points(await self._call("query", name, query))
 
     async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
     ) -> list[Stored]:
         check_ids(ids)
-        return await _points(await self._call("retrieve", name, list(ids), with_payload, with_vectors))
+        return await _points(
+            await self._call("retrieve", name, list(ids), with_payload, with_vectors)
+        )
 
     async def scroll(
         self,
@@ -146,7 +173,9 @@ class EmbeddedStore:
             if call in WITHOUT_COLLECTIONS:
                 return WITHOUT_COLLECTIONS[call]
             if call != "create":
-                raise StoreError(f"embedded Qdrant: there is no collection {arguments[0]!r} in {self._folder}")
+                raise StoreError(
+                    f"embedded Qdrant: there is no collection {arguments[0]!r} in {self._folder}"
+                )
         if is_bounded:
             self._admit()
         return await self._ask(call, *arguments, timeout_s=self._timeout_s if is_bounded else None)
@@ -244,7 +273,9 @@ class EmbeddedStore:
             if word == "refused" or (word == "taken" and waited_s > TAKEN_S):
                 raise StoreError(message)
             if word == "dead" or waited_s > START_S:
-                raise StoreUnavailable(f"{self._path}: the process of the embedded Qdrant engine does not start: {message}")
+                raise StoreUnavailable(
+                    f"{self._path}: the process of the embedded Qdrant engine does not start: {message}"
+                )
             if word == "taken":
                 await asyncio.sleep(RETRY_S)
 
@@ -276,7 +307,11 @@ class EmbeddedStore:
         """Start a process and wait for its word: `ready`, `taken`, `refused` or `dead`, and the reason."""
         # The process outlives its starter and serves other commands, so it gets no keys.
         everything = machine.child_environment()
-        kept = {name: value for name, value in everything.items() if name in KEPT_VARIABLES or name.startswith("PYTHON")}
+        kept = {
+            name: value
+            for name, value in everything.items()
+            if name in KEPT_VARIABLES or name.startswith("PYTHON")
+        }
         try:
             process = subprocess.Popen(
                 machine.python_command(*self.command, str(self._folder)),
@@ -303,7 +338,9 @@ class EmbeddedStore:
         )
 
     def _unusable(self, error: OSError) -> StoreError:
-        return StoreError(f"{self._path}: cannot be used as the folder of the embedded Qdrant engine: {error}")
+        return StoreError(
+            f"{self._path}: cannot be used as the folder of the embedded Qdrant engine: {error}"
+        )
 
 
 async def _receive(reader: asyncio.StreamReader) -> Any:

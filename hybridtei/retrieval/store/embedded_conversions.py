@@ -15,7 +15,12 @@ import numpy as np
 import qdrant_edge as edge
 
 Plain = Mapping[str, Any]
-HNSW_DEFAULTS = {"m": 16, "ef_construct": 100, "full_scan_threshold": 10_000, "max_indexing_threads": 0}  # a server's default
+HNSW_DEFAULTS = {
+    "m": 16,
+    "ef_construct": 100,
+    "full_scan_threshold": 10_000,
+    "max_indexing_threads": 0,
+}  # a server's default
 ENUMERATIONS = {  # by the fields of their members
     "distance": edge.Distance,
     "comparator": edge.MultiVectorComparator,
@@ -41,8 +46,13 @@ OBJECTS = {  # by the fields that hold them, or by the kind of quantisation
 def config_of(schema: Plain) -> edge.EdgeConfig:
     """The engine's configuration of a collection. Ignores shards and replicas."""
     return edge.EdgeConfig(
-        vectors={name: _made(edge.EdgeVectorParams, params) for name, params in schema["vectors"].items()},
-        sparse_vectors={name: _made(edge.EdgeSparseVectorParams, _flat(params)) for name, params in schema["sparse"].items()},
+        vectors={
+            name: _made(edge.EdgeVectorParams, params) for name, params in schema["vectors"].items()
+        },
+        sparse_vectors={
+            name: _made(edge.EdgeSparseVectorParams, _flat(params))
+            for name, params in schema["sparse"].items()
+        },
         on_disk_payload=schema.get("on_disk_payload"),
     )
 
@@ -55,7 +65,9 @@ def _flat(params: Plain) -> Plain:
 
 def _made(kind: Any, fields: Plain) -> Any:
     """Make the engine's `kind` from JSON's fields."""
-    return kind(**{name: _field(name, value) for name, value in fields.items() if value is not None})
+    return kind(
+        **{name: _field(name, value) for name, value in fields.items() if value is not None}
+    )
 
 
 def _field(name: str, value: Any) -> Any:
@@ -93,14 +105,20 @@ def _numbers(vector: Any) -> Any:
     """A memoryview of an array: the engine reads it three times as fast as the array, whose numbers become objects."""
     if not isinstance(vector, np.ndarray):
         return vector
-    aligned: Any = np.require(vector, requirements="A")  # an array from a frame may be misaligned, which memoryviews refuse
+    aligned: Any = np.require(
+        vector, requirements="A"
+    )  # an array from a frame may be misaligned, which memoryviews refuse
     return memoryview(aligned) if vector.ndim == 1 else [memoryview(row) for row in aligned]
 
 
 def point_of(point: Sequence[Any]) -> edge.Point:
     """Make the engine's point from a record: [id, payload, vectors, score]."""
     identity, payload, vectors, _ = point
-    return edge.Point(id=identity, vector={name: vector_of(vector) for name, vector in vectors.items()}, payload=payload)
+    return edge.Point(
+        id=identity,
+        vector={name: vector_of(vector) for name, vector in vectors.items()},
+        payload=payload,
+    )
 
 
 def plain_id(identity: Any) -> int | str:
@@ -130,20 +148,28 @@ def filter_of(plain: Plain | None) -> Any:
         must=_conditions(plain.get("must")),
         should=_conditions(plain.get("should")),
         must_not=_conditions(plain.get("must_not")),
-        min_should=least and edge.MinShould(_conditions(least["conditions"]) or [], least["min_count"]),
+        min_should=least
+        and edge.MinShould(_conditions(least["conditions"]) or [], least["min_count"]),
     )
 
 
 def _conditions(plain: Any) -> list[Any] | None:
     if plain is None:
         return None
-    return [_condition_of(condition) for condition in ([plain] if isinstance(plain, Mapping) else plain)]
+    return [
+        _condition_of(condition) for condition in ([plain] if isinstance(plain, Mapping) else plain)
+    ]
 
 
 def _condition_of(plain: Plain) -> Any:
     """Convert one condition, or a filter inside a filter."""
     if "key" in plain:  # first, since a field's condition may also have `is_empty`
-        return edge.FieldCondition(**{name: _FIELDS[name](body) if name in _FIELDS else body for name, body in plain.items()})
+        return edge.FieldCondition(
+            **{
+                name: _FIELDS[name](body) if name in _FIELDS else body
+                for name, body in plain.items()
+            }
+        )
     for key, make in _CONDITIONS.items():
         if key in plain:
             return make(plain[key])
@@ -161,13 +187,19 @@ _CONDITIONS: dict[str, Callable[[Any], Any]] = {
 
 def _match(match: Plain) -> Any:
     ((key, value),) = match.items()
-    if isinstance(value, bool):  # the engine reads Python's bool as the integer 1 or 0, numpy's bool correctly
+    if isinstance(
+        value, bool
+    ):  # the engine reads Python's bool as the integer 1 or 0, numpy's bool correctly
         value = np.bool_(value)
     return getattr(edge, f"Match{key.title().replace('_', '')}")(value)
 
 
 def _range(bounds: Plain) -> Any:
-    kind = edge.RangeDateTime if any(isinstance(bound, str) for bound in bounds.values()) else edge.RangeFloat
+    kind = (
+        edge.RangeDateTime
+        if any(isinstance(bound, str) for bound in bounds.values())
+        else edge.RangeFloat
+    )
     return kind(**bounds)
 
 
@@ -179,16 +211,24 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "match": _match,
     "range": _range,
     "values_count": lambda count: edge.ValuesCount(**count),
-    "geo_bounding_box": lambda box: edge.GeoBoundingBox(**{corner: edge.GeoPoint(**point) for corner, point in box.items()}),
-    "geo_radius": lambda circle: edge.GeoRadius(edge.GeoPoint(**circle["center"]), circle["radius"]),
-    "geo_polygon": lambda area: edge.GeoPolygon(_line(area["exterior"]), [_line(line) for line in area.get("interiors", ())]),
+    "geo_bounding_box": lambda box: edge.GeoBoundingBox(
+        **{corner: edge.GeoPoint(**point) for corner, point in box.items()}
+    ),
+    "geo_radius": lambda circle: edge.GeoRadius(
+        edge.GeoPoint(**circle["center"]), circle["radius"]
+    ),
+    "geo_polygon": lambda area: edge.GeoPolygon(
+        _line(area["exterior"]), [_line(line) for line in area.get("interiors", ())]
+    ),
 }
 
 
 def request_of(query: Plain) -> edge.QueryRequest:
     """Convert a whole query."""
     oversampling = query.get("oversampling")
-    quantization = oversampling and edge.QuantizationSearchParams(ignore=False, rescore=True, oversampling=oversampling)
+    quantization = oversampling and edge.QuantizationSearchParams(
+        ignore=False, rescore=True, oversampling=oversampling
+    )
     return edge.QueryRequest(
         offset=0,
         limit=query["limit"],
@@ -203,4 +243,8 @@ def request_of(query: Plain) -> edge.QueryRequest:
 
 def payload_selector(selector: Any) -> Any:
     """True, False, a list of keys, or keys to exclude."""
-    return edge.PayloadSelector.Exclude(list(selector["exclude"])) if isinstance(selector, Mapping) else selector
+    return (
+        edge.PayloadSelector.Exclude(list(selector["exclude"]))
+        if isinstance(selector, Mapping)
+        else selector
+    )

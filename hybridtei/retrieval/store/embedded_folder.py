@@ -63,7 +63,19 @@ class Folder:
     """All collections below an existing path, which only this process opens."""
 
     CALLS: ClassVar = frozenset(
-        {"collections", "describe", "create", "drop", "upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
+        {
+            "collections",
+            "describe",
+            "create",
+            "drop",
+            "upsert",
+            "query",
+            "retrieve",
+            "scroll",
+            "count",
+            "delete",
+            "optimize",
+        }
         | {"annotate", "aliases", "alias", "flush"}
     )
 
@@ -153,20 +165,33 @@ class Folder:
     def upsert(self, name: str, points: list[Any]) -> None:
         """Store points: on return they are searchable and in the write-ahead log."""
         upserted = [point_of(point) for point in points]
-        self._write(name, len(upserted), lambda shard: shard.update(edge.UpdateOperation.upsert_points(upserted)))
+        self._write(
+            name,
+            len(upserted),
+            lambda shard: shard.update(edge.UpdateOperation.upsert_points(upserted)),
+        )
 
     def delete(self, name: str, ids: list[Any]) -> None:
         """Delete points. No error for ids that do not exist."""
-        self._write(name, len(ids), lambda shard: shard.update(edge.UpdateOperation.delete_points(ids)))
+        self._write(
+            name, len(ids), lambda shard: shard.update(edge.UpdateOperation.delete_points(ids))
+        )
 
     def query(self, name: str, request: Plain) -> list[Any]:
         """Records, the best first."""
         query = request_of(request)
         return _bounded(self._read(name, lambda shard: shard.query(query)))
 
-    def retrieve(self, name: str, ids: list[Any], with_payload: Any, with_vectors: Any) -> list[Any]:
+    def retrieve(
+        self, name: str, ids: list[Any], with_payload: Any, with_vectors: Any
+    ) -> list[Any]:
         """The existing records of these ids."""
-        return _bounded(self._read(name, lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors)))
+        return _bounded(
+            self._read(
+                name,
+                lambda shard: shard.retrieve(ids, payload_selector(with_payload), with_vectors),
+            )
+        )
 
     def scroll(self, name: str, page: Plain, with_payload: Any, with_vectors: Any) -> list[Any]:
         """[records, the first id of the next page]."""
@@ -202,7 +227,11 @@ class Folder:
 
         A failure (a full disk) is logged once, and tried again a minute later.
         """
-        due = {name: one for name, one in self._open.items() if one.broken is None and one.resume_s <= self._clock()}
+        due = {
+            name: one
+            for name, one in self._open.items()
+            if one.broken is None and one.resume_s <= self._clock()
+        }
         dirty = [name for name, one in due.items() if one.dirty]
         grown = [name for name, one in due.items() if optimizing and one.written >= OPTIMIZE_AFTER]
         for name in (dirty or grown)[:1]:
@@ -210,7 +239,12 @@ class Folder:
                 self._flush(name, due[name]) if dirty else self.optimize(name)
             except Exception as error:
                 if not due[name].resume_s:
-                    log.warning("collection %r in %s: housekeeping failed and is retried later: %s", name, self.path, error)
+                    log.warning(
+                        "collection %r in %s: housekeeping failed and is retried later: %s",
+                        name,
+                        self.path,
+                        error,
+                    )
                 due[name].resume_s = self._clock() + PAUSE_S
             else:
                 due[name].resume_s = 0.0
@@ -230,7 +264,9 @@ class Folder:
         if collection is None:
             if not (self.path / name / LAYOUT).is_file():
                 raise StoreError(f"there is no collection {name!r} in {self.path}")
-            with _panics(f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its folder, or drop it"):
+            with _panics(
+                f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its folder, or drop it"
+            ):
                 collection = _Collection(edge.EdgeShard.load(str(self.path / name / SHARD)))
             self._open[name] = collection
         if writing and collection.broken is not None:
@@ -254,7 +290,9 @@ class Folder:
         disk = os.statvfs(self.path)
         free = disk.f_bavail * disk.f_frsize
         if free < MIN_FREE_BYTES:
-            raise StoreError(f"{self.path}: the disk is full: {free} bytes are free, wanted are {MIN_FREE_BYTES}")
+            raise StoreError(
+                f"{self.path}: the disk is full: {free} bytes are free, wanted are {MIN_FREE_BYTES}"
+            )
 
     def _change(self, name: str, collection: _Collection, call: Callable[[Any], object]) -> None:
         """A context that changes the collection. A panic makes it read-only."""

@@ -41,12 +41,17 @@ MAX_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
 LINGER_S = 5.0  # between the last client and the end
 FIRST_CLIENT_S = 60.0  # after the start, for the client that started it
 DEADLINE_S = 120.0  # bound of a call; `optimize` has none
-TICK_S, IDLE_TICKS = 1.0, 5  # ticks without a call before an optimization, which makes all calls wait
+TICK_S, IDLE_TICKS = (
+    1.0,
+    5,
+)  # ticks without a call before an optimization, which makes all calls wait
 STALLED_TICKS = 60  # then a client with half a frame or an unread answer is disconnected; a long call is one tick
 MAX_CLIENTS = 256
 BUFFER = 2**20  # bytes of a request that are read ahead
 MOUNTS = Path("/proc/self/mountinfo")
-NETWORK_TYPES = frozenset({"afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"})
+NETWORK_TYPES = frozenset(
+    {"afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"}
+)
 
 
 class FolderTaken(StoreError):
@@ -56,14 +61,19 @@ class FolderTaken(StoreError):
 def socket_path(folder: Path) -> Path:
     """Return the socket's path for a store folder's process. Raises StoreError if no private folder is usable."""
     own, refused = os.environ.get("XDG_RUNTIME_DIR"), ""
-    homes = [Path(path, f"hybridtei-{os.geteuid()}") for path in dict.fromkeys((tempfile.gettempdir(), "/tmp"))]
+    homes = [
+        Path(path, f"hybridtei-{os.geteuid()}")
+        for path in dict.fromkeys((tempfile.gettempdir(), "/tmp"))
+    ]
     for home in (*([Path(own, "hybridtei")] if own else []), *homes):
         if len(os.fsencode(home / _name(folder))) <= MAX_SOCKET_PATH:
             try:
                 return machine.private_folder(home) / _name(folder)
             except OSError as error:
                 refused = f": {error}"
-    raise StoreError(f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to a private one")
+    raise StoreError(
+        f"no folder for the socket of the embedded Qdrant engine{refused}: set XDG_RUNTIME_DIR to a private one"
+    )
 
 
 def listening_at(folder: Path) -> Path | None:
@@ -96,7 +106,9 @@ def is_own(connection: Any) -> bool:
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     credentials = struct.Struct("3i")
-    _, user, _ = credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    _, user, _ = credentials.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    )
     return int(user) == os.geteuid()
 
 
@@ -107,7 +119,9 @@ class Service:
         self._folder, self._clock = folder, clock
         self._linger_s = LINGER_S
         self._clients: set[asyncio.StreamWriter] = set()
-        self._moving: dict[asyncio.StreamWriter, int] = {}  # the remaining ticks for sending a request or reading an answer
+        self._moving: dict[
+            asyncio.StreamWriter, int
+        ] = {}  # the remaining ticks for sending a request or reading an answer
         self._ends_s = clock() + FIRST_CLIENT_S  # unless a new client comes
         self._idle_ticks = 0
         self._greeting = frame([release(), os.getpid()])
@@ -169,22 +183,35 @@ class Service:
             del self._moving[writer]
 
     def _answer(self, call: str, arguments: list[Any]) -> bytes:
-        method: Callable[..., Any] | None = getattr(self._folder, call, None) if call in self._folder.CALLS else None
+        method: Callable[..., Any] | None = (
+            getattr(self._folder, call, None) if call in self._folder.CALLS else None
+        )
         if method is None:
             return frame(["error", f"no such call: {call}"])
         try:
-            if call != "optimize":  # the engine holds the GIL, so only the system's alarm can end this process
+            if (
+                call != "optimize"
+            ):  # the engine holds the GIL, so only the system's alarm can end this process
                 signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
             return frame(["done", method(*arguments)])
         except Exception as error:
-            return frame(["error", str(error) if isinstance(error, StoreError) else f"{error} ({type(error).__name__})"])
+            return frame(
+                [
+                    "error",
+                    str(error)
+                    if isinstance(error, StoreError)
+                    else f"{error} ({type(error).__name__})",
+                ]
+            )
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main(path: str) -> int:
     """Serve the folder. Return the exit status."""
-    from hybridtei.retrieval.store.embedded_folder import Folder  # the engine, which commands never import
+    from hybridtei.retrieval.store.embedded_folder import (
+        Folder,
+    )  # the engine, which commands never import
 
     if os.fork():  # the starter waits only for this process; init reaps the child
         os._exit(0)
@@ -206,7 +233,9 @@ def main(path: str) -> int:
     try:
         asyncio.run(service.run(listener))
     finally:
-        place.unlink(missing_ok=True)  # before unlocking the folder, since the next owner's socket has the same name
+        place.unlink(
+            missing_ok=True
+        )  # before unlocking the folder, since the next owner's socket has the same name
         folder.close()
         lock.close()
     return 0
@@ -223,7 +252,9 @@ def take(folder: Path) -> Any:
     try:
         file = (folder / LOCK).open("a")
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be used as the folder of the embedded Qdrant engine: {error}") from error
+        raise StoreError(
+            f"{folder}: cannot be used as the folder of the embedded Qdrant engine: {error}"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -240,10 +271,15 @@ def _network_type(folder: Path) -> str | None:
     device = folder.stat().st_dev
     key = f"{os.major(device)}:{os.minor(device)}"
     try:
-        mounts = [line.split() for line in MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()]
+        mounts = [
+            line.split()
+            for line in MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+        ]
     except OSError:
         return None
-    kinds = {fields[fields.index("-") + 1] for fields in mounts if "-" in fields and fields[2] == key}
+    kinds = {
+        fields[fields.index("-") + 1] for fields in mounts if "-" in fields and fields[2] == key
+    }
     return min(kinds & NETWORK_TYPES, default=None)
 
 

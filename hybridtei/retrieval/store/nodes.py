@@ -44,7 +44,15 @@ CHANNEL = {
 
 CODE = grpc.StatusCode
 CLIENT_ERRORS = (
-    *(UnexpectedResponse, ResponseHandlingException, QdrantException, grpc.RpcError, httpx.HTTPError, TimeoutError, OSError),
+    *(
+        UnexpectedResponse,
+        ResponseHandlingException,
+        QdrantException,
+        grpc.RpcError,
+        httpx.HTTPError,
+        TimeoutError,
+        OSError,
+    ),
     *(ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, AssertionError),
 )
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
@@ -82,10 +90,17 @@ def store_error(error: BaseException, url: str) -> HybridTeiError:
         return error
     where = f"Qdrant at {url}"
     if isinstance(error, ResourceExhaustedResponse):
-        return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}", float(max(error.retry_after_s, 0)))
+        return StoreUnavailable(
+            f"{where}: {ADVICE[429]}: {error}", float(max(error.retry_after_s, 0))
+        )
     if isinstance(error, UnexpectedResponse):
         detail = error.content.decode(errors="replace") if error.content else error.reason_phrase
-        return _of_status(where, error.status_code or 0, f"HTTP {error.status_code or 0}: {detail[:500]}", error.headers)
+        return _of_status(
+            where,
+            error.status_code or 0,
+            f"HTTP {error.status_code or 0}: {detail[:500]}",
+            error.headers,
+        )
     if isinstance(error, grpc.RpcError):
         code = error.code() if hasattr(error, "code") else None
         detail = error.details() if hasattr(error, "details") else str(error)
@@ -98,18 +113,24 @@ def store_error(error: BaseException, url: str) -> HybridTeiError:
 def _of_transport(error: BaseException, where: str) -> StoreError:
     """The error for a missing or unreadable answer. qdrant-client keeps the cause in `source`."""
     source = error.source if isinstance(error, ResponseHandlingException) else error
-    if isinstance(source, httpx.TimeoutException | TimeoutError) and not isinstance(source, httpx.ConnectTimeout):
+    if isinstance(source, httpx.TimeoutException | TimeoutError) and not isinstance(
+        source, httpx.ConnectTimeout
+    ):
         return StoreUnavailable(f"{where}: {ADVICE[408]}")
     if isinstance(source, httpx.TransportError | OSError):
         return StoreAway(f"{where}: {DOWN} ({type(source).__name__}: {source})")
     if isinstance(error, QdrantException):  # Retry-After is no number
         return StoreUnavailable(f"{where}: {ADVICE[429]}: {error}")
     if isinstance(error, ResponseHandlingException):
-        return StoreError(f"{where}: its answer is not Qdrant's: another service, or an incompatible version? ({source})")
+        return StoreError(
+            f"{where}: its answer is not Qdrant's: another service, or an incompatible version? ({source})"
+        )
     return StoreError(f"{where}: {type(source).__name__}: {source}")
 
 
-def _of_status(where: str, status: int, words: str, headers: Any = None, *, advice: str | None = None) -> StoreError:
+def _of_status(
+    where: str, status: int, words: str, headers: Any = None, *, advice: str | None = None
+) -> StoreError:
     message = f"{where}: {advice or ADVICE.get(status, 'it refused')} ({words})"
     asked_s = retry_after_s(headers)
     if status in AWAY and asked_s is None:  # a node that asks to wait answers for the whole cluster
@@ -142,9 +163,13 @@ def address_of(url: str, rest_port: int | None = None) -> Address:
     except ValueError as error:
         raise StoreError(f"`qdrant_url` {url!r}: {error}") from error
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname:
-        raise StoreError(f"`qdrant_url` {url!r}: should look like http://host:6334, https://host or grpc://host:port")
+        raise StoreError(
+            f"`qdrant_url` {url!r}: should look like http://host:6334, https://host or grpc://host:port"
+        )
     if parts.username or parts.password or parts.query:
-        raise StoreError("`qdrant_url` holds a user, password or query: give the key as `qdrant_api_key`")
+        raise StoreError(
+            "`qdrant_url` holds a user, password or query: give the key as `qdrant_api_key`"
+        )
     prefix, tls = parts.path.rstrip("/"), parts.scheme in ("https", "grpcs")
     if parts.scheme in ("grpc", "grpcs"):
         beside = REST_PORT if port in (None, GRPC_PORT) else None
@@ -270,7 +295,9 @@ class Nodes:
                 await self._check(node.client)
         except TimeoutError:
             waited_s = (self._check_after_s or 0.0) + self._check_s
-            failure = StoreAway(f"Qdrant at {node.url}: has not answered for {waited_s:g} s: is it running, or overloaded?")
+            failure = StoreAway(
+                f"Qdrant at {node.url}: has not answered for {waited_s:g} s: is it running, or overloaded?"
+            )
         except CLIENT_ERRORS as error:
             failure = store_error(error, node.url)
         node.away = failure if isinstance(failure, StoreAway) else None

@@ -36,17 +36,27 @@ from hybridtei.retrieval.store.query import CollectionPlan, Quantization
 
 MODEL_ID, TOKENIZER = "model_id", "tokenizer_sha256"
 FINGERPRINT = "model_fingerprint"  # `model` of `checkpoint.fingerprint`; collections of older versions have none
-TOKENS, DTYPE, WIDTH = "multivector_tokens", "multivector_dtype", "multivector_dim"  # keys of a collection's metadata
+TOKENS, DTYPE, WIDTH = (
+    "multivector_tokens",
+    "multivector_dtype",
+    "multivector_dim",
+)  # keys of a collection's metadata
 PACKED = "multivector_base64"  # key of the payload
-MODEL_KEYS = frozenset({MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH})  # keys of metadata from the model and the plan
+MODEL_KEYS = frozenset(
+    {MODEL_ID, TOKENIZER, FINGERPRINT, TOKENS, DTYPE, WIDTH}
+)  # keys of metadata from the model and the plan
 
 
 def budget_of_plan(plan: CollectionPlan) -> MultivectorBudget:
     """The budget of documents' multi-vectors."""
-    return MultivectorBudget(max_tokens=plan.multivector_tokens or None, dtype=plan.multivector_dtype or "float")
+    return MultivectorBudget(
+        max_tokens=plan.multivector_tokens or None, dtype=plan.multivector_dtype or "float"
+    )
 
 
-def with_budget(plan: CollectionPlan, tokens: int | None, dtype: MultivectorDtype | None) -> CollectionPlan:
+def with_budget(
+    plan: CollectionPlan, tokens: int | None, dtype: MultivectorDtype | None
+) -> CollectionPlan:
     """The plan, with a default budget of multi-vectors."""
     return structs.replace(
         plan,
@@ -61,7 +71,12 @@ SMALL_DTYPE: MultivectorDtype = "binary"
 
 
 def settled(
-    chosen: CollectionPlan, existing: CollectionSchema | None, heads: frozenset[Head], name: str, *, width: int = 0
+    chosen: CollectionPlan,
+    existing: CollectionSchema | None,
+    heads: frozenset[Head],
+    name: str,
+    *,
+    width: int = 0,
 ) -> CollectionPlan:
     """The plan of a new collection, with defaults for missing fields, or the plan of an existing one.
 
@@ -69,18 +84,24 @@ def settled(
     CollectionMismatch, field by field, if the chosen plan differs from the existing collection's.
     """
     if existing is None:
-        is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {Head.MULTIVECTOR}  # nothing else finds points
+        is_alone = heads & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR} == {
+            Head.MULTIVECTOR
+        }  # nothing else finds points
         tokens = SMALL_TOKENS if chosen.multivector_tokens is None else chosen.multivector_tokens
         small: MultivectorDtype = "int8" if (chosen.multivector_dim or width) % 8 else SMALL_DTYPE
         dtype = chosen.multivector_dtype or ("float" if is_alone else small)
         if is_alone and dtype != "float":
-            raise InvalidInput(f"`multivector_dtype` is {dtype}: multi-vectors have to be float if they are the only vectors")
+            raise InvalidInput(
+                f"`multivector_dtype` is {dtype}: multi-vectors have to be float if they are the only vectors"
+            )
         return structs.replace(chosen, multivector_tokens=tokens, multivector_dtype=dtype)
     there = plan_of(existing)
     lines = [
         f"  {field}: there {getattr(there, field) or 'nothing'}, asked for {asked or 'nothing'}"
         for field, asked in structs.asdict(chosen).items()
-        if asked is not None and asked is not False and (getattr(there, field) or None) != (asked or None)
+        if asked is not None
+        and asked is not False
+        and (getattr(there, field) or None) != (asked or None)
     ]
     if lines:
         title = (
@@ -112,7 +133,9 @@ def plan_of(schema: CollectionSchema) -> CollectionPlan:
         multivector_dim=schema.metadata.get(WIDTH) if multivector is None else multivector.size,
         multivector_tokens=schema.metadata.get(TOKENS),
         multivector_dtype=schema.metadata.get(DTYPE, "float"),
-        datatype="float16" if any_dense is not None and any_dense.datatype == "float16" else "float32",
+        datatype="float16"
+        if any_dense is not None and any_dense.datatype == "float16"
+        else "float32",
         quantization=None if dense is None else _kind_of(dense.quantization_config),
         on_disk=bool(dense is not None and dense.on_disk) or bool(index.get("on_disk")),
         on_disk_payload=bool(schema.on_disk_payload),
@@ -127,7 +150,14 @@ def _kind_of(config: dict[str, Any] | None) -> Quantization | None:
     def told(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {name: fields.get("encoding") for name, fields in settings.items()}
 
-    return next((kind for kind, made in QUANTIZATIONS.items() if config is not None and told(made) == told(config)), None)
+    return next(
+        (
+            kind
+            for kind, made in QUANTIZATIONS.items()
+            if config is not None and told(made) == told(config)
+        ),
+        None,
+    )
 
 
 def schema_for(
@@ -152,9 +182,15 @@ def schema_for(
     both. Raises InvalidInput if the model has none of the outputs, MissingArtifact without its tokenizer.
     """
     plan = plan or CollectionPlan(**options)
-    outputs = spec.heads & (heads if heads is not None else spec.heads) & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
+    outputs = (
+        spec.heads
+        & (heads if heads is not None else spec.heads)
+        & {Head.DENSE, Head.SPARSE, Head.MULTIVECTOR}
+    )
     if not outputs:
-        raise InvalidInput(f"{model_id}: makes no vectors for a collection: dense, sparse or multivector")
+        raise InvalidInput(
+            f"{model_id}: makes no vectors for a collection: dense, sparse or multivector"
+        )
     vectors: dict[str, VectorParams] = {}
     sparse: dict[str, SparseVectorParams] = {}
     metadata: dict[str, Any] = {MODEL_ID: model_id, TOKENIZER: tokenizer_sha256(spec)}
@@ -168,7 +204,9 @@ def schema_for(
             datatype=stored,
         )
     if Head.MULTIVECTOR in outputs and spec.multivector is not None:
-        width = _width(plan.multivector_dim, spec.multivector.width, "multivector_dim", is_there=is_there)
+        width = _width(
+            plan.multivector_dim, spec.multivector.width, "multivector_dim", is_there=is_there
+        )
         if plan.multivector_tokens:
             metadata[TOKENS] = plan.multivector_tokens
         if plan.multivector_dtype in (None, "float"):
@@ -182,13 +220,21 @@ def schema_for(
             )
         else:
             if plan.multivector_dtype == "binary" and width % 8:
-                raise InvalidInput(f"`multivector_dim` is {width}: binary vectors take a multiple of 8")
+                raise InvalidInput(
+                    f"`multivector_dim` is {width}: binary vectors take a multiple of 8"
+                )
             metadata |= {DTYPE: plan.multivector_dtype, WIDTH: width}
     if Head.SPARSE in outputs and spec.sparse is not None:
         idf = spec.sparse.idf and not spec.is_splade if sparse_idf is None else sparse_idf
-        index = {name: value for name, value in (("on_disk", on_disk), ("datatype", stored)) if value is not None}
+        index = {
+            name: value
+            for name, value in (("on_disk", on_disk), ("datatype", stored))
+            if value is not None
+        }
         sparse[SPARSE] = SparseVectorParams(modifier="idf" if idf else None, index=index or None)
-    return CollectionSchema(vectors, sparse, metadata, plan.shards, plan.replicas, plan.on_disk_payload or None)
+    return CollectionSchema(
+        vectors, sparse, metadata, plan.shards, plan.replicas, plan.on_disk_payload or None
+    )
 
 
 def signed(schema: CollectionSchema, spec: ModelSpec) -> CollectionSchema:
@@ -229,7 +275,11 @@ class PackedFormat:
 def packed_format(schema: CollectionSchema) -> PackedFormat | None:
     """The format of a collection with multi-vectors in payloads; None for other collections."""
     dtype, width = schema.metadata.get(DTYPE), schema.metadata.get(WIDTH)
-    return PackedFormat(dtype, width) if dtype in ("int8", "binary") and isinstance(width, int) else None
+    return (
+        PackedFormat(dtype, width)
+        if dtype in ("int8", "binary") and isinstance(width, int)
+        else None
+    )
 
 
 def packed_text(rows: NDArray[Any]) -> str:
@@ -250,10 +300,18 @@ def payload_of(schema: CollectionSchema) -> Selector:
 def fit_to_schema(embeddings: Embeddings, schema: CollectionSchema) -> Embeddings:
     """Cut dense and multi-vectors to the collection's widths, and scale floats to length 1."""
     dense, multivector, packed = embeddings.dense, embeddings.multivector, packed_format(schema)
-    if dense is not None and DENSE in schema.vectors and schema.vectors[DENSE].size < dense.shape[1]:
+    if (
+        dense is not None
+        and DENSE in schema.vectors
+        and schema.vectors[DENSE].size < dense.shape[1]
+    ):
         dense = unit(cut(dense, schema.vectors[DENSE].size))
     if multivector is not None and multivector.values.dtype != np.float32:
-        multivector = multivector if packed is None else Ragged(multivector.values[:, : packed.row_bytes], multivector.offsets)
+        multivector = (
+            multivector
+            if packed is None
+            else Ragged(multivector.values[:, : packed.row_bytes], multivector.offsets)
+        )
     elif multivector is not None and (packed is not None or MULTIVECTOR in schema.vectors):
         width = schema.vectors[MULTIVECTOR].size if packed is None else packed.width
         if width < multivector.values.shape[1]:
@@ -287,5 +345,7 @@ QUANTIZATIONS: Mapping[Quantization, dict[str, Any]] = {
 
 def _quantization(kind: Quantization | None) -> dict[str, Any] | None:
     if kind is not None and kind not in QUANTIZATIONS:
-        raise InvalidInput(f"`quantization` is {kind!r}, should be scalar, binary, binary-2bit, product or turbo")
+        raise InvalidInput(
+            f"`quantization` is {kind!r}, should be scalar, binary, binary-2bit, product or turbo"
+        )
     return None if kind is None else QUANTIZATIONS[kind]

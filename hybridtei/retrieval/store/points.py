@@ -31,7 +31,13 @@ from hybridtei.retrieval.store.base import (
     VectorParams,
     check_ids,
 )
-from hybridtei.retrieval.store.plan import PACKED, PackedFormat, packed_format, packed_text, vectors_of
+from hybridtei.retrieval.store.plan import (
+    PACKED,
+    PackedFormat,
+    packed_format,
+    packed_text,
+    vectors_of,
+)
 
 MAX_ID = 2**64 - 1
 MAX_INDEX = 2**32 - 1
@@ -50,7 +56,9 @@ def point_id(source: str, chunk: int) -> str:
 
 
 def to_points(
-    embeddings: Embeddings, ids: Sequence[PointId], payloads: Sequence[Mapping[str, Any]] | None = None
+    embeddings: Embeddings,
+    ids: Sequence[PointId],
+    payloads: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Stored]:
     """Make one point a row, with a named vector for each column that is not None. Empty sparse vectors are left out.
 
@@ -63,7 +71,10 @@ def to_points(
     if rows is not None and rows.values.dtype != np.float32:
         for payload in payloads:
             check_key_is_free(payload)
-        payloads = [{**payload, PACKED: packed_text(row)} for payload, row in zip(payloads, rows, strict=True)]
+        payloads = [
+            {**payload, PACKED: packed_text(row)}
+            for payload, row in zip(payloads, rows, strict=True)
+        ]
         embeddings = replace(embeddings, multivector=None)
     if not len(embeddings) == len(ids) == len(payloads):
         raise ValueError(
@@ -82,11 +93,18 @@ def to_points(
 def check_key_is_free(payload: Mapping[str, Any]) -> None:
     """Raises InvalidPoint if a payload already has the key of the packed multi-vector."""
     if PACKED in payload:
-        raise InvalidPoint(f"`payload.{PACKED}` is where the collection keeps multi-vectors: rename this key")
+        raise InvalidPoint(
+            f"`payload.{PACKED}` is where the collection keeps multi-vectors: rename this key"
+        )
 
 
 async def checked_batches(
-    store: Store, name: str, points: Sequence[Stored], schema: CollectionSchema | None, *, bytes_per_number: int = 4
+    store: Store,
+    name: str,
+    points: Sequence[Stored],
+    schema: CollectionSchema | None,
+    *,
+    bytes_per_number: int = 4,
 ) -> list[list[Stored]]:
     """Check points in a thread, since thousands would block the event loop, and split them into batches."""
     schema = schema or await store.describe(name)
@@ -120,7 +138,9 @@ def _checked(point: Stored, schema: CollectionSchema) -> Stored:
         elif name in schema.vectors:
             vectors[name] = _dense(vector, schema.vectors[name], f"{where}, vector `{name}`")
         else:
-            raise InvalidPoint(f"{where}: the collection has no vector `{name}`; it has {_names(schema)}")
+            raise InvalidPoint(
+                f"{where}: the collection has no vector `{name}`; it has {_names(schema)}"
+            )
     packed = packed_format(schema)
     if packed is not None and point.payload and PACKED in point.payload:
         _check_packed(point.payload[PACKED], packed, f"{where}: `payload.{PACKED}`")
@@ -151,7 +171,9 @@ def _dense(vector: Any, params: VectorParams, where: str) -> NDArray[np.float32]
         kind = "a list of numbers" if dimensions == 1 else "a list of vectors, with one at least"
         raise InvalidPoint(f"{where}: should be {kind}, has shape {list(array.shape)}")
     if array.shape[-1] != params.size:
-        raise InvalidPoint(f"{where}: has {array.shape[-1]} dimensions, the collection {params.size}")
+        raise InvalidPoint(
+            f"{where}: has {array.shape[-1]} dimensions, the collection {params.size}"
+        )
     if dimensions == 2 and not len(array):
         raise InvalidPoint(f"{where}: is empty, a multi-vector needs one row at least")
     if dimensions == 2 and array.size >= MAX_MULTIVECTOR_FLOATS:
@@ -166,15 +188,21 @@ def _dense(vector: Any, params: VectorParams, where: str) -> NDArray[np.float32]
 def _check_packed(text: Any, packed: PackedFormat, where: str) -> None:
     """Check the bound of `_dense` before decoding."""
     if not isinstance(text, str):
-        raise InvalidPoint(f"{where} is {type(text).__name__}, should be a multi-vector's bytes in base64: rename other values")
+        raise InvalidPoint(
+            f"{where} is {type(text).__name__}, should be a multi-vector's bytes in base64: rename other values"
+        )
     count = len(text) * 3 // 4 // packed.row_bytes
     if count * packed.width >= MAX_MULTIVECTOR_FLOATS:
         most = (MAX_MULTIVECTOR_FLOATS - 1) // packed.width
-        raise InvalidPoint(f"{where}: {count} rows of {packed.width} numbers, allowed are {most} rows")
+        raise InvalidPoint(
+            f"{where}: {count} rows of {packed.width} numbers, allowed are {most} rows"
+        )
     try:
         size = len(base64.b64decode(text, validate=True))
     except ValueError as error:
-        raise InvalidPoint(f"{where} should be a multi-vector's bytes in base64, rename other values: {error}") from error
+        raise InvalidPoint(
+            f"{where} should be a multi-vector's bytes in base64, rename other values: {error}"
+        ) from error
     if size % packed.row_bytes:
         raise InvalidPoint(f"{where} has {size} bytes, should be rows of {packed.row_bytes}")
 
@@ -185,11 +213,15 @@ def _floats(values: Any, where: str) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
             array = np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError) as error:
-        raise InvalidPoint(f"{where}: should hold numbers, in rows of one width: {error}") from error
+        raise InvalidPoint(
+            f"{where}: should hold numbers, in rows of one width: {error}"
+        ) from error
     finite = np.isfinite(array)
     if not finite.all():
         at = np.argwhere(~np.atleast_1d(finite))[0].tolist()
-        raise InvalidPoint(f"{where}: number {at if len(at) > 1 else at[0]} is not finite in float32")
+        raise InvalidPoint(
+            f"{where}: number {at if len(at) > 1 else at[0]} is not finite in float32"
+        )
     return array
 
 
@@ -197,16 +229,24 @@ def _sparse(vector: Any, where: str) -> dict[str, NDArray[Any]]:
     if hasattr(vector, "indices"):  # qdrant-client's
         vector = {"indices": vector.indices, "values": vector.values}
     if not isinstance(vector, Mapping):
-        raise InvalidPoint(f"{where}: should be a sparse vector of `indices` and `values`, not {type(vector).__name__}")
+        raise InvalidPoint(
+            f"{where}: should be a sparse vector of `indices` and `values`, not {type(vector).__name__}"
+        )
     values = _floats(vector.get("values", ()), f"{where}, `values`")
     indices = np.asarray(vector.get("indices", ()))
     if values.ndim != 1 or indices.ndim != 1 or len(indices) != len(values):
-        raise InvalidPoint(f"{where}: {indices.size} indices and {values.size} values: should be as many, in one row each")
-    if len(indices) and (indices.dtype.kind not in "iu" or int(indices.min()) < 0 or int(indices.max()) > MAX_INDEX):
+        raise InvalidPoint(
+            f"{where}: {indices.size} indices and {values.size} values: should be as many, in one row each"
+        )
+    if len(indices) and (
+        indices.dtype.kind not in "iu" or int(indices.min()) < 0 or int(indices.max()) > MAX_INDEX
+    ):
         raise InvalidPoint(f"{where}: `indices` should be integers between 0 and {MAX_INDEX}")
     unique, counts = np.unique(indices, return_counts=True)
     if len(unique) != len(indices):
-        raise InvalidPoint(f"{where}: index {unique[counts > 1][0]} is there {counts.max()} times, should be once")
+        raise InvalidPoint(
+            f"{where}: index {unique[counts > 1][0]} is there {counts.max()} times, should be once"
+        )
     return {"indices": indices.astype(np.uint32), "values": values}
 
 
@@ -230,15 +270,22 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise InvalidPoint(f"{path}` has the key {key!r}, keys are strings")
-        return {_text(key, path): _plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+        return {
+            _text(key, path): _plain(item, f"{path}.{key}", depth + 1)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
     if isinstance(value, int):
         if not _INTEGERS[0] <= value <= _INTEGERS[1]:
-            raise InvalidPoint(f"{path}` is {value}, integers go from {_INTEGERS[0]} to {_INTEGERS[1]}")
+            raise InvalidPoint(
+                f"{path}` is {value}, integers go from {_INTEGERS[0]} to {_INTEGERS[1]}"
+            )
         return int(value)
     if not isinstance(value, float):
-        raise InvalidPoint(f"{path}` is {type(value).__module__}.{type(value).__name__}, should be what JSON has")
+        raise InvalidPoint(
+            f"{path}` is {type(value).__module__}.{type(value).__name__}, should be what JSON has"
+        )
     if not math.isfinite(value):
         raise InvalidPoint(f"{path}` is {value}, which JSON has no word for")
     return float(value)
@@ -248,13 +295,18 @@ def _text(text: str, path: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidPoint(f"{path}`: {error.reason} at character {error.start}: not valid Unicode") from error
+        raise InvalidPoint(
+            f"{path}`: {error.reason} at character {error.start}: not valid Unicode"
+        ) from error
     return str(text)
 
 
 def size_of(point: Stored, *, bytes_per_number: int = 4) -> int:
     """The approximate bytes of a point in a request: 4 a number by gRPC, about 20 as JSON."""
-    numbers = sum(2 * len(one["values"]) if isinstance(one, Mapping) else int(np.size(one)) for one in point.vector.values())
+    numbers = sum(
+        2 * len(one["values"]) if isinstance(one, Mapping) else int(np.size(one))
+        for one in point.vector.values()
+    )
     return POINT_OVERHEAD + bytes_per_number * numbers + len(msgspec.json.encode(point.payload))
 
 

@@ -21,10 +21,22 @@ from hybridtei.errors import InvalidInput
 
 MAX_LIMIT = 100_000  # points that one query may ask for
 MAX_FILTER_BYTES, MAX_DEPTH = 100_000, 16
-MAX_CONDITIONS, MAX_VALUES = 100, 1_000  # the store compares each value with each point: 1,600 values took 5 s for 5,420 points
+MAX_CONDITIONS, MAX_VALUES = (
+    100,
+    1_000,
+)  # the store compares each value with each point: 1,600 values took 5 s for 5,420 points
 GROUPS = ("must", "should", "must_not", "min_should")
 CLAUSES, WORDS = frozenset({*GROUPS[:3], "conditions"}), frozenset({"text", "text_any", "phrase"})
-OF_A_KEY = ("match", "range", "geo_bounding_box", "geo_radius", "geo_polygon", "values_count", "is_empty", "is_null")
+OF_A_KEY = (
+    "match",
+    "range",
+    "geo_bounding_box",
+    "geo_radius",
+    "geo_polygon",
+    "values_count",
+    "is_empty",
+    "is_null",
+)
 ALONE = ("has_id", "has_vector", "nested", "is_empty", "is_null")
 _PART = r'(?:[\w-]+|"[^"]*")(?:\[\d*\])*'
 KEY, TIME = rf"^{_PART}(?:\.{_PART})*$", r"^\d{4}-\d\d-\d\d"
@@ -59,7 +71,11 @@ class Match(_Part, frozen=True):
     except_: Values = field(default=None, name="except")
 
     def __post_init__(self) -> None:
-        given = [getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None]
+        given = [
+            getattr(self, name)
+            for name in self.__struct_fields__
+            if getattr(self, name) is not None
+        ]
         if len(given) != 1:
             raise ValueError(f"should have one of {', '.join(self.__struct_encode_fields__)}")
         if isinstance(given[0], list) and len({type(one) for one in given[0]}) > 1:
@@ -175,15 +191,23 @@ class Filter(_Part, frozen=True):
             if len(given) != 2 or not given <= {"key", *OF_A_KEY}:
                 raise ValueError(f"beside `key` should be one of {', '.join(OF_A_KEY)}")
         elif not self.is_group and (len(given) != 1 or not given <= set(ALONE)):
-            raise ValueError("a condition should have a `key`, or be one of " + ", ".join((*ALONE, *GROUPS)))
+            raise ValueError(
+                "a condition should have a `key`, or be one of " + ", ".join((*ALONE, *GROUPS))
+            )
         for name in ("is_empty", "is_null"):
-            if (value := getattr(self, name)) is not None and isinstance(value, bool) is (self.key is None):
-                raise ValueError(f'`{name}` should be {{"key": NAME}}, or true or false beside a `key`')
+            if (value := getattr(self, name)) is not None and isinstance(value, bool) is (
+                self.key is None
+            ):
+                raise ValueError(
+                    f'`{name}` should be {{"key": NAME}}, or true or false beside a `key`'
+                )
 
     @property
     def is_group(self) -> bool:
         """True if it has no condition of its own."""
-        return all(getattr(self, name) is None for name in self.__struct_fields__ if name not in GROUPS)
+        return all(
+            getattr(self, name) is None for name in self.__struct_fields__ if name not in GROUPS
+        )
 
 
 class Query(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -219,14 +243,18 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json", by_alias=True, exclude_none=True)
     if not isinstance(value, dict):
-        raise InvalidInput(f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(value).__name__}")
+        raise InvalidInput(
+            f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(value).__name__}"
+        )
     _check_size(value, field)
     try:
         found = msgspec.convert(value, Filter)
     except msgspec.ValidationError as error:
         raise InvalidInput(_message(str(error), field)) from None
     if not found.is_group:
-        raise InvalidInput(f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of these")
+        raise InvalidInput(
+            f"`{field}` should be an object with {', '.join(GROUPS)}; put conditions into one of these"
+        )
     return found
 
 
@@ -236,7 +264,9 @@ def _check_size(given: Mapping[str, Any], field: str) -> None:
     All conditions count: groups and those inside them, in `nested` and in `min_should`.
     """
     conditions, values = 0, 0
-    level: list[tuple[Any, int]] = [(given, 1)]  # without recursion, since it may be deeper than Python allows
+    level: list[tuple[Any, int]] = [
+        (given, 1)
+    ]  # without recursion, since it may be deeper than Python allows
     while level:
         one, depth = level.pop()
         if depth > 2 * MAX_DEPTH + 1:  # an object and its list count as one level
@@ -257,9 +287,13 @@ def _check_size(given: Mapping[str, Any], field: str) -> None:
     if size > MAX_FILTER_BYTES:
         raise InvalidInput(f"`{field}` has more than {MAX_FILTER_BYTES} bytes")
     if conditions > MAX_CONDITIONS:
-        raise InvalidInput(f"`{field}` holds more than {MAX_CONDITIONS} conditions, groups and those in them included")
+        raise InvalidInput(
+            f"`{field}` holds more than {MAX_CONDITIONS} conditions, groups and those in them included"
+        )
     if values > MAX_VALUES:
-        raise InvalidInput(f"`{field}` holds more than {MAX_VALUES} values, those of all its lists and the words of its texts")
+        raise InvalidInput(
+            f"`{field}` holds more than {MAX_VALUES} values, those of all its lists and the words of its texts"
+        )
 
 
 _NAMES = tuple({name for part in _Part.__subclasses__() for name in part.__struct_encode_fields__})
@@ -271,7 +305,9 @@ def _message(said: str, field: str) -> str:
     place = field + place.rstrip("`")
     if unknown := re.search(r"unknown field `(.*)`$", said, re.DOTALL):
         near = get_close_matches(unknown[1], _NAMES, n=1)
-        return f"`{place}.{unknown[1]}`: there is no such field" + (f"; `{near[0]}` was probably meant" if near else "")
+        return f"`{place}.{unknown[1]}`: there is no such field" + (
+            f"; `{near[0]}` was probably meant" if near else ""
+        )
     for pattern, words in IN_WORDS.items():
         if pattern in said or repr(pattern)[1:-1] in said:
             return f"`{place}`: {words}"
@@ -285,24 +321,43 @@ Datatype = Literal["float32", "float16"]
 class CollectionPlan(Struct, frozen=True, kw_only=True):
     """Options of a new collection; None: the default, from `plan.settled`."""
 
-    dense_dim: Annotated[int | None, Meta(description="dimensions to keep of dense vectors [default: all]")] = None
+    dense_dim: Annotated[
+        int | None, Meta(description="dimensions to keep of dense vectors [default: all]")
+    ] = None
     multivector_dim: Annotated[
-        int | None, Meta(description="dimensions to keep of each vector of a multi-vector [default: all]")
+        int | None,
+        Meta(description="dimensions to keep of each vector of a multi-vector [default: all]"),
     ] = None
     multivector_tokens: int | None = None  # these two are settings of the model: 0 for all tokens
     multivector_dtype: MultivectorDtype | None = None
     datatype: Annotated[
-        Datatype | None, Meta(description="type of numbers in Qdrant's vectors, also in sparse vectors [default: float32]")
+        Datatype | None,
+        Meta(
+            description="type of numbers in Qdrant's vectors, also in sparse vectors [default: float32]"
+        ),
     ] = None
     quantization: Annotated[
-        Quantization | None, Meta(description="keep a compressed copy of dense vectors in memory, in addition to the originals")
+        Quantization | None,
+        Meta(
+            description="keep a compressed copy of dense vectors in memory, in addition to the originals"
+        ),
     ] = None
-    on_disk: Annotated[bool, Meta(description="keep dense and sparse vectors on disk instead of in memory")] = False
-    on_disk_payload: Annotated[
-        bool, Meta(description="keep texts on disk instead of in memory; default on a server: its own setting")
+    on_disk: Annotated[
+        bool, Meta(description="keep dense and sparse vectors on disk instead of in memory")
     ] = False
-    shards: Annotated[int | None, Meta(description="of a collection on a Qdrant cluster [default: one for each node]")] = None
-    replicas: Annotated[int | None, Meta(description="copies of each shard [default: 2 on a cluster]")] = None
+    on_disk_payload: Annotated[
+        bool,
+        Meta(
+            description="keep texts on disk instead of in memory; default on a server: its own setting"
+        ),
+    ] = False
+    shards: Annotated[
+        int | None,
+        Meta(description="of a collection on a Qdrant cluster [default: one for each node]"),
+    ] = None
+    replicas: Annotated[
+        int | None, Meta(description="copies of each shard [default: 2 on a cluster]")
+    ] = None
 
 
 class Imported(Struct, frozen=True):

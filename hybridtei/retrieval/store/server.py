@@ -31,7 +31,15 @@ from hybridtei.retrieval.store.base import (
     check_ids,
 )
 from hybridtei.retrieval.store.collection import check_fits, check_names
-from hybridtei.retrieval.store.nodes import CLIENT_ERRORS, Attempt, Nodes, address_of, client_of, store_error, urls_of
+from hybridtei.retrieval.store.nodes import (
+    CLIENT_ERRORS,
+    Attempt,
+    Nodes,
+    address_of,
+    client_of,
+    store_error,
+    urls_of,
+)
 from hybridtei.retrieval.store.points import checked_batches
 from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system.frames import nested
@@ -43,7 +51,11 @@ PASSED_ON = ("shard_number", "replication_factor", "on_disk_payload")  # setting
 TEXTS = ("text", "title")  # keys of payloads
 # With this index `match: text` finds words, as in the embedded engine; without it, parts of words.
 OF_WORDS = models.TextIndexParams(
-    type=models.TextIndexType.TEXT, tokenizer=models.TokenizerType.WORD, lowercase=True, phrase_matching=True, on_disk=True
+    type=models.TextIndexType.TEXT,
+    tokenizer=models.TokenizerType.WORD,
+    lowercase=True,
+    phrase_matching=True,
+    on_disk=True,
 )
 PEERS_S = 5.0  # another port, which a firewall may block
 # The time of a call after which its node is checked, and the check's own bound. So a store that is not patient fails within two
@@ -64,14 +76,20 @@ class ServerStore:
         self._url, self.place = config.qdrant_url, f"Qdrant at {config.qdrant_url}"
         self._timeout_s, self._patience_s = config.qdrant_timeout, config.qdrant_patience
         self._whole_timeout = math.ceil(self._timeout_s)
-        addresses = {url: address_of(url, config.qdrant_rest_port) for url in urls_of(config.qdrant_url)}
+        addresses = {
+            url: address_of(url, config.qdrant_rest_port) for url in urls_of(config.qdrant_url)
+        }
         self._with_rest = {url for url, address in addresses.items() if address.port is not None}
         protocols = {address.grpc_port is not None for address in addresses.values()}
         if len(protocols) > 1:
-            raise StoreError(f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of REST")
+            raise StoreError(
+                f"`qdrant_url` {config.qdrant_url!r}: all addresses should be of gRPC, or all of REST"
+            )
         self._grpc = protocols.pop()
         clients = {url: client_of(url, address, config) for url, address in addresses.items()}
-        checks_s = CHECKS_OF_A_CLUSTER_S if len(clients) > 1 else (None, 0.0) if patient else CHECKS_S
+        checks_s = (
+            CHECKS_OF_A_CLUSTER_S if len(clients) > 1 else (None, 0.0) if patient else CHECKS_S
+        )
         self._nodes = Nodes(clients, lambda client: client.collection_exists("-"), *checks_s)
         self._is_patient = patient
 
@@ -109,7 +127,9 @@ class ServerStore:
         async def attempt(client: AsyncQdrantClient) -> None:
             nonlocal tries
             tries += 1
-            await client.create_collection(name, timeout=self._whole_timeout, **create_arguments(schema))
+            await client.create_collection(
+                name, timeout=self._whole_timeout, **create_arguments(schema)
+            )
 
         try:
             await self._call(attempt)
@@ -120,14 +140,23 @@ class ServerStore:
                 raise
             check_fits(existing, schema, name)
         for key in TEXTS:
-            index = partial(AsyncQdrantClient.create_payload_index, collection_name=name, field_name=key, field_schema=OF_WORDS)
+            index = partial(
+                AsyncQdrantClient.create_payload_index,
+                collection_name=name,
+                field_name=key,
+                field_schema=OF_WORDS,
+            )
             await self._call(partial(index, wait=False))
 
     async def drop(self, name: str) -> None:
         await self._call(lambda client: client.delete_collection(name, timeout=self._whole_timeout))
 
     async def annotate(self, name: str, metadata: Mapping[str, Any]) -> None:
-        await self._call(lambda client: client.update_collection(name, metadata=dict(metadata), timeout=self._whole_timeout))
+        await self._call(
+            lambda client: client.update_collection(
+                name, metadata=dict(metadata), timeout=self._whole_timeout
+            )
+        )
 
     async def aliases(self) -> dict[str, str]:
         response = await self._call(AsyncQdrantClient.get_aliases)
@@ -138,20 +167,30 @@ class ServerStore:
             await self.drop(name)
         operations: list[Any] = [
             models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=name)),
-            models.CreateAliasOperation(create_alias=models.CreateAlias(alias_name=name, collection_name=collection)),
+            models.CreateAliasOperation(
+                create_alias=models.CreateAlias(alias_name=name, collection_name=collection)
+            ),
         ]
-        await self._call(lambda client: client.update_collection_aliases(operations, timeout=self._whole_timeout))
+        await self._call(
+            lambda client: client.update_collection_aliases(operations, timeout=self._whole_timeout)
+        )
 
-    async def upsert(self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None) -> None:
+    async def upsert(
+        self, name: str, points: Sequence[Stored], schema: CollectionSchema | None = None
+    ) -> None:
         bytes_per_number = 4 if self._grpc else JSON_BYTES_PER_NUMBER
-        for batch in await checked_batches(self, name, points, schema, bytes_per_number=bytes_per_number):
+        for batch in await checked_batches(
+            self, name, points, schema, bytes_per_number=bytes_per_number
+        ):
             await self._upsert_batch(name, batch)
 
     async def _upsert_batch(self, name: str, batch: Sequence[Stored]) -> None:
         def made() -> Any:
             if not self._grpc:
                 return [as_lists(point) for point in batch]
-            return grpc.UpsertPoints(collection_name=name, wait=True, points=[grpc_point(point) for point in batch])
+            return grpc.UpsertPoints(
+                collection_name=name, wait=True, points=[grpc_point(point) for point in batch]
+            )
 
         message = await asyncio.to_thread(made)
 
@@ -160,22 +199,34 @@ class ServerStore:
                 answer = await client.grpc_points.Upsert(message, timeout=self._timeout_s)
                 is_applied = answer.result.status == grpc.UpdateStatus.Completed
             else:
-                is_applied = (await client.upsert(name, message, wait=True)).status == models.UpdateStatus.COMPLETED
+                is_applied = (
+                    await client.upsert(name, message, wait=True)
+                ).status == models.UpdateStatus.COMPLETED
             if not is_applied:
                 raise TimeoutError  # acknowledged, but not applied in time
 
         await self._call(applied)
 
     async def query(self, name: str, query: Query) -> list[Stored]:
-        response = await self._call(lambda client: client.query_points(name, **query_arguments(query)))
+        response = await self._call(
+            lambda client: client.query_points(name, **query_arguments(query))
+        )
         return [stored_of(point) for point in response.points]
 
     async def retrieve(
-        self, name: str, ids: Sequence[PointId], *, with_payload: Selector = True, with_vectors: Selector = False
+        self,
+        name: str,
+        ids: Sequence[PointId],
+        *,
+        with_payload: Selector = True,
+        with_vectors: Selector = False,
     ) -> list[Stored]:
         check_ids(ids)
         parts = selectors(with_payload, with_vectors)
-        return [stored_of(point) for point in await self._call(lambda client: client.retrieve(name, list(ids), **parts))]
+        return [
+            stored_of(point)
+            for point in await self._call(lambda client: client.retrieve(name, list(ids), **parts))
+        ]
 
     async def scroll(
         self,
@@ -187,13 +238,19 @@ class ServerStore:
         with_payload: Selector = True,
         with_vectors: Selector = False,
     ) -> tuple[list[Stored], PointId | None]:
-        page: dict[str, Any] = {"limit": limit, "offset": offset, "scroll_filter": served_filter(scroll_filter)}
+        page: dict[str, Any] = {
+            "limit": limit,
+            "offset": offset,
+            "scroll_filter": served_filter(scroll_filter),
+        }
         parts = selectors(with_payload, with_vectors)
         answer: Any = await self._call(lambda client: client.scroll(name, **page, **parts))
         return [stored_of(point) for point in answer[0]], answer[1]
 
     async def count(self, name: str, count_filter: Filter | None = None) -> int:
-        response = await self._call(lambda client: client.count(name, count_filter=served_filter(count_filter), exact=True))
+        response = await self._call(
+            lambda client: client.count(name, count_filter=served_filter(count_filter), exact=True)
+        )
         return response.count
 
     async def delete(self, name: str, ids: Sequence[PointId]) -> None:
@@ -212,12 +269,16 @@ class ServerStore:
         """Index the vectors of segments above this size; 0: no index."""
         diff = models.OptimizersConfigDiff(indexing_threshold=threshold_kb)
         timeout_s = self._whole_timeout
-        await self._call(lambda client: client.update_collection(name, optimizers_config=diff, timeout=timeout_s))
+        await self._call(
+            lambda client: client.update_collection(name, optimizers_config=diff, timeout=timeout_s)
+        )
 
     async def peers(self) -> int:
         """The number of the cluster's nodes, which only REST tells; 1 for a single server. Raises StoreError."""
         if not self._with_rest:
-            raise StoreError(f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as `qdrant_rest_port`")
+            raise StoreError(
+                f"`qdrant_url` {self._url!r} names no port of REST, which says it: give it as `qdrant_rest_port`"
+            )
 
         async def ask(client: AsyncQdrantClient) -> Any:
             async with asyncio.timeout(min(PEERS_S, self._timeout_s)):
@@ -234,8 +295,13 @@ def create_arguments(schema: CollectionSchema) -> dict[str, Any]:
     """Make the arguments of qdrant-client's `create_collection`."""
     plain = msgspec.to_builtins
     return {
-        "vectors_config": {name: models.VectorParams(**plain(one)) for name, one in schema.vectors.items()},
-        "sparse_vectors_config": {name: models.SparseVectorParams(**plain(one)) for name, one in schema.sparse.items()} or None,
+        "vectors_config": {
+            name: models.VectorParams(**plain(one)) for name, one in schema.vectors.items()
+        },
+        "sparse_vectors_config": {
+            name: models.SparseVectorParams(**plain(one)) for name, one in schema.sparse.items()
+        }
+        or None,
         "metadata": dict(schema.metadata) or None,
         **{name: getattr(schema, name) for name in PASSED_ON},
     }
@@ -246,7 +312,9 @@ def schema_of(info: models.CollectionInfo) -> CollectionSchema:
     params = info.config.params.model_dump(mode="json", exclude_none=True)
     vectors = params.get("vectors", {})
     return CollectionSchema(
-        vectors=msgspec.convert({"": vectors} if "size" in vectors else vectors, dict[str, VectorParams]),
+        vectors=msgspec.convert(
+            {"": vectors} if "size" in vectors else vectors, dict[str, VectorParams]
+        ),
         sparse=msgspec.convert(params.get("sparse_vectors", {}), dict[str, SparseVectorParams]),
         metadata=info.config.metadata or {},
         **{name: params.get(name) for name in PASSED_ON},
@@ -257,7 +325,10 @@ def stored_of(point: models.ScoredPoint | models.Record) -> Stored:
     """Convert qdrant-client's point. A vector without a name gets the empty name."""
     vectors: Any = point.vector or {}
     named = vectors if isinstance(vectors, dict) else {"": vectors}
-    plain = {name: dict(one) if isinstance(one, models.SparseVector) else one for name, one in named.items()}
+    plain = {
+        name: dict(one) if isinstance(one, models.SparseVector) else one
+        for name, one in named.items()
+    }
     identity = point.id if isinstance(point.id, int) else str(point.id)
     return Stored(identity, point.payload or {}, plain, getattr(point, "score", 0.0))
 
@@ -270,13 +341,19 @@ def as_lists(point: Stored) -> models.PointStruct:
 
 def _listed(vector: Any) -> Any:
     if isinstance(vector, Mapping):
-        return models.SparseVector.model_construct(**{name: np.asarray(part).tolist() for name, part in vector.items()})
+        return models.SparseVector.model_construct(
+            **{name: np.asarray(part).tolist() for name, part in vector.items()}
+        )
     return np.asarray(vector).tolist()
 
 
 def selectors(payload: Selector, vectors: Selector) -> dict[str, Any]:
     """The arguments of qdrant-client for the parts of points."""
-    chosen = models.PayloadSelectorExclude(exclude=list(payload["exclude"])) if isinstance(payload, Mapping) else payload
+    chosen = (
+        models.PayloadSelectorExclude(exclude=list(payload["exclude"]))
+        if isinstance(payload, Mapping)
+        else payload
+    )
     given = {"with_payload": chosen, "with_vectors": vectors}
     return {name: list(one) if isinstance(one, Sequence) else one for name, one in given.items()}
 
@@ -285,7 +362,9 @@ def query_arguments(query: Query) -> dict[str, Any]:
     """Make the arguments of qdrant-client's `query_points`."""
     quantization = None
     if query.oversampling is not None:
-        quantization = models.QuantizationSearchParams(rescore=True, oversampling=query.oversampling)
+        quantization = models.QuantizationSearchParams(
+            rescore=True, oversampling=query.oversampling
+        )
     return {
         "query": _listed(query.vector),
         "using": query.using,

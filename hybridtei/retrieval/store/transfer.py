@@ -26,7 +26,12 @@ from msgspec import Struct
 from hybridtei import __version__
 from hybridtei.errors import InvalidInput, InvalidPoint, StoreUnavailable, UnknownCollection
 from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
-from hybridtei.retrieval.store.collection import OF_ONE_STORE, CollectionSchemas, check_fits, schema_to_dict
+from hybridtei.retrieval.store.collection import (
+    OF_ONE_STORE,
+    CollectionSchemas,
+    check_fits,
+    schema_to_dict,
+)
 from hybridtei.retrieval.store.points import check_points
 from hybridtei.retrieval.store.query import Imported
 
@@ -99,30 +104,42 @@ def _resumed(file: BinaryIO, path: Path, header: bytes) -> tuple[int, PointId | 
         file.write(header)
         return 0, None
     if first != header:
-        raise InvalidInput(f"{path} is not an export of this collection's current schema: delete it, or name another file")
+        raise InvalidInput(
+            f"{path} is not an export of this collection's current schema: delete it, or name another file"
+        )
     count, end, last = 0, len(header), b""
     for line in file:
         if line.endswith(b"\n"):
             count, end, last = count + 1, end + len(line), line
     file.truncate(end)
     if last.startswith(END):
-        raise InvalidInput(f"{path} is a whole export, of {count - 1} points: delete it, or name another file")
+        raise InvalidInput(
+            f"{path} is a whole export, of {count - 1} points: delete it, or name another file"
+        )
     return count, _read(last, Line, f"{path}, line {count + 1}").id if count else None
 
 
-async def _pages(schemas: CollectionSchemas, schema: CollectionSchema, after: PointId | None) -> AsyncIterator[list[bytes]]:
+async def _pages(
+    schemas: CollectionSchemas, schema: CollectionSchema, after: PointId | None
+) -> AsyncIterator[list[bytes]]:
     """Yield the lines of the points after the id `after`."""
     name, offset = str(schema.stored_as), after
     while True:
-        records, offset = await schemas.store.scroll(name, limit=PAGE_POINTS, offset=offset, with_vectors=True)
-        yield await asyncio.to_thread(lambda page: [_written(one) for one in page if one.id != after], records)
+        records, offset = await schemas.store.scroll(
+            name, limit=PAGE_POINTS, offset=offset, with_vectors=True
+        )
+        yield await asyncio.to_thread(
+            lambda page: [_written(one) for one in page if one.id != after], records
+        )
         if offset is None:
             return
 
 
 def _written(record: Stored) -> bytes:
     if "" in record.vector:
-        raise InvalidInput(f"point {record.id} has a vector without a name: only named ones are exported")
+        raise InvalidInput(
+            f"point {record.id} has a vector without a name: only named ones are exported"
+        )
     vectors = {name: _plain(vector) for name, vector in sorted(record.vector.items())}
     return _line({"id": record.id, "payload": record.payload, "vectors": vectors})
 
@@ -160,7 +177,9 @@ async def import_from(
         advance(len(lines))
     assert schema is not None
     if end != END + b"%d}" % (number - 1):
-        raise InvalidInput(f'line {number + 1}: should be {{"points":{number - 1}}} as the last one: the export was cut off')
+        raise InvalidInput(
+            f'line {number + 1}: should be {{"points":{number - 1}}} as the last one: the export was cut off'
+        )
     if written:
         await schemas.store.optimize(str(schema.stored_as))
     return Imported(str(name), created, number - 1, written)
@@ -183,7 +202,9 @@ async def _whole_lines(chunks: AsyncIterator[bytes], most: int) -> AsyncIterator
         yield [bytes(rest)]
 
 
-async def _collection(schemas: CollectionSchemas, name: str, header: Header) -> tuple[CollectionSchema, bool]:
+async def _collection(
+    schemas: CollectionSchemas, name: str, header: Header
+) -> tuple[CollectionSchema, bool]:
     """The schema, and True if the collection was created. Raises CollectionMismatch for other vectors or another model."""
     try:
         schema = await schemas.of(name, writing=True)
@@ -193,11 +214,21 @@ async def _collection(schemas: CollectionSchemas, name: str, header: Header) -> 
     return schema, False
 
 
-async def _store(schemas: CollectionSchemas, name: str, schema: CollectionSchema, lines: Sequence[bytes], first: int) -> int:
+async def _store(
+    schemas: CollectionSchemas,
+    name: str,
+    schema: CollectionSchema,
+    lines: Sequence[bytes],
+    first: int,
+) -> int:
     """Store new points and return their number. `first`: the number of the first line."""
-    points = await asyncio.to_thread(lambda: [_point(line, schema, f"line {n}") for n, line in enumerate(lines, first)])
+    points = await asyncio.to_thread(
+        lambda: [_point(line, schema, f"line {n}") for n, line in enumerate(lines, first)]
+    )
     ids = [point.id for point in points]
-    found = await schemas.store.retrieve(str(schema.stored_as), ids, with_payload=False) if ids else []
+    found = (
+        await schemas.store.retrieve(str(schema.stored_as), ids, with_payload=False) if ids else []
+    )
     there = {one.id for one in found}
     new = [point for point in points if point.id not in there]
     if new and not await schemas.upsert(name, schema, new):

@@ -11,7 +11,14 @@ from hybridtei.batch import Head
 from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.outputs import Embeddings, Floats, Usage
 from hybridtei.server.answers import as_base64
-from hybridtei.server.api.tei import NOT_EMPTY, Dimensions, FullText, FullTexts, ServedModel, texts_of
+from hybridtei.server.api.tei import (
+    NOT_EMPTY,
+    Dimensions,
+    FullText,
+    FullTexts,
+    ServedModel,
+    texts_of,
+)
 from hybridtei.server.context import Context, Reply
 from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import SchemaError
@@ -42,13 +49,19 @@ class CohereEmbedRequest(Struct, frozen=True, kw_only=True):
     inputs: Annotated[list[CohereInput], NOT_EMPTY] | None = None
     model: ServedModel = None
     input_type: Annotated[
-        str | None, Meta(description="search_query or search_document, for models that treat them differently.")
+        str | None,
+        Meta(
+            description="search_query or search_document, for models that treat them differently."
+        ),
     ] = None
-    embedding_types: Annotated[list[EmbeddingType] | None, Meta(description="Forms of the vectors [default: float].")] = None
+    embedding_types: Annotated[
+        list[EmbeddingType] | None, Meta(description="Forms of the vectors [default: float].")
+    ] = None
     output_dimension: Dimensions = None
-    truncate: Annotated[Literal["NONE", "START", "END"] | None, Meta(description="The side that is cut off; NONE: refuse.")] = (
-        None
-    )
+    truncate: Annotated[
+        Literal["NONE", "START", "END"] | None,
+        Meta(description="The side that is cut off; NONE: refuse."),
+    ] = None
 
     @property
     def read(self) -> list[str]:
@@ -102,7 +115,10 @@ async def cohere_embed(context: Context, request: CohereEmbedRequest, http: ApiR
             "response_type": "embeddings_floats" if bare else "embeddings_by_type",
             "embeddings": dense if bare else {form: make(dense) for form, make in makers.items()},
             "texts": texts,
-            "meta": {"api_version": {"version": version}, "billed_units": {"input_tokens": usage.tokens}},
+            "meta": {
+                "api_version": {"version": version},
+                "billed_units": {"input_tokens": usage.tokens},
+            },
         }
 
     return await context.embed(task, write, numbers=len(makers) * len(texts) * whole, field="texts")

@@ -46,40 +46,62 @@ from hybridtei.server.vectors import (
     unspelled,
 )
 
-ModelName = Annotated[str | None, Meta(description="Which of several models embeds [default: the first that can].")]
+ModelName = Annotated[
+    str | None, Meta(description="Which of several models embeds [default: the first that can].")
+]
 Side = Annotated[
     Literal["query", "document"] | None,
-    Meta(description="Kind of the inputs, for models that treat queries differently [default: document]."),
+    Meta(
+        description="Kind of the inputs, for models that treat queries differently [default: document]."
+    ),
 ]
-Budget = Annotated[MultivectorBudget | None, Meta(description="How to shrink documents' multi-vectors; queries' stay whole.")]
+Budget = Annotated[
+    MultivectorBudget | None,
+    Meta(description="How to shrink documents' multi-vectors; queries' stay whole."),
+]
 
 
-class EmbedMultivectorRequest(EmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmbedMultivectorRequest(
+    EmbedAllRequest, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Request of `/embed_multivector`."""
 
     inputs: SpannedInputs  # type: ignore[assignment,unused-ignore]
-    dimensions: Annotated[Size | None, Meta(description="Keep this many leading dimensions of dense and multi-vectors.")] = None
+    dimensions: Annotated[
+        Size | None,
+        Meta(description="Keep this many leading dimensions of dense and multi-vectors."),
+    ] = None
     output_dtype: OutputDtype = None
     multivector: Budget = None
     input_type: Side = None
     model: ModelName = None
 
 
-class EmbedHybridRequest(EmbedMultivectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmbedHybridRequest(
+    EmbedMultivectorRequest, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Request of `/embed_hybrid`."""
 
-    outputs: Annotated[Outputs | None, Meta(description="Vectors to return [default: all of the model's].")] = None
-    normalize: Annotated[bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")] = True
+    outputs: Annotated[
+        Outputs | None, Meta(description="Vectors to return [default: all of the model's].")
+    ] = None
+    normalize: Annotated[
+        bool, Meta(description="Scale dense vectors to length 1; multi-vectors always are.")
+    ] = True
     sparse_format: Annotated[
         SparseFormat,
-        Meta(description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."),
+        Meta(
+            description="tei: list of {index, value}; qdrant: {indices, values}; tokens: {vocabulary piece: weight}."
+        ),
     ] = "tei"
 
 
 class PackedVectors(Struct, frozen=True):
     """Multi-vectors with one bit per number: base64 of uint8[n, ceil(d / 8)], the most significant bit first."""
 
-    shape: Annotated[tuple[int, int], Meta(description="Number of vectors, and of numbers in each.")]
+    shape: Annotated[
+        tuple[int, int], Meta(description="Number of vectors, and of numbers in each.")
+    ]
     data: str
 
 
@@ -88,10 +110,12 @@ class HybridEmbedding(Struct, frozen=True, omit_defaults=True):
 
     dense: list[float] | None = None
     sparse: Annotated[
-        list[SparseValue] | dict[str, Any] | None, Meta(description="List or object, depending on `sparse_format`.")
+        list[SparseValue] | dict[str, Any] | None,
+        Meta(description="List or object, depending on `sparse_format`."),
     ] = None
     multivector: Annotated[
-        list[list[float]] | PackedVectors | None, Meta(description="Packed where its `dtype` is binary.")
+        list[list[float]] | PackedVectors | None,
+        Meta(description="Packed where its `dtype` is binary."),
     ] = None
 
 
@@ -105,7 +129,14 @@ NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 async def embed(context: Context, request: EmbedRequest) -> Reply:
     """Dense vectors. Those of a SPLADE model are over the vocabulary."""
     inputs, is_batch = parse_inputs(request.inputs)
-    task = _task(context, request, inputs, Head.DENSE, normalize=request.normalize, dimensions=request.dimensions)
+    task = _task(
+        context,
+        request,
+        inputs,
+        Head.DENSE,
+        normalize=request.normalize,
+        dimensions=request.dimensions,
+    )
     if context.is_splade:
         return await _embed_splade(context, replace(task, heads=frozenset({Head.SPARSE})), is_batch)
     return await context.embed(task, lambda answer, _: _dense(answer), is_batch=is_batch)
@@ -126,8 +157,14 @@ async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     """A raw vector for each token."""
     inputs, is_batch = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.TOKENS)
-    refusal = UnsupportedHead("`embed_all` is not available for SPLADE models") if context.is_splade else None
-    return await context.embed(task, lambda answer, _: _ragged(answer.tokens), is_batch=is_batch, refusal=refusal)
+    refusal = (
+        UnsupportedHead("`embed_all` is not available for SPLADE models")
+        if context.is_splade
+        else None
+    )
+    return await context.embed(
+        task, lambda answer, _: _ragged(answer.tokens), is_batch=is_batch, refusal=refusal
+    )
 
 
 def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
@@ -137,7 +174,9 @@ def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
 
 
 @post("/embed_sparse", list[list[SparseValue]], capability=EMBED_SPARSE, is_tei=True)
-async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse) -> Reply:
+async def embed_sparse(
+    context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse
+) -> Reply:
     """Sparse vectors by SPLADE pooling or by lexical weights, depending on the model."""
     inputs, is_batch = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.SPARSE, query_encoder=request.query_encoder)
@@ -146,14 +185,25 @@ async def embed_sparse(context: Context, request: EmbedSparseRequest, write: Wri
     return reply if request.query_encoder == "model" else replace(reply, headers=BY_TABLE)
 
 
-@post("/embed_multivector", list[list[list[float | Vector] | PackedVectors] | PackedVectors], capability=EMBED_MULTIVECTOR)
+@post(
+    "/embed_multivector",
+    list[list[list[float | Vector] | PackedVectors] | PackedVectors],
+    capability=EMBED_MULTIVECTOR,
+)
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """A unit vector for each token of an input, or fewer; with spans, a list of such lists."""
     inputs, is_batch = parse_inputs(request.inputs)
     task = _own_task(context, request, inputs, Head.MULTIVECTOR)
-    smaller = smaller_vectors(context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small)
+    smaller = smaller_vectors(
+        context, task.heads, request.output_dtype, request.dimensions, is_small=task.is_small
+    )
     bits = task.bits_of(context.service.model.spec)
-    return await embed_spanned(context, task, lambda answer, _: _ragged(smaller(answer).multivector, bits), is_batch=is_batch)
+    return await embed_spanned(
+        context,
+        task,
+        lambda answer, _: _ragged(smaller(answer).multivector, bits),
+        is_batch=is_batch,
+    )
 
 
 @post("/embed_hybrid", list[HybridEmbedding | list[HybridEmbedding]], capability=EMBED_HYBRID)
@@ -163,12 +213,16 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     heads = heads_of(context, request.outputs)
     task = _own_task(context, request, inputs, *heads, normalize=request.normalize)
     pieces, bits = context.service.tokenizer.pieces, task.bits_of(context.service.model.spec)
-    smaller = smaller_vectors(context, heads, request.output_dtype, request.dimensions, is_small=task.is_small)
+    smaller = smaller_vectors(
+        context, heads, request.output_dtype, request.dimensions, is_small=task.is_small
+    )
 
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
         return answers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
 
-    return await embed_spanned(context, task, write, unspelled(context, heads, request.sparse_format), is_batch=is_batch)
+    return await embed_spanned(
+        context, task, write, unspelled(context, heads, request.sparse_format), is_batch=is_batch
+    )
 
 
 @post("/similarity", Vector, capability=EMBED, is_tei=True)
@@ -189,7 +243,11 @@ async def similarity(context: Context, request: SimilarityRequest) -> Reply:
 
 
 def _task(
-    context: Context, request: EmbedAllRequest | SimilarityParameters, inputs: list[Input], *heads: Head, **options: Any
+    context: Context,
+    request: EmbedAllRequest | SimilarityParameters,
+    inputs: list[Input],
+    *heads: Head,
+    **options: Any,
 ) -> Embed:
     """`options`: further fields of `Embed`."""
     return Embed(
@@ -202,7 +260,13 @@ def _task(
     )
 
 
-def _own_task(context: Context, request: EmbedMultivectorRequest, inputs: list[Input], *heads: Head, **options: Any) -> Embed:
+def _own_task(
+    context: Context,
+    request: EmbedMultivectorRequest,
+    inputs: list[Input],
+    *heads: Head,
+    **options: Any,
+) -> Embed:
     return _task(
         context,
         request,
@@ -210,7 +274,9 @@ def _own_task(context: Context, request: EmbedMultivectorRequest, inputs: list[I
         *heads,
         dimensions=request.dimensions,
         input_type=request.input_type,
-        multivector=budget_of(context.model) if request.multivector is None else request.multivector,
+        multivector=budget_of(context.model)
+        if request.multivector is None
+        else request.multivector,
         uses_default_prompt=True,
         **options,
     )

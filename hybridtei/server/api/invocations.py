@@ -51,10 +51,15 @@ async def by_model(context: Context, data: RawBody) -> Reply:
         if keys_of(inputs, _Fields).query is UNSET:
             return await similarity(context, decode(data, tei.SimilarityRequest))
         return await rerank_by_fields(context, inputs)  # LiteLLM puts it there
-    asks_rank = fields.query is not UNSET and (fields.texts is not UNSET or fields.documents is not UNSET)
+    asks_rank = fields.query is not UNSET and (
+        fields.texts is not UNSET or fields.documents is not UNSET
+    )
     if asks_rank or context.service.model.spec.kind == "reranker":
         return await rerank_by_fields(context, data)
-    if context.server.task == "sentence-similarity" and context.service.model.spec.kind == "embedding":
+    if (
+        context.server.task == "sentence-similarity"
+        and context.service.model.spec.kind == "embedding"
+    ):
         return await similarity(context, decode(data, tei.SimilarityRequest))
     return await of_kind(context, data)
 
@@ -75,14 +80,23 @@ async def of_kind(context: Context, data: bytes) -> Reply:
 async def vertex(context: Context, request: tei.VertexRequest) -> Reply:
     """Run all instances concurrently. Raises the error of the first failing instance; RequestRefused above the batch limit."""
     limit = context.server.max_client_batch_size
-    if len(request.instances) > limit:  # each instance may be a whole batch, so this list is never split
-        raise TooManyInputs(f"batch size {len(request.instances)} > maximum allowed batch size {limit}")
-    replies = await asyncio.gather(*(_instance(context, bytes(raw)) for raw in request.instances), return_exceptions=True)
+    if (
+        len(request.instances) > limit
+    ):  # each instance may be a whole batch, so this list is never split
+        raise TooManyInputs(
+            f"batch size {len(request.instances)} > maximum allowed batch size {limit}"
+        )
+    replies = await asyncio.gather(
+        *(_instance(context, bytes(raw)) for raw in request.instances), return_exceptions=True
+    )
     for reply in replies:
         if isinstance(reply, BaseException):
             raise reply
     answered = [reply for reply in replies if isinstance(reply, Reply)]
-    return Reply({"predictions": [reply.answer for reply in answered]}, numbers=sum(reply.numbers for reply in answered))
+    return Reply(
+        {"predictions": [reply.answer for reply in answered]},
+        numbers=sum(reply.numbers for reply in answered),
+    )
 
 
 async def _instance(context: Context, data: bytes) -> Reply:

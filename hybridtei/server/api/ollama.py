@@ -26,7 +26,9 @@ class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
 
     input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")]
     model: ServedModel = None
-    truncate: Annotated[bool | None, Meta(description="Cut texts that are too long [default, as in Ollama: true].")] = None
+    truncate: Annotated[
+        bool | None, Meta(description="Cut texts that are too long [default, as in Ollama: true].")
+    ] = None
     dimensions: Dimensions = None
 
 
@@ -44,7 +46,9 @@ class OllamaEmbedResponse(Struct, frozen=True):
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
     texts, heads = texts_of(request.input, "input"), frozenset({Head.DENSE})
-    task = Embed(texts, heads, truncate=request.truncate is not False, dimensions=request.dimensions)
+    task = Embed(
+        texts, heads, truncate=request.truncate is not False, dimensions=request.dimensions
+    )
     refusal = UnsupportedHead(SPLADE_NORMALIZE) if context.is_splade else None
     began_ns = perf_counter_ns()
 
@@ -65,11 +69,18 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
 class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
     """Request of `/api/embeddings`, the older route."""
 
-    prompt: Annotated[str, Meta(description="A text. Clients send an empty one to check that the model exists.")] = ""
+    prompt: Annotated[
+        str, Meta(description="A text. Clients send an empty one to check that the model exists.")
+    ] = ""
     model: ServedModel = None
 
 
-@post("/api/embeddings", dict[Literal["embedding"], list[float]], capability=EMBED, needs_content_type=False)
+@post(
+    "/api/embeddings",
+    dict[Literal["embedding"], list[float]],
+    capability=EMBED,
+    needs_content_type=False,
+)
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
     """Ollama embeddings of one text: its vector is not scaled to length 1. A long text is cut."""
     if not request.prompt:
@@ -129,7 +140,11 @@ async def show(context: Context, request: OllamaShowRequest) -> Reply:
     family = spec.model_type
     sizes = {f"{family}.context_length": length, f"{family}.embedding_length": spec.dense_width}
     capabilities = ["embedding"] if spec.heads & EMBEDDINGS else []
-    return Reply(OllamaShowResponse(_details(context), {"general.architecture": family, **sizes}, capabilities))
+    return Reply(
+        OllamaShowResponse(
+            _details(context), {"general.architecture": family, **sizes}, capabilities
+        )
+    )
 
 
 @get("/api/tags", dict[Literal["models"], list[OllamaModel]])
@@ -147,10 +162,20 @@ async def version() -> Reply:
 
 def _listed(context: Context) -> OllamaModel:
     name, folder = context.served_name, context.service.model.spec.folder
-    weights = (*folder.glob("*.safetensors"), *folder.glob("*.bin"))  # empty if the files lie elsewhere
+    weights = (
+        *folder.glob("*.safetensors"),
+        *folder.glob("*.bin"),
+    )  # empty if the files lie elsewhere
     named, header = f"{context.model.model_id}@{context.model.revision}", context.fingerprint_header
     digest = sha256(named.encode()).hexdigest() if header is None else header[1].decode()
-    return OllamaModel(name, name, STARTED_AT, sum(file.stat().st_size for file in weights), digest, _details(context))
+    return OllamaModel(
+        name,
+        name,
+        STARTED_AT,
+        sum(file.stat().st_size for file in weights),
+        digest,
+        _details(context),
+    )
 
 
 def _details(context: Context) -> OllamaDetails:

@@ -48,7 +48,9 @@ from hybridtei.server.vectors import (
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
 JinaType = Literal["float", "base64", "binary", "ubinary"]
-Side = Annotated[str | None, Meta(description="query or document, for models that treat them differently.")]
+Side = Annotated[
+    str | None, Meta(description="query or document, for models that treat them differently.")
+]
 
 
 class JinaText(Struct, frozen=True):
@@ -67,27 +69,47 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
     model: ServedModel = None
     user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
     encoding_format: Annotated[
-        Literal["float", "base64"], Meta(description="base64: little-endian, float32 unless `output_dtype` says otherwise.")
+        Literal["float", "base64"],
+        Meta(description="base64: little-endian, float32 unless `output_dtype` says otherwise."),
     ] = "float"
     dimensions: Dimensions = None
-    output_dimension: Annotated[Size | None, Meta(description="`dimensions` under Voyage's name.")] = None
-    output_dtype: Annotated[OutputDtype, Meta(description="Type of the numbers in vectors and in their base64.")] = None
+    output_dimension: Annotated[
+        Size | None, Meta(description="`dimensions` under Voyage's name.")
+    ] = None
+    output_dtype: Annotated[
+        OutputDtype, Meta(description="Type of the numbers in vectors and in their base64.")
+    ] = None
     input_type: Side = None
     truncation: Truncate = None
-    modality: Annotated[str | None, Meta(description="From infinity's clients, where `dimensions` 0 means all.")] = None
+    modality: Annotated[
+        str | None, Meta(description="From infinity's clients, where `dimensions` 0 means all.")
+    ] = None
     task: Annotated[
-        str | None, Meta(description="Jina's `input_type`: retrieval.query, retrieval.passage; or an adapter of the model.")
+        str | None,
+        Meta(
+            description="Jina's `input_type`: retrieval.query, retrieval.passage; or an adapter of the model."
+        ),
     ] = None
     embedding_type: Annotated[
-        JinaType | Annotated[list[JinaType], Meta(max_length=1)] | None, Meta(description="Jina's form of vectors.")
+        JinaType | Annotated[list[JinaType], Meta(max_length=1)] | None,
+        Meta(description="Jina's form of vectors."),
     ] = None
-    normalized: Annotated[bool | None, Meta(description="From Jina's clients; false: do not scale to length 1.")] = None
+    normalized: Annotated[
+        bool | None, Meta(description="From Jina's clients; false: do not scale to length 1.")
+    ] = None
     truncate: Annotated[bool | None, Meta(description="`truncation` under Jina's name.")] = None
     late_chunking: Annotated[
-        bool | None, Meta(description="From Jina's clients; true: read the texts as the chunks of one text, in order.")
+        bool | None,
+        Meta(
+            description="From Jina's clients; true: read the texts as the chunks of one text, in order."
+        ),
     ] = None
-    outputs: Annotated[Outputs | None, Meta(description="Ours: also give `sparse_embedding` and `multivector`.")] = None
-    sparse_format: Annotated[SparseFormat, Meta(description="Ours: form of `sparse_embedding`.")] = "qdrant"
+    outputs: Annotated[
+        Outputs | None, Meta(description="Ours: also give `sparse_embedding` and `multivector`.")
+    ] = None
+    sparse_format: Annotated[
+        SparseFormat, Meta(description="Ours: form of `sparse_embedding`.")
+    ] = "qdrant"
 
     def __post_init__(self) -> None:
         check_inputs(self.input, "input")
@@ -103,7 +125,13 @@ class OpenAICompatRequest(Struct, frozen=True, kw_only=True):
         """query or document; None for any other task."""
         if self.input_type is None:
             return TASK_SIDES.get(self.task or "")
-        return "query" if self.input_type == "query" else "document" if self.input_type == "document" else None
+        return (
+            "query"
+            if self.input_type == "query"
+            else "document"
+            if self.input_type == "document"
+            else None
+        )
 
     @property
     def items(self) -> Any:
@@ -145,14 +173,25 @@ class OpenAICompatResponse(Struct, frozen=True):
 
 
 @post("/v1/embeddings", OpenAICompatResponse, span=None, capability=EMBED, is_tei=True, **FLAT)
-@post("/embeddings", OpenAICompatResponse, in_schema=False, capability=EMBED, is_tei=True, error=OpenAICompatErrorResponse)
+@post(
+    "/embeddings",
+    OpenAICompatResponse,
+    in_schema=False,
+    capability=EMBED,
+    is_tei=True,
+    error=OpenAICompatErrorResponse,
+)
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""
     inputs, is_batch = parse_inputs(request.items)
-    refusal: HybridTeiError | None = foreign_ids(context, inputs) or unknown_task(context, request.task)
+    refusal: HybridTeiError | None = foreign_ids(context, inputs) or unknown_task(
+        context, request.task
+    )
     if context.is_splade and request.outputs is None:
         refusal = UnsupportedHead(SPLADE_NORMALIZE)
-    heads = heads_of(context, request.outputs or ["dense"]) | ({Head.DENSE} & context.heads)  # the wire needs `embedding`
+    heads = heads_of(context, request.outputs or ["dense"]) | (
+        {Head.DENSE} & context.heads
+    )  # the wire needs `embedding`
     refusal = refusal or unspelled(context, heads, request.sparse_format)
     width = request.width
     task = Embed(
@@ -171,7 +210,12 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         answer = smaller(answer)
         data = [_item(answer, i, request, pieces) for i in range(len(answer))]
-        return {"object": "list", "data": data, "model": context.served_name, "usage": usage_of(usage)}
+        return {
+            "object": "list",
+            "data": data,
+            "model": context.served_name,
+            "usage": usage_of(usage),
+        }
 
     if request.late_chunking:
         with context.counting_failures():
@@ -214,10 +258,14 @@ def unknown_task(context: Context, task: str | None) -> InvalidInput | None:
     adapters = context.service.model.spec.adapters
     if task is None or adapters is None or task in adapters.names:
         return None
-    return InvalidInput(f"`task` is not an adapter of the model, which has: {', '.join(adapters.names)}")
+    return InvalidInput(
+        f"`task` is not an adapter of the model, which has: {', '.join(adapters.names)}"
+    )
 
 
-def _item(answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Pieces) -> dict[str, Any]:
+def _item(
+    answer: Embeddings, i: int, request: OpenAICompatRequest, pieces: Pieces
+) -> dict[str, Any]:
     item: dict[str, Any] = {"object": "embedding"}
     if answer.dense is not None:
         row = answer.dense[i]
@@ -235,14 +283,21 @@ class ContextualizedRequest(Struct, frozen=True, kw_only=True):
 
     inputs: Annotated[
         list[Annotated[list[FullText], Meta(min_length=1)]],
-        Meta(min_length=1, description="The chunks of each document, in order, which the model reads together."),
+        Meta(
+            min_length=1,
+            description="The chunks of each document, in order, which the model reads together.",
+        ),
     ]
     model: ServedModel = None
     input_type: Side = None
     output_dimension: Dimensions = None
-    output_dtype: Annotated[OutputDtype, Meta(description="Type of the numbers in vectors and in their base64.")] = None
+    output_dtype: Annotated[
+        OutputDtype, Meta(description="Type of the numbers in vectors and in their base64.")
+    ] = None
     encoding_format: Literal["float", "base64"] | None = None
-    enable_auto_chunking: Annotated[bool | None, Meta(description="true is refused: clients send chunks.")] = None
+    enable_auto_chunking: Annotated[
+        bool | None, Meta(description="true is refused: clients send chunks.")
+    ] = None
 
 
 class ContextualizedChunks(Struct, frozen=True):
@@ -267,10 +322,14 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
     """Embeddings of documents' chunks: a list of unit vectors for each document."""
     with context.counting_failures():
         if request.enable_auto_chunking:
-            raise InvalidInput("`enable_auto_chunking` is true: this server takes each document as a list of chunks")
+            raise InvalidInput(
+                "`enable_auto_chunking` is true: this server takes each document as a list of chunks"
+            )
         check_chunks(sum(map(len, request.inputs)), "inputs")
     texts = [joined(chunks) for chunks in request.inputs]
-    side: InputType | None = "query" if request.input_type == "query" else "document" if request.input_type else None
+    side: InputType | None = (
+        "query" if request.input_type == "query" else "document" if request.input_type else None
+    )
     heads, width = frozenset({Head.DENSE}), request.output_dimension
     task = Embed((), heads, context.truncate(None), dimensions=width, input_type=side)
     smaller = smaller_vectors(context, heads, request.output_dtype, width)
@@ -280,11 +339,20 @@ async def contextualized_embed(context: Context, request: ContextualizedRequest)
         vectors = smaller(answer).dense
         assert vectors is not None
         rows = by_text(texts, map(written, vectors))
-        data = [{"object": "list", "data": _listed(some), "index": i} for i, some in enumerate(rows)]
-        return {"object": "list", "data": data, "model": context.served_name, "usage": {"total_tokens": usage.tokens}}
+        data = [
+            {"object": "list", "data": _listed(some), "index": i} for i, some in enumerate(rows)
+        ]
+        return {
+            "object": "list",
+            "data": data,
+            "model": context.served_name,
+            "usage": {"total_tokens": usage.tokens},
+        }
 
     return await embed_spans(context, EmbedSpans(texts, task, "inputs[{}]"), write)
 
 
 def _listed(vectors: Sequence[Any]) -> list[dict[str, Any]]:
-    return [{"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)]
+    return [
+        {"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)
+    ]

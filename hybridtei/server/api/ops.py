@@ -42,7 +42,9 @@ class ModelList(Struct, frozen=True):
 
 
 STARTED = int(time.time())
-FINGERPRINT_WAIT_S = 0.5  # seconds that the first requests wait; half a gigabyte is read in this time
+FINGERPRINT_WAIT_S = (
+    0.5  # seconds that the first requests wait; half a gigabyte is read in this time
+)
 POOLING_NAMES = {"lasttoken": "last_token"}
 
 
@@ -131,7 +133,11 @@ def facts(context: Context) -> dict[str, Any]:
 def _model_type(spec: ModelSpec) -> dict[str, Any]:
     """The model's type for TEI's clients. TEI has no taggers, so they are classifiers."""
     if spec.kind == "embedding":
-        pooling = "splade" if spec.is_splade else "+".join(POOLING_NAMES.get(mode, mode) for mode in spec.pooling)
+        pooling = (
+            "splade"
+            if spec.is_splade
+            else "+".join(POOLING_NAMES.get(mode, mode) for mode in spec.pooling)
+        )
         return {"embedding": {"pooling": pooling}}
     labels = {
         "id2label": {str(number): label for number, label in enumerate(spec.labels)},
@@ -167,7 +173,9 @@ Table = dict[str, Any]  # keys of `config.NamedModel`
 
 
 # Settings of the whole process, and a file outside the model's folder: a request may set none of them.
-OF_PROCESS = frozenset({"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"})
+OF_PROCESS = frozenset(
+    {"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"}
+)
 
 
 @post("/models/load", ModelState, **MANAGED)

@@ -16,10 +16,18 @@ from hybridtei.server.endpoint import ApiRequest, get
 from hybridtei.server.openapi import document
 from hybridtei.server.routing import PAGE
 
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "png": "image/png"}
+TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+}
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
 PAGE_POLICY = POLICY + "require-trusted-types-for 'script'"
-DOCS_POLICY = POLICY + "img-src 'self' data:"  # Swagger UI inserts inline styles, and its style sheet contains images
+DOCS_POLICY = (
+    POLICY + "img-src 'self' data:"
+)  # Swagger UI inserts inline styles, and its style sheet contains images
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -83,5 +91,7 @@ def _read(name: str) -> bytes:
 
 def wants_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """True if `accept` is a browser's: HTML first, then XHTML or nothing."""
-    accept = b",".join(value for name, value in headers if name == b"accept").replace(b" ", b"").lower()
+    accept = (
+        b",".join(value for name, value in headers if name == b"accept").replace(b" ", b"").lower()
+    )
     return accept == b"text/html" or accept.startswith(b"text/html,application/xhtml+xml,")

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
 
 
-PORTION_POINTS = 32  # points embedded and stored at once; a multi-vector takes some hundred kilobytes
+PORTION_POINTS = (
+    32  # points embedded and stored at once; a multi-vector takes some hundred kilobytes
+)
 MAX_SWITCHES = 3
 
 
@@ -47,10 +49,17 @@ class PointsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Request of `/collections/{name}/points`: texts to embed and store."""
 
     points: Annotated[
-        list[Any], Meta(min_length=1, max_length=1000, description="Objects of `id`, `text`, `payload`, `metadata`.")
+        list[Any],
+        Meta(
+            min_length=1,
+            max_length=1000,
+            description="Objects of `id`, `text`, `payload`, `metadata`.",
+        ),
     ]
     create: Annotated[bool, Meta(description="Create the collection if it does not exist.")] = False
-    model: Annotated[str | None, Meta(description="Which of several models embeds [default: the collection's].")] = None
+    model: Annotated[
+        str | None, Meta(description="Which of several models embeds [default: the collection's].")
+    ] = None
     truncate: Truncate = None
 
 
@@ -95,11 +104,23 @@ class _NewPoint:
 @get("/collections", CollectionList, role="search", needs_store=True)
 async def collections(stores: StoreContext) -> Reply:
     """The collections of the vector store, and their aliases."""
-    return Reply(CollectionList(sorted({*await stores.schemas.store.collections(), *await stores.schemas.store.aliases()})))
+    return Reply(
+        CollectionList(
+            sorted(
+                {*await stores.schemas.store.collections(), *await stores.schemas.store.aliases()}
+            )
+        )
+    )
 
 
 # It finishes after a disconnect, since the client will send the same ids again.
-@post("/collections/{name:str}/points", PointsResponse, role="write", needs_store=True, outlives_client=True)
+@post(
+    "/collections/{name:str}/points",
+    PointsResponse,
+    role="write",
+    needs_store=True,
+    outlives_client=True,
+)
 async def upsert(stores: StoreContext, name: FromPath[str], request: PointsRequest) -> Reply:
     """Embed every output that the collection holds, and store the points."""
     return await stores.run(len(request.points), lambda: _upsert(stores, name, request))
@@ -125,22 +146,32 @@ async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> 
     usages: list[Usage] = []
     for begin in range(0, len(new), PORTION_POINTS):
         portion = new[begin : begin + PORTION_POINTS]
-        task = Embed([], heads, context.truncate(request.truncate), input_type="document", multivector=budget)
+        task = Embed(
+            [], heads, context.truncate(request.truncate), input_type="document", multivector=budget
+        )
         good, embedded, usage = await _embedded(context, portion, task, failed)
         ready: list[Stored] = []
         if embedded is not None and usage is not None:
             usages.append(usage)
-            ready = await asyncio.to_thread(_points, good, fit_to_schema(embedded, schema), schema, failed)
+            ready = await asyncio.to_thread(
+                _points, good, fit_to_schema(embedded, schema), schema, failed
+            )
             bad = {one.index for one in failed}
             stored += [one.identity for one in good if one.index not in bad]
         if ready and not await stores.schemas.upsert(name, schema, ready):
             return None
     failed.sort(key=lambda one: one.index)
-    return Reply(PointsResponse(name, created, len(stored), stored, failed), Usage.total(usages) if usages else None)
+    return Reply(
+        PointsResponse(name, created, len(stored), stored, failed),
+        Usage.total(usages) if usages else None,
+    )
 
 
 def _points(
-    good: Sequence[_NewPoint], embedded: Embeddings, schema: CollectionSchema, failed: list[FailedPoint]
+    good: Sequence[_NewPoint],
+    embedded: Embeddings,
+    schema: CollectionSchema,
+    failed: list[FailedPoint],
 ) -> list[Stored]:
     """The valid points; invalid ones go into `failed`. Reads whole payloads, so do not call it on the event loop."""
     from hybridtei.retrieval.store.points import check_points, to_points
@@ -155,7 +186,9 @@ def _points(
     return ready
 
 
-async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple[Context, CollectionSchema, bool]:
+async def _collection(
+    stores: StoreContext, name: str, *, create: bool
+) -> tuple[Context, CollectionSchema, bool]:
     """The model, the layout, and True if this call created the collection. Raises UnknownCollection, CollectionMismatch."""
     from hybridtei.retrieval.store.collection import check_searchable
     from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for
@@ -173,7 +206,9 @@ async def _collection(stores: StoreContext, name: str, *, create: bool) -> tuple
             schema = replace(schema, metadata={**schema.metadata, FINGERPRINT: files})
         schema, created = await schemas.create(name, schema)
     files = await model_hash(context.fingerprint) if FINGERPRINT in schema.metadata else None
-    check_searchable(schema, context.service.model.spec, context.model.model_id, name, fingerprint=files)
+    check_searchable(
+        schema, context.service.model.spec, context.model.model_id, name, fingerprint=files
+    )
     return context, schema, created
 
 
@@ -190,7 +225,12 @@ def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], li
             new.append(one)
         except (msgspec.ValidationError, InvalidPoint) as error:
             client_id = raw.get("id") if isinstance(raw, dict) else None
-            known = client_id if isinstance(client_id, str) or (type(client_id) is int and _is_writable(client_id)) else None
+            known = (
+                client_id
+                if isinstance(client_id, str)
+                or (type(client_id) is int and _is_writable(client_id))
+                else None
+            )
             failed.append(FailedPoint(index, known, f"points[{index}]: {error}"))
     return new, failed
 
@@ -207,9 +247,13 @@ def _read(index: int, point: Point) -> _NewPoint:
         payload[METADATA] = point.metadata
     if isinstance(point.id, int) and not _is_writable(point.id):
         raise InvalidPoint(f"`id` should be between 0 and {MAX_ID}")
-    identity: PointId = point_id(point.text, -1)  # -1: no client's id, which gets 0, gives the same UUID
+    identity: PointId = point_id(
+        point.text, -1
+    )  # -1: no client's id, which gets 0, gives the same UUID
     if point.id is not None:
-        identity = point.id if isinstance(point.id, int) or _is_uuid(point.id) else point_id(point.id, 0)
+        identity = (
+            point.id if isinstance(point.id, int) or _is_uuid(point.id) else point_id(point.id, 0)
+        )
         payload.setdefault(DOCUMENT_ID, str(point.id))
     return _NewPoint(index, point.id, identity, point.text, payload)
 
@@ -237,13 +281,21 @@ async def _embedded(
         return points, *await context.embed_in_chunks(replace(task, inputs=texts), load)
     except RequestError as error:
         if len(points) == 1:
-            failed.append(FailedPoint(points[0].index, points[0].client_id, f"points[{points[0].index}]: {error}"))
+            failed.append(
+                FailedPoint(
+                    points[0].index, points[0].client_id, f"points[{points[0].index}]: {error}"
+                )
+            )
             return [], None, None
     parts = [await _embedded(context, [one], task, failed) for one in points]
     good = [(some[0], embedded, usage) for some, embedded, usage in parts if embedded is not None]
     if not good:
         return [], None, None
-    return [one for one, _, _ in good], Embeddings.concat([embedded for _, embedded, _ in good]), good[-1][2]
+    return (
+        [one for one, _, _ in good],
+        Embeddings.concat([embedded for _, embedded, _ in good]),
+        good[-1][2],
+    )
 
 
 @get("/collections/{name:str}/export", role="manage", needs_store=True)
@@ -262,7 +314,14 @@ async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
 
 
 # It finishes after a disconnect: the client will repeat the import, and points stored by then are skipped.
-@post("/collections/{name:str}/import", Imported, role="manage", needs_store=True, takes_lines=True, outlives_client=True)
+@post(
+    "/collections/{name:str}/import",
+    Imported,
+    role="manage",
+    needs_store=True,
+    takes_lines=True,
+    outlives_client=True,
+)
 async def import_lines(stores: StoreContext, name: FromPath[str], http: ApiRequest) -> Reply:
     """Store the points of an export that the collection lacks."""
     from hybridtei.retrieval.store.transfer import PAGE_POINTS, import_from

@@ -40,9 +40,15 @@ class ClassifyRequest(Struct, frozen=True, kw_only=True):
 
     input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")]
     model: ServedModel = None
-    raw_scores: Annotated[bool, Meta(description="infinity's; true: logits instead of probabilities.")] = False
-    use_activation: Annotated[bool | None, Meta(description="vLLM's; false: logits instead of probabilities.")] = None
-    activation: Annotated[bool | None, Meta(description="`use_activation` under its older name.")] = None
+    raw_scores: Annotated[
+        bool, Meta(description="infinity's; true: logits instead of probabilities.")
+    ] = False
+    use_activation: Annotated[
+        bool | None, Meta(description="vLLM's; false: logits instead of probabilities.")
+    ] = None
+    activation: Annotated[
+        bool | None, Meta(description="`use_activation` under its older name.")
+    ] = None
 
     @property
     def logits(self) -> bool:
@@ -98,16 +104,28 @@ def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
     """Read `top_k` and `function_to_apply`. Raises SchemaError or InvalidInput."""
     top_k, function = parameters.get("top_k"), parameters.get("function_to_apply")
     if top_k is not None and (type(top_k) is not int or top_k < 1):
-        raise SchemaError(f"parameters.top_k: expected a whole number of at least 1, got {reprlib.repr(top_k)}")
+        raise SchemaError(
+            f"parameters.top_k: expected a whole number of at least 1, got {reprlib.repr(top_k)}"
+        )
     if function is not None and not (isinstance(function, str) and function in label.FUNCTIONS):
-        raise InvalidInput(f"`function_to_apply` is {reprlib.repr(function)}; known: {', '.join(label.FUNCTIONS)}")
+        raise InvalidInput(
+            f"`function_to_apply` is {reprlib.repr(function)}; known: {', '.join(label.FUNCTIONS)}"
+        )
     return top_k, function
 
 
-@post("/classify", ClassifyResponse | VllmClassifyResponse, span=None, capability=CLASSIFY, error=ListedErrorResponse)
+@post(
+    "/classify",
+    ClassifyResponse | VllmClassifyResponse,
+    span=None,
+    capability=CLASSIFY,
+    error=ListedErrorResponse,
+)
 async def classify(context: Context, request: ClassifyRequest) -> Reply:
     """Classification in infinity's or vLLM's format, depending on the server's setting."""
-    return await (vllm_classify if context.server.classify_as == "vllm" else infinity_classify)(context, request)
+    return await (vllm_classify if context.server.classify_as == "vllm" else infinity_classify)(
+        context, request
+    )
 
 
 @handler("classify")
@@ -130,20 +148,35 @@ async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
         labels = answer.labels
         data = [
-            {"index": i, "label": labels[int(row.argmax())], "probs": row, "num_classes": len(labels)}
+            {
+                "index": i,
+                "label": labels[int(row.argmax())],
+                "probs": row,
+                "num_classes": len(labels),
+            }
             for i, row in enumerate(answer.scores)
         ]
-        return {**envelope(context, "list", "classify"), "data": data, "usage": {**usage_of(usage), "completion_tokens": 0}}
+        return {
+            **envelope(context, "list", "classify"),
+            "data": data,
+            "usage": {**usage_of(usage), "completion_tokens": 0},
+        }
 
     return await _classify(context, task, write)
 
 
 def _task_of(context: Context, request: ClassifyRequest) -> label.Classify:
-    return label.Classify(texts_of(request.input, "input"), context.truncate(None), raw_scores=request.logits)
+    return label.Classify(
+        texts_of(request.input, "input"), context.truncate(None), raw_scores=request.logits
+    )
 
 
-async def _classify(context: Context, task: label.Classify, write: Write[label.Classified], *, is_batch: bool = True) -> Reply:
-    characters = sum(len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in task.inputs)
+async def _classify(
+    context: Context, task: label.Classify, write: Write[label.Classified], *, is_batch: bool = True
+) -> Reply:
+    characters = sum(
+        len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in task.inputs
+    )
     load = Load(len(task.inputs), characters, is_batch)
     answer, usage = await context.run(task, load, scope="predict", checks_model=True)
     return await context.reply(write, answer, usage, NUMBERS_A_LABEL * answer.scores.size)
@@ -158,9 +191,15 @@ class PredictTokensRequest(Struct, frozen=True, kw_only=True):
     ]
     truncate: Truncate = None
     truncation_direction: TruncationSide = "Right"
-    raw_scores: Annotated[bool, Meta(description="Give the logit of every label; only if tokens are not merged.")] = False
-    aggregation_strategy: Annotated[label.Aggregation, Meta(description="How to merge tokens to entities.")] = "none"
-    include_special_tokens: Annotated[bool, Meta(description="Ours: include special tokens, which have no text.")] = False
+    raw_scores: Annotated[
+        bool, Meta(description="Give the logit of every label; only if tokens are not merged.")
+    ] = False
+    aggregation_strategy: Annotated[
+        label.Aggregation, Meta(description="How to merge tokens to entities.")
+    ] = "none"
+    include_special_tokens: Annotated[
+        bool, Meta(description="Ours: include special tokens, which have no text.")
+    ] = False
 
 
 class TokenPrediction(Struct, frozen=True):
@@ -194,7 +233,9 @@ Items = list[dict[str, Any]]
 @post("/predict_tokens", list[list[TokenPrediction]], capability=TAG)
 async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
     """Labels of tokens, or entities, for each item of `inputs`. The results of an inner list are joined."""
-    inputs: list[str | list[str]] = [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    inputs: list[str | list[str]] = (
+        [request.inputs] if isinstance(request.inputs, str) else request.inputs
+    )
     groups = [[item] if isinstance(item, str) else item for item in inputs]
     texts = [text for group in groups for text in group]
     task = label.Tag(
@@ -209,7 +250,10 @@ async def predict_tokens(context: Context, request: PredictTokensRequest) -> Rep
 
     def write(answers: list[label.Tagged], _: Usage) -> list[Items]:
         remaining = iter(answers)
-        return [[item for _ in group for item in _items(next(remaining), request, labels)] for group in groups]
+        return [
+            [item for _ in group for item in _items(next(remaining), request, labels)]
+            for group in groups
+        ]
 
     return await _tag(context, task, write, is_batch=not isinstance(request.inputs, str))
 
@@ -218,18 +262,30 @@ def _items(tagged: label.Tagged, request: PredictTokensRequest, labels: Sequence
     if request.aggregation_strategy == "none":
         return [_token(token, labels, whole=request.raw_scores) for token in tagged.tokens]
     return [
-        _item(tagged.text[span.start : span.end], 0, span.start, span.end, {span.label: np.float32(span.score)})
+        _item(
+            tagged.text[span.start : span.end],
+            0,
+            span.start,
+            span.end,
+            {span.label: np.float32(span.score)},
+        )
         for span in tagged.spans
     ]
 
 
 def _token(token: label.TaggedToken, labels: Sequence[str], *, whole: bool) -> dict[str, Any]:
     best = int(token.scores.argmax())
-    results = dict(zip(labels, token.scores, strict=True)) if whole else {labels[best]: token.scores[best]}
+    results = (
+        dict(zip(labels, token.scores, strict=True))
+        if whole
+        else {labels[best]: token.scores[best]}
+    )
     return _item(token.text, token.token_id, token.start, token.end, results)
 
 
-def _item(token: str, token_id: int, start: int, end: int, results: dict[str, Any]) -> dict[str, Any]:
+def _item(
+    token: str, token_id: int, start: int, end: int, results: dict[str, Any]
+) -> dict[str, Any]:
     return {"token": token, "token_id": token_id, "start": start, "end": end, "results": results}
 
 
@@ -243,7 +299,10 @@ async def entities(context: Context, request: EntitiesRequest) -> Reply:
     name = "entity" if aggregation == "none" else "entity_group"
 
     def write(answers: list[label.Tagged], _: Usage) -> list[Any]:
-        results = [[_entity(tagged, span, name) for span in tagged.spans if span.label not in ignored] for tagged in answers]
+        results = [
+            [_entity(tagged, span, name) for span in tagged.spans if span.label not in ignored]
+            for tagged in answers
+        ]
         return results[0] if isinstance(request.inputs, str) else results
 
     task = label.Tag(texts, aggregation, context.truncate(None))
@@ -252,10 +311,18 @@ async def entities(context: Context, request: EntitiesRequest) -> Reply:
 
 def _entity(tagged: label.Tagged, span: label.Span, name: str) -> dict[str, Any]:
     word = tagged.text[span.start : span.end]
-    return {name: span.label, "score": np.float32(span.score), "word": word, "start": span.start, "end": span.end}
+    return {
+        name: span.label,
+        "score": np.float32(span.score),
+        "word": word,
+        "start": span.start,
+        "end": span.end,
+    }
 
 
-async def _tag(context: Context, task: label.Tag, write: Write[list[label.Tagged]], *, is_batch: bool) -> Reply:
+async def _tag(
+    context: Context, task: label.Tag, write: Write[list[label.Tagged]], *, is_batch: bool
+) -> Reply:
     if not task.inputs:
         with context.counting_failures():
             raise NoInputs("`inputs` cannot be empty")

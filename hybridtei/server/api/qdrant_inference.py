@@ -15,7 +15,15 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.errors import InvalidDimensions, InvalidInput, NoKey, RequestError, RoleNeeded, UnknownModel, UnsupportedHead
+from hybridtei.errors import (
+    InvalidDimensions,
+    InvalidInput,
+    NoKey,
+    RequestError,
+    RoleNeeded,
+    UnknownModel,
+    UnsupportedHead,
+)
 from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.inference.tasks.pooling import MultivectorBudget
 from hybridtei.outputs import Embeddings, Load, cut, unit
@@ -35,7 +43,9 @@ class InferenceOptions(Struct, frozen=True):
     """Options of one document."""
 
     vector: Annotated[Vector | None, Meta(description="[default: from the model's name.]")] = None
-    dimensions: Annotated[Size | None, Meta(description="Keep this many leading dimensions.")] = None
+    dimensions: Annotated[Size | None, Meta(description="Keep this many leading dimensions.")] = (
+        None
+    )
     input_type: Annotated[InputType | None, Meta(description="[default: from `inference`.]")] = None
     prompt_name: str | None = None
 
@@ -46,7 +56,10 @@ class InferenceInput(Struct, frozen=True, kw_only=True):
     data: FullText
     data_type: Literal["text"] = "text"
     model: Annotated[
-        str, Meta(description="ALIAS/dense, ALIAS/sparse, ALIAS/multivector; ALIAS: its only or its dense vector.")
+        str,
+        Meta(
+            description="ALIAS/dense, ALIAS/sparse, ALIAS/multivector; ALIAS: its only or its dense vector."
+        ),
     ] = ""
     options: InferenceOptions | None = None
 
@@ -55,7 +68,9 @@ class InferenceRequest(Struct, frozen=True, kw_only=True):
     """Request of `/qdrant/inference`."""
 
     inputs: Annotated[list[InferenceInput], Meta(max_length=10_000)]
-    inference: Annotated[str | None, Meta(description="update: the inputs are documents; search: they are queries.")] = None
+    inference: Annotated[
+        str | None, Meta(description="update: the inputs are documents; search: they are queries.")
+    ] = None
     token: Annotated[str | None, Meta(description="The API key, if no header carries it.")] = None
 
 
@@ -109,7 +124,13 @@ class _Target:
     dimensions: int | None
 
 
-@post("/qdrant/inference", InferenceResponse, error=InferenceError, needs_content_type=False, key_in_body=True)
+@post(
+    "/qdrant/inference",
+    InferenceResponse,
+    error=InferenceError,
+    needs_content_type=False,
+    key_in_body=True,
+)
 async def qdrant_inference(models: Models, request: InferenceRequest, http: ApiRequest) -> Reply:
     """Embeddings for a Qdrant server. One pass gives all requested vectors of a text. Below the path of one model, inputs name
     only vectors. Errors name the input."""
@@ -122,8 +143,13 @@ async def qdrant_inference(models: Models, request: InferenceRequest, http: ApiR
     for (reading, text), of_text in heads.items():
         rows = passes.setdefault((reading, of_text), {})
         rows[text] = len(rows)
-    results = dict(zip(passes, await asyncio.gather(*map(_embedded, passes, passes.values())), strict=True))
-    unpaid = {read: results[read[0], of_text][1][passes[read[0], of_text][read[1]]] for read, of_text in heads.items()}
+    results = dict(
+        zip(passes, await asyncio.gather(*map(_embedded, passes, passes.values())), strict=True)
+    )
+    unpaid = {
+        read: results[read[0], of_text][1][passes[read[0], of_text][read[1]]]
+        for read, of_text in heads.items()
+    }
     embeddings, numbers = [], 0
     tokens: dict[str, int] = {}
     vectors: dict[tuple[Any, ...], Any] = {}  # equal inputs share their vectors
@@ -135,7 +161,9 @@ async def qdrant_inference(models: Models, request: InferenceRequest, http: ApiR
         embeddings.append(vectors[alike])
         numbers += _size(vectors[alike])
         target.reading[0].service.check_answer(numbers)  # a text may be wanted any number of times
-        tokens[target.name] = tokens.get(target.name, 0) + unpaid.pop(read, 0)  # a text that is read once counts once
+        tokens[target.name] = tokens.get(target.name, 0) + unpaid.pop(
+            read, 0
+        )  # a text that is read once counts once
     usage = {"models": {name: {"tokens": count} for name, count in tokens.items()}}
     return Reply({"embeddings": embeddings, "usage": usage}, numbers=numbers)
 
@@ -146,12 +174,16 @@ def _targets(models: Models, alias: str | None, request: InferenceRequest) -> li
     for place, one in enumerate(request.inputs):
         key = (one.model, one.options)
         if key not in known:
-            known[key] = _target(models, alias, f"inputs[{place}]", one, SIDES.get(request.inference))
+            known[key] = _target(
+                models, alias, f"inputs[{place}]", one, SIDES.get(request.inference)
+            )
         targets.append(known[key])
     return targets
 
 
-def _target(models: Models, alias: str | None, where: str, one: InferenceInput, side: InputType | None) -> _Target:
+def _target(
+    models: Models, alias: str | None, where: str, one: InferenceInput, side: InputType | None
+) -> _Target:
     options = one.options or InferenceOptions()
     name, vector = split_model(one.model)
     context = _named(models, alias, name, where)
@@ -160,13 +192,21 @@ def _target(models: Models, alias: str | None, where: str, one: InferenceInput, 
     head = Head(options.vector or vector or next(iter(given), "dense"))
     if spec.kind != "embedding" or head not in spec.heads:
         has = ", ".join(given) or "no vectors"
-        raise UnsupportedHead(f"`{where}.model`: {context.served_name} has no {head.value} output. It has: {has}")
+        raise UnsupportedHead(
+            f"`{where}.model`: {context.served_name} has no {head.value} output. It has: {has}"
+        )
     if options.dimensions is not None:
         if head is Head.SPARSE:
             raise InvalidInput(f"`{where}.options.dimensions` means nothing for sparse vectors")
-        width = spec.multivector.width if head is Head.MULTIVECTOR and spec.multivector else spec.dense_width
+        width = (
+            spec.multivector.width
+            if head is Head.MULTIVECTOR and spec.multivector
+            else spec.dense_width
+        )
         if not 1 <= options.dimensions <= width:
-            raise InvalidDimensions(f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and {width}")
+            raise InvalidDimensions(
+                f"`{where}.options.dimensions` is {options.dimensions}, should be between 1 and {width}"
+            )
     reading = (context, options.input_type or side, options.prompt_name)
     return _Target(reading, one.model, head, options.dimensions)
 
@@ -180,7 +220,9 @@ def _named(models: Models, alias: str | None, name: str, where: str) -> Context:
         if models.named(name) is context:
             return context
     except UnknownModel as error:
-        raise UnknownModel(f"`{where}.model`: {error}; name one, or one of its vectors, as in NAME/sparse") from None
+        raise UnknownModel(
+            f"`{where}.model`: {error}; name one, or one of its vectors, as in NAME/sparse"
+        ) from None
     raise UnknownModel(f"`{where}.model` names `{name}`, and the path `{alias}`")
 
 
@@ -194,23 +236,40 @@ async def _embedded(work: Pass, rows: Mapping[str, int]) -> tuple[Embeddings, Se
     """The vectors of a pass, and the number of tokens of each text."""
     (context, side, prompt_name), heads = work
     texts = [*rows]
-    budget = MultivectorBudget(max_tokens=context.model.multivector_tokens or None)  # Qdrant accepts only floats
-    task = Embed(texts, heads, context.truncate(None), prompt_name=prompt_name, input_type=side, multivector=budget)
-    answer, usage = await context.embed_in_chunks(task, Load(len(texts), sum(map(len, texts)), is_batch=True))
+    budget = MultivectorBudget(
+        max_tokens=context.model.multivector_tokens or None
+    )  # Qdrant accepts only floats
+    task = Embed(
+        texts,
+        heads,
+        context.truncate(None),
+        prompt_name=prompt_name,
+        input_type=side,
+        multivector=budget,
+    )
+    answer, usage = await context.embed_in_chunks(
+        task, Load(len(texts), sum(map(len, texts)), is_batch=True)
+    )
     return answer, usage.lengths
 
 
 def _written(embedded: Embeddings, row: int, target: _Target, place: int) -> Any:
     if target.head is Head.SPARSE and embedded.sparse is not None:
         return sparse_qdrant(embedded.sparse, row)
-    vectors = embedded.dense[row : row + 1] if target.head is Head.DENSE and embedded.dense is not None else None
+    vectors = (
+        embedded.dense[row : row + 1]
+        if target.head is Head.DENSE and embedded.dense is not None
+        else None
+    )
     if target.head is Head.MULTIVECTOR and embedded.multivector is not None:
         vectors = embedded.multivector.row(row)
         if not len(vectors):
             raise InvalidInput(f"`inputs[{place}].data` becomes no token, and so no multi-vector")
     if vectors is None:
         name = target.reading[0].served_name
-        raise UnsupportedHead(f"`inputs[{place}].model`: {name} makes no {target.head.value} vector of a query")
+        raise UnsupportedHead(
+            f"`inputs[{place}].model`: {name} makes no {target.head.value} vector of a query"
+        )
     vectors = vectors if target.dimensions is None else unit(cut(vectors, target.dimensions))
     return vectors[0] if target.head is Head.DENSE else np.ascontiguousarray(vectors)
 

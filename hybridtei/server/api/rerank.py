@@ -44,7 +44,9 @@ MAX_RANK_FIELDS = 32  # the event loop looks up each field in each of thousands 
 
 GivenWeights = Annotated[
     str | RankWeights | None,
-    Meta(description="For models that rank by vectors: m3, m3-long, m3-two, or a weight for each kind of vector."),
+    Meta(
+        description="For models that rank by vectors: m3, m3-long, m3-two, or a weight for each kind of vector."
+    ),
 ]
 
 
@@ -74,29 +76,44 @@ class DocumentsRequest(Struct, frozen=True, kw_only=True):
 
     query: str
     documents: Annotated[
-        list[str | dict[str, Any]], NOT_EMPTY, Meta(description="Texts, or objects with `text` or the `rank_fields`.")
+        list[str | dict[str, Any]],
+        NOT_EMPTY,
+        Meta(description="Texts, or objects with `text` or the `rank_fields`."),
     ]
     model: ServedModel = None
-    top_n: Annotated[Size | None, Meta(description="Number of results [default, and 0: all].")] = None
+    top_n: Annotated[Size | None, Meta(description="Number of results [default, and 0: all].")] = (
+        None
+    )
     top_k: Annotated[Size | None, Meta(description="`top_n` under Voyage's name.")] = None
-    return_documents: Annotated[bool | None, Meta(description="Repeat each document in the answer.")] = None
+    return_documents: Annotated[
+        bool | None, Meta(description="Repeat each document in the answer.")
+    ] = None
     rank_fields: Annotated[
         Annotated[list[str], Meta(max_length=MAX_RANK_FIELDS)] | None,
-        Meta(description="For documents that are objects: up to 32 fields to read, in this order [default: text]."),
+        Meta(
+            description="For documents that are objects: up to 32 fields to read, in this order [default: text]."
+        ),
     ] = None
-    max_tokens_per_doc: Annotated[Size | None, Meta(description="Cut each document to this many tokens; 0: do not cut.")] = None
-    raw_scores: Annotated[bool | UnsetType | None, Meta(description="Give logits instead of probabilities.")] = UNSET
+    max_tokens_per_doc: Annotated[
+        Size | None, Meta(description="Cut each document to this many tokens; 0: do not cut.")
+    ] = None
+    raw_scores: Annotated[
+        bool | UnsetType | None, Meta(description="Give logits instead of probabilities.")
+    ] = UNSET
     truncate: Truncate = None
     truncation: Annotated[bool | None, Meta(description="`truncate` under Voyage's name.")] = None
     truncation_direction: TruncationSide = "Right"
     instruction: Instruction = None
     weights: GivenWeights = None
     relevant_spans: Annotated[
-        RelevantSpans | None, Meta(description="List the sentences behind each score, by the best matches of multi-vectors.")
+        RelevantSpans | None,
+        Meta(
+            description="List the sentences behind each score, by the best matches of multi-vectors."
+        ),
     ] = None
-    by_property: Annotated[Any, Meta(description="Weaviate's; adds `scores` in the order of `documents`.")] = field(
-        default=UNSET, name="property"
-    )
+    by_property: Annotated[
+        Any, Meta(description="Weaviate's; adds `scores` in the order of `documents`.")
+    ] = field(default=UNSET, name="property")
 
     @property
     def most(self) -> int | None:
@@ -131,11 +148,15 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
     if not fields:
         text = document.get("text")
         if not isinstance(text, str):
-            raise InvalidInput(f"`documents[{place}]` should be a text, or an object with a `text`; or name `rank_fields`")
+            raise InvalidInput(
+                f"`documents[{place}]` should be a text, or an object with a `text`; or name `rank_fields`"
+            )
         return text
     values = [value for field in fields if (value := document.get(field)) is not None]
     if not values:
-        raise InvalidInput(f"`documents[{place}]` has none of the `rank_fields`: {', '.join(fields)}")
+        raise InvalidInput(
+            f"`documents[{place}]` has none of the `rank_fields`: {', '.join(fields)}"
+        )
     return "\n".join(map(str, values))
 
 
@@ -152,13 +173,18 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, request.texts)
     split = context.splits(load.inputs)
-    bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(CHUNK_DOCUMENTS)
+    bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(
+        CHUNK_DOCUMENTS
+    )
     scored, usage = await context.run(task, load, bounds, scope="predict")
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
         if not request.return_text:
             return [{"index": i, "score": scores[i]} for i in best_first(scores).tolist()]
-        return [{"index": i, "text": request.texts[i], "score": scores[i]} for i in best_first(scores).tolist()]
+        return [
+            {"index": i, "text": request.texts[i], "score": scores[i]}
+            for i in best_first(scores).tolist()
+        ]
 
     returned = sum(map(len, request.texts)) if request.return_text else 0
     numbers = NUMBERS_A_RANK * load.inputs + returned // BYTES_PER_NUMBER
@@ -166,7 +192,9 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
 
 
 @post(["/v1/rerank", "/v2/rerank"], DocumentsResponse, span="rerank", capability=RANK, **LISTED)
-async def rerank_documents(context: Context, request: DocumentsRequest, *, plain: bool = False) -> Reply:
+async def rerank_documents(
+    context: Context, request: DocumentsRequest, *, plain: bool = False
+) -> Reply:
     """Reranking of `documents`."""
     raw = request.documents
     with context.counting_failures():
@@ -174,7 +202,9 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
             raise NoInputs("`documents` cannot be empty")
         limit = context.server.max_rerank_documents
         if len(raw) > limit:
-            raise TooManyDocuments(f"`documents` holds {len(raw)} documents > maximum allowed {limit} (max-rerank-documents)")
+            raise TooManyDocuments(
+                f"`documents` holds {len(raw)} documents > maximum allowed {limit} (max-rerank-documents)"
+            )
         fields = list(dict.fromkeys(request.rank_fields or ()))
         documents = [text_of(document, place, fields) for place, document in enumerate(raw)]
         returned_bytes = 0
@@ -182,14 +212,17 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
             returned_bytes = _returnable_bytes(raw)
         truncate = request.truncation if request.truncate is None else request.truncate
         most = request.max_tokens_per_doc or None
-        task = _task(context, request.query, documents, request, truncate=truncate, max_document_tokens=most)
+        task = _task(
+            context, request.query, documents, request, truncate=truncate, max_document_tokens=most
+        )
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, documents)
     scored, usage = await context.rank(task, load)
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         items: list[dict[str, Any]] = [
-            {"index": i, "relevance_score": scores[i]} for i in best_first(scores).tolist()[: request.most]
+            {"index": i, "relevance_score": scores[i]}
+            for i in best_first(scores).tolist()[: request.most]
         ]
         if request.return_documents:
             for item in items:
@@ -199,26 +232,46 @@ async def rerank_documents(context: Context, request: DocumentsRequest, *, plain
                 item["relevant_spans"] = spans
         return _object(context, request, items, scores, usage)
 
-    numbers = NUMBERS_A_RANK * load.inputs + 3 * sum(map(len, scored.spans)) + returned_bytes // BYTES_PER_NUMBER
+    numbers = (
+        NUMBERS_A_RANK * load.inputs
+        + 3 * sum(map(len, scored.spans))
+        + returned_bytes // BYTES_PER_NUMBER
+    )
     return await context.reply(write, scored.scores, usage, numbers)
 
 
-BY_FIELD: dict[str, type[RerankRequest | DocumentsRequest]] = {"texts": RerankRequest, "documents": DocumentsRequest}
+BY_FIELD: dict[str, type[RerankRequest | DocumentsRequest]] = {
+    "texts": RerankRequest,
+    "documents": DocumentsRequest,
+}
 
 
 async def rerank_by_fields(context: Context, body: bytes) -> Reply:
     """Choose the dialect: `texts` is TEI's, `documents` everyone else's, unless only TEI's routes are served."""
-    return await rerank_either(context, decode(body, RerankRequest if context.server.only_tei_routes else BY_FIELD))
+    return await rerank_either(
+        context, decode(body, RerankRequest if context.server.only_tei_routes else BY_FIELD)
+    )
 
 
-@post("/rerank", list[Rank] | DocumentsResponse, span=None, capability=RANK, is_tei=True, by_field=BY_FIELD)
+@post(
+    "/rerank",
+    list[Rank] | DocumentsResponse,
+    span=None,
+    capability=RANK,
+    is_tei=True,
+    by_field=BY_FIELD,
+)
 async def rerank_either(context: Context, request: RerankRequest | DocumentsRequest) -> Reply:
     """Reranking of `texts` or `documents`."""
     if isinstance(request, RerankRequest):
         return await rerank(context, request)
-    by_default = context.server.rerank_documents_as == "string"  # the answer repeats documents as strings, not objects
+    by_default = (
+        context.server.rerank_documents_as == "string"
+    )  # the answer repeats documents as strings, not objects
     # infinity's client always sends `raw_scores` and needs a string; vLLM's never sends it and needs an object.
-    return await rerank_documents(context, request, plain=by_default or request.raw_scores is not UNSET)
+    return await rerank_documents(
+        context, request, plain=by_default or request.raw_scores is not UNSET
+    )
 
 
 def _returnable_bytes(documents: Sequence[str | dict[str, Any]]) -> int:
@@ -243,13 +296,23 @@ def _returned(document: str | dict[str, Any], *, plain: bool) -> Any:
 
 
 def _object(
-    context: Context, request: DocumentsRequest, items: list[dict[str, Any]], scores: Floats, usage: Usage
+    context: Context,
+    request: DocumentsRequest,
+    items: list[dict[str, Any]],
+    scores: Floats,
+    usage: Usage,
 ) -> dict[str, Any]:
-    answer: dict[str, Any] = {**envelope(context, "rerank", "rerank"), "results": items, "data": items}
+    answer: dict[str, Any] = {
+        **envelope(context, "rerank", "rerank"),
+        "results": items,
+        "data": items,
+    }
     if request.by_property is not UNSET:  # Weaviate matches scores to documents by place
         pairs = zip(request.documents, scores, strict=True)
         answer["query"] = request.query
-        answer["scores"] = [{"document": _returned(text, plain=True), "score": score} for text, score in pairs]
+        answer["scores"] = [
+            {"document": _returned(text, plain=True), "score": score} for text, score in pairs
+        ]
     answer["usage"] = usage_of(usage)
     answer["meta"] = {
         "api_version": {"version": "2"},

@@ -10,7 +10,12 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, RerankByVectors, RerankPairs, rerank_task
+from hybridtei.inference.tasks.rerank import (
+    MAX_CHUNK_DOCUMENTS,
+    RerankByVectors,
+    RerankPairs,
+    rerank_task,
+)
 from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
 from hybridtei.server.api.tei import Enveloped, Instruction, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
@@ -26,7 +31,9 @@ Side = str | list[str] | None
 class ScoreRequest(Struct, frozen=True, kw_only=True):
     """Request of `/score` and `/v1/score`."""
 
-    text_1: Annotated[Side, Meta(description="A text, or the same number of texts as on the other side.")] = None
+    text_1: Annotated[
+        Side, Meta(description="A text, or the same number of texts as on the other side.")
+    ] = None
     text_2: Annotated[Side, Meta(description="A text, or a list of texts.")] = None
     queries: Annotated[Side, Meta(description="`text_1` under its newer name.")] = None
     documents: Annotated[Side, Meta(description="`text_2` under its newer name.")] = None
@@ -36,14 +43,19 @@ class ScoreRequest(Struct, frozen=True, kw_only=True):
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """Raises SchemaError."""
-        one, other = self.text_1 if self.queries is None else self.queries, self.documents or self.text_2
+        one, other = (
+            self.text_1 if self.queries is None else self.queries,
+            self.documents or self.text_2,
+        )
         first, second = ([side] if isinstance(side, str) else side or [] for side in (one, other))
         if not first or not second:
             raise SchemaError(f"missing field `{'text_2' if first else 'text_1'}`")
         if len(first) == 1:
             first = first * len(second)
         if len(first) != len(second):
-            raise SchemaError(f"text_1 holds {len(first)} texts and text_2 {len(second)}: expected one, or as many")
+            raise SchemaError(
+                f"text_1 holds {len(first)} texts and text_2 {len(second)}: expected one, or as many"
+            )
         return list(zip(first, second, strict=True))
 
 
@@ -81,7 +93,9 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
         )
         for query, some in groupby(pairs, key=lambda pair: pair[0])
     ]
-    if context.service.model.spec.kind == "embedding" and not isinstance(questions[0], RerankByVectors):
+    if context.service.model.spec.kind == "embedding" and not isinstance(
+        questions[0], RerankByVectors
+    ):
         return await _cosines(context, pairs)
     load = Load(len(pairs), sum(len(one) + len(other) for one, other in pairs), is_batch=True)
     task = RerankPairs(questions)
@@ -92,8 +106,13 @@ async def score(context: Context, request: ScoreRequest) -> Reply:
 
 async def _cosines(context: Context, pairs: Pairs) -> Reply:
     """Score pairs by the cosine of their embeddings. Each text is embedded once."""
-    texts = {text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
-    task = Embed([*texts], frozenset({pooled_head(context)}), context.truncate(None), normalize=False)
+    texts = {
+        text: place
+        for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
+    }
+    task = Embed(
+        [*texts], frozenset({pooled_head(context)}), context.truncate(None), normalize=False
+    )
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
         vectors = unit(pooled(answer))

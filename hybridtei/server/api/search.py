@@ -21,7 +21,13 @@ from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.inference.tasks.rerank import RankWeights, rerank_task
 from hybridtei.models.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
-from hybridtei.retrieval.search.options import SearchFields, SearchHit, SearchOptions, SearchResult, Stage
+from hybridtei.retrieval.search.options import (
+    SearchFields,
+    SearchHit,
+    SearchOptions,
+    SearchResult,
+    Stage,
+)
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
 from hybridtei.server.endpoint import post
 from hybridtei.server.models import Models, StoreContext
@@ -41,15 +47,26 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
 
     collection: Annotated[str, Meta(description="Collection or alias to search.")]
     query: Annotated[Text | None, Meta(description="The query.")] = None
-    queries: Annotated[list[Text] | None, Meta(description="Several queries, each with its own answer.")] = None
-    model: Annotated[str | None, Meta(description="The model that embeds the query [default: the collection's].")] = None
+    queries: Annotated[
+        list[Text] | None, Meta(description="Several queries, each with its own answer.")
+    ] = None
+    model: Annotated[
+        str | None, Meta(description="The model that embeds the query [default: the collection's].")
+    ] = None
     rerank: Annotated[
-        bool | str, Meta(description="Rerank the best hits: true: by the first loaded reranker; or the name of one.")
+        bool | str,
+        Meta(
+            description="Rerank the best hits: true: by the first loaded reranker; or the name of one."
+        ),
     ] = False
-    filter: Annotated[dict[str, Any] | None, Meta(description="A filter in Qdrant's format.")] = None
+    filter: Annotated[dict[str, Any] | None, Meta(description="A filter in Qdrant's format.")] = (
+        None
+    )
     relevant_spans: Annotated[
         RelevantSpans | None,
-        Meta(description="List the sentences of each hit that match the query best; a second pass embeds the hits' texts."),
+        Meta(
+            description="List the sentences of each hit that match the query best; a second pass embeds the hits' texts."
+        ),
     ] = None
 
     @property
@@ -64,7 +81,9 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
         texts = [self.query] if self.query is not None else self.queries or []
         for place, text in enumerate(texts):
             if not text.strip():
-                raise InvalidInput(f"`{'query' if self.query is not None else f'queries[{place}]'}` is empty")
+                raise InvalidInput(
+                    f"`{'query' if self.query is not None else f'queries[{place}]'}` is empty"
+                )
         return texts
 
 
@@ -82,7 +101,10 @@ class SearchResponse(Struct, frozen=True):
     hits: list[SpannedHit]
     stages: list[Stage]
     query_encoder: Annotated[
-        str | None, Meta(description="table: the query's sparse vector came from the table, on request or under load.")
+        str | None,
+        Meta(
+            description="table: the query's sparse vector came from the table, on request or under load."
+        ),
     ] = None
 
 
@@ -102,7 +124,9 @@ BY_TABLE: dict[str, Any] = {
     "weights": None,
     "legs": None,
 }
-MAX_HIGHLIGHTED = 200  # hits of a request to explain: each has a sparse vector, and a text to tokenise
+MAX_HIGHLIGHTED = (
+    200  # hits of a request to explain: each has a sparse vector, and a text to tokenise
+)
 MAX_SPANNED = 100  # hits of a request to embed for `relevant_spans`
 MAX_SPANNED_CHARACTERS = 2_000_000  # total characters of these texts
 
@@ -115,11 +139,17 @@ async def search(stores: StoreContext, request: SearchRequest) -> Reply:
     options = options_of(request, stores.server)
     rank = ranker(stores.models, request.rerank)
     searched = partial(_searched, stores, request, options, rank)
-    return await stores.run(len(request.texts), lambda: stores.schemas.reading(request.collection, searched))
+    return await stores.run(
+        len(request.texts), lambda: stores.schemas.reading(request.collection, searched)
+    )
 
 
 async def _searched(
-    stores: StoreContext, request: SearchRequest, options: SearchOptions, rank: Rank | None, schema: CollectionSchema
+    stores: StoreContext,
+    request: SearchRequest,
+    options: SearchOptions,
+    rank: Rank | None,
+    schema: CollectionSchema,
 ) -> Reply:
     from hybridtei.retrieval.search.searcher import QueryModel, Searcher
     from hybridtei.retrieval.store.base import PayloadBudget
@@ -128,7 +158,9 @@ async def _searched(
     texts = request.texts
     context = stores.embedder(schema)
     if request.spans is not None and Head.MULTIVECTOR not in context.heads:
-        raise InvalidInput(f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does not give")
+        raise InvalidInput(
+            f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does not give"
+        )
     usages: list[Usage] = []
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
@@ -156,20 +188,32 @@ async def _searched(
     )
     budget = PayloadBudget(stores.server.max_search_bytes)
     depth = max(stores.server.max_search_points // max(len(texts), 1), 1)
-    searcher = Searcher(stores.schemas.store, model, schemas=stores.schemas, budget=budget, max_points=depth)
+    searcher = Searcher(
+        stores.schemas.store, model, schemas=stores.schemas, budget=budget, max_points=depth
+    )
     await searcher.check(request.collection, schema)
     try:
         embedded = await searcher.embed(request.collection, texts, options, schema=schema)
     except Overloaded:
-        has_table = spec.sparse is not None and spec.sparse.can_look_up and Head.SPARSE in common_heads(schema, spec)
+        has_table = (
+            spec.sparse is not None
+            and spec.sparse.can_look_up
+            and Head.SPARSE in common_heads(schema, spec)
+        )
         by_table = structs.replace(options, **BY_TABLE)
-        if not (stores.server.table_under_load and has_table) or options == by_table or request.spans:
+        if (
+            not (stores.server.table_under_load and has_table)
+            or options == by_table
+            or request.spans
+        ):
             raise
         options = by_table
         embedded = await searcher.embed(request.collection, texts, options, schema=schema)
     found = await asyncio.gather(
         *(
-            searcher.find(request.collection, text, embedded, row, options, rank=rank, schema=schema)
+            searcher.find(
+                request.collection, text, embedded, row, options, rank=rank, schema=schema
+            )
             for row, text in enumerate(texts)
         )
     )
@@ -182,9 +226,16 @@ async def _searched(
         return results
 
     results = await stores.bounds.run_aside(written) if options.highlights else written()
-    marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits) + sum(len(one) for of in spans for one in of)
-    numbers = NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks) + budget.spent // BYTES_PER_NUMBER
-    return Reply(results[0] if request.query is not None else {"results": results}, usages[-1], numbers)
+    marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits) + sum(
+        len(one) for of in spans for one in of
+    )
+    numbers = (
+        NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks)
+        + budget.spent // BYTES_PER_NUMBER
+    )
+    return Reply(
+        results[0] if request.query is not None else {"results": results}, usages[-1], numbers
+    )
 
 
 async def _spans(
@@ -194,7 +245,9 @@ async def _spans(
     texts = [[str(hit.payload.get(TEXT) or "") for hit in one.hits] for one in found]
     count = sum(map(len, texts))
     if count and not any(map(any, texts)):
-        raise InvalidInput(f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{TEXT}` in its payload")
+        raise InvalidInput(
+            f"`relevant_spans`: nothing that was found in `{request.collection}` has a `{TEXT}` in its payload"
+        )
     most = MAX_SPANNED_CHARACTERS // max(count, 1)
 
     async def of_hits(query: str, texts: Sequence[str]) -> Spans:
@@ -202,7 +255,9 @@ async def _spans(
         if not documents:
             return [()] * len(texts)
         weights = RankWeights(0.0, 0.0, 1.0)
-        task = rerank_task(context.service.model.spec, query, documents, weights=weights, spans=options)
+        task = rerank_task(
+            context.service.model.spec, query, documents, weights=weights, spans=options
+        )
         scored, _ = await context.rank(task, load_of_pairs(query, documents))
         spans = iter(scored.spans)
         return [next(spans) if text else () for text in texts]
@@ -233,19 +288,28 @@ def _check_candidates(request: SearchRequest, most: int) -> None:
     queries = len(request.texts)
     if queries * value > most:
         of_all = f" for each of {queries} `queries`" if queries > 1 else ""
-        raise TooManyCandidates(f"{name} is {value}{of_all}; one search looks at {most} points at most (max-search-points)")
-    bounds = {"highlights": (request.highlights, MAX_HIGHLIGHTED), "relevant_spans": (request.spans is not None, MAX_SPANNED)}
+        raise TooManyCandidates(
+            f"{name} is {value}{of_all}; one search looks at {most} points at most (max-search-points)"
+        )
+    bounds = {
+        "highlights": (request.highlights, MAX_HIGHLIGHTED),
+        "relevant_spans": (request.spans is not None, MAX_SPANNED),
+    }
     for field, (is_asked, hits) in bounds.items():
         if is_asked and queries * request.limit > hits:
             of_all = f" for each of {queries} `queries`" if queries > 1 else ""
-            raise InvalidInput(f"`limit` is {request.limit}{of_all}; with `{field}`, {hits} hits are the most")
+            raise InvalidInput(
+                f"`limit` is {request.limit}{of_all}; with `{field}`, {hits} hits are the most"
+            )
 
 
 def ranker(models: Models, name: bool | str) -> Rank | None:
     """The reranker of this name, or the first one. Raises InvalidInput if no reranker is loaded, UnknownModel."""
     if name is False:
         return None
-    rerankers = [context for context in models.ready if context.service.model.spec.kind == "reranker"]
+    rerankers = [
+        context for context in models.ready if context.service.model.spec.kind == "reranker"
+    ]
     if isinstance(name, str):
         context = models.named(name)
     elif rerankers:
@@ -262,19 +326,30 @@ def ranker(models: Models, name: bool | str) -> Rank | None:
     return rank
 
 
-def _result(context: Context, results: SearchResult, usage: Usage, options: SearchOptions) -> dict[str, Any]:
+def _result(
+    context: Context, results: SearchResult, usage: Usage, options: SearchOptions
+) -> dict[str, Any]:
     stages = usage.timings
     spent_ms = (stages.tokenization_ns + stages.queue_ns + stages.inference_ns) / 1e6
     fields = results.as_dict()
     embed = {"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}
     by_table = {"query_encoder": "table"} if options.query_encoder == "table" else {}
-    return {"model": context.served_name, **fields, "stages": [embed, *fields["stages"]], **by_table}
+    return {
+        "model": context.served_name,
+        **fields,
+        "stages": [embed, *fields["stages"]],
+        **by_table,
+    }
 
 
 def _add_spans(hits: list[dict[str, Any]], of_hits: Spans, with_payload: bool | list[str]) -> None:
     """Add spans to hits, and reduce payloads to the requested keys."""
     for hit, spans in zip(hits, of_hits, strict=True):
         if with_payload is not True:
-            hit["payload"] = {name: value for name, value in hit["payload"].items() if with_payload and name in with_payload}
+            hit["payload"] = {
+                name: value
+                for name, value in hit["payload"].items()
+                if with_payload and name in with_payload
+            }
         if spans:
             hit["relevant_spans"] = spans

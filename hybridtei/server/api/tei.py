@@ -27,9 +27,14 @@ T = TypeVar("T")
 TruncationDirection = Literal["Left", "left", "Right", "right"]
 Id = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Size = Annotated[int, Meta(ge=0)]
-Instruction = Annotated[str | None, Meta(description="The criterion for language models that rank.")]
+Instruction = Annotated[
+    str | None, Meta(description="The criterion for language models that rank.")
+]
 Dimensions = Annotated[Size | None, Meta(description="Keep this many leading dimensions.")]
-Truncate = Annotated[bool | None, Meta(description="Cut inputs that are too long [default: the server's auto_truncate].")]
+Truncate = Annotated[
+    bool | None,
+    Meta(description="Cut inputs that are too long [default: the server's auto_truncate]."),
+]
 TruncationSide = Annotated[TruncationDirection, Meta(description="The side that is cut off.")]
 ServedModel = Annotated[str | None, Meta(description="Which of several models answers.")]
 # Only for the OpenAPI document: our code, not msgspec, refuses empty texts and lists, with TEI's messages.
@@ -47,10 +52,14 @@ OneOrTwo = Annotated[list[str], Meta(min_length=1, max_length=2)]
 class EmbedAllRequest(Struct, frozen=True, kw_only=True):
     """Request of `/embed_all`."""
 
-    inputs: Annotated[RawInputs, Meta(description="A text, a list of ids, or a list of texts and id lists.")]
+    inputs: Annotated[
+        RawInputs, Meta(description="A text, a list of ids, or a list of texts and id lists.")
+    ]
     truncate: Truncate = None
     truncation_direction: TruncationSide = "Right"
-    prompt_name: Annotated[str | None, Meta(description="Name of a prompt to put before each input.")] = None
+    prompt_name: Annotated[
+        str | None, Meta(description="Name of a prompt to put before each input.")
+    ] = None
 
     def __post_init__(self) -> None:
         check_inputs(self.inputs)
@@ -60,7 +69,10 @@ class EmbedSparseRequest(EmbedAllRequest, frozen=True, kw_only=True):
     """Request of `/embed_sparse`."""
 
     query_encoder: Annotated[
-        QueryEncoder, Meta(description="table: look up the tokens' weights in queries, without running the model.")
+        QueryEncoder,
+        Meta(
+            description="table: look up the tokens' weights in queries, without running the model."
+        ),
     ] = "model"
 
 
@@ -116,13 +128,18 @@ class PredictRequest(Struct, frozen=True, kw_only=True):
 
     inputs: Annotated[
         FullText | Annotated[list[str | OneOrTwo], Meta(min_length=1, max_length=MAX_TEXTS)],
-        Meta(description="A text, [text], a pair [text, text], or a batch: a list of lists of one or two texts."),
+        Meta(
+            description="A text, [text], a pair [text, text], or a batch: a list of lists of one or two texts."
+        ),
     ]
     truncate: Truncate = None
     truncation_direction: TruncationSide = "Right"
     raw_scores: Annotated[bool, Meta(description="Give logits instead of probabilities.")] = False
     parameters: Annotated[
-        Any, Meta(description="Hugging Face's `top_k`, `function_to_apply`; with it the answer is a list of lists.")
+        Any,
+        Meta(
+            description="Hugging Face's `top_k`, `function_to_apply`; with it the answer is a list of lists."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -227,7 +244,9 @@ def check_inputs(raw: Any, field: str = "inputs") -> None:
     if isinstance(raw, list):
         kinds = set(map(type, raw))  # of a million ids within twenty milliseconds
         if int in kinds and len(kinds) > 1:
-            raise SchemaError(f"{field}: got ids beside texts or lists, expected ids alone, or texts and lists of ids")
+            raise SchemaError(
+                f"{field}: got ids beside texts or lists, expected ids alone, or texts and lists of ids"
+            )
 
 
 def parse_inputs(raw: Any) -> tuple[list[Input], bool]:
@@ -253,8 +272,13 @@ def parse_predict(raw: Any) -> tuple[list[Text], bool]:
         raise SchemaError("inputs: got texts beside lists, expected one of these alone")
     is_batch = not isinstance(raw[0], str)
     if not is_batch and len(raw) > 2:
-        raise SchemaError(f"inputs: got {len(raw)} texts, expected one or two, or lists of one or two")
-    return [parts[0] if len(parts) == 1 else (parts[0], parts[1]) for parts in (raw if is_batch else [raw])], is_batch
+        raise SchemaError(
+            f"inputs: got {len(raw)} texts, expected one or two, or lists of one or two"
+        )
+    return [
+        parts[0] if len(parts) == 1 else (parts[0], parts[1])
+        for parts in (raw if is_batch else [raw])
+    ], is_batch
 
 
 ANSWER_BYTES = 200_000_000
@@ -266,8 +290,14 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
     with context.counting_failures():
         texts = texts_of(request.inputs, "inputs")
         context.check_batch(len(texts))
-        tokens, special, prompt = context.service.reader.tokens, request.add_special_tokens, request.prompt_name
-        return await _aside(context, texts, partial(tokens, add_special_tokens=special, prompt_name=prompt))
+        tokens, special, prompt = (
+            context.service.reader.tokens,
+            request.add_special_tokens,
+            request.prompt_name,
+        )
+        return await _aside(
+            context, texts, partial(tokens, add_special_tokens=special, prompt_name=prompt)
+        )
 
 
 @post("/decode", list[str], takes_permits=False, is_tei=True)
@@ -280,7 +310,9 @@ async def decode(context: Context, request: DecodeRequest) -> Reply:
             raise EmptyInput("`input_ids` cannot be empty")
         for ids in sequences:
             context.service.reader.check_ids(ids, "ids")
-        text_of = partial(context.service.tokenizer.decode, skip_special_tokens=request.skip_special_tokens)
+        text_of = partial(
+            context.service.tokenizer.decode, skip_special_tokens=request.skip_special_tokens
+        )
         return await _aside(context, sequences, text_of)
 
 

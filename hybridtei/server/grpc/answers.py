@@ -40,7 +40,9 @@ def _request(kind: Any, message: Any, **given: Any) -> Any:
 
 
 def _side(message: Any) -> Literal["left", "right"]:
-    return "left" if message.truncation_direction == messages.LEFT else "right"  # an unknown value means the default
+    return (
+        "left" if message.truncation_direction == messages.LEFT else "right"
+    )  # an unknown value means the default
 
 
 def _answer(answer: Any, usage: Usage | None) -> Reply:
@@ -65,7 +67,9 @@ async def _embed(context: Context, message: Any) -> Reply:
 
 
 async def _embed_all(context: Context, message: Any) -> Reply:
-    reply = await embed.embed_all(context, _request(tei.EmbedAllRequest, message, inputs=message.inputs))
+    reply = await embed.embed_all(
+        context, _request(tei.EmbedAllRequest, message, inputs=message.inputs)
+    )
     return _answer(float_rows(ROWS, 1, reply.answer[0]), reply.usage)
 
 
@@ -73,7 +77,12 @@ async def _embed_sparse(context: Context, message: Any) -> Reply:
     request = _request(tei.EmbedSparseRequest, message, inputs=message.inputs)
     reply = await embed.embed_sparse(context, request, lambda answer, _: answer.sparse)
     pairs = zip(*(array.tolist() for array in reply.answer.row(0)), strict=True)
-    return _answer(messages.EmbedSparseResponse(sparse_embeddings=[{"index": i, "value": v} for i, v in pairs]), reply.usage)
+    return _answer(
+        messages.EmbedSparseResponse(
+            sparse_embeddings=[{"index": i, "value": v} for i, v in pairs]
+        ),
+        reply.usage,
+    )
 
 
 async def _predict(context: Context, message: Any) -> Reply:
@@ -81,7 +90,9 @@ async def _predict(context: Context, message: Any) -> Reply:
     inputs = message.inputs if isinstance(message.inputs, str) else [*message.inputs]
     if not isinstance(inputs, str) and len(inputs) not in (1, 2):
         with context.counting_failures():
-            raise RequestRefused(f"`inputs` must have a single or two elements. Given: {len(inputs)}")
+            raise RequestRefused(
+                f"`inputs` must have a single or two elements. Given: {len(inputs)}"
+            )
     reply = await predict(context, _request(tei.PredictRequest, message, inputs=inputs))
     return _answer(messages.PredictResponse(predictions=reply.answer), reply.usage)
 
@@ -92,7 +103,9 @@ async def _tokenize(context: Context, message: Any) -> Reply:
 
     def work() -> bytes:
         read = context.service.reader.tokens
-        found = read(message.inputs, add_special_tokens=message.add_special_tokens, prompt_name=prompt_name)
+        found = read(
+            message.inputs, add_special_tokens=message.add_special_tokens, prompt_name=prompt_name
+        )
         tokens = [{name: getattr(token, name) for name in TOKEN_FIELDS} for token in found]
         return bytes(messages.EncodeResponse(tokens=tokens).SerializeToString())
 
@@ -106,7 +119,11 @@ async def _decode(context: Context, message: Any) -> Reply:
         if not message.ids:
             raise EmptyInput("`input_ids` cannot be empty")
         context.service.reader.check_ids(message.ids, "ids")
-        work = partial(context.service.tokenizer.decode, [*message.ids], skip_special_tokens=message.skip_special_tokens)
+        work = partial(
+            context.service.tokenizer.decode,
+            [*message.ids],
+            skip_special_tokens=message.skip_special_tokens,
+        )
         text = await context.service.aside(work)
     return Reply(messages.DecodeResponse(text=text).SerializeToString())
 
@@ -114,7 +131,11 @@ async def _decode(context: Context, message: Any) -> Reply:
 async def _info(context: Context, _: Any) -> Reply:
     """Answer `Info`: the fields of `/info` that the message has."""
     facts = ops.facts(context)
-    names = [field.name for field in messages.InfoResponse.DESCRIPTOR.fields if field.name != "model_type"]
+    names = [
+        field.name
+        for field in messages.InfoResponse.DESCRIPTOR.fields
+        if field.name != "model_type"
+    ]
     known = {name: facts[name] for name in names if facts[name] is not None}
     model_type = MODEL_TYPES[next(iter(facts["model_type"]))]
     return Reply(messages.InfoResponse(model_type=model_type, **known).SerializeToString())
@@ -126,7 +147,9 @@ async def _rerank(context: Context, message: Any) -> Reply:
             raise NoInputs("`texts` cannot be empty")
         _check_ranker(context)
     async with context.service.admission.held(len(message.texts)):
-        reply = await rerank(context, _request(RerankRequest, message, query=message.query, texts=[*message.texts]))
+        reply = await rerank(
+            context, _request(RerankRequest, message, query=message.query, texts=[*message.texts])
+        )
     return _answer(messages.RerankResponse(ranks=reply.answer), reply.usage)
 
 
@@ -142,7 +165,9 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
     admission = context.service.admission
     async with admission.gathering:
         with context.counting_failures():
-            async with admission.held(1):  # streams that hold one permit and wait for more block each other
+            async with admission.held(
+                1
+            ):  # streams that hold one permit and wait for more block each other
                 given = await _read_all(context, requests)
         task = RerankPairs(
             [
@@ -154,15 +179,22 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
                     direction=side,
                     raw_scores=given[0].raw_scores,
                 )
-                for (query, truncate, side), group in groupby(given, lambda one: (one.query, one.truncate, _side(one)))
+                for (query, truncate, side), group in groupby(
+                    given, lambda one: (one.query, one.truncate, _side(one))
+                )
             ]
         )
         load = Load(len(given), sum(len(one.query) + len(one.text) for one in given), is_batch=True)
         bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
         async with admission.held(load.inputs):
-            scored, usage = await context.run(task, load, bounds, scope="predict", checks_size=False)
+            scored, usage = await context.run(
+                task, load, bounds, scope="predict", checks_size=False
+            )
     texts = [message.text if given[0].return_text else None for message in given]
-    ranks = [{"index": i, "text": texts[i], "score": scored.scores[i]} for i in best_first(scored.scores).tolist()]
+    ranks = [
+        {"index": i, "text": texts[i], "score": scored.scores[i]}
+        for i in best_first(scored.scores).tolist()
+    ]
     return _answer(messages.RerankResponse(ranks=ranks), usage)
 
 
@@ -172,12 +204,17 @@ def _check_ranker(context: Context) -> None:
     try:
         rerank_task(spec, "", []).check(spec)
     except UnsupportedHead as error:
-        raise WrongModel("model is not a classifier model" if spec.kind == "embedding" else str(error)) from None
+        raise WrongModel(
+            "model is not a classifier model" if spec.kind == "embedding" else str(error)
+        ) from None
 
 
 async def _read_all(context: Context, requests: AsyncIterator[Any]) -> list[Any]:
     """Read all messages of a stream. Raises NoInputs; RequestRefused above the bounds of texts or bytes."""
-    max_texts, max_bytes = context.server.max_rerank_documents, STREAM_PAYLOADS * context.server.payload_limit
+    max_texts, max_bytes = (
+        context.server.max_rerank_documents,
+        STREAM_PAYLOADS * context.server.payload_limit,
+    )
     given: list[Any] = []
     size = 0
     async for message in requests:
@@ -186,7 +223,9 @@ async def _read_all(context: Context, requests: AsyncIterator[Any]) -> list[Any]
         if len(given) > max_texts:
             raise RequestRefused(f"a stream of more than {max_texts} texts (max-rerank-documents)")
         if size > max_bytes:
-            raise RequestRefused(f"a stream of more than {max_bytes} bytes ({STREAM_PAYLOADS} times payload-limit)")
+            raise RequestRefused(
+                f"a stream of more than {max_bytes} bytes ({STREAM_PAYLOADS} times payload-limit)"
+            )
     if not given:
         raise NoInputs("`texts` cannot be empty")
     return given

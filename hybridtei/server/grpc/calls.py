@@ -30,11 +30,18 @@ from hybridtei.server.models import Models
 from hybridtei.server.routing import row_of
 from hybridtei.system.tracing import Recorder, arrived
 
-MAX_CALLS, MAX_KEYLESS_CALLS = 2048, 256  # open calls of `tei.v1`; of health and reflection, which need no key
+MAX_CALLS, MAX_KEYLESS_CALLS = (
+    2048,
+    256,
+)  # open calls of `tei.v1`; of health and reflection, which need no key
 IDLE_SECONDS = 600.0  # between two messages of a stream; for a whole call without a key
-MAX_UNSENT_BYTES = 16_000_000  # of one stream's answers that wait for the client or for an earlier answer
+MAX_UNSENT_BYTES = (
+    16_000_000  # of one stream's answers that wait for the client or for an earlier answer
+)
 DRAIN_SECONDS = 1.0  # that a stopping server waits for clients
-DETAIL_CHARACTERS = 600  # of an error: clients take some 8 kB of trailers, where one character may be 12 bytes
+DETAIL_CHARACTERS = (
+    600  # of an error: clients take some 8 kB of trailers, where one character may be 12 bytes
+)
 
 STATUS = grpc.StatusCode
 CODES: Mapping[str, grpc.StatusCode] = {
@@ -80,9 +87,14 @@ class OpenCalls:
                 return await awaitable
         except TimeoutError:
             late = STATUS.DEADLINE_EXCEEDED, "the client's next message took too long"
-            crowded = STATUS.RESOURCE_EXHAUSTED, f"more than {self._most} calls are open, and this one waited longest"
+            crowded = (
+                STATUS.RESOURCE_EXHAUSTED,
+                f"more than {self._most} calls are open, and this one waited longest",
+            )
             stops = STATUS.UNAVAILABLE, "the server stops"
-            raise Ended(*(stops if self._draining else late if wait in self._waits else crowded)) from None
+            raise Ended(
+                *(stops if self._draining else late if wait in self._waits else crowded)
+            ) from None
         finally:
             self._waits.pop(wait, None)
 
@@ -111,7 +123,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if method not in self._handlers:
             if (found := await continuation(details)) is None:
                 return None
-            self._handlers[method] = _bounded(found, calls, self._message_seconds, inf if has_key else IDLE_SECONDS)
+            self._handlers[method] = _bounded(
+                found, calls, self._message_seconds, inf if has_key else IDLE_SECONDS
+            )
         try:
             if has_key:
                 self._authenticate(method, details.invocation_metadata)
@@ -144,7 +158,11 @@ def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: 
             yield message
 
     async def answer(call: Any) -> Any:
-        given = read(call) if found.request_streaming else await calls.within(message_seconds, call.read())
+        given = (
+            read(call)
+            if found.request_streaming
+            else await calls.within(message_seconds, call.read())
+        )
         if given is grpc.aio.EOF:
             raise Ended(STATUS.INTERNAL, "the call ended without a message")
         if not isasyncgenfunction(behaviour):
@@ -154,13 +172,21 @@ def _bounded(found: Any, calls: OpenCalls, message_seconds: float, age_seconds: 
 
     async def serve(_: Any, call: Any) -> Any:
         try:
-            return await (answer(call) if age_seconds == inf else calls.within(age_seconds, answer(call)))
-        except grpc.aio.BaseError:  # gRPC's own error: the call was aborted, or the client has disconnected
+            return await (
+                answer(call) if age_seconds == inf else calls.within(age_seconds, answer(call))
+            )
+        except (
+            grpc.aio.BaseError
+        ):  # gRPC's own error: the call was aborted, or the client has disconnected
             raise
         except Exception as error:
             await _abort(error, None, call)
 
-    make = grpc.stream_stream_rpc_method_handler if found.response_streaming else grpc.stream_unary_rpc_method_handler
+    make = (
+        grpc.stream_stream_rpc_method_handler
+        if found.response_streaming
+        else grpc.stream_unary_rpc_method_handler
+    )
     return make(serve, found.request_deserializer, found.response_serializer)
 
 
@@ -170,7 +196,9 @@ async def _abort(error: Exception, _: Any, call: Any) -> None:
         log.error("%.1000s", details)
     else:
         log.critical("unforeseen error in a gRPC call", exc_info=error)
-    await call.abort(code, details if len(details) <= DETAIL_CHARACTERS else f"{details[:DETAIL_CHARACTERS]}…")
+    await call.abort(
+        code, details if len(details) <= DETAIL_CHARACTERS else f"{details[:DETAIL_CHARACTERS]}…"
+    )
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
@@ -179,8 +207,12 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
         return error.code, str(error)
     if isinstance(error, HybridTeiError):
         row = row_of(error)
-        return CODES[row.error_type], ("" if isinstance(error, WrongModel) else row.prefix) + str(error)
-    return STATUS.INTERNAL, str(error) if isinstance(error, DecodeError) else f"internal error: {type(error).__name__}"
+        return CODES[row.error_type], ("" if isinstance(error, WrongModel) else row.prefix) + str(
+            error
+        )
+    return STATUS.INTERNAL, str(error) if isinstance(
+        error, DecodeError
+    ) else f"internal error: {type(error).__name__}"
 
 
 class Held:
@@ -229,8 +261,17 @@ class Servicer:
     def _begin(self, method: Method, call: Any) -> tuple[Context, Held]:
         """Choose the model that answers. Raises UnknownModel."""
         metadata = dict(call.invocation_metadata() or ())
-        arrived(self._recorder, ((name.encode(), value.encode()) for name, value in metadata.items() if isinstance(value, str)))
-        return self._models.choose(None, metadata.get("model"), method.capability), Held(self._unsent, call)
+        arrived(
+            self._recorder,
+            (
+                (name.encode(), value.encode())
+                for name, value in metadata.items()
+                if isinstance(value, str)
+            ),
+        )
+        return self._models.choose(None, metadata.get("model"), method.capability), Held(
+            self._unsent, call
+        )
 
     async def _unary(self, method: Method, given: Any, call: Any) -> bytes:
         """Answer a unary call. HTTP's `x-…` headers go first, as metadata. The answer counts as unsent until it is sent."""
@@ -240,7 +281,9 @@ class Servicer:
         body = bytes(reply.answer)
         held.add(len(body) - reserved)
         if reply.usage is not None:
-            await call.send_initial_metadata([(name.decode(), value.decode()) for name, value in headers_of(reply.usage)])
+            await call.send_initial_metadata(
+                [(name.decode(), value.decode()) for name, value in headers_of(reply.usage)]
+            )
         return body
 
     async def _stream(self, method: Method, requests: AsyncIterator[Any], call: Any) -> None:
@@ -257,7 +300,9 @@ class Servicer:
             reserved = await held.reserve(method.estimate(context, message))
             permits = await admission.wait(1)
             task = asyncio.ensure_future(answer(message, reserved))
-            task.add_done_callback(lambda _: admission.give_back(permits))  # even if the task is cancelled before it begins
+            task.add_done_callback(
+                lambda _: admission.give_back(permits)
+            )  # even if the task is cancelled before it begins
             return task
 
         async def send(body: bytes) -> None:
@@ -265,7 +310,11 @@ class Servicer:
             held.add(-len(body))
 
         def is_full(count: int) -> bool:
-            return count >= min(method.most, self._most) or held.bytes >= MAX_UNSENT_BYTES or self._unsent.is_full
+            return (
+                count >= min(method.most, self._most)
+                or held.bytes >= MAX_UNSENT_BYTES
+                or self._unsent.is_full
+            )
 
         await in_order(requests, begin, send, is_full)
 

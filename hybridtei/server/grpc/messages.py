@@ -20,7 +20,9 @@ from hybridtei.system.frames import nested
 
 PACKAGE, FILE = "tei.v1", "tei.proto"
 POOL = descriptor_pool.DescriptorPool()
-for _file in descriptor_pb2.FileDescriptorSet.FromString(files(__package__).joinpath("tei.binpb").read_bytes()).file:
+for _file in descriptor_pb2.FileDescriptorSet.FromString(
+    files(__package__).joinpath("tei.binpb").read_bytes()
+).file:
     POOL.AddSerializedFile(_file.SerializeToString())
 
 
@@ -33,7 +35,9 @@ def services() -> Iterator[Any]:
     return iter(POOL.FindFileByName(FILE).services_by_name.values())
 
 
-EncodeResponse, DecodeResponse, EmbedSparseResponse = map(message, ("EncodeResponse", "DecodeResponse", "EmbedSparseResponse"))
+EncodeResponse, DecodeResponse, EmbedSparseResponse = map(
+    message, ("EncodeResponse", "DecodeResponse", "EmbedSparseResponse")
+)
 PredictResponse, RerankResponse = message("PredictResponse"), message("RerankResponse")
 InfoResponse, Metadata = message("InfoResponse"), message("Metadata")
 LEFT = 1  # TRUNCATION_DIRECTION_LEFT

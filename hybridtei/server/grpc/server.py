@@ -56,7 +56,9 @@ class RpcServer:
         certificate: Certificate | None = None,
     ) -> None:
         self.port = 0  # set by `bind`
-        self.unsent = Unsent(config.max_unsent_bytes)  # separate from HTTP's, so that unread gRPC answers do not block HTTP
+        self.unsent = Unsent(
+            config.max_unsent_bytes
+        )  # separate from HTTP's, so that unread gRPC answers do not block HTTP
         self._config = config
         self._certificate = certificate
         self._servicer = Servicer(models, self.unsent, recorder)
@@ -112,7 +114,9 @@ class RpcServer:
     def hurry(self) -> None:
         """End the open calls. A signal handler may call this."""
         if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self._server.stop(None), self._loop)  # the waiting drain ends too
+            asyncio.run_coroutine_threadsafe(
+                self._server.stop(None), self._loop
+            )  # the waiting drain ends too
 
     async def stop(self) -> None:
         """Drain, and wait for its end."""
@@ -132,7 +136,9 @@ def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
         used = certificate.pair
         return grpc.ssl_server_certificate_configuration([used])
 
-    return grpc.dynamic_ssl_server_credentials(grpc.ssl_server_certificate_configuration([used]), current)
+    return grpc.dynamic_ssl_server_credentials(
+        grpc.ssl_server_certificate_configuration([used]), current
+    )
 
 
 def _address(hostname: str, port: int) -> str:
@@ -166,7 +172,12 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
     async def look(self) -> None:
         """Update the statuses of all services, and of the server, whose name is ""."""
         for name, fits in FITS.items():
-            await self.set(name, STATUSES.SERVING if fits is None or await self._serves(fits) else STATUSES.NOT_SERVING)
+            await self.set(
+                name,
+                STATUSES.SERVING
+                if fits is None or await self._serves(fits)
+                else STATUSES.NOT_SERVING,
+            )
 
     async def keep_looking(self) -> None:
         """Update the statuses periodically until cancelled."""
@@ -182,25 +193,41 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
         return False
 
     async def List(self, request: Any, context: Any) -> Any:  # noqa: N802
-        statuses = {name: await self.Check(health_pb2.HealthCheckRequest(service=name), context) for name in FITS}
+        statuses = {
+            name: await self.Check(health_pb2.HealthCheckRequest(service=name), context)
+            for name in FITS
+        }
         return health_pb2.HealthListResponse(statuses=statuses)
 
 
-REFLECTIONS = [f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")]  # one service under two names
+REFLECTIONS = [
+    f"grpc.reflection.{version}.ServerReflection" for version in ("v1", "v1alpha")
+]  # one service under two names
 
 
 def reflection_handlers() -> list[grpc.GenericRpcHandler]:
     """Handlers of `v1`, which clients try first, and of `v1alpha`."""
-    names = [*(service.full_name for service in services()), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+    names = [
+        *(service.full_name for service in services()),
+        health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+    ]
     handler = grpc.stream_stream_rpc_method_handler(
         reflection.aio.ReflectionServicer([*names, *REFLECTIONS], pool=POOL).ServerReflectionInfo,
         reflection_pb2.ServerReflectionRequest.FromString,
         reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    return [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler}) for name in REFLECTIONS]
+    return [
+        grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
+        for name in REFLECTIONS
+    ]
 
 
-for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):  # described by reflection, besides `tei.proto`
+for _file in (
+    health_pb2.DESCRIPTOR,
+    reflection_pb2.DESCRIPTOR,
+):  # described by reflection, besides `tei.proto`
     POOL.AddSerializedFile(_file.serialized_pb)
-_alpha = text_format.MessageToString(descriptor_pb2.FileDescriptorProto.FromString(_file.serialized_pb))
+_alpha = text_format.MessageToString(
+    descriptor_pb2.FileDescriptorProto.FromString(_file.serialized_pb)
+)
 POOL.Add(text_format.Parse(_alpha.replace("v1alpha", "v1"), descriptor_pb2.FileDescriptorProto()))

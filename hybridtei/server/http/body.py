@@ -23,7 +23,9 @@ from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisco
 
 JSON_TYPE = re.compile(rb"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 PART_BYTES = 1_000_000  # the size of a part
-DRAIN_FACTOR = 8  # times the limit: so far an oversized body is read, so that its sender reads the answer
+DRAIN_FACTOR = (
+    8  # times the limit: so far an oversized body is read, so that its sender reads the answer
+)
 BUFFER = "Failed to buffer the request body: "
 SLOW = f"{BUFFER}it took too long to arrive (body-timeout)"
 
@@ -149,7 +151,9 @@ class Keyless:
             async with asyncio.timeout(KEYLESS_SECONDS):
                 yield receive_bounded
         except TimeoutError:
-            raise BodyError(f"{SLOW} within {KEYLESS_SECONDS:g} seconds without a key in a header", 408) from None
+            raise BodyError(
+                f"{SLOW} within {KEYLESS_SECONDS:g} seconds without a key in a header", 408
+            ) from None
         finally:
             self.bytes -= held
 
@@ -160,7 +164,11 @@ TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
 MESSAGE = re.compile(r"(.*?)(?: - at `(?:key in )?\$\.?([^`]*)`)?", re.DOTALL)
 STEP = re.compile(r"\w+|\[[\d.]+\]")
-OURS = {"Object missing required": "missing", "Object contains unknown": "unknown", "Invalid enum value": "got"}
+OURS = {
+    "Object missing required": "missing",
+    "Object contains unknown": "unknown",
+    "Invalid enum value": "got",
+}
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 T = TypeVar("T")
@@ -171,7 +179,9 @@ def decode(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
     SchemaError."""
     if isinstance(kind, Mapping):
         fields = keys_of(body, dict[str, Raw])
-        kind = next((one for name, one in kind.items() if name in fields), next(iter(kind.values())))
+        kind = next(
+            (one for name, one in kind.items() if name in fields), next(iter(kind.values()))
+        )
     _refuse_twice(body, kind)
     try:
         return _read(body, kind)
@@ -232,23 +242,41 @@ def _syntax(error: Exception, body: bytes) -> str:
         return "arrays and objects are nested too deeply"
     if "truncated" not in str(error):
         return str(error).removeprefix("JSON is malformed: ")
-    return "half of a surrogate pair" if LONE_SURROGATE.search(body) else f"it ends too early (byte {len(body)})"
+    return (
+        "half of a surrogate pair"
+        if LONE_SURROGATE.search(body)
+        else f"it ends too early (byte {len(body)})"
+    )
 
 
 def _shape(message: str, body: bytes, kind: Any) -> BodyError:
     """msgspec's `message - at `$.path`` -> `path: message`, with the value found and the expected names."""
     text, path = MESSAGE.fullmatch(message).groups("")  # type: ignore[union-attr]  # matches all text
-    text = next((ours + text.removeprefix(theirs) for theirs, ours in OURS.items() if text.startswith(theirs)), text)
+    text = next(
+        (
+            ours + text.removeprefix(theirs)
+            for theirs, ours in OURS.items()
+            if text.startswith(theirs)
+        ),
+        text,
+    )
     steps = STEP.findall(path)
     types = _types_at(_type_of(kind), steps)
     is_enumeration = {inspect.LiteralType} == {type(one) for one in types} - {inspect.NoneType}
     is_syntax = text.endswith("out of range")
     if text.startswith("unknown"):
-        text += _one_of(field.encode_name for one in types if isinstance(one, inspect.StructType) for field in one.fields)
+        text += _one_of(
+            field.encode_name
+            for one in types
+            if isinstance(one, inspect.StructType)
+            for field in one.fields
+        )
     elif text.startswith("got") or (is_enumeration and ", got " in text):
         is_syntax = not text.startswith("got")
         text = text[text.index("got ") :]
-        text += _one_of(value for one in types if isinstance(one, inspect.LiteralType) for value in one.values)
+        text += _one_of(
+            value for one in types if isinstance(one, inspect.LiteralType) for value in one.values
+        )
     elif text.startswith("Expected") and ", got " not in text:
         with suppress(*UNREADABLE, LookupError, ValueError):
             text += f", got {_value_at(body, steps)}"
@@ -280,7 +308,12 @@ def _types_at(kind: inspect.Type, steps: Sequence[str]) -> list[inspect.Type]:
     if not steps:
         return [kind]
     if isinstance(kind, inspect.StructType):
-        return [one for field in kind.fields if field.encode_name == steps[0] for one in _types_at(field.type, steps[1:])]
+        return [
+            one
+            for field in kind.fields
+            if field.encode_name == steps[0]
+            for one in _types_at(field.type, steps[1:])
+        ]
     return _types_at(kind.item_type, steps[1:]) if isinstance(kind, inspect.ListType) else []
 
 
@@ -291,9 +324,17 @@ class _Key(str):
 @cache
 def _fields(kind: Any) -> dict[str, list[type]]:
     """Field -> the structs that its value may be. Empty if `kind` is not a struct."""
-    fields = [field for one in _types_at(_type_of(kind), ()) if isinstance(one, inspect.StructType) for field in one.fields]
+    fields = [
+        field
+        for one in _types_at(_type_of(kind), ())
+        if isinstance(one, inspect.StructType)
+        for field in one.fields
+    ]
     within = {field.encode_name: _types_at(field.type, ()) for field in fields}
-    return {name: [one.cls for one in types if isinstance(one, inspect.StructType)] for name, types in within.items()}
+    return {
+        name: [one.cls for one in types if isinstance(one, inspect.StructType)]
+        for name, types in within.items()
+    }
 
 
 def _refuse_twice(body: bytes | Raw, kind: Any, path: str = "") -> None:

@@ -24,7 +24,11 @@ from hybridtei.system.metrics import Registry
 
 # In a scope's extensions: the rest of the body will not come, but the client listens; the body came too slowly; a Disconnect;
 # no permit was free.
-BROKEN_BODY, SLOW_BODY, DISCONNECT = "hybridtei.broken_body", "hybridtei.slow_body", "hybridtei.disconnect"
+BROKEN_BODY, SLOW_BODY, DISCONNECT = (
+    "hybridtei.broken_body",
+    "hybridtei.slow_body",
+    "hybridtei.disconnect",
+)
 REFUSED = "hybridtei.refused"
 
 
@@ -114,7 +118,11 @@ def allow_files(connections: int) -> None:
     except (ValueError, OSError):
         allowed = soft
     if allowed < needed:
-        log.warning("the system allows %d open files: fewer than --max-connections (%d) takes", allowed, connections)
+        log.warning(
+            "the system allows %d open files: fewer than --max-connections (%d) takes",
+            allowed,
+            connections,
+        )
 
 
 SMALL_BYTES = 1_000_000  # an answer up to this size does not wait
@@ -131,7 +139,9 @@ class Unsent:
         self._large_limit = limit - limit // SMALL_SHARE
         self._wait_seconds = wait_seconds
         self._waiting_bytes = 0
-        self._first = asyncio.Lock()  # held by the first waiting answer; the others queue for it in order of arrival
+        self._first = (
+            asyncio.Lock()
+        )  # held by the first waiting answer; the others queue for it in order of arrival
         self._fewer = asyncio.Event()
 
     @property
@@ -184,7 +194,9 @@ def ports(server: ServerConfig) -> Iterator[list[socket.socket]]:
 
     Raises OSError, naming the address."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(bound(server.hostname, server.port, shared=server.reuse_port))]
+        sockets = [
+            stack.enter_context(bound(server.hostname, server.port, shared=server.reuse_port))
+        ]
         if server.prometheus_port is not None:
             sockets.append(stack.enter_context(bound(server.hostname, server.prometheus_port)))
         yield sockets

@@ -19,7 +19,11 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from hybridtei.server.http.connection import (
     BROKEN_BODY,
@@ -35,8 +39,12 @@ from hybridtei.server.http.connection import (
 HEADER_COUNT_LIMIT = 100  # hyper's
 URL_LIMIT_BYTES = 65_534  # hyper's
 PIPELINE_LIMIT = 16  # requests that wait behind the running one; then reading pauses, and a disconnect goes unnoticed
-PAUSE_SECONDS = 0.5  # after a refusal for lack of permits; a client that obeys `Retry-After` does not notice
-LINGER_SECONDS = 1.0  # keep reading after a refusal: closing at once sends RST, and the client loses the answer
+PAUSE_SECONDS = (
+    0.5  # after a refusal for lack of permits; a client that obeys `Retry-After` does not notice
+)
+LINGER_SECONDS = (
+    1.0  # keep reading after a refusal: closing at once sends RST, and the client loses the answer
+)
 UNREAD_SECONDS = 20.0  # without progress in reading an answer, then the client is cut off
 STOP_SECONDS = 1.0  # without progress of a body while the server stops
 HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
@@ -73,14 +81,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=1)  # the system reports every byte that it does not take at once
+        transport.set_write_buffer_limits(
+            high=1
+        )  # the system reports every byte that it does not take at once
         self._answering = Answering(transport, self._close)
         if len(self.connections) <= self._bounds.max_connections:
             self._head_since = self.loop.time()
             self._watch_deadline()
             return
         self._limits.refused("max_connections")
-        if len(self.connections) > 2 * self._bounds.max_connections:  # answering each would cost too much
+        if (
+            len(self.connections) > 2 * self._bounds.max_connections
+        ):  # answering each would cost too much
             transport.abort()
             return
         self._final_answer = self._bare(HTTPStatus.SERVICE_UNAVAILABLE, AT_CAPACITY)
@@ -103,7 +115,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self._limits.refused("header_limit")
             self._stop_parsing()
-        elif self._in_body or self._head_since is not None:  # most requests arrive whole and need no timer
+        elif (
+            self._in_body or self._head_since is not None
+        ):  # most requests arrive whole and need no timer
             self._watch_deadline()
 
     def _feed(self, data: bytes) -> None:
@@ -116,8 +130,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as offer:
                 rest = memoryview(rest)[offer.args[0] :]
                 version = self.parser.get_http_version().encode()
-                fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
-                head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, fields)
+                fields = b"".join(
+                    b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"
+                )
+                head = b"%b %b HTTP/%b\r\n%b\r\n" % (
+                    self.parser.get_method(),
+                    self.url,
+                    version,
+                    fields,
+                )
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.feed_data(head)
             else:
@@ -150,7 +171,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._has_event = True
         if self.parser.should_upgrade():
-            if self.parser.get_method() == b"CONNECT":  # a tunnel; declined like an upgrade, it would be parsed for ever
+            if (
+                self.parser.get_method() == b"CONNECT"
+            ):  # a tunnel; declined like an upgrade, it would be parsed for ever
                 self._refuse(HTTPStatus.BAD_REQUEST)
             return
         if self.parser.get_http_version() not in VERSIONS:
@@ -201,7 +224,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The loop time at which more bytes are due. None if no timeout applies."""
         if self._in_body:
             seconds = STOP_SECONDS if self._is_stopping else self._bounds.body_timeout
-            return body_deadline(self._body_since, self._body_last, self._body_bytes, seconds) if seconds else None
+            return (
+                body_deadline(self._body_since, self._body_last, self._body_bytes, seconds)
+                if seconds
+                else None
+            )
         if self._head_since is None or not self._bounds.header_timeout:
             return None
         return self._head_since + self._bounds.header_timeout
@@ -304,7 +331,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _stop_parsing(self) -> None:
         """Stop parsing after malformed bytes. Earlier requests are still answered, before the error."""
         if not self._in_body:
-            self._final_answer = self._bare(self._status, SLOW_HEAD if self._status == HTTPStatus.REQUEST_TIMEOUT else b"")
+            self._final_answer = self._bare(
+                self._status, SLOW_HEAD if self._status == HTTPStatus.REQUEST_TIMEOUT else b""
+            )
         else:
             self._final_answer = b""
             if not self.cycle.response_complete:
@@ -314,10 +343,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._hang_up(self._final_answer)
 
     def _bare(self, status: HTTPStatus, text: bytes = b"") -> bytes:
-        headers = [*self.server_state.default_headers, (b"content-length", b"%d" % len(text)), (b"connection", b"close")]
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-length", b"%d" % len(text)),
+            (b"connection", b"close"),
+        ]
         if text:
             headers.append((b"content-type", b"text/plain; charset=utf-8"))
-        return STATUS_LINE[status] + b"".join(b"%b: %b\r\n" % header for header in headers) + b"\r\n" + text
+        return (
+            STATUS_LINE[status]
+            + b"".join(b"%b: %b\r\n" % header for header in headers)
+            + b"\r\n"
+            + text
+        )
 
     def _close(self) -> None:
         """Close after the last answer. While a body is still arriving, `on_response_complete` hangs up instead. Then the
@@ -336,4 +374,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():  # TLS cannot close one direction
             self.transport.write_eof()
         self.flow.resume_reading()
-        self.timeout_keep_alive_task = self.loop.call_later(LINGER_SECONDS, self.timeout_keep_alive_handler)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            LINGER_SECONDS, self.timeout_keep_alive_handler
+        )

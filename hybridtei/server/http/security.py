@@ -52,7 +52,9 @@ class Key:
 class Keyring:
     """The keys of a server, and a counter of requests by key. Without keys, `is_open`."""
 
-    def __init__(self, key: str | None = None, file: Path | None = None, registry: Registry | None = None) -> None:
+    def __init__(
+        self, key: str | None = None, file: Path | None = None, registry: Registry | None = None
+    ) -> None:
         """Raises LoadError, naming the file and the line."""
         self._counter = (registry or Registry()).counter("hybridtei_key_requests_total")
         self._fixed = () if key is None else (Key(FLAG_NAME, _digest(key.encode())),)
@@ -63,7 +65,11 @@ class Keyring:
     @classmethod
     def of(cls, server: ServerConfig, registry: Registry | None = None) -> Keyring:
         """Raises LoadError."""
-        return cls(server.api_key, None if server.api_key_file is None else Path(server.api_key_file), registry)
+        return cls(
+            server.api_key,
+            None if server.api_key_file is None else Path(server.api_key_file),
+            registry,
+        )
 
     def check(self, authorization: bytes, role: KeyRole | None, token: str | None = None) -> None:
         """Check and count the key of a header, or else `token`, and add its name to the log's context.
@@ -116,7 +122,9 @@ def read_keys(path: Path) -> list[Key]:
             raise LoadError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise LoadError(f"{path}: cannot be read as a list of keys: {type(error).__name__}") from None
+        raise LoadError(
+            f"{path}: cannot be read as a list of keys: {type(error).__name__}"
+        ) from None
     keys: dict[str, Key] = {}
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
@@ -125,7 +133,9 @@ def read_keys(path: Path) -> list[Key]:
                 raise LoadError(f"{path}: line {number}: a second key named {key.name}")
             keys[key.name] = key
     if not keys or len(keys) > MAX_KEYS:
-        raise LoadError(f"{path}: holds {len(keys)} keys; it should hold at least one, and at most {MAX_KEYS}")
+        raise LoadError(
+            f"{path}: holds {len(keys)} keys; it should hold at least one, and at most {MAX_KEYS}"
+        )
     return [*keys.values()]
 
 
@@ -145,9 +155,13 @@ def _entry(line: str, where: str) -> Key:
     names = ROLES if matched[2] is None else matched[2].split(",")
     roles = tuple(role for role in ROLES if role in names)
     if len(roles) < len(names):
-        raise LoadError(f"{where}: each role should be one of {', '.join(ROLES)}, and stand there once")
+        raise LoadError(
+            f"{where}: each role should be one of {', '.join(ROLES)}, and stand there once"
+        )
     if not is_sendable(key):
-        raise LoadError(f"{where}: no header can carry this key; it should be printable ASCII without a space at either end")
+        raise LoadError(
+            f"{where}: no header can carry this key; it should be printable ASCII without a space at either end"
+        )
     return Key(matched[1], _digest(key.encode()), roles)
 
 
@@ -178,7 +192,9 @@ class Certificate:
         else:
             log.info("read the certificate again")
 
-    def _use_current(self, connection: ssl.SSLObject, name: str | None, initial: ssl.SSLContext) -> None:
+    def _use_current(
+        self, connection: ssl.SSLObject, name: str | None, initial: ssl.SSLContext
+    ) -> None:
         """Called in every handshake, even without a server name."""
         connection.context = self._context
 
@@ -194,7 +210,9 @@ class Certificate:
             where = f"--certfile {self._chain}, --keyfile {self._key}"
             raise LoadError(f"{where}: not a certificate and its key: {error}") from None
         if changed:
-            raise LoadError(f"--certfile {self._chain}, --keyfile {self._key}: changed while they were read")
+            raise LoadError(
+                f"--certfile {self._chain}, --keyfile {self._key}: changed while they were read"
+            )
         return context, pair
 
 
@@ -249,7 +267,9 @@ class Handshake(asyncio.Protocol):
     async def _run(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # no handshake, or a slow one; ssl's errors are OSErrors
-            await loop.connect_accepted_socket(self.make, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+            await loop.connect_accepted_socket(
+                self.make, accepted, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            )
 
 
 OWN = (b"same-origin", b"none")  # none: the user's own action, such as a bookmark
@@ -262,6 +282,9 @@ def check_origin(scope: Any, allowed: Collection[str]) -> None:
     if origin is None:
         fits = headers.get(b"sec-fetch-site", b"none") in OWN
     else:
-        fits = origin.partition(b"://")[2] == headers.get(b"host") or not {"*", origin.decode("latin-1")}.isdisjoint(allowed)
+        fits = origin.partition(b"://")[2] == headers.get(b"host") or not {
+            "*",
+            origin.decode("latin-1"),
+        }.isdisjoint(allowed)
     if not fits:
         raise OtherOrigin

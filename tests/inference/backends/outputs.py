@@ -10,14 +10,29 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import HeadOutputs
 from tests import tolerances
 
-LENGTHS = (7, 1, 120, 2, 64, 17, 16, 33, 3, 15, 120)  # some longer than every window, some on its edges
+LENGTHS = (
+    7,
+    1,
+    120,
+    2,
+    64,
+    17,
+    16,
+    33,
+    3,
+    15,
+    120,
+)  # some longer than every window, some on its edges
 
 
 def random_encodings(spec: ModelSpec, lengths: tuple[int, ...] = LENGTHS) -> list[Encoding]:
     """Ids of the whole vocabulary, padding and other special ids among them; token types where the model has them."""
     draw = np.random.default_rng(0)
     return [
-        Encoding(draw.integers(0, spec.vocab_size, length), draw.integers(0, 2, length) if spec.has_token_types else None)
+        Encoding(
+            draw.integers(0, spec.vocab_size, length),
+            draw.integers(0, 2, length) if spec.has_token_types else None,
+        )
         for length in lengths
     ]
 
@@ -28,14 +43,22 @@ def sixty_four(vocab_size: int) -> list[Encoding]:
     return [Encoding(draw.integers(0, vocab_size, int(120 ** draw.random()))) for _ in range(64)]
 
 
-def run(backend: Backend, encodings: list[Encoding], heads: frozenset[Head] | None = None, **how: bool) -> HeadOutputs:
+def run(
+    backend: Backend, encodings: list[Encoding], heads: frozenset[Head] | None = None, **how: bool
+) -> HeadOutputs:
     """One pass, of all heads that the model has unless others are named."""
-    return backend.forward(pack(encodings, heads or backend.spec.heads, backend.spec.positions), **how)
+    return backend.forward(
+        pack(encodings, heads or backend.spec.heads, backend.spec.positions), **how
+    )
 
 
 def columns_of(outputs: HeadOutputs, i: int) -> dict[str, np.ndarray]:
     """All that came out for sequence i."""
-    ragged = {"token_weights": outputs.token_weights, "multivector": outputs.multivector, "tokens": outputs.tokens}
+    ragged = {
+        "token_weights": outputs.token_weights,
+        "multivector": outputs.multivector,
+        "tokens": outputs.tokens,
+    }
     columns = {name: column.row(i) for name, column in ragged.items() if column is not None}
     if outputs.dense is not None:
         columns["dense"] = outputs.dense[i]
@@ -53,7 +76,9 @@ def same(ours: HeadOutputs, theirs: HeadOutputs, rows: int, dtype: str = "float3
         for name, values in expected.items():
             assert found[name].dtype == np.float32
             scale = max(1.0, float(np.abs(values).max(initial=0)))
-            np.testing.assert_allclose(found[name], values, atol=scale * tolerances.HIDDEN[dtype], rtol=0, err_msg=name)
+            np.testing.assert_allclose(
+                found[name], values, atol=scale * tolerances.HIDDEN[dtype], rtol=0, err_msg=name
+            )
 
 
 def near(one: Any, other: Any) -> None:

@@ -31,7 +31,9 @@ def batch(tokens: int) -> PackedBatch:
     return pack([Encoding(np.arange(tokens, dtype=np.int64))], DENSE, SPEC.positions)
 
 
-@pytest.mark.parametrize(("width", "tokens"), [(32, 512), (384, 512), (512, 512), (768, 256), (1024, 256), (2048, 128)])
+@pytest.mark.parametrize(
+    ("width", "tokens"), [(32, 512), (384, 512), (512, 512), (768, 256), (1024, 256), (2048, 128)]
+)
 def test_a_core_is_given_the_tokens_that_the_table_asks_for(width: int, tokens: int) -> None:
     assert busy_tokens(width) == tokens
     assert busy_tokens(width, cores=4) == 4 * tokens
@@ -47,8 +49,13 @@ def test_wider_models_are_given_fewer_tokens_within_bounds(width: int) -> None:
 def test_the_replica_with_the_fewest_tokens_under_way_is_next() -> None:
     gates = [Held(), Held()]
     backend = Replicas([FakeBackend(SPEC, gate=gate) for gate in gates])
-    threads = [threading.Thread(target=backend.forward, args=(batch(tokens),)) for tokens in (40, 10, 10, 10)]
-    for thread, expected in zip(threads, (0, 1, 1, 1), strict=True):  # 40 there; then 10, 20, 30 here
+    threads = [
+        threading.Thread(target=backend.forward, args=(batch(tokens),))
+        for tokens in (40, 10, 10, 10)
+    ]
+    for thread, expected in zip(
+        threads, (0, 1, 1, 1), strict=True
+    ):  # 40 there; then 10, 20, 30 here
         thread.start()
         assert gates[expected].entered.acquire(timeout=HANG)
     assert [replica.running for replica in backend.replicas] == [40, 30]
@@ -70,7 +77,12 @@ def test_idle_replicas_take_turns_by_tokens() -> None:
 def test_the_whole_has_the_lanes_of_all_and_looks_like_one() -> None:
     backend = Replicas([FakeBackend(SPEC, lanes=1), FakeBackend(SPEC, lanes=2)])
     assert backend.lanes == (LaneKind.BULK,) * 3
-    assert (backend.name, backend.dtype, backend.padding, backend.spec) == ("fake", "float32", Padding.NONE, SPEC)
+    assert (backend.name, backend.dtype, backend.padding, backend.spec) == (
+        "fake",
+        "float32",
+        Padding.NONE,
+        SPEC,
+    )
 
 
 def test_a_batch_that_fails_takes_no_load_with_it() -> None:
@@ -106,8 +118,14 @@ class Card(FakeBackend):
 
 
 def test_the_smallest_memory_bounds_the_pass_and_replicas_on_one_device_share_it() -> None:
-    assert Replicas([Card(9000, "a"), Card(5000, "b"), Card(7000, "c")]).max_tokens(8000, 10, 0.5) == 2500
-    assert Replicas([Card(9000, "a"), Card(9000, "a"), Card(9000, "b")]).max_tokens(8000, 10, 0.5) == 2250
+    assert (
+        Replicas([Card(9000, "a"), Card(5000, "b"), Card(7000, "c")]).max_tokens(8000, 10, 0.5)
+        == 2500
+    )
+    assert (
+        Replicas([Card(9000, "a"), Card(9000, "a"), Card(9000, "b")]).max_tokens(8000, 10, 0.5)
+        == 2250
+    )
     assert Replicas([FakeBackend(SPEC)]).max_tokens(8000, 10, 0.5) == 8000
 
 
@@ -117,11 +135,16 @@ async def test_two_of_torch_serve_one_queue(bert: Path) -> None:
     alone = TorchBackend(spec)
     backend = Replicas([TorchBackend(spec), TorchBackend(spec)])
     draw = np.random.default_rng(0)
-    texts = [draw.integers(5, spec.vocab_size, int(length)).tolist() for length in draw.integers(2, 40, 60)]
+    texts = [
+        draw.integers(5, spec.vocab_size, int(length)).tolist()
+        for length in draw.integers(2, 40, 60)
+    ]
     model = small.model(spec)
     service = EngineService(model, backend, EngineConfig(tokenization_workers=1), budget_tokens=64)
     await service.start()
-    answers = await asyncio.gather(*[service.run(Embed([ids], DENSE, normalize=False)) for ids in texts])
+    answers = await asyncio.gather(
+        *[service.run(Embed([ids], DENSE, normalize=False)) for ids in texts]
+    )
     await service.stop()
     found = np.concatenate([one.answer.dense for one in answers])
     for ids, row in zip(texts, found, strict=True):

@@ -31,7 +31,9 @@ SIZES = (1, 5, 40, 2, 17)
 EXTREMES = [0.0, -0.0, 1e-8, -1e-8, 20.0, -20.0, 88.0, -88.0, 90.0, -90.0, 1e4, -1e4, 1e30, -1e30]
 
 
-def rows(lengths: Sequence[int], width: int = tiny.HIDDEN, seed: int = 0) -> tuple[np.ndarray, Segments]:
+def rows(
+    lengths: Sequence[int], width: int = tiny.HIDDEN, seed: int = 0
+) -> tuple[np.ndarray, Segments]:
     draw, offsets = np.random.default_rng(seed), offsets_of(list(lengths))
     return draw.normal(size=(sum(lengths), width)).astype(np.float32), Segments(offsets, offsets)
 
@@ -50,10 +52,14 @@ def agree(formula: Callable[..., Any], *values: Any) -> np.ndarray:
     return np.asarray(ours)
 
 
-def layer(outputs: int, inputs: int, activation: str = "identity", *, bias: bool = True, seed: int = 0) -> LinearLayer:
+def layer(
+    outputs: int, inputs: int, activation: str = "identity", *, bias: bool = True, seed: int = 0
+) -> LinearLayer:
     draw = np.random.default_rng(seed)
     weight = draw.normal(scale=0.3, size=(outputs, inputs)).astype(np.float32)
-    return LinearLayer(weight, draw.normal(size=outputs).astype(np.float32) if bias else None, activation)
+    return LinearLayer(
+        weight, draw.normal(size=outputs).astype(np.float32) if bias else None, activation
+    )
 
 
 # --- one for each name -------------------------------------------------------------------------------------------------
@@ -68,11 +74,20 @@ UNITS = {"erf": 0.6, "sigmoid": 4}  # in the last place of float32, from the val
 
 @pytest.mark.parametrize("name", UNITS)
 def test_functions_of_scipy_are_as_exact_here(name: str) -> None:
-    x = np.float32([*np.linspace(-87, 87, 20_001), *np.linspace(-5, 5, 20_001), *np.logspace(-37, 2, 2001), *EXTREMES])
+    x = np.float32(
+        [
+            *np.linspace(-87, 87, 20_001),
+            *np.linspace(-5, 5, 20_001),
+            *np.logspace(-37, 2, 2001),
+            *EXTREMES,
+        ]
+    )
     expected = {"erf": special.erf, "sigmoid": special.expit}[name](x.astype(np.float64))
     ours = getattr(numpy_functions, name)(x)
     assert ours.dtype == np.float32
-    units = np.abs(ours - expected) / np.spacing(np.maximum(np.abs(expected), 2.0**-126).astype(np.float32))
+    units = np.abs(ours - expected) / np.spacing(
+        np.maximum(np.abs(expected), 2.0**-126).astype(np.float32)
+    )
     assert units.max() <= UNITS[name]
     assert np.isnan(getattr(numpy_functions, name)(np.float32([np.nan]))).all()
 
@@ -94,7 +109,9 @@ def test_activations_agree(name: str, values: list[float]) -> None:
 def test_activations_agree_and_warn_of_nothing_at_extremes(name: str) -> None:
     x = np.array(EXTREMES, dtype=np.float32)
     theirs = TORCH.activations[name](torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(NUMPY.activations[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6)
+    np.testing.assert_allclose(
+        NUMPY.activations[name](x), theirs, atol=tolerances.WEIGHTS["float32"], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("mode", modules.POOLINGS)
@@ -107,7 +124,9 @@ def test_poolings_agree(mode: str, lengths: list[int], seed: int) -> None:
 def test_long_texts_are_pooled_as_well(mode: str) -> None:
     hidden, at = rows([3000, 1, 8192], 4)
     ours = heads.pooled(NUMPY, hidden + 1, at, [mode])
-    exact = heads.POOLINGS[mode](replace(NUMPY, float32=lambda x: x), (hidden + 1).astype(np.float64), at)
+    exact = heads.POOLINGS[mode](
+        replace(NUMPY, float32=lambda x: x), (hidden + 1).astype(np.float64), at
+    )
     np.testing.assert_allclose(ours, exact, rtol=tolerances.WEIGHTS["float32"], atol=0)
 
 
@@ -137,7 +156,10 @@ def test_layer_norm_agrees(scale: float) -> None:
 @pytest.mark.parametrize("activation", [None, *layers.ACTIVATIONS])
 def test_lexical_agrees(activation: str | None) -> None:
     inputs, _ = rows(SIZES)
-    first, last = layer(8, tiny.HIDDEN, activation or "identity"), layer(1, 8 if activation else tiny.HIDDEN, seed=1)
+    first, last = (
+        layer(8, tiny.HIDDEN, activation or "identity"),
+        layer(1, 8 if activation else tiny.HIDDEN, seed=1),
+    )
     ours = agree(heads.lexical, inputs, None, ("hidden",), (first, last) if activation else (last,))
     assert (ours >= 0).all()
     assert (ours > 0).any()
@@ -173,7 +195,10 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("model_type", "task"), paired([*CLASSIFIERS], ["SequenceClassification", "TokenClassification"]))
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    paired([*CLASSIFIERS], ["SequenceClassification", "TokenClassification"]),
+)
 def test_classifiers_agree(tmp_path: Path, model_type: str, task: str) -> None:
     folder = tiny.write_classifier(tmp_path, model_type, 3, task=task, **CLASSIFIERS[model_type])
     spec = read_spec(folder)

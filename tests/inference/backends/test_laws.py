@@ -18,7 +18,14 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from tests import tiny
-from tests.inference.backends.outputs import columns_of, near, random_encodings, run, same, sixty_four
+from tests.inference.backends.outputs import (
+    columns_of,
+    near,
+    random_encodings,
+    run,
+    same,
+    sixty_four,
+)
 from tests.models.families.test_families import opened
 from tests.tiny import change
 
@@ -81,13 +88,17 @@ def test_only_wanted_heads_are_computed_and_all_share_a_pass(backend: Backend, h
 
 
 @pytest.mark.parametrize("wrong", [[2, 10_000, 3], [5] * 1000], ids=["id", "position"])
-def test_a_pass_that_fails_is_a_backend_error_and_the_next_one_works(backend: Backend, wrong: list[int]) -> None:
+def test_a_pass_that_fails_is_a_backend_error_and_the_next_one_works(
+    backend: Backend, wrong: list[int]
+) -> None:
     with pytest.raises(BackendError, match="forward pass failed"):
         run(backend, [Encoding(np.array(wrong))])
     assert run(backend, [SHORT]).dense is not None
 
 
-def test_whatever_a_pass_raises_is_a_backend_error(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_a_pass_raises_is_a_backend_error(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise TypeError("of the library's own")
 
@@ -106,9 +117,13 @@ def test_a_backend_says_what_it_is(backend: Backend) -> None:
 @each
 def test_a_weight_that_is_missing_or_has_another_shape_is_named(bert, copied, engine):
     folder = change(copied(bert), lambda tensors: {**tensors, BIAS: torch.zeros(tiny.HIDDEN + 1)})
-    with pytest.raises(WeightMismatch, match=rf"{folder}.*`{BIAS}`.*\[{tiny.HIDDEN + 1}\].*\[{tiny.HIDDEN}\]"):
+    with pytest.raises(
+        WeightMismatch, match=rf"{folder}.*`{BIAS}`.*\[{tiny.HIDDEN + 1}\].*\[{tiny.HIDDEN}\]"
+    ):
         opened(engine, read_spec(folder))
-    change(folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != BIAS})
+    change(
+        folder, lambda tensors: {name: tensor for name, tensor in tensors.items() if name != BIAS}
+    )
     with pytest.raises(WeightMismatch, match=rf"{folder}.*`{BIAS}`"):
         opened(engine, read_spec(folder))
 
@@ -116,7 +131,9 @@ def test_a_weight_that_is_missing_or_has_another_shape_is_named(bert, copied, en
 @each
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
 def test_weights_in_half_precision_are_widened(bert, copied, engine, stored):
-    folder = change(copied(bert), lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()})
+    folder = change(
+        copied(bert), lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()}
+    )
     spec = read_spec(folder)
     texts = random_encodings(spec)
     halved = run(opened(engine, spec), texts)

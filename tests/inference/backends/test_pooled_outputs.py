@@ -22,7 +22,11 @@ WIDTH = 12
 
 def vectors(engine: str, spec: ModelSpec) -> Floats:
     """Dense vectors of the common texts, in one batch."""
-    backend = TorchBackend(spec) if engine == "torch" else OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    backend = (
+        TorchBackend(spec)
+        if engine == "torch"
+        else OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    )
     outputs = backend.forward(pack(texts_of(spec), frozenset({Head.DENSE}), spec.positions))
     assert outputs.dense is not None
     return outputs.dense
@@ -49,9 +53,14 @@ def test_perplexitys_vectors_are_whole_numbers(tmp_path: Path, engine: str) -> N
 def test_the_module_says_so_too(tmp_path: Path) -> None:
     folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling="mean")
     assert not read_spec(folder).is_rounded
-    modules = [("sentence_transformers.models.Transformer", ""), ("sentence_transformers.models.Pooling", "1_Pooling")]
+    modules = [
+        ("sentence_transformers.models.Transformer", ""),
+        ("sentence_transformers.models.Pooling", "1_Pooling"),
+    ]
     listed = [*modules, ("st_quantize.FlexibleQuantizer", "2_FlexibleQuantizer")]
-    tiny.write_json(folder / "modules.json", [{"type": name, "path": path} for name, path in listed])
+    tiny.write_json(
+        folder / "modules.json", [{"type": name, "path": path} for name, path in listed]
+    )
     assert read_spec(folder).is_rounded
 
 
@@ -63,11 +72,17 @@ def test_qwen3s_projection_follows_the_pooling(tmp_path: Path, engine: str) -> N
     matrix = np.random.default_rng(1).standard_normal((WIDTH, tiny.HIDDEN), np.float32)
     file = folder / "model.safetensors"
     save_file({**load_file(file), "linear.weight": matrix}, file, metadata={"format": "pt"})
-    assert read_spec(folder, pooling="mean").dense_width == tiny.HIDDEN  # without `num_labels` as in TEI
+    assert (
+        read_spec(folder, pooling="mean").dense_width == tiny.HIDDEN
+    )  # without `num_labels` as in TEI
     tiny.edit_json(folder / "config.json", num_labels=WIDTH)
     spec = read_spec(folder, pooling="mean")
     assert spec.dense_width == WIDTH
-    np.testing.assert_allclose(vectors(engine, spec), expected @ matrix.T, atol=20 * tolerances.HIDDEN["float32"])
+    np.testing.assert_allclose(
+        vectors(engine, spec), expected @ matrix.T, atol=20 * tolerances.HIDDEN["float32"]
+    )
     tiny.edit_json(folder / "config.json", num_labels=WIDTH + 1)
-    with pytest.raises(WeightMismatch, match=r"`linear.weight` has shape \[12, 32\], the model needs \[13, 32\]"):
+    with pytest.raises(
+        WeightMismatch, match=r"`linear.weight` has shape \[12, 32\], the model needs \[13, 32\]"
+    ):
         vectors(engine, read_spec(folder, pooling="mean"))

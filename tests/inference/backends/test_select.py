@@ -16,21 +16,33 @@ from hybridtei.models.checkpoint.spec import read_spec
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_the_processor_decides_who_is_first_in_int8(bert: Path, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_decides_who_is_first_in_int8(
+    bert: Path, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend_choice, "_installed", lambda _: True)
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     monkeypatch.setattr(backend_choice, "_sums_exactly", lambda: exact)
     spec = read_spec(bert)
-    assert [choice.name for choice in choices(ModelConfig(model_id=str(bert)), spec)] == ["ort", "openvino", "torch"]
+    assert [choice.name for choice in choices(ModelConfig(model_id=str(bert)), spec)] == [
+        "ort",
+        "openvino",
+        "torch",
+    ]
     found = choices(ModelConfig(model_id=str(bert), dtype="int8"), spec)
-    assert [choice.name for choice in found] == (["openvino", "ort"] if exact else ["ort", "openvino"])
+    assert [choice.name for choice in found] == (
+        ["openvino", "ort"] if exact else ["ort", "openvino"]
+    )
 
 
-def test_the_only_one_says_so_and_others_that_tune_measures(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_only_one_says_so_and_others_that_tune_measures(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     spec = read_spec(bert)
     assert "`hybridtei tune` measures all" in choices(ModelConfig(model_id=str(bert)), spec)[0].why
-    monkeypatch.setattr(backend_choice, "_installed", lambda package: package not in ("openvino", "torch"))
+    monkeypatch.setattr(
+        backend_choice, "_installed", lambda package: package not in ("openvino", "torch")
+    )
     (only,) = choices(ModelConfig(model_id=str(bert)), spec)
     assert (only.name, only.why) == ("ort", "the only one that can")
 
@@ -43,7 +55,9 @@ def test_the_only_one_says_so_and_others_that_tune_measures(bert: Path, monkeypa
         ("torch", "int8", "only, not int8"),
     ],
 )
-def test_a_precision_that_a_backend_lacks_is_named(bert: Path, name: str, dtype: str, why: str) -> None:
+def test_a_precision_that_a_backend_lacks_is_named(
+    bert: Path, name: str, dtype: str, why: str
+) -> None:
     assert why in (why_not(name, dtype, read_spec(bert)) or "")
 
 
@@ -53,15 +67,21 @@ def test_a_missing_package_is_named_with_the_command(bert, monkeypatch, name, in
     assert f"pip install {installed}" in (why_not(name, None, read_spec(bert)) or "")
 
 
-def test_nothing_that_can_run_it_is_an_error_with_every_reason(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_can_run_it_is_an_error_with_every_reason(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend_choice, "_installed", lambda _: False)
     spec = replace(read_spec(bert), model_type="opt")
-    with pytest.raises(LoadError, match=r"nothing here can run it in float32: ort: .*no family `opt`.*\.\[torch\]"):
+    with pytest.raises(
+        LoadError, match=r"nothing here can run it in float32: ort: .*no family `opt`.*\.\[torch\]"
+    ):
         choices(ModelConfig(model_id=str(bert)), spec)
 
 
 def test_fp8_is_torchs_alone_and_wants_a_gpu_that_has_it(bert: Path) -> None:
-    with pytest.raises(LoadError, match=r"fp8 needs a GPU of compute capability 9\.0 or later, not cpu"):
+    with pytest.raises(
+        LoadError, match=r"fp8 needs a GPU of compute capability 9\.0 or later, not cpu"
+    ):
         open_backend(ModelConfig(model_id=str(bert), dtype="fp8"), read_spec(bert))
 
 
@@ -77,7 +97,9 @@ def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, mon
     caplog.set_level(logging.INFO, "hybridtei")
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
     open_backend(config, spec).close()
-    monkeypatch.setattr(backend_choice, "NVIDIA", bert)  # there is a device, and this torch cannot use it
+    monkeypatch.setattr(
+        backend_choice, "NVIDIA", bert
+    )  # there is a device, and this torch cannot use it
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for built in (None, "13.0"):
         monkeypatch.setattr(torch.version, "cuda", built)
@@ -87,16 +109,26 @@ def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, mon
         "no GPU is used: torch is built for CPUs only",
         "no GPU is used: torch, built for CUDA 13.0, finds none: is the driver older?",
     ]
-    assert [record.levelname for record in caplog.records if "GPU" in record.msg] == ["INFO", "WARNING", "WARNING"]
+    assert [record.levelname for record in caplog.records if "GPU" in record.msg] == [
+        "INFO",
+        "WARNING",
+        "WARNING",
+    ]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     (only,) = choices(config, spec)
     assert (only.name, only.dtype, only.why) == ("torch", "float16", "torch finds a CUDA device")
 
 
-def test_a_gpu_that_is_named_and_not_there_is_an_error(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_named_and_not_there_is_an_error(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
-    with pytest.raises(LoadError, match="`cuda-devices` is '0', and there is no NVIDIA device here"):
-        open_backend(ModelConfig(model_id=str(bert), backend="torch", cuda_devices="0"), read_spec(bert))
+    with pytest.raises(
+        LoadError, match="`cuda-devices` is '0', and there is no NVIDIA device here"
+    ):
+        open_backend(
+            ModelConfig(model_id=str(bert), backend="torch", cuda_devices="0"), read_spec(bert)
+        )
 
 
 def test_several_devices_are_a_replica_each(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

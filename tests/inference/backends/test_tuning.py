@@ -78,21 +78,32 @@ def test_a_lane_is_measured_and_counts_as_often_as_there_are_lanes_for_long_text
 
     backend = FakeBackend(small.model_spec(), gate=gate)
     backend.enter_lane = lambda kind: entered.append(threading.get_ident())  # type: ignore[method-assign]
-    for backend.lanes, expected in ((both_lanes(1), 1000), ((LaneKind.BULK,), 1000), (both_lanes(3), 3000)):
-        assert [rate for _, rate in measure(backend, 256, clock=hardware.clock)] == pytest.approx([expected] * 3)
+    for backend.lanes, expected in (
+        (both_lanes(1), 1000),
+        ((LaneKind.BULK,), 1000),
+        (both_lanes(3), 3000),
+    ):
+        assert [rate for _, rate in measure(backend, 256, clock=hardware.clock)] == pytest.approx(
+            [expected] * 3
+        )
     assert threads == {*entered}
     assert threading.get_ident() not in threads
 
 
 def test_a_table_and_the_flags_are_printed_and_nothing_is_kept(bert: Path, cache: Path) -> None:
-    config, engine = ModelConfig(model_id=str(bert), dtype="float32"), EngineConfig(max_batch_tokens=128)
+    config, engine = (
+        ModelConfig(model_id=str(bert), dtype="float32"),
+        EngineConfig(max_batch_tokens=128),
+    )
     lines = [*tune(config, find_model(config), engine)]
     titles = [line.split()[0] for line in lines if line.endswith(":") and "one lane times" in line]
     assert titles == ["ort", "openvino", "torch"]
     assert sum("tokens a pass" in line for line in lines) == 2 * len(titles)
     assert sum("a pass of the server takes up to 128" in line for line in lines) == len(titles)
     flags = lines[-len(titles) :]
-    assert {" ".join(line.split()[:4]) for line in flags} == {f"--backend {name} --dtype float32" for name in titles}
+    assert {" ".join(line.split()[:4]) for line in flags} == {
+        f"--backend {name} --dtype float32" for name in titles
+    }
     rates = [float(line.split()[4]) for line in flags]
     assert all(one >= other for one, other in pairwise(rates))
     assert not cache.exists()
@@ -112,5 +123,8 @@ def test_a_start_measures_nothing_and_keeps_nothing(bert: Path, cache: Path) -> 
     assert loaded.backend.forwards == 2
     assert loaded.budget_tokens == loaded.backend.busy_tokens
     assert not cache.exists()
-    few = load_model(ModelConfig(model_id=str(bert), backend="ort"), EngineConfig(max_batch_tokens=64, auto_truncate=True))
+    few = load_model(
+        ModelConfig(model_id=str(bert), backend="ort"),
+        EngineConfig(max_batch_tokens=64, auto_truncate=True),
+    )
     assert few.budget_tokens == 64

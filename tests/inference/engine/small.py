@@ -22,12 +22,30 @@ from tests.fake_backend import FakeBackend
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [
-    *("the", "a", "hybrid", "search", "engine", "finds", "text", "by", "words", "and", "meaning", "poison"),
+    *(
+        "the",
+        "a",
+        "hybrid",
+        "search",
+        "engine",
+        "finds",
+        "text",
+        "by",
+        "words",
+        "and",
+        "meaning",
+        "poison",
+    ),
     *("one", "two", "three", "four", "five", "six", "seven"),
 ]
 CONTROL = "\x01"  # the normaliser removes it, so its id decodes to nothing that becomes a token
 LETTERS = [*string.ascii_lowercase, *string.digits, *".,:;!?-_'"]
-PIECES = [*SPECIALS, *dict.fromkeys([*WORDS, *LETTERS]), *(f"##{letter}" for letter in LETTERS), CONTROL]
+PIECES = [
+    *SPECIALS,
+    *dict.fromkeys([*WORDS, *LETTERS]),
+    *(f"##{letter}" for letter in LETTERS),
+    CONTROL,
+]
 IDS = {piece: number for number, piece in enumerate(PIECES)}
 HIDDEN, DIM, LONGEST = 16, 8, 64
 PROMPTS = {"query": "query: ", "passage": "passage: "}
@@ -39,7 +57,9 @@ def tokenizer() -> Tokenizer:
     raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     raw.decoder = decoders.WordPiece()
     raw.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     raw.add_special_tokens(SPECIALS)
     return Tokenizer(raw, has_token_types=True)
@@ -75,7 +95,9 @@ def splade() -> ModelSpec:
 
 def model(spec: ModelSpec | None = None, *, default_prompt: str | None = None) -> Model:
     spec = spec or model_spec()
-    prompts = Prompts(spec.prompts, default_prompt, () if spec.adapters is None else spec.adapters.names)
+    prompts = Prompts(
+        spec.prompts, default_prompt, () if spec.adapters is None else spec.adapters.names
+    )
     reader = TextReader(tokenizer(), prompts, spec.max_input_length, spec.vocab_size)
     return Model(spec, reader, query_table(spec))
 

@@ -28,14 +28,19 @@ def test_permits_are_never_negative_and_all_come_back(permits, requests):
         assert admission.free == permits
 
 
-@pytest.mark.parametrize(("budget", "length"), [(16384, 16), (16384, 50), (16384, 512), (4096, 16), (65536, 50), (512, 333)])
+@pytest.mark.parametrize(
+    ("budget", "length"),
+    [(16384, 16), (16384, 50), (16384, 512), (4096, 16), (65536, 50), (512, 333)],
+)
 def test_on_a_gpu_permits_of_short_texts_fill_every_pass_under_way(budget, length):
     """And the core, asked for one pass after the other, finds that many in what waits."""
     backend = FakeBackend(small.model_spec())
     backend.ahead = 1
     permits = permits_for(512, backend, budget)
     core = EngineCore(max_tokens=budget, positions=Positions())
-    core.add([Encoding(np.full(length, number)) for number in range(permits)], frozenset({Head.DENSE}))
+    core.add(
+        [Encoding(np.full(length, number)) for number in range(permits)], frozenset({Head.DENSE})
+    )
     passes = [core.take(device_idle=False) for _ in range(len(backend.lanes) + backend.ahead)]
     assert all(batch is not None and budget - length < batch.tokens <= budget for batch in passes)
 

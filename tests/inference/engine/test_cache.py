@@ -24,7 +24,9 @@ def row(value: float, width: int = 4) -> HeadOutputs:
 ENTRY = ENTRY_BYTES + 8 + 16
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60), st.integers(0, 6 * ENTRY))
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60), st.integers(0, 6 * ENTRY)
+)
 def test_it_is_an_lru_within_its_bytes(steps, most):
     cache = ResultCache(most)
     order: list[int] = []
@@ -57,7 +59,9 @@ def test_what_is_wanted_besides_is_computed_again_and_then_kept():
     assert found.tokens is not None
     assert cache.find(encoding(1), DENSE).tokens is None
     sparse = SparseVectors(np.array([1]), np.ones(1, dtype=np.float32), np.array([0, 1]), 10)
-    assert HeadOutputs(splade=sparse, tokens=tokens).nbytes == 8 + 4 + 16 + 16 + 16  # every array counts
+    assert (
+        HeadOutputs(splade=sparse, tokens=tokens).nbytes == 8 + 4 + 16 + 16 + 16
+    )  # every array counts
     assert len(cache) == 1
 
 
@@ -66,4 +70,7 @@ def test_the_adapter_is_part_of_what_is_asked():
     of = [replace(encoding(1), adapter=number) for number in range(3)]
     for number in (0, 1):
         cache.keep(of[number], DENSE, row(number))
-    assert [None if found is None else found.dense[0, 0] for found in (cache.find(one, DENSE) for one in of)] == [0, 1, None]
+    assert [
+        None if found is None else found.dense[0, 0]
+        for found in (cache.find(one, DENSE) for one in of)
+    ] == [0, 1, None]

@@ -32,7 +32,10 @@ def encoding(length: int, first: int = 0) -> Encoding:
 
 def different(count: int, length: int) -> list[Encoding]:
     """`n` different encodings of one length."""
-    return [Encoding(np.array([*pair, *range(length - 2)], dtype=np.int64)) for pair in itertools.islice(PAIRS, count)]
+    return [
+        Encoding(np.array([*pair, *range(length - 2)], dtype=np.int64))
+        for pair in itertools.islice(PAIRS, count)
+    ]
 
 
 def drain(queue: EngineCore, backend: FakeBackend) -> list:
@@ -45,7 +48,9 @@ def drain(queue: EngineCore, backend: FakeBackend) -> list:
 @given(st.sampled_from([*Padding]), requests, st.integers(1, 100), st.none() | st.integers(1, 6))
 def test_every_sequence_comes_back_once_and_in_its_place(padding, lengths, budget, most):
     queue, backend = core(budget, max_sequences=most, padding=padding), FakeBackend(SPEC)
-    encodings = [[encoding(n, 7 * i + j) for j, n in enumerate(request)] for i, request in enumerate(lengths)]
+    encodings = [
+        [encoding(n, 7 * i + j) for j, n in enumerate(request)] for i, request in enumerate(lengths)
+    ]
     tickets = [queue.add(request, DENSE | TOKENS) for request in encodings]
     done = drain(queue, backend)
     assert len(queue) == 0
@@ -203,7 +208,10 @@ def test_a_request_that_lanes_divide_evenly_is_divided():
     queue = core(512, lanes=BOTH)
     queue.add(different(8, 40), DENSE)
     batches = [queue.take(kind=LaneKind.BULK) for _ in range(2)]
-    assert [(len(batch.packed), batch.use_all_cores) for batch in batches] == [(4, False), (4, False)]
+    assert [(len(batch.packed), batch.use_all_cores) for batch in batches] == [
+        (4, False),
+        (4, False),
+    ]
 
 
 def test_beside_work_of_another_model_a_pass_has_one_core():
@@ -228,7 +236,9 @@ def test_a_text_that_is_alone_has_all_cores_until_another_comes():
     queue.add(different(3, 30), DENSE)
     queue.take(kind=LaneKind.BULK)
     queue.add([encoding(8)], DENSE)
-    assert not queue.take(kind=LaneKind.EXPRESS).use_all_cores  # beside bulk work, one thread of higher priority does more
+    assert not queue.take(
+        kind=LaneKind.EXPRESS
+    ).use_all_cores  # beside bulk work, one thread of higher priority does more
 
 
 def test_two_lanes_share_what_waits():

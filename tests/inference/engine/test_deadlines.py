@@ -127,6 +127,8 @@ async def test_once_closed_nobody_is_late():
     left = asyncio.create_task(deadlines.within(never()))
     await asyncio.sleep(0)
     deadlines.close()
-    await until_late(Deadlines(SOON, clock=clock), clock)  # its timer comes after the other's would have
+    await until_late(
+        Deadlines(SOON, clock=clock), clock
+    )  # its timer comes after the other's would have
     assert not left.done()
     left.cancel()

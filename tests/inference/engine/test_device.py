@@ -26,7 +26,12 @@ SPEC = small.model_spec()
 
 
 def encodings(count: int, length: int, first: int = 0) -> list[Encoding]:
-    return [Encoding(np.array([(first + i) % 70, (first + i) // 70, *range(length - 2)], dtype=np.int64)) for i in range(count)]
+    return [
+        Encoding(
+            np.array([(first + i) % 70, (first + i) // 70, *range(length - 2)], dtype=np.int64)
+        )
+        for i in range(count)
+    ]
 
 
 def new_engine(device: Device, **backend: Any) -> Engine:
@@ -78,7 +83,9 @@ async def test_an_idle_model_saves_nothing_up():
         order.clear()
         with device.lock:  # both wait before any lane looks
             pass
-        both = asyncio.gather(late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0))
+        both = asyncio.gather(
+            late.run(encodings(60, 20), DENSE, 0), busy.run(encodings(60, 20, 300), DENSE, 0)
+        )
         await both
         assert "busy" in order[:25]  # it does not wait for 200 texts of the other
 
@@ -150,7 +157,10 @@ async def test_the_event_loop_wakes_once_for_all_requests_that_a_pass_completes(
     async with on_device(device, one):
         first = asyncio.create_task(one.run(encodings(1, 5), DENSE, 0))
         await gate.someone_waits()
-        others = [asyncio.create_task(one.run(encodings(1, 5, number), DENSE, 0)) for number in range(1, 6)]
+        others = [
+            asyncio.create_task(one.run(encodings(1, 5, number), DENSE, 0))
+            for number in range(1, 6)
+        ]
         while one.metrics.queued.value() < len(others):
             await asyncio.sleep(0)
         gate.open()

@@ -42,7 +42,9 @@ def text(*ids: int) -> Encoding:
 def test_who_leaves_while_the_queue_is_looked_through_is_in_it_or_out_of_it(looks: int) -> None:
     queue = FairQueue()
     encodings = [text(1, 2), text(3), text(4, 5, 6)]
-    for place, caller in enumerate([Leaving(iter(range(0))), Leaving(iter(range(looks))), Leaving(iter(range(100)))]):
+    for place, caller in enumerate(
+        [Leaving(iter(range(0))), Leaving(iter(range(looks))), Leaving(iter(range(100)))]
+    ):
         queue.add(caller, [place], encodings)
     for _ in range(3):
         head = queue.head(10)
@@ -94,20 +96,31 @@ class Witness:
     overtaken: int = 0
 
 
-ARRIVAL = st.tuples(st.just("arrival"), st.lists(st.sampled_from([2, 5, 30, 60, 120]), min_size=1, max_size=3))
+ARRIVAL = st.tuples(
+    st.just("arrival"), st.lists(st.sampled_from([2, 5, 30, 60, 120]), min_size=1, max_size=3)
+)
 TAKE = st.tuples(st.just("take"), st.sampled_from([*LaneKind]))
 LEAVE = st.tuples(st.just("leave"), st.integers(0, 40))
 
 
-@given(st.lists(ARRIVAL | TAKE | LEAVE, max_size=60), st.sampled_from([*Padding]), st.integers(1, 300), st.sampled_from(LANES))
-def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events, padding, budget, lanes):
+@given(
+    st.lists(ARRIVAL | TAKE | LEAVE, max_size=60),
+    st.sampled_from([*Padding]),
+    st.integers(1, 300),
+    st.sampled_from(LANES),
+)
+def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(
+    events, padding, budget, lanes
+):
     core = EngineCore(max_tokens=budget, positions=Positions(), padding=padding, lanes=lanes)
     first = itertools.count()
     open_requests: dict[EngineRequest, Witness] = {}  # in order of arrival
     for event, value in [*events, *[("take", kind) for kind in lanes] * 400]:
         if event == "arrival":
             encodings = [text(next(first), *range(length - 1)) for length in value]
-            open_requests[core.add(encodings, frozenset({Head.DENSE}))] = Witness(sum(value), len(value))
+            open_requests[core.add(encodings, frozenset({Head.DENSE}))] = Witness(
+                sum(value), len(value)
+            )
         elif event == "leave" and open_requests:
             leaving = [*open_requests][value % len(open_requests)]
             leaving.cancelled = True
@@ -115,7 +128,9 @@ def test_what_comes_later_overtakes_a_request_by_twice_its_tokens_at_most(events
         elif event == "take" and value in lanes and (batch := core.take(kind=value)) is not None:
             taken = Counter(request for request, _ in batch.callers)
             tokens = Counter[EngineRequest]()
-            for (request, _), length in zip(batch.callers, batch.packed.lengths.tolist(), strict=True):
+            for (request, _), length in zip(
+                batch.callers, batch.packed.lengths.tolist(), strict=True
+            ):
                 tokens[request] += length
             for request, number in taken.items():
                 open_requests[request].left -= number
@@ -135,11 +150,16 @@ def test_queries_that_have_waited_enough_share_a_pass(padding):
     first, sizes, requests = itertools.count(), [], 0
     for _ in range(200):  # 32 callers, of whom each asks again once it is answered
         for _ in range(32 - requests):
-            core.add([text(next(first), *range(5 + 7 * (next(first) % 4)))], frozenset({Head.DENSE}))
+            core.add(
+                [text(next(first), *range(5 + 7 * (next(first) % 4)))], frozenset({Head.DENSE})
+            )
         requests = 32
         batch = core.take(0, LaneKind.EXPRESS)
         requests -= len(batch.packed)
-        core.give(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
+        core.give(
+            batch,
+            batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))),
+        )
         sizes.append(len(batch.packed.input_ids))
     assert np.mean(sizes) >= 64
 
@@ -147,16 +167,28 @@ def test_queries_that_have_waited_enough_share_a_pass(padding):
 @pytest.mark.parametrize("seed", range(2))
 def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
     draw, first = random.Random(seed), itertools.count()
-    core = EngineCore(max_tokens=1024, positions=Positions(), padding=Padding.ATTENTION, lanes=both_lanes(2))
+    core = EngineCore(
+        max_tokens=1024, positions=Positions(), padding=Padding.ATTENTION, lanes=both_lanes(2)
+    )
 
     def add(lengths: list[int]) -> EngineRequest:
-        return core.add([text(next(first), *[1] * (length - 1)) for length in lengths], frozenset({Head.DENSE}))
+        return core.add(
+            [text(next(first), *[1] * (length - 1)) for length in lengths], frozenset({Head.DENSE})
+        )
 
     def bulk() -> EngineRequest:
-        return add([draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250) for _ in range(32)])
+        return add(
+            [
+                draw.randint(5, 30) if draw.random() < 0.7 else draw.randint(100, 250)
+                for _ in range(32)
+            ]
+        )
 
     def end(batch: EngineBatch) -> None:
-        core.give(batch, batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))))
+        core.give(
+            batch,
+            batch.split(HeadOutputs(dense=np.zeros((len(batch.packed), 1), dtype=np.float32))),
+        )
 
     requests, running = [bulk() for _ in range(4)], deque[EngineBatch]()
     for query in range(400):
@@ -168,5 +200,7 @@ def test_a_query_beside_four_bulk_requests_waits_for_no_bulk_lane(seed):
                 running.append(batch)
         add([draw.randint(5, 30)])
         batch = core.take(0, LaneKind.EXPRESS)
-        assert batch is not None  # bulk work did not take all that may overtake the bulk request that came first
+        assert (
+            batch is not None
+        )  # bulk work did not take all that may overtake the bulk request that came first
         end(batch)

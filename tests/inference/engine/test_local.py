@@ -24,9 +24,14 @@ from tests.inference.engine.test_device import on_device
 HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
-def queued(backend: FakeBackend, count: int, callers: int, max_tokens: int = 64) -> tuple[EngineCore, EngineRequest]:
+def queued(
+    backend: FakeBackend, count: int, callers: int, max_tokens: int = 64
+) -> tuple[EngineCore, EngineRequest]:
     core = EngineCore(
-        max_tokens=max_tokens, positions=backend.spec.positions, padding=Padding.ALL, lanes=(LaneKind.BULK,) * callers
+        max_tokens=max_tokens,
+        positions=backend.spec.positions,
+        padding=Padding.ALL,
+        lanes=(LaneKind.BULK,) * callers,
     )
     draw = np.random.default_rng(count)
     encodings = [Encoding(draw.integers(5, 20, size=draw.integers(1, 30))) for _ in range(count)]
@@ -34,17 +39,27 @@ def queued(backend: FakeBackend, count: int, callers: int, max_tokens: int = 64)
 
 
 @pytest.mark.parametrize("lanes", [(LaneKind.BULK,), both_lanes(2)])
-async def test_many_requests_at_once_are_answered_as_by_the_plain_loop(lanes: tuple[LaneKind, ...]) -> None:
+async def test_many_requests_at_once_are_answered_as_by_the_plain_loop(
+    lanes: tuple[LaneKind, ...],
+) -> None:
     """`run_all` takes one request after the other; the engine has lanes, threads and an event loop."""
     draw, spec = np.random.default_rng(0), small.model_spec()
     requests = [
-        [Encoding(draw.integers(5, 20, size=draw.integers(1, 30))) for _ in range(draw.integers(1, 9))] for _ in range(60)
+        [
+            Encoding(draw.integers(5, 20, size=draw.integers(1, 30)))
+            for _ in range(draw.integers(1, 9))
+        ]
+        for _ in range(60)
     ]
     device = Device(lanes)
-    core = EngineCore(max_tokens=64, positions=spec.positions, padding=Padding.ATTENTION, lanes=lanes)
+    core = EngineCore(
+        max_tokens=64, positions=spec.positions, padding=Padding.ATTENTION, lanes=lanes
+    )
     engine = Engine(core, FakeBackend(spec), device, Registry())
     async with on_device(device, engine):
-        answered = await asyncio.gather(*(engine.run(encodings, HEADS, 0) for encodings in requests))
+        answered = await asyncio.gather(
+            *(engine.run(encodings, HEADS, 0) for encodings in requests)
+        )
     for encodings, ours in zip(requests, answered, strict=True):
         plain = EngineCore(max_tokens=64, positions=spec.positions)
         expected = plain.add(encodings, HEADS)
@@ -112,5 +127,9 @@ def test_an_encoder_has_two_passes_under_way_where_launching_and_waiting_are_two
     texts = ["one", "two", "three", "four", "five six", "seven", "one two three"]
     found = encoder.encode(texts).dense
     assert backend.forwards == 4  # in pairs
-    expected = Encoder(small.model(), FakeBackend(small.model_spec()), 8, EngineConfig()).encode(texts).dense
+    expected = (
+        Encoder(small.model(), FakeBackend(small.model_spec()), 8, EngineConfig())
+        .encode(texts)
+        .dense
+    )
     np.testing.assert_array_equal(found, expected)

@@ -46,7 +46,9 @@ def encoding(length: int, first: int = 0) -> Encoding:
 
 
 def new_engine(device: Device, backend: FakeBackend, max_tokens: int = 1000) -> Engine:
-    return Engine(EngineCore(max_tokens=max_tokens, positions=Positions()), backend, device, Registry())
+    return Engine(
+        EngineCore(max_tokens=max_tokens, positions=Positions()), backend, device, Registry()
+    )
 
 
 async def test_only_the_requests_that_do_not_fit_fail():
@@ -56,7 +58,10 @@ async def test_only_the_requests_that_do_not_fit_fail():
     async with on_device(device, rides):
         first = asyncio.create_task(rides.run([encoding(2)], DENSE, 0))
         await gate.someone_waits()
-        small_ones = [asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0)) for i in range(1, 4)]
+        small_ones = [
+            asyncio.create_task(rides.run([encoding(8, i), encoding(9, i)], DENSE, 0))
+            for i in range(1, 4)
+        ]
         large = asyncio.create_task(rides.run([encoding(5, 7), encoding(30, 7)], DENSE, 0))
         while rides.metrics.queued.value() < 8:
             await asyncio.sleep(0.001)
@@ -64,7 +69,9 @@ async def test_only_the_requests_that_do_not_fit_fail():
         await first
         for i, one in enumerate(small_ones, start=1):
             outputs = (await one).outputs()
-            expected = FakeBackend(SPEC).forward(packed([encoding(8, i), encoding(9, i)]))  # as if nobody else had been there
+            expected = FakeBackend(SPEC).forward(
+                packed([encoding(8, i), encoding(9, i)])
+            )  # as if nobody else had been there
             np.testing.assert_array_equal(outputs.dense, expected.dense)
         with pytest.raises(BackendError, match="a sequence of 30 tokens does not fit into memory"):
             await large

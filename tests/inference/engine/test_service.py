@@ -49,7 +49,9 @@ async def running(service: EngineService) -> AsyncIterator[EngineService]:
         await service.stop()
 
 
-def embed(*texts: str | list[int], heads: frozenset[Head] = frozenset({Head.DENSE}), **settings) -> Embed:
+def embed(
+    *texts: str | list[int], heads: frozenset[Head] = frozenset({Head.DENSE}), **settings
+) -> Embed:
     return Embed(list(texts), heads, **settings)
 
 
@@ -72,7 +74,14 @@ async def test_an_answer_with_lengths_and_times():
         assert answered.lengths == [5, 3]
         assert answered.answer.dense.shape == (2, small.HIDDEN)
         assert answered.answer.multivector.lengths.tolist() == [4, 2]
-        assert min(answered.timings.tokenization_ns, answered.timings.queue_ns, answered.timings.inference_ns) > 0
+        assert (
+            min(
+                answered.timings.tokenization_ns,
+                answered.timings.queue_ns,
+                answered.timings.inference_ns,
+            )
+            > 0
+        )
         assert service.admission.free == service.config.max_concurrent_requests
 
 
@@ -80,7 +89,9 @@ async def test_one_request_of_many_batches_wakes_every_lane():
     gate = Held()
     async with running(small.service(lanes=3, gate=gate, budget_tokens=8)) as service:
         asking = asyncio.create_task(answer(service, embed(*different(12))))
-        for _ in range(3):  # three passes stand at the gate at once: nobody sleeps while there is work
+        for _ in range(
+            3
+        ):  # three passes stand at the gate at once: nobody sleeps while there is work
             await gate.someone_waits()
         gate.open()
         assert len(await asking) == 12
@@ -90,8 +101,13 @@ async def test_one_request_of_many_batches_wakes_every_lane():
 async def test_hybrid_requests_in_batches_cost_exactly_one_pass_a_batch(lanes, padding):
     seen: list[PackedBatch] = []
     registry = Registry()
-    async with running(small.service(lanes=lanes, padding=padding, gate=seen.append, registry=registry)) as service:
-        texts = [" ".join([*small.WORDS[: 1 + i % 15], *text.split()]) for i, text in enumerate(different(100))]
+    async with running(
+        small.service(lanes=lanes, padding=padding, gate=seen.append, registry=registry)
+    ) as service:
+        texts = [
+            " ".join([*small.WORDS[: 1 + i % 15], *text.split()])
+            for i, text in enumerate(different(100))
+        ]
         answers = await asyncio.gather(*(answer(service, embed(text, heads=ALL)) for text in texts))
         assert service.backend.forwards == len(seen) == service.engine.metrics.forwards.value()
         assert sum(len(batch) for batch in seen) == 100
@@ -115,7 +131,9 @@ async def test_bulk_lanes_give_way_and_express_lanes_do_not():
         seen[len(batch.input_ids)] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    async with running(small.service(lanes=BOTH, gate=note, config={"bulk_niceness": own + 4})) as service:
+    async with running(
+        small.service(lanes=BOTH, gate=note, config={"bulk_niceness": own + 4})
+    ) as service:
         await answer(service, embed("one"))
         await answer(service, embed(LONG))
     assert seen == {3: own, 52: own + 4}
@@ -123,7 +141,9 @@ async def test_bulk_lanes_give_way_and_express_lanes_do_not():
 
 async def test_a_cache_answers_what_was_asked_before():
     registry = Registry()
-    async with running(small.service(config={"embedding_cache_mb": 1}, registry=registry)) as service:
+    async with running(
+        small.service(config={"embedding_cache_mb": 1}, registry=registry)
+    ) as service:
         first = await answer(service, embed("one", "two", heads=ALL))
         again = await answer(service, embed("two", heads=ALL))
         mixed = await answer(service, embed("three", "one"))
@@ -218,7 +238,11 @@ async def test_stop_fails_who_waits_finishes_who_runs_and_ends_the_lanes():
     gate.open()
     await stopping
     assert len((await running_one).dense) == 1
-    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith(("express", "bulk"))]
+    assert not [
+        thread
+        for thread in set(threading.enumerate()) - before
+        if thread.name.startswith(("express", "bulk"))
+    ]
     with pytest.raises(Unhealthy):
         await service.check_health()
     with pytest.raises(Unhealthy):
@@ -261,7 +285,9 @@ class Homeless(FakeBackend):
 
 async def test_a_lane_that_cannot_begin_is_unhealthy():
     service = small.service()
-    service = EngineService(service.model, Homeless(service.model.spec, lanes=2), service.config, budget_tokens=64)
+    service = EngineService(
+        service.model, Homeless(service.model.spec, lanes=2), service.config, budget_tokens=64
+    )
     async with running(service):
         with pytest.raises((BackendError, Unhealthy)):
             await answer(service, embed("one"))

@@ -23,7 +23,10 @@ def test_who_waits_comes_in_when_others_leave_in_order():
                 came.append(name)
 
         with admission.inside(2):
-            tasks = [asyncio.ensure_future(come(name, inputs)) for name, inputs in (("a", 1), ("b", 2), ("c", 1))]
+            tasks = [
+                asyncio.ensure_future(come(name, inputs))
+                for name, inputs in (("a", 1), ("b", 2), ("c", 1))
+            ]
             await turn()
             assert (came, admission.free, admission.waiting) == ([], 0, 3)
             with pytest.raises(Overloaded), admission.inside(1):
@@ -64,7 +67,10 @@ def test_whoever_wants_many_is_not_passed_by():
         admission = Admission(3)
         for _ in range(3):
             await admission.wait(1)
-        many, one = asyncio.ensure_future(admission.wait(3)), asyncio.ensure_future(admission.wait(1))
+        many, one = (
+            asyncio.ensure_future(admission.wait(3)),
+            asyncio.ensure_future(admission.wait(1)),
+        )
         await turn()
         for _ in range(2):
             admission.give_back(1)
@@ -86,7 +92,10 @@ def test_who_is_cancelled_keeps_nothing(moment):
     async def scene() -> None:
         admission = Admission(2)
         await admission.wait(2)
-        leaving, next_one = asyncio.ensure_future(admission.wait(2)), asyncio.ensure_future(admission.wait(1))
+        leaving, next_one = (
+            asyncio.ensure_future(admission.wait(2)),
+            asyncio.ensure_future(admission.wait(1)),
+        )
         await turn()
         admission.give_back({"before": 0, "half served": 1, "served": 2}[moment])
         leaving.cancel()

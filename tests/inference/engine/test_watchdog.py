@@ -80,19 +80,26 @@ async def overdue(stuck: Stuck, clock: Clock) -> None:
     clock.now += SOON
 
 
-async def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_until_it_returns(caplog):
+async def test_the_riders_of_a_stuck_pass_are_told_what_it_does_and_health_is_down_until_it_returns(
+    caplog,
+):
     device, stuck, engine, clock = scene(lanes=2)
     async with on_device(device, engine):
         first = asyncio.create_task(engine.run(encodings(3, 10), DENSE, 0))
         await overdue(stuck, clock)
         with pytest.raises(PassOverdue) as told:
             await first
-        for word in ("a pass of 3 inputs, 30 tokens, the longest 10, for dense, on fake in float32", "pass-timeout"):
+        for word in (
+            "a pass of 3 inputs, 30 tokens, the longest 10, for dense, on fake in float32",
+            "pass-timeout",
+        ):
             assert word in str(told.value)
         assert [record.levelname for record in caplog.records] == ["CRITICAL"]
         with pytest.raises(Unhealthy):
             await engine.check_health()
-        assert len((await engine.run(encodings(2, 5), DENSE, 0)).outputs().dense) == 2  # the other lane goes on
+        assert (
+            len((await engine.run(encodings(2, 5), DENSE, 0)).outputs().dense) == 2
+        )  # the other lane goes on
         with pytest.raises(Unhealthy):
             await engine.check_health()
         stuck.go.set()
@@ -109,7 +116,9 @@ async def test_while_every_lane_is_stuck_nobody_is_let_wait():
     async with on_device(device, engine, other):
         first = asyncio.create_task(engine.run(encodings(1, 10), DENSE, 0))
         await asyncio.to_thread(stuck.entered.wait, HANG)
-        waiting = [asyncio.create_task(one.run(encodings(1, 10, 300), DENSE, 0)) for one in (engine, other)]
+        waiting = [
+            asyncio.create_task(one.run(encodings(1, 10, 300), DENSE, 0)) for one in (engine, other)
+        ]
         await asyncio.sleep(0)  # both wait
         await overdue(stuck, clock)
         for each in (first, *waiting):

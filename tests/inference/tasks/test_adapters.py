@@ -39,9 +39,14 @@ def dense(encoder: Encoder, prompt_name: str | None = None, **options: object) -
     return found[0]
 
 
-def test_a_name_chooses_prompt_and_adapter(encoder: Encoder, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_name_chooses_prompt_and_adapter(
+    encoder: Encoder, checkpoint: Path, tmp_path: Path
+) -> None:
     for number, name in enumerate((None, *jina.ADAPTERS)):
-        native = Encoder.load(str(tiny.write_modules(jina.merged(checkpoint, tmp_path / str(number), number))), backend="ort")
+        native = Encoder.load(
+            str(tiny.write_modules(jina.merged(checkpoint, tmp_path / str(number), number))),
+            backend="ort",
+        )
         text = jina.QUERY + TEXT if name == "retrieval.query" else TEXT
         expected = native.encode([text]).dense
         np.testing.assert_allclose(dense(encoder, name), expected[0], rtol=0, atol=3e-6)
@@ -49,13 +54,21 @@ def test_a_name_chooses_prompt_and_adapter(encoder: Encoder, checkpoint: Path, t
 
 
 def test_the_type_of_inputs_chooses_too(encoder: Encoder) -> None:
-    np.testing.assert_array_equal(dense(encoder, input_type="query"), dense(encoder, "retrieval.query"))
-    np.testing.assert_array_equal(dense(encoder, input_type="document"), dense(encoder, "retrieval.passage"))
-    np.testing.assert_array_equal(dense(encoder, "separation", input_type="document"), dense(encoder, "separation"))
+    np.testing.assert_array_equal(
+        dense(encoder, input_type="query"), dense(encoder, "retrieval.query")
+    )
+    np.testing.assert_array_equal(
+        dense(encoder, input_type="document"), dense(encoder, "retrieval.passage")
+    )
+    np.testing.assert_array_equal(
+        dense(encoder, "separation", input_type="document"), dense(encoder, "separation")
+    )
 
 
 def test_a_default_prompt_chooses_too(encoder: Encoder, checkpoint: Path) -> None:
-    started = Encoder.load(str(checkpoint), backend="ort", dtype="float32", default_prompt_name="classification")
+    started = Encoder.load(
+        str(checkpoint), backend="ort", dtype="float32", default_prompt_name="classification"
+    )
     np.testing.assert_array_equal(dense(started), dense(encoder, "classification"))
     np.testing.assert_array_equal(dense(started, "separation"), dense(encoder, "separation"))
 
@@ -76,7 +89,9 @@ def test_results_of_several_adapters_are_not_mixed(checkpoint: Path) -> None:
     async def ask() -> Sequence[Floats]:
         tasks = [Embed([TEXT], frozenset({Head.DENSE}), prompt_name=name) for name in names]
         answers = await asyncio.gather(*(service.run(task) for task in tasks))
-        return [answered.answer.dense[0] for answered in answers if answered.answer.dense is not None]
+        return [
+            answered.answer.dense[0] for answered in answers if answered.answer.dense is not None
+        ]
 
     async def both() -> tuple[Sequence[Floats], Sequence[Floats], int]:
         await service.start()

@@ -13,13 +13,19 @@ from tests.inference.engine import small
 MODEL = small.model()
 EVERY = EMBEDDINGS
 COLUMNS = ("dense", "sparse", "multivector", "tokens")
-texts = st.lists(st.lists(st.sampled_from(small.WORDS), min_size=1, max_size=9).map(" ".join), min_size=1, max_size=4)
+texts = st.lists(
+    st.lists(st.sampled_from(small.WORDS), min_size=1, max_size=9).map(" ".join),
+    min_size=1,
+    max_size=4,
+)
 heads = st.frozensets(st.sampled_from(sorted(EVERY)), min_size=1)
 
 
 def answer(task: Embed, *, computed: frozenset[Head] | None = None) -> Embeddings:
     encodings = task.prepare(MODEL)
-    outputs: HeadOutputs = FakeBackend(MODEL.spec).forward(pack(encodings, computed or task.heads, MODEL.spec.positions))
+    outputs: HeadOutputs = FakeBackend(MODEL.spec).forward(
+        pack(encodings, computed or task.heads, MODEL.spec.positions)
+    )
     return task.finish(MODEL, encodings, outputs)
 
 
@@ -28,7 +34,11 @@ def test_it_gets_what_it_asked_for_whatever_else_was_computed(inputs, wanted):
     task = Embed(inputs, wanted)
     alone, shared = answer(task), answer(task, computed=EVERY)
     for column in COLUMNS:
-        assert (getattr(shared, column) is not None) == (Head(column) in wanted) == (getattr(alone, column) is not None)
+        assert (
+            (getattr(shared, column) is not None)
+            == (Head(column) in wanted)
+            == (getattr(alone, column) is not None)
+        )
     assert len(shared) == len(inputs)
     if Head.DENSE in wanted:
         np.testing.assert_array_equal(alone.dense, shared.dense)

@@ -12,14 +12,18 @@ from tests.fake_backend import FakeBackend
 from tests.inference.engine import small
 
 LABELS = ("O", "B-X", "I-X")
-SPEC = small.model_spec(classifier=ClassifierHead("none", (LinearStep("classifier"),), "bert.", LABELS))
+SPEC = small.model_spec(
+    classifier=ClassifierHead("none", (LinearStep("classifier"),), "bert.", LABELS)
+)
 MODEL = small.model(SPEC, default_prompt="query: ")
 TEXT = "Hybrid search, é by Meaning"
 
 
 def answer(task: Tag) -> list[Tagged]:
     encodings = task.prepare(MODEL)
-    return task.finish(MODEL, encodings, FakeBackend(SPEC).forward(pack(encodings, task.heads, SPEC.positions)))
+    return task.finish(
+        MODEL, encodings, FakeBackend(SPEC).forward(pack(encodings, task.heads, SPEC.positions))
+    )
 
 
 def test_asking_twice_gives_the_same_and_neighbours_change_nothing():
@@ -40,7 +44,9 @@ def test_no_number_is_an_error():
     encodings = Tag([TEXT]).prepare(MODEL)
     values = np.full((len(encodings[0]), 3), np.nan, np.float32)
     with pytest.raises(NotANumber):
-        Tag([TEXT]).finish(MODEL, encodings, HeadOutputs(tags=Ragged(values, offsets_of([len(values)]))))
+        Tag([TEXT]).finish(
+            MODEL, encodings, HeadOutputs(tags=Ragged(values, offsets_of([len(values)])))
+        )
 
 
 def test_another_kind_of_model_says_so():

@@ -47,7 +47,9 @@ def test_no_more_rows_than_the_budget_and_nothing_is_lost(count: int, most: int,
 def test_long_documents_are_merged_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling, "MAX_MERGED_AT_ONCE", 16)
     seen: list[int] = []
-    monkeypatch.setattr(pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1])
+    monkeypatch.setattr(
+        pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1]
+    )
     for most in (4, 15, 40, 99):
         rows = rows_of(100)
         merged = merge(rows, most)
@@ -60,12 +62,16 @@ def test_words_alone_are_merged_where_there_are_any() -> None:
     is_mark = np.array([1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 1, 1], dtype=bool)
     rows = Ragged(rows_of(12), np.array([0, 5, 5, 7, 9, 12]))
     left = without_marks(rows, is_mark, 2)
-    assert left.lengths.tolist() == [3, 0, 2, 2, 3], "short rows stay whole, and those of marks alone"
+    assert left.lengths.tolist() == [3, 0, 2, 2, 3], (
+        "short rows stay whole, and those of marks alone"
+    )
     np.testing.assert_array_equal(left.values, rows.values[[1, 2, 4, 5, 6, 7, 8, 9, 10, 11]])
     np.testing.assert_array_equal(without_marks(rows, is_mark, 5).values, rows.values)
 
 
-@pytest.mark.parametrize("budget", [MultivectorBudget(max_tokens=4), MultivectorBudget(dtype="int8")])
+@pytest.mark.parametrize(
+    "budget", [MultivectorBudget(max_tokens=4), MultivectorBudget(dtype="int8")]
+)
 def test_numbers_that_are_not_finite_are_said(budget: MultivectorBudget) -> None:
     rows = rows_of(20)
     rows[12, 1] = np.nan
@@ -93,26 +99,40 @@ def test_whole_numbers_keep_directions_and_zero_rows() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.floats(1, 6), st.integers(0, 4), st.booleans())
-def test_declared_pooling_is_that_of_sentence_transformers(count: int, factor: float, protected: int, normalize: bool) -> None:
+def test_declared_pooling_is_that_of_sentence_transformers(
+    count: int, factor: float, protected: int, normalize: bool
+) -> None:
     rows = unit(rows_of(count, count))
-    theirs = HierarchicalTokenPooling(factor, num_protected_tokens=protected, normalize_embeddings=normalize)
+    theirs = HierarchicalTokenPooling(
+        factor, num_protected_tokens=protected, normalize_embeddings=normalize
+    )
     wanted = theirs.pool([torch.from_numpy(rows)])[0].numpy()
-    found = pooled(Ragged(rows, np.array([0, count])), TokenPooling(factor, protected, normalize)).values
+    found = pooled(
+        Ragged(rows, np.array([0, count])), TokenPooling(factor, protected, normalize)
+    ).values
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
-def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declared_pooling_of_a_long_document_is_that_of_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1])
+    monkeypatch.setattr(
+        pooling, "clusters", lambda rows, count: (seen.append(len(rows)), clusters(rows, count))[1]
+    )
     rows, block = unit(rows_of(2_049)), TokenPooling(4.0, 0, normalize=True)
     found = pooled(Ragged(rows, np.array([0, 2_049])), TokenPooling(4.0, 1, normalize=True)).values
     assert max(seen) <= pooling.MAX_MERGED_AT_ONCE
-    blocks = [pooled(Ragged(part, np.array([0, 512])), block).values for part in np.split(rows[1:], 4)]
+    blocks = [
+        pooled(Ragged(part, np.array([0, 512])), block).values for part in np.split(rows[1:], 4)
+    ]
     np.testing.assert_array_equal(found, np.concatenate([unit(rows[:1]), *blocks]))
 
 
 def test_a_budget_by_its_fields() -> None:
-    assert as_budget({"max_tokens": 3, "dtype": "binary"}) == MultivectorBudget(max_tokens=3, dtype="binary")
+    assert as_budget({"max_tokens": 3, "dtype": "binary"}) == MultivectorBudget(
+        max_tokens=3, dtype="binary"
+    )
     for wrong in ({"max_tokens": 0}, {"dtype": "float16"}, {"tokens": 1}):
         with pytest.raises(InvalidInput, match="multivector"):
             as_budget(wrong)
@@ -125,18 +145,30 @@ def model() -> Model:
 
 def merged_of(model: Model, texts: list[str], rows: Ragged, most: int) -> Ragged:
     """`Embed`'s result for raw multi-vectors, with one row for each token except the first."""
-    task = Embed(texts, frozenset({Head.MULTIVECTOR}), multivector=MultivectorBudget(max_tokens=most))
+    task = Embed(
+        texts, frozenset({Head.MULTIVECTOR}), multivector=MultivectorBudget(max_tokens=most)
+    )
     return task.finish(model, task.prepare(model), HeadOutputs(multivector=rows)).multivector
 
 
 def test_words_are_merged_and_what_is_between_them_is_left_out(model: Model) -> None:
-    texts = ["Wings, plates; flow (thin) and layers: heat, lift, drag!", "one, two.", "?!.,;:()[]{}"]
+    texts = [
+        "Wings, plates; flow (thin) and layers: heat, lift, drag!",
+        "one, two.",
+        "?!.,;:()[]{}",
+    ]
     found = [model.reader.tokens(text, add_special_tokens=True, prompt_name=None) for text in texts]
     pieces = [[token.text for token in tokens][1:] for tokens in found]
     rows = Ragged.from_rows([rows_of(len(each), seed) for seed, each in enumerate(pieces)])
     found = merged_of(model, texts, rows, 5)
-    words = [place for place, piece in enumerate(pieces[0]) if piece not in string.punctuation and piece != "[SEP]"]
+    words = [
+        place
+        for place, piece in enumerate(pieces[0])
+        if piece not in string.punctuation and piece != "[SEP]"
+    ]
     assert 5 < len(words) < len(pieces[0])
     np.testing.assert_array_equal(found.row(0), unit(merge(rows.row(0)[words], 5)))
-    np.testing.assert_array_equal(found.row(1), unit(rows.row(1)))  # it has no more tokens than vectors that it may have
+    np.testing.assert_array_equal(
+        found.row(1), unit(rows.row(1))
+    )  # it has no more tokens than vectors that it may have
     np.testing.assert_array_equal(found.row(2), unit(merge(rows.row(2), 5)))  # of nothing else

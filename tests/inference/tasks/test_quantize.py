@@ -51,11 +51,17 @@ def test_files_of_ranges(tmp_path):
     np.savez(tmp_path / "many.npz", dense=ranges, multivector=ranges[:, :1], dense_1=ranges[:, :1])
     assert read_ranges(tmp_path / "one.npy").keys() == {"dense"}
     read = read_ranges(tmp_path / "many.npz")
-    assert {name: array.shape for name, array in read.items()} == {"dense": (2, 2), "multivector": (2, 1), "dense_1": (2, 1)}
+    assert {name: array.shape for name, array in read.items()} == {
+        "dense": (2, 2),
+        "multivector": (2, 1),
+        "dense_1": (2, 1),
+    }
     assert {array.dtype for array in read.values()} == {np.dtype(np.float32)}
 
 
-@pytest.mark.parametrize("ranges", [np.zeros((3, 4)), np.zeros(4), np.array([[1.0], [0.0]]), np.array([["a"], ["b"]])])
+@pytest.mark.parametrize(
+    "ranges", [np.zeros((3, 4)), np.zeros(4), np.array([[1.0], [0.0]]), np.array([["a"], ["b"]])]
+)
 def test_files_that_hold_something_else(tmp_path, ranges):
     np.save(tmp_path / "bad.npy", ranges)
     with pytest.raises(LoadError, match="least and the most"):

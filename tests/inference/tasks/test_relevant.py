@@ -26,7 +26,11 @@ def url() -> Iterator[str]:
 
 
 def ranked(url: str, documents: list[str], **options: object) -> list[dict[str, object]]:
-    body = {"query": QUERY, "documents": documents, "relevant_spans": {"mode": "enabled", **options}}
+    body = {
+        "query": QUERY,
+        "documents": documents,
+        "relevant_spans": {"mode": "enabled", **options},
+    }
     answer = httpx.post(f"{url}/v2/rerank", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()["results"]
@@ -38,7 +42,9 @@ def test_the_best_span_is_the_sentence_that_answers(url: str) -> None:
     assert isinstance(spans, list)
     best = spans[0]
     assert TEXT[best["start"] : best["end"]] == SENTENCES[1].strip()
-    assert [span["score"] for span in spans] == sorted((span["score"] for span in spans), reverse=True)
+    assert [span["score"] for span in spans] == sorted(
+        (span["score"] for span in spans), reverse=True
+    )
     assert all(0.1 <= span["score"] <= 1 for span in spans)
     (one,) = ranked(url, [TEXT], max_spans=1)
     assert one["relevant_spans"] == [best]
@@ -47,14 +53,24 @@ def test_the_best_span_is_the_sentence_that_answers(url: str) -> None:
 
 
 def test_what_is_not_asked_for_stays_as_it_is(url: str) -> None:
-    plain = httpx.post(f"{url}/v2/rerank", json={"query": QUERY, "documents": [TEXT, "Bees."]}).json()["results"]
+    plain = httpx.post(
+        f"{url}/v2/rerank", json={"query": QUERY, "documents": [TEXT, "Bees."]}
+    ).json()["results"]
     off = {"query": QUERY, "documents": [TEXT, "Bees."], "relevant_spans": {"mode": "disabled"}}
     assert httpx.post(f"{url}/v2/rerank", json=off).json()["results"] == plain
     assert [item.keys() for item in plain] == [{"index", "relevance_score"}] * 2
     spanned = ranked(url, [TEXT, "Bees."])
-    assert [(item["index"], item["relevance_score"]) for item in spanned] == [tuple(item.values()) for item in plain]
-    for wrong in ({"mode": "on"}, {"mode": "enabled", "threshold": 2}, {"mode": "enabled", "max_spans": 33}):
-        assert httpx.post(f"{url}/v2/rerank", json={**off, "relevant_spans": wrong}).status_code == 422
+    assert [(item["index"], item["relevance_score"]) for item in spanned] == [
+        tuple(item.values()) for item in plain
+    ]
+    for wrong in (
+        {"mode": "on"},
+        {"mode": "enabled", "threshold": 2},
+        {"mode": "enabled", "max_spans": 33},
+    ):
+        assert (
+            httpx.post(f"{url}/v2/rerank", json={**off, "relevant_spans": wrong}).status_code == 422
+        )
 
 
 def test_coheres_own_client_reads_them(url: str) -> None:
@@ -75,7 +91,9 @@ def test_all_gains_together_are_maxsim(name: str, request: pytest.FixtureRequest
     query = encoder.encode(["bolo duna"], ["multivector"], input_type="query")
     documents = encoder.encode(texts, ["multivector"], input_type="document", truncate=True)
     encodings = model.reader.locate(texts, truncate=True)
-    found = relevant_spans(model.spec, query, encodings, documents, RelevantSpans("enabled", threshold=0))
+    found = relevant_spans(
+        model.spec, query, encodings, documents, RelevantSpans("enabled", threshold=0)
+    )
     assert any(found)
     for text, spans, row in zip(texts, found, range(3), strict=True):
         alike = query.multivector.row(0) @ documents.multivector.row(row).T

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from hybridtei.batch import pack
 from hybridtei.errors import NotANumber, UnsupportedHead
 from hybridtei.inference.tasks.label import Classify
-from hybridtei.inference.tasks.rerank import MAX_CHUNK_CHARACTERS, MAX_CHUNK_DOCUMENTS, Rerank, Scored, rerank_task
+from hybridtei.inference.tasks.rerank import (
+    MAX_CHUNK_CHARACTERS,
+    MAX_CHUNK_DOCUMENTS,
+    Rerank,
+    Scored,
+    rerank_task,
+)
 from hybridtei.models.checkpoint.classifiers import ClassifierHead, LinearStep
 from hybridtei.outputs import HeadOutputs
 from tests.fake_backend import FakeBackend
@@ -25,7 +31,11 @@ MODEL = small.model(SPEC)
 
 def answer(task, model=MODEL):
     encodings = task.prepare(model)
-    return task.finish(model, encodings, FakeBackend(model.spec).forward(pack(encodings, task.heads, model.spec.positions)))
+    return task.finish(
+        model,
+        encodings,
+        FakeBackend(model.spec).forward(pack(encodings, task.heads, model.spec.positions)),
+    )
 
 
 @given(st.lists(st.integers(0, MAX_CHUNK_CHARACTERS // 3), max_size=700))
@@ -39,7 +49,9 @@ def test_parts_are_all_the_documents_in_order_and_bounded(lengths):
 
 
 def test_parts_give_what_the_whole_gives():
-    task = Rerank("one two", [" ".join(small.WORDS[i % 19 : i % 19 + 3]) or "a" for i in range(600)])
+    task = Rerank(
+        "one two", [" ".join(small.WORDS[i % 19 : i % 19 + 3]) or "a" for i in range(600)]
+    )
     joined = Scored.concat([answer(part) for part in task.split()])
     np.testing.assert_array_equal(joined.scores, answer(task).scores)
 
@@ -55,7 +67,9 @@ def test_no_number_fails_whose_it_is_and_nobody_else():
         Classify(["one"], raw_scores=True).finish(MODEL, encodings, HeadOutputs(scores=scores[1:]))
 
 
-@pytest.mark.parametrize("spec", [small.dense_only(), small.splade(), small.model_spec(classifier=head("a", "b"))])
+@pytest.mark.parametrize(
+    "spec", [small.dense_only(), small.splade(), small.model_spec(classifier=head("a", "b"))]
+)
 def test_who_cannot_rank_says_so_in_teis_words(spec):
     with pytest.raises(UnsupportedHead, match=r"^model is not a re-ranker model$"):
         rerank_task(spec, "one", ["two"]).check(spec)

@@ -9,7 +9,11 @@ from hypothesis.extra.numpy import arrays
 from hybridtei.errors import NotANumber
 from hybridtei.inference.tasks.label import best_first, probabilities, refuse_nan
 
-logits = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.floats(-100, 100, width=32))
+logits = arrays(
+    np.float32,
+    st.tuples(st.integers(1, 5), st.integers(1, 6)),
+    elements=st.floats(-100, 100, width=32),
+)
 
 
 @given(logits)
@@ -30,7 +34,11 @@ def test_logits_at_the_end_of_float32_overflow_to_nothing():
 
 
 def test_each_label_by_itself():
-    np.testing.assert_allclose(probabilities(np.array([[0, 2]], np.float32), multi_label=True), [[0.5, 0.880797]], atol=1e-6)
+    np.testing.assert_allclose(
+        probabilities(np.array([[0, 2]], np.float32), multi_label=True),
+        [[0.5, 0.880797]],
+        atol=1e-6,
+    )
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=30))

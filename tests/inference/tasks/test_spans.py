@@ -31,11 +31,15 @@ SPANS = [(0, len(TEXT)), (0, WORDS[2][1]), (WORDS[2][0], WORDS[4][1]), WORDS[1]]
 def test_dense_is_the_mean_of_transformers_states(tmp_path: Path, model_type: str) -> None:
     folder = tiny.write_family(tmp_path / "model", model_type)
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
-    read = tokenizer(TEXT, return_offsets_mapping=True, return_special_tokens_mask=True, return_tensors="pt")
+    read = tokenizer(
+        TEXT, return_offsets_mapping=True, return_special_tokens_mask=True, return_tensors="pt"
+    )
     with torch.no_grad():
         ids = {name: read[name] for name in ("input_ids", "attention_mask")}
         states = model(**ids).last_hidden_state[0].numpy()
-    starts = np.array([end - len(TEXT[begin:end].lstrip()) for begin, end in read["offset_mapping"][0].tolist()])
+    starts = np.array(
+        [end - len(TEXT[begin:end].lstrip()) for begin, end in read["offset_mapping"][0].tolist()]
+    )
     starts[read["special_tokens_mask"][0].numpy() == 1] = -1
     theirs = np.stack([states[(starts >= begin) & (starts < end)].mean(0) for begin, end in SPANS])
     theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
@@ -45,12 +49,16 @@ def test_dense_is_the_mean_of_transformers_states(tmp_path: Path, model_type: st
     assert np.abs(theirs[0] - theirs[1]).max() > 1e-3
 
 
-def task(*inputs: SpanText, heads: frozenset[Head] = frozenset({Head.DENSE}), **options: object) -> EmbedSpans:
+def task(
+    *inputs: SpanText, heads: frozenset[Head] = frozenset({Head.DENSE}), **options: object
+) -> EmbedSpans:
     return EmbedSpans(inputs, Embed((), heads, **options))
 
 
 def test_a_prompts_tokens_belong_to_no_span() -> None:
-    (encoding,) = task(SpanText("one two", [(0, 7), (4, 7)]), prompt_name="query").prepare(small.model())
+    (encoding,) = task(SpanText("one two", [(0, 7), (4, 7)]), prompt_name="query").prepare(
+        small.model()
+    )
     assert [small.PIECES[i] for i in encoding.input_ids] == [
         "[CLS]",
         *"query"[:1],
@@ -60,7 +68,10 @@ def test_a_prompts_tokens_belong_to_no_span() -> None:
         "two",
         "[SEP]",
     ]
-    assert [row.tolist() for row in encoding.places] == [[len(encoding) - 3, len(encoding) - 2], [len(encoding) - 2]]
+    assert [row.tolist() for row in encoding.places] == [
+        [len(encoding) - 3, len(encoding) - 2],
+        [len(encoding) - 2],
+    ]
 
 
 def encoding_pieces(letters: str) -> list[str]:
@@ -68,14 +79,17 @@ def encoding_pieces(letters: str) -> list[str]:
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_a_span_that_was_cut_off_is_refused_and_the_others_keep_their_places(direction, monkeypatch):
+def test_a_span_that_was_cut_off_is_refused_and_the_others_keep_their_places(
+    direction, monkeypatch
+):
     monkeypatch.setattr(spans, "MAX_WINDOWS", 1)
     words, room = "one " * 80, small.LONGEST - 2
     kept, cut = ((0, 3), (316, 319)) if direction == "right" else ((316, 319), (0, 3))
     (encoding,) = task(SpanText(words, [kept]), direction=direction).prepare(small.model())
     assert encoding.places.values.tolist() == [1 if direction == "right" else room]
     with pytest.raises(
-        InvalidInput, match=rf"`inputs\[0\].spans\[1\]` is \[{cut[0]}, {cut[1]}\].*no token.* {room} tokens are read"
+        InvalidInput,
+        match=rf"`inputs\[0\].spans\[1\]` is \[{cut[0]}, {cut[1]}\].*no token.* {room} tokens are read",
     ):
         task(SpanText(words, [kept, cut]), direction=direction).prepare(small.model())
 
@@ -90,11 +104,15 @@ def test_at_most_four_times_the_texts_tokens() -> None:
     item = SpanText("one two three", [(0, 13)] * 4)
     (encoding,) = task(item).prepare(small.model())
     assert len(encoding.places.values) == 12
-    with pytest.raises(InvalidInput, match=r"`inputs\[0\].spans` hold 13 tokens in all > maximum allowed 12"):
+    with pytest.raises(
+        InvalidInput, match=r"`inputs\[0\].spans` hold 13 tokens in all > maximum allowed 12"
+    ):
         task(SpanText(item.text, [*item.spans, (0, 3)])).prepare(small.model())
     with pytest.raises(InvalidInput, match=f"257 spans > maximum allowed {4 * small.LONGEST}"):
         task(SpanText("one", [(0, 3)] * 257), truncate=False).prepare(small.model())
-    with pytest.raises(InvalidInput, match=f"4097 spans > maximum allowed {4 * spans.MAX_WINDOWS * small.LONGEST}"):
+    with pytest.raises(
+        InvalidInput, match=f"4097 spans > maximum allowed {4 * spans.MAX_WINDOWS * small.LONGEST}"
+    ):
         task(SpanText("one", [(0, 3)] * 4097)).prepare(small.model())
 
 
@@ -121,7 +139,10 @@ def test_a_long_text_is_read_by_windows_and_each_span_in_one_of_them(prompt: str
     assert encodings[0].rows.tolist() == [0]
     assert found == {1 + row: words[begin:end] for row, (begin, end) in enumerate(asked)}
     wrong = SpanText(text, [(0, 3), (int(edges[30]), int(edges[90]) - 1)])
-    with pytest.raises(InvalidInput, match=rf"`inputs\[0\].spans\[1\]` is .* holds 60 tokens > .* allowed {room // 2} of"):
+    with pytest.raises(
+        InvalidInput,
+        match=rf"`inputs\[0\].spans\[1\]` is .* holds 60 tokens > .* allowed {room // 2} of",
+    ):
         task(wrong, prompt_name=prompt).prepare(model)
     with pytest.raises(InvalidInput, match=f"less than {small.LONGEST} tokens"):
         task(item, truncate=False).prepare(model)
@@ -145,17 +166,20 @@ def test_windows_answers_stand_in_the_order_of_spans() -> None:
 def test_windows_of_a_late_interaction_model_keep_its_marker_and_length() -> None:
     side = Side(marker=small.IDS["poison"], length=32)
     spec = small.model_spec(late=LateInteraction(side, side), pooling=(), sparse=None, prompts=None)
-    encodings = task(SpanText("one " * 100, [(0, 3), (200, 203)]), heads=frozenset({Head.MULTIVECTOR})).prepare(
-        small.model(spec)
-    )
+    encodings = task(
+        SpanText("one " * 100, [(0, 3), (200, 203)]), heads=frozenset({Head.MULTIVECTOR})
+    ).prepare(small.model(spec))
     assert [len(encoding) for encoding in encodings] == [32, 32]
     assert all(encoding.input_ids[1] == small.IDS["poison"] for encoding in encodings)
 
 
 @pytest.mark.parametrize(
-    ("chunks", "text"), [(["a", "b"], "a b"), (["a ", "b", "\nc"], "a b\nc"), (["a", "", "b"], "a  b"), ([" a"], " a")]
+    ("chunks", "text"),
+    [(["a", "b"], "a b"), (["a ", "b", "\nc"], "a b\nc"), (["a", "", "b"], "a  b"), ([" a"], " a")],
 )
-def test_chunks_are_joined_by_a_blank_where_none_separates_them(chunks: list[str], text: str) -> None:
+def test_chunks_are_joined_by_a_blank_where_none_separates_them(
+    chunks: list[str], text: str
+) -> None:
     made = spans.joined(chunks)
     assert [made.text[begin:end] for begin, end in made.spans] == chunks
     assert made.text == text
@@ -179,5 +203,10 @@ def test_the_numbers_of_an_answer_are_bounded_by_how_often_spans_overlap() -> No
     assert apart.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 4 * small.DIM
     twice = task(SpanText("one two", [(0, 7), (4, 7)]), heads=heads)
     assert twice.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 8 * small.DIM
-    merged = replace(apart, task=replace(apart.task, inputs=["one two"], multivector=MultivectorBudget(max_tokens=1)))
-    assert merged.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 2 * small.DIM, "a budget is one of each span"
+    merged = replace(
+        apart,
+        task=replace(apart.task, inputs=["one two"], multivector=MultivectorBudget(max_tokens=1)),
+    )
+    assert merged.max_numbers(model.spec, 4) == 2 * small.HIDDEN + states + 2 * small.DIM, (
+        "a budget is one of each span"
+    )

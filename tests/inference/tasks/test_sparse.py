@@ -22,7 +22,9 @@ def by_loop(text: list[tuple[int, float]], removed: set[int]) -> dict[int, float
 
 
 @given(TEXTS, st.sets(st.integers(0, WIDTH - 1)))
-def test_it_equals_a_loop_over_dictionaries(texts: list[list[tuple[int, float]]], removed: set[int]) -> None:
+def test_it_equals_a_loop_over_dictionaries(
+    texts: list[list[tuple[int, float]]], removed: set[int]
+) -> None:
     flat = [token for text in texts for token in text]
     ids, weights = np.array([i for i, _ in flat]), np.array([w for _, w in flat], dtype=np.float32)
     sparse = strongest(ids, weights, offsets_of([len(text) for text in texts]), removed, WIDTH)
@@ -35,7 +37,10 @@ def test_it_equals_a_loop_over_dictionaries(texts: list[list[tuple[int, float]]]
 
 
 @given(
-    st.lists(st.lists(st.sampled_from([0.0, 0.25, -0.5, 1.0, 3.0]), min_size=WIDTH, max_size=WIDTH), min_size=1),
+    st.lists(
+        st.lists(st.sampled_from([0.0, 0.25, -0.5, 1.0, 3.0]), min_size=WIDTH, max_size=WIDTH),
+        min_size=1,
+    ),
     st.integers(1, 12),
 )
 def test_the_heaviest_entries_stay_in_their_places(rows: list[list[float]], count: int) -> None:

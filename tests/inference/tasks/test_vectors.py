@@ -42,5 +42,8 @@ def test_rows_of_almost_nothing_do_not_become_large() -> None:
 
 
 def test_cosine_ignores_lengths() -> None:
-    one, many = np.array([2.0, 0.0], dtype=np.float32), np.array([[5, 0], [-1, 0], [0, 3], [1, 1]], dtype=np.float32)
+    one, many = (
+        np.array([2.0, 0.0], dtype=np.float32),
+        np.array([[5, 0], [-1, 0], [0, 3], [1, 1]], dtype=np.float32),
+    )
     assert cosine(one, many).tolist() == pytest.approx([1, -1, 0, 0.5**0.5], abs=1e-6)

@@ -26,7 +26,9 @@ def test_a_span_is_read_where_its_poorer_side_has_the_most() -> None:
 
 
 @given(st.integers(1, 300), st.integers(2, 60), st.data())
-def test_every_span_of_half_a_window_has_one_and_none_is_better(length: int, room: int, data: st.DataObject) -> None:
+def test_every_span_of_half_a_window_has_one_and_none_is_better(
+    length: int, room: int, data: st.DataObject
+) -> None:
     windows = over_tokens(length, room)
     assert ((windows[:, 1] - windows[:, 0]) <= room).all()
     begin = data.draw(st.integers(0, length - 1))
@@ -43,7 +45,9 @@ def test_every_span_of_half_a_window_has_one_and_none_is_better(length: int, roo
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=60))
-def test_chunks_are_never_cut_by_the_window_they_are_read_in(lengths: list[tuple[int, int]]) -> None:
+def test_chunks_are_never_cut_by_the_window_they_are_read_in(
+    lengths: list[tuple[int, int]],
+) -> None:
     """Chunks of 1 to 10 tokens, of which the next repeats some; windows begin and end with chunks."""
     starts, ends, at = [], [], 0
     for length, repeated in lengths:

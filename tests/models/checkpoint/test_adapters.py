@@ -29,7 +29,11 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def test_the_configuration_becomes_that_of_the_native_class(checkpoint: Path) -> None:
     spec = read_spec(checkpoint)
-    assert (spec.model_type, spec.positions.offset, spec.pooling) == ("jina_embeddings_v3", 0, ("mean",))
+    assert (spec.model_type, spec.positions.offset, spec.pooling) == (
+        "jina_embeddings_v3",
+        0,
+        ("mean",),
+    )
     assert spec.config["rope_theta"] == 20_000
     prompts = {name: jina.QUERY if name == "retrieval.query" else "" for name in jina.ADAPTERS}
     assert spec.adapters == Adapters(jina.ADAPTERS, jina.RANK, jina.ALPHA / jina.RANK, prompts)
@@ -38,11 +42,19 @@ def test_the_configuration_becomes_that_of_the_native_class(checkpoint: Path) ->
 
 def test_the_makers_default_of_the_base_is_not_the_native_one() -> None:
     written = {"model_type": "xlm-roberta-flash", "position_embedding_type": "rotary"}
-    assert translate(written, Path("x")) == {"model_type": "jina_embeddings_v3", "rope_theta": 10_000.0, "pooling": None}
+    assert translate(written, Path("x")) == {
+        "model_type": "jina_embeddings_v3",
+        "rope_theta": 10_000.0,
+        "pooling": None,
+    }
 
 
 def test_absolute_positions_are_left_to_the_family() -> None:
-    written = {"model_type": "xlm-roberta", "position_embedding_type": "absolute", "rotary_emb_base": 3.0}
+    written = {
+        "model_type": "xlm-roberta",
+        "position_embedding_type": "absolute",
+        "rotary_emb_base": 3.0,
+    }
     assert translate(written, Path("x")) == written
 
 
@@ -55,16 +67,40 @@ def test_prompts_of_sentence_transformers_go_first(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "why"),
     [
-        ({"lora_adaptations": "a"}, LoadError, "`lora_adaptations` is 'a', should be a list of names"),
+        (
+            {"lora_adaptations": "a"},
+            LoadError,
+            "`lora_adaptations` is 'a', should be a list of names",
+        ),
         ({"lora_adaptations": []}, LoadError, "should be a list of names"),
         ({"lora_adaptations": ["a", "a"]}, LoadError, "names an adapter twice"),
-        ({"rotary_emb_base": "x"}, LoadError, "`rotary_emb_base` is 'x', should be a positive number"),
+        (
+            {"rotary_emb_base": "x"},
+            LoadError,
+            "`rotary_emb_base` is 'x', should be a positive number",
+        ),
         ({"lora_rank": 0}, LoadError, "`lora_rank`"),
-        ({"lora_rank": 1000}, LoadError, "`lora_rank` is 1000, and 5 adapters of it are more than 4096 ranks"),
+        (
+            {"lora_rank": 1000},
+            LoadError,
+            "`lora_rank` is 1000, and 5 adapters of it are more than 4096 ranks",
+        ),
         ({"lora_alpha": -1}, LoadError, "`lora_alpha` is -1, should be a positive number"),
-        ({"lora_alpha": float("inf")}, LoadError, "`lora_alpha` is inf, should be a positive number"),
-        ({"task_instructions": {"separation": 1}}, LoadError, "`task_instructions` should map names to texts"),
-        ({"load_trained_adapters": False}, UnsupportedArchitecture, "`load_trained_adapters` is False"),
+        (
+            {"lora_alpha": float("inf")},
+            LoadError,
+            "`lora_alpha` is inf, should be a positive number",
+        ),
+        (
+            {"task_instructions": {"separation": 1}},
+            LoadError,
+            "`task_instructions` should map names to texts",
+        ),
+        (
+            {"load_trained_adapters": False},
+            UnsupportedArchitecture,
+            "`load_trained_adapters` is False",
+        ),
     ],
     ids=str,
 )
@@ -93,17 +129,30 @@ def test_settings_that_could_matter_are_refused(checkpoint: Path, key: str) -> N
         family_graph(read_spec(checkpoint))
 
 
-@pytest.mark.parametrize(("dtype", "suffix"), [(torch.float32, ".safetensors"), (torch.bfloat16, ".bin")])
-def test_factors_of_all_adapters_lie_side_by_side(checkpoint: Path, dtype: torch.dtype, suffix: str) -> None:
-    tensors = {name: tensor.to(dtype) for name, tensor in load_file(checkpoint / "model.safetensors").items()}
+@pytest.mark.parametrize(
+    ("dtype", "suffix"), [(torch.float32, ".safetensors"), (torch.bfloat16, ".bin")]
+)
+def test_factors_of_all_adapters_lie_side_by_side(
+    checkpoint: Path, dtype: torch.dtype, suffix: str
+) -> None:
+    tensors = {
+        name: tensor.to(dtype)
+        for name, tensor in load_file(checkpoint / "model.safetensors").items()
+    }
     if suffix == ".bin":
         (checkpoint / "model.safetensors").unlink()
-        torch.save({name: _backwards(tensor) for name, tensor in tensors.items()}, checkpoint / "pytorch_model.bin")
+        torch.save(
+            {name: _backwards(tensor) for name, tensor in tensors.items()},
+            checkpoint / "pytorch_model.bin",
+        )
     else:
         tiny.change(checkpoint, lambda _: tensors)
     weights = Weights.open(checkpoint)
     for name in ("embeddings.word_embeddings", "encoder.layers.1.mixer.Wqkv"):
-        a, b = (tensors[f"roberta.{name}.parametrizations.weight.0.lora_{letter}"].float().numpy() for letter in "AB")
+        a, b = (
+            tensors[f"roberta.{name}.parametrizations.weight.0.lora_{letter}"].float().numpy()
+            for letter in "AB"
+        )
         is_table = "embeddings" in name
         beside = np.concatenate(a, axis=1 if is_table else 0)
         after = np.concatenate([one.T for one in b] if is_table else b, axis=1)
@@ -128,8 +177,13 @@ FC1 = "roberta.encoder.layers.0.mlp.fc1"
 
 def test_a_lone_factor_is_refused_by_name(checkpoint: Path) -> None:
     name = f"{FC1}.parametrizations.weight.0.lora_B"
-    tiny.change(checkpoint, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name})
-    with pytest.raises(LoadError, match=f"model.safetensors: `{FC1}.parametrizations.weight.original` lacks `{name}`"):
+    tiny.change(
+        checkpoint, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
+    )
+    with pytest.raises(
+        LoadError,
+        match=f"model.safetensors: `{FC1}.parametrizations.weight.original` lacks `{name}`",
+    ):
         Weights.open(checkpoint)
 
 

@@ -20,7 +20,11 @@ from hybridtei.models.checkpoint import files
 from hybridtei.models.checkpoint.files import INSTALL, WEIGHTS, assembled_model, embedded_model
 from tests.models.upstream import SHA256, upstream_folder
 
-NOT_THERE = {"embeddings.position_ids", "pooler.dense.bias", "pooler.dense.weight"}  # a buffer, and what nothing here uses
+NOT_THERE = {
+    "embeddings.position_ids",
+    "pooler.dense.bias",
+    "pooler.dense.weight",
+}  # a buffer, and what nothing here uses
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +70,9 @@ def test_the_files_beside_it_are_upstreams(cache: Path) -> None:
     folder, upstream = assembled_model(), upstream_folder()
     for name in files._configuration():
         assert (folder / name).read_bytes() == (upstream / name).read_bytes(), name
-    ours, theirs = (json.loads((each / "tokenizer.json").read_text()) for each in (folder, upstream))
+    ours, theirs = (
+        json.loads((each / "tokenizer.json").read_text()) for each in (folder, upstream)
+    )
     assert ours["truncation"].pop("direction") == "Right"  # what a tokenizer does that does not say
     assert ours == theirs
 
@@ -84,13 +90,19 @@ def test_an_image_has_it_in_a_place_of_its_own_beside_an_empty_cache(
     assert not list((tmp_path / "volume").glob("all-MiniLM*"))
 
 
-def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")}
     for known in cache.glob("sha256-*"):
         known.unlink()
     hashed: list[str] = []
     digest = hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: hashed.append(Path(file.name).name) or digest(file, kind))
+    monkeypatch.setattr(
+        hashlib,
+        "file_digest",
+        lambda file, kind: hashed.append(Path(file.name).name) or digest(file, kind),
+    )
     monkeypatch.setattr(files, "SOURCE_PACKAGE", "hybridtei_no_such_package")
     assert {path: path.stat().st_mtime_ns for path in assembled_model().rglob("*")} == written
     assert hashed == ["tokenizer.json", WEIGHTS]
@@ -99,9 +111,12 @@ def test_once_there_it_is_hashed_once_and_neither_written_nor_made_again(cache: 
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"), [(WEIGHTS, "changed"), ("tokenizer.json", "changed"), ("1_Pooling/config.json", "missing")]
+    ("name", "damage"),
+    [(WEIGHTS, "changed"), ("tokenizer.json", "changed"), ("1_Pooling/config.json", "missing")],
 )
-def test_what_is_not_as_it_was_written_is_written_again(cache: Path, name: str, damage: str) -> None:
+def test_what_is_not_as_it_was_written_is_written_again(
+    cache: Path, name: str, damage: str
+) -> None:
     file = assembled_model() / name
     content = file.read_bytes()
     if damage == "missing":
@@ -114,7 +129,9 @@ def test_what_is_not_as_it_was_written_is_written_again(cache: Path, name: str, 
 @pytest.mark.slow
 def test_processes_that_start_at_once_do_no_harm(empty: Path) -> None:
     code = "from hybridtei.models.checkpoint.files import assembled_model; assembled_model()"
-    starting = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(3)]
+    starting = [
+        subprocess.Popen([sys.executable, "-c", code], env={**os.environ}) for _ in range(3)
+    ]
     assert [process.wait() for process in starting] == [0] * 3
     assert files._is_whole(assembled_model())
     assert parts(empty) == []
@@ -149,7 +166,9 @@ def test_a_package_with_something_else_in_it_is_refused(
         assembled_model()
 
 
-def test_an_index_that_leads_elsewhere_is_refused(empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_leads_elsewhere_is_refused(
+    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index = json.loads(files.INDEX.read_text())
     index["embeddings.LayerNorm.bias"][0] += 4
     (tmp_path / "tensors.json").write_text(json.dumps(index))
@@ -159,7 +178,9 @@ def test_an_index_that_leads_elsewhere_is_refused(empty: Path, tmp_path: Path, m
     assert not list(empty.rglob(WEIGHTS + "*"))
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(LoadError, match=rf"{tmp_path}/file/cache/all-MiniLM.*HYBRIDTEI_CACHE"):

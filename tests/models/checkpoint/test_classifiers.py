@@ -25,7 +25,10 @@ def told(folder: Path, **settings: Any) -> Path:
 
 
 def names(count: int) -> dict[str, Any]:
-    return {"id2label": {str(i): f"l{i}" for i in range(count)}, "label2id": {f"l{i}": i for i in range(count)}}
+    return {
+        "id2label": {str(i): f"l{i}" for i in range(count)},
+        "label2id": {f"l{i}": i for i in range(count)},
+    }
 
 
 @pytest.mark.parametrize(
@@ -50,13 +53,21 @@ def test_the_kind_is_told_by_architecture_and_labels(
 
 
 @pytest.mark.parametrize("lost", ["id2label", "label2id"])
-def test_a_gte_that_calls_itself_a_tagger_without_labels_embeds(bert: Path, copied: Copied, lost: str) -> None:
-    folder = told(copied(bert), architectures=["NewForTokenClassification"], **{**names(2), lost: ...})
+def test_a_gte_that_calls_itself_a_tagger_without_labels_embeds(
+    bert: Path, copied: Copied, lost: str
+) -> None:
+    folder = told(
+        copied(bert), architectures=["NewForTokenClassification"], **{**names(2), lost: ...}
+    )
     assert read_spec(folder).kind == "embedding"
 
 
 def test_splade_is_asked_for_before_the_architectures_are(splade: Path, copied: Copied) -> None:
-    folder = told(copied(splade), architectures=["BertForMaskedLM", "BertForSequenceClassification"], **names(1))
+    folder = told(
+        copied(splade),
+        architectures=["BertForMaskedLM", "BertForSequenceClassification"],
+        **names(1),
+    )
     assert read_spec(folder, pooling="splade").is_splade
     assert read_spec(folder).kind == "reranker"
 
@@ -67,7 +78,10 @@ def test_splade_is_asked_for_before_the_architectures_are(splade: Path, copied: 
         ({}, ("LABEL_0", "LABEL_1")),
         ({"num_labels": 1}, ("LABEL_0",)),
         ({"id2label": {"1": "no", "0": "yes"}}, ("yes", "no")),
-        ({"id2label": {str(i): f"l{i}" for i in (10, 2, 1, 0, 3, 4, 5, 6, 7, 8, 9)}}, tuple(f"l{i}" for i in range(11))),
+        (
+            {"id2label": {str(i): f"l{i}" for i in (10, 2, 1, 0, 3, 4, 5, 6, 7, 8, 9)}},
+            tuple(f"l{i}" for i in range(11)),
+        ),
     ],
 )
 def test_labels_come_in_the_order_of_their_numbers(
@@ -92,7 +106,9 @@ def test_labels_that_are_none(bert: Path, copied: Copied) -> None:
         ("layoutlm", "LayoutLMForTokenClassification"),
     ],
 )
-def test_what_cannot_be_run_is_refused_by_name(bert: Path, copied: Copied, model_type: str, architecture: str) -> None:
+def test_what_cannot_be_run_is_refused_by_name(
+    bert: Path, copied: Copied, model_type: str, architecture: str
+) -> None:
     folder = told(copied(bert), model_type=model_type, architectures=[architecture])
     assert architecture in raised(UnsupportedArchitecture, folder, "config.json")
 
@@ -107,12 +123,20 @@ def test_a_pooling_of_classifiers_that_is_not_known(tmp_path: Path, pooling: Any
     ("settings", "activation"),
     [
         ({}, None),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "Identity"),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, "Sigmoid"),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            "Identity",
+        ),
+        (
+            {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"},
+            "Sigmoid",
+        ),
     ],
 )
 def test_what_sentence_transformers_would_put_on_a_score(
     bert: Path, copied: Copied, settings: dict[str, Any], activation: str | None
 ) -> None:
-    folder = told(copied(bert), architectures=["BertForSequenceClassification"], **names(1), **settings)
+    folder = told(
+        copied(bert), architectures=["BertForSequenceClassification"], **names(1), **settings
+    )
     assert read_spec(folder).activation == activation

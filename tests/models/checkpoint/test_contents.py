@@ -34,13 +34,17 @@ def refusal(folder: Path, kind: type[LoadError], backend: str) -> str:
 
 
 @pytest.mark.parametrize(("method", "backend"), paired(METHODS, BACKENDS))
-def test_quantised_weights_are_refused_by_their_method(bert: Path, copied: Copied, method: str, backend: str) -> None:
+def test_quantised_weights_are_refused_by_their_method(
+    bert: Path, copied: Copied, method: str, backend: str
+) -> None:
     folder = copied(bert)
     tiny.edit_json(folder / "config.json", quantization_config={"quant_method": method, "bits": 4})
     message = refusal(folder, LoadError, backend)
     assert f"config.json: the weights are quantised (`quantization_config`, '{method}')" in message
     assert "Give the model that it was made from; `--dtype int8` quantises here" in message
-    tiny.edit_json(folder / "config.json", quantization_config=..., compression_config={"load_in_8bit": True})
+    tiny.edit_json(
+        folder / "config.json", quantization_config=..., compression_config={"load_in_8bit": True}
+    )
     assert "of an unnamed method" in refusal(folder, LoadError, backend)
 
 
@@ -62,7 +66,9 @@ FOREIGN: Mapping[str, str] = {
 
 
 @pytest.mark.parametrize(("name", "backend"), paired([*FOREIGN], BACKENDS))
-def test_weights_of_other_programs_are_named(bert: Path, copied: Copied, name: str, backend: str) -> None:
+def test_weights_of_other_programs_are_named(
+    bert: Path, copied: Copied, name: str, backend: str
+) -> None:
     folder = copied(bert)
     (folder / "model.safetensors").rename(folder / name)
     message = refusal(folder, MissingArtifact, backend)
@@ -99,8 +105,12 @@ def test_heads_are_not_trained_on_an_adapters_base(bert: Path, copied: Copied) -
         load_trunk(folder)
 
 
-@pytest.mark.parametrize("settings", [{}, {"model_name": "x" * 10_000, "config": {}}, {**LORA, "peft_type": 7}])
-def test_an_adapter_of_any_kind_is_refused(bert: Path, copied: Copied, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"model_name": "x" * 10_000, "config": {}}, {**LORA, "peft_type": 7}]
+)
+def test_an_adapter_of_any_kind_is_refused(
+    bert: Path, copied: Copied, settings: dict[str, Any]
+) -> None:
     folder = copied(bert)
     tiny.write_json(folder / "adapter_config.json", settings)
     base = settings.get("model_name") or settings.get("base_model_name_or_path")

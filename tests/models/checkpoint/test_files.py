@@ -40,7 +40,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(cache: Path, revision: str | None = None) -> Encoder:
-    config = ModelConfig(model_id="org/name", revision=revision, huggingface_hub_cache=str(cache), offline=True)
+    config = ModelConfig(
+        model_id="org/name", revision=revision, huggingface_hub_cache=str(cache), offline=True
+    )
     return Encoder.load(config=config)
 
 
@@ -57,13 +59,20 @@ def test_a_cached_model_loads_without_the_hub_at_each_revision(cache: Path) -> N
     assert (by_commit == other).all()
 
 
-@pytest.mark.parametrize(("model_id", "revision"), [("org/other", None), ("org/name", "v3"), ("org/name", "c" * 40)])
-def test_what_is_not_cached_is_missing_and_named(cache: Path, model_id: str, revision: str | None) -> None:
+@pytest.mark.parametrize(
+    ("model_id", "revision"), [("org/other", None), ("org/name", "v3"), ("org/name", "c" * 40)]
+)
+def test_what_is_not_cached_is_missing_and_named(
+    cache: Path, model_id: str, revision: str | None
+) -> None:
     with pytest.raises(MissingArtifact, match=model_id):
         resolve(model_id, revision=revision, cache=str(cache), offline=True)
 
 
-@pytest.mark.parametrize("model_id", ["not a valid id", "a/b/c", "org/", "../up", "/nowhere/at/all", "./here", "~nobody/x"])
+@pytest.mark.parametrize(
+    "model_id",
+    ["not a valid id", "a/b/c", "org/", "../up", "/nowhere/at/all", "./here", "~nobody/x"],
+)
 def test_a_name_that_is_neither_folder_nor_id_is_missing(tmp_path: Path, model_id: str) -> None:
     with pytest.raises(MissingArtifact):
         resolve(model_id, cache=str(tmp_path), offline=True)
@@ -88,8 +97,12 @@ def test_an_optional_file_may_be_absent_but_not_broken(tmp_path: Path) -> None:
             read_object(path, optional=True)
 
 
-@pytest.mark.parametrize(("content", "reason"), [("", "empty"), (POINTER, "git lfs pull"), (None, "missing")])
-def test_a_file_must_have_content_of_its_own(tmp_path: Path, content: str | None, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"), [("", "empty"), (POINTER, "git lfs pull"), (None, "missing")]
+)
+def test_a_file_must_have_content_of_its_own(
+    tmp_path: Path, content: str | None, reason: str
+) -> None:
     path = tmp_path / "model.safetensors"
     if content is not None:
         path.write_text(content)

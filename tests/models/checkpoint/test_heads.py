@@ -26,8 +26,12 @@ LINEAR = ["sparse_linear", "colbert_linear"]
 
 
 @pytest.mark.parametrize("name", LINEAR)
-@pytest.mark.parametrize("suffixes", [(".bin",), (".npz",), (".pt", ".safetensors"), (".pt", ".bin")])
-def test_a_head_that_would_not_count_is_named(tmp_path: Path, name: str, suffixes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "suffixes", [(".bin",), (".npz",), (".pt", ".safetensors"), (".pt", ".bin")]
+)
+def test_a_head_that_would_not_count_is_named(
+    tmp_path: Path, name: str, suffixes: tuple[str, ...]
+) -> None:
     for suffix in suffixes:
         tiny.write_linear(tmp_path / f"{name}{suffix}", 1)
     with pytest.raises(LoadError, match=f"{name}\\.pt or {name}\\.safetensors") as caught:
@@ -37,9 +41,19 @@ def test_a_head_that_would_not_count_is_named(tmp_path: Path, name: str, suffixe
 
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize(
-    "shape", [(), (tiny.HIDDEN,), (0, tiny.HIDDEN), (1, tiny.HIDDEN, 1), (1, 1, tiny.HIDDEN), (1, tiny.HIDDEN + 1)]
+    "shape",
+    [
+        (),
+        (tiny.HIDDEN,),
+        (0, tiny.HIDDEN),
+        (1, tiny.HIDDEN, 1),
+        (1, 1, tiny.HIDDEN),
+        (1, tiny.HIDDEN + 1),
+    ],
 )
-def test_a_head_that_is_no_matrix_of_the_width_is_an_error(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+def test_a_head_that_is_no_matrix_of_the_width_is_an_error(
+    tmp_path: Path, name: str, shape: tuple[int, ...]
+) -> None:
     torch.save({"weight": torch.ones(shape), "bias": torch.ones(1)}, tmp_path / f"{name}.pt")
     with pytest.raises(WeightMismatch, match=rf"{name}\.pt.*\b{tiny.HIDDEN}\]"):
         find_heads(tmp_path, tiny.HIDDEN)
@@ -49,7 +63,9 @@ def test_no_file_is_no_head(tmp_path: Path) -> None:
     assert find_heads(tmp_path, tiny.HIDDEN) == (None, None)
 
 
-@pytest.mark.parametrize(("lost", "left"), [("sparse_linear.pt", Head.MULTIVECTOR), ("colbert_linear.pt", Head.SPARSE)])
+@pytest.mark.parametrize(
+    ("lost", "left"), [("sparse_linear.pt", Head.MULTIVECTOR), ("colbert_linear.pt", Head.SPARSE)]
+)
 def test_each_head_stands_alone(m3: Path, copied: Copied, lost: str, left: Head) -> None:
     folder = copied(m3)
     (folder / lost).unlink()
@@ -68,7 +84,9 @@ def test_each_head_stands_alone(m3: Path, copied: Copied, lost: str, left: Head)
     ],
 )
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_head_that_is_half_there_is_an_error(tmp_path: Path, name: str, tensors: dict[str, Any], suffix: str) -> None:
+def test_a_head_that_is_half_there_is_an_error(
+    tmp_path: Path, name: str, tensors: dict[str, Any], suffix: str
+) -> None:
     path = tmp_path / f"{name}{suffix}"
     torch.save(tensors, path) if suffix == ".pt" else save_file(tensors, path)
     with pytest.raises(LoadError) as caught:
@@ -86,7 +104,9 @@ def test_a_head_that_is_half_there_is_an_error(tmp_path: Path, name: str, tensor
         (b"\x00" * 60, LoadError),
     ],
 )
-def test_a_head_file_that_is_none_is_named(tmp_path: Path, name: str, content: bytes, kind: type[LoadError]) -> None:
+def test_a_head_file_that_is_none_is_named(
+    tmp_path: Path, name: str, content: bytes, kind: type[LoadError]
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(LoadError, match=name) as caught:
         find_heads(tmp_path, tiny.HIDDEN)
@@ -140,7 +160,9 @@ def test_heads_made_for_another_model_are_refused(tmp_path: Path) -> None:
         {"hybridtei_heads": json.dumps({"version": 2})},
     ],
 )
-def test_a_file_that_describes_itself_otherwise_is_refused(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+def test_a_file_that_describes_itself_otherwise_is_refused(
+    tmp_path: Path, metadata: dict[str, str] | None
+) -> None:
     save_file({"multivector.weight": torch.ones(2, 2)}, tmp_path / HEADS_FILE, metadata=metadata)
     with pytest.raises(LoadError, match=HEADS_FILE):
         read_description(tmp_path / HEADS_FILE)
@@ -157,7 +179,9 @@ def test_a_file_that_describes_itself_otherwise_is_refused(tmp_path: Path, metad
         {"multivector": {"dim": 12, "drop": "last"}},
     ],
 )
-def test_a_description_that_lacks_or_misnames_something_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_description_that_lacks_or_misnames_something_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     tiny.write_bert(tmp_path)
     tiny.write_own_heads(tmp_path, **changes)
     with pytest.raises(LoadError, match=HEADS_FILE):

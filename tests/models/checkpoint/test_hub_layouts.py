@@ -15,7 +15,9 @@ from hybridtei.models.checkpoint.spec import read_spec
 from tests import jina, published, tiny
 
 
-@pytest.mark.parametrize("model_type", [name for name in tiny.FAMILIES if name not in ("t5", "mt5")])
+@pytest.mark.parametrize(
+    "model_type", [name for name in tiny.FAMILIES if name not in ("t5", "mt5")]
+)
 def test_transformers_own_words_stay(tmp_path: Path, model_type: str) -> None:
     file = tiny.write_family(tmp_path, model_type) / "config.json"
     config = json.loads(file.read_text())
@@ -23,9 +25,14 @@ def test_transformers_own_words_stay(tmp_path: Path, model_type: str) -> None:
 
 
 def test_nomics_sizes_are_the_models(tmp_path: Path) -> None:
-    spec = read_spec(published.as_nomic(tiny.write_family(tmp_path, "nomic_bert"), max_trained_positions=64), pooling="mean")
+    spec = read_spec(
+        published.as_nomic(tiny.write_family(tmp_path, "nomic_bert"), max_trained_positions=64),
+        pooling="mean",
+    )
     assert (spec.hidden_size, spec.vocab_size, spec.has_token_types) == (tiny.HIDDEN, 99, True)
-    assert spec.max_input_length == 64  # max_trained_positions: longer texts need rotary_scaling_factor
+    assert (
+        spec.max_input_length == 64
+    )  # max_trained_positions: longer texts need rotary_scaling_factor
 
 
 @pytest.mark.parametrize(
@@ -39,7 +46,10 @@ def test_nomics_sizes_are_the_models(tmp_path: Path) -> None:
         ),
         ({"rotary_emb_base": ...}, "`rotary_emb_base` is None, should be a positive number"),
         ({"n_embd": "32"}, "`hidden_size` is '32', should be a whole number above zero"),
-        ({"pad_vocab_size_multiple": 0}, "`pad_vocab_size_multiple` is 0, should be a whole number above zero"),
+        (
+            {"pad_vocab_size_multiple": 0},
+            "`pad_vocab_size_multiple` is 0, should be a whole number above zero",
+        ),
         ({"vocab_size": True}, "`vocab_size` is True, should be a whole number above zero"),
     ],
 )
@@ -55,7 +65,9 @@ def test_alibabas_reranker_has_its_head_beside_new(tmp_path: Path) -> None:
     assert (spec.kind, spec.classifier.trunk) == ("reranker", "new.")
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [("avg", "mean"), ("cls", "cls"), ("last", "lasttoken"), (..., "mean")])
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("avg", "mean"), ("cls", "cls"), ("last", "lasttoken"), (..., "mean")]
+)
 def test_nvidias_pooling(tmp_path: Path, theirs: Any, ours: str) -> None:
     folder = published.as_llama_bidirec(tiny.write_family(tmp_path, "llama"), pooling=theirs)
     assert read_spec(folder).pooling == (ours,)
@@ -65,8 +77,12 @@ def test_nvidias_pooling(tmp_path: Path, theirs: Any, ours: str) -> None:
 
 
 def test_nvidias_other_poolings_are_refused(tmp_path: Path) -> None:
-    folder = published.as_llama_bidirec(tiny.write_family(tmp_path, "llama"), pooling="weighted_avg")
-    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: pooling 'weighted_avg'"):
+    folder = published.as_llama_bidirec(
+        tiny.write_family(tmp_path, "llama"), pooling="weighted_avg"
+    )
+    with pytest.raises(
+        UnsupportedArchitecture, match=f"{folder}/config.json: pooling 'weighted_avg'"
+    ):
         read_spec(folder)
 
 
@@ -74,9 +90,15 @@ def test_nvidias_ranker_pools_before_its_matrix(tmp_path: Path) -> None:
     folder = published.as_llama_bidirec(tiny.write_classifier(tmp_path, "llama"), temperature=1.0)
     spec = read_spec(folder)
     assert spec.classifier is not None
-    assert (spec.kind, spec.classifier.pooling, spec.config["is_causal"]) == ("reranker", "mean", False)
+    assert (spec.kind, spec.classifier.pooling, spec.config["is_causal"]) == (
+        "reranker",
+        "mean",
+        False,
+    )
     tiny.edit_json(folder / "config.json", temperature=0.5)
-    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: `temperature` is 0.5; supported: 1.0"):
+    with pytest.raises(
+        UnsupportedArchitecture, match=f"{folder}/config.json: `temperature` is 0.5; supported: 1.0"
+    ):
         read_spec(folder)
 
 
@@ -89,7 +111,9 @@ def test_nvidias_ranker_pools_before_its_matrix(tmp_path: Path) -> None:
         ({"architectures": None}, None),
     ],
 )
-def test_the_name_of_a_class_says_that_it_sees_both_ways(tmp_path: Path, changes: dict[str, Any], is_causal: Any) -> None:
+def test_the_name_of_a_class_says_that_it_sees_both_ways(
+    tmp_path: Path, changes: dict[str, Any], is_causal: Any
+) -> None:
     folder = tiny.write_family(tmp_path, "qwen2")
     tiny.edit_json(folder / "config.json", **changes)
     assert read_spec(folder, pooling="lasttoken").config.get("is_causal") is is_causal
@@ -121,8 +145,13 @@ FLASH = "jinaai/xlm-roberta-flash-implementation--"
         ("bert", "", False),
     ],
 )
-def test_publishers_classes_that_a_family_computes(model_type: str, code: str, is_known: bool) -> None:
-    config = {"model_type": model_type, "auto_map": {"AutoModel": code, "AutoConfig": "configuration_own.OwnConfig"}}
+def test_publishers_classes_that_a_family_computes(
+    model_type: str, code: str, is_known: bool
+) -> None:
+    config = {
+        "model_type": model_type,
+        "auto_map": {"AutoModel": code, "AutoConfig": "configuration_own.OwnConfig"},
+    }
     assert own_code(config) == (None if is_known else code)
     assert own_code(config, "AutoModelForMaskedLM") is None
 
@@ -148,8 +177,14 @@ def test_gte_qwen2_sees_both_ways_where_a_key_says_so(tmp_path: Path) -> None:
 
 def test_a_head_by_own_code_is_refused(tmp_path: Path) -> None:
     folder = tiny.write_classifier(tmp_path, "bert")
-    tiny.edit_json(folder / "config.json", auto_map={"AutoModelForSequenceClassification": "modeling_own.OwnForScores"})
-    with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: `auto_map` names `modeling_own.OwnForScores`"):
+    tiny.edit_json(
+        folder / "config.json",
+        auto_map={"AutoModelForSequenceClassification": "modeling_own.OwnForScores"},
+    )
+    with pytest.raises(
+        UnsupportedArchitecture,
+        match=f"{folder}/config.json: `auto_map` names `modeling_own.OwnForScores`",
+    ):
         read_spec(folder)
 
 
@@ -160,21 +195,27 @@ WRITERS: list[Callable[[Path], Path]] = [
     published.write_nomic,
     published.write_jina,
     jina.write,
-    lambda folder: published.as_llama_bidirec(tiny.write_classifier(folder, "llama"), temperature=1.0),
+    lambda folder: published.as_llama_bidirec(
+        tiny.write_classifier(folder, "llama"), temperature=1.0
+    ),
     lambda folder: published.as_pplx(tiny.write_family(folder, "qwen3")),
 ]
 STRANGE = [..., None, -1, 0, 10**30, "x", [None], True, float("inf"), {**NTK, "factor": 0}]
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_no_strange_value_ends_in_another_error(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+def test_no_strange_value_ends_in_another_error(
+    tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
     """A value that is missing, of another type or beyond all bounds: served where it changes nothing, or refused by file."""
     file = write(tmp_path) / "config.json"
     config = json.loads(file.read_text())
     refused = list[str]()
     for key in config:
         for value in STRANGE:
-            tiny.write_json(file, {name: one for name, one in {**config, key: value}.items() if one is not ...})
+            tiny.write_json(
+                file, {name: one for name, one in {**config, key: value}.items() if one is not ...}
+            )
             try:
                 read_spec(tmp_path, pooling="mean")
             except LoadError as error:

@@ -26,7 +26,12 @@ from tests.sampled import paired
 OWN = SparseHead("mlp", None, ("hidden", "embedding"), "gelu", own=True)
 
 
-def holds(layer: LinearLayer, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "identity") -> None:
+def holds(
+    layer: LinearLayer,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str = "identity",
+) -> None:
     np.testing.assert_array_equal(layer.weight, weight.float().numpy())
     assert (layer.bias is None) == (bias is None)
     if bias is not None:
@@ -54,7 +59,9 @@ def test_an_activation_is_found_by_its_last_word(name: str, plain: str) -> None:
     assert activation_name(name, "file") == plain
 
 
-@pytest.mark.parametrize("name", ["torch.nn.Softsign", "os.tanh", "torch.tanh", "xtorch.nn.Tanh", "tanh.", "", "."])
+@pytest.mark.parametrize(
+    "name", ["torch.nn.Softsign", "os.tanh", "torch.tanh", "xtorch.nn.Tanh", "tanh.", "", "."]
+)
 def test_other_activations_are_refused_with_the_file(name: str) -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"here/config\.json"):
         activation_name(name, Path("here/config.json"))
@@ -100,7 +107,8 @@ def test_a_bias_that_is_declared_must_be_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "suffix"), paired([torch.float16, torch.bfloat16, torch.float32, torch.float64], [".pt", ".safetensors"])
+    ("stored", "suffix"),
+    paired([torch.float16, torch.bfloat16, torch.float32, torch.float64], [".pt", ".safetensors"]),
 )
 def test_m3s_files_hold_one_layer_each(tmp_path: Path, suffix: str, stored: torch.dtype) -> None:
     for seed, (name, width) in enumerate((("sparse_linear", 1), ("colbert_linear", 24))):
@@ -114,9 +122,15 @@ def test_m3s_files_hold_one_layer_each(tmp_path: Path, suffix: str, stored: torc
     projection = multivector_layer(many, tiny.HIDDEN)
     assert out.bias is not None
     assert projection.bias is not None
-    assert (out.weight.shape, out.bias.shape, out.activation) == ((1, tiny.HIDDEN), (1,), "identity")
+    assert (out.weight.shape, out.bias.shape, out.activation) == (
+        (1, tiny.HIDDEN),
+        (1,),
+        "identity",
+    )
     assert (projection.weight.shape, projection.bias.shape) == ((24, tiny.HIDDEN), (24,))
-    assert {array.dtype for array in (out.weight, out.bias, projection.weight, projection.bias)} == {np.dtype(np.float32)}
+    assert {
+        array.dtype for array in (out.weight, out.bias, projection.weight, projection.bias)
+    } == {np.dtype(np.float32)}
 
 
 def test_our_perceptron_is_two_layers_in_order(tmp_path: Path) -> None:
@@ -124,7 +138,12 @@ def test_our_perceptron_is_two_layers_in_order(tmp_path: Path) -> None:
     sparse, many = find_heads(tmp_path, tiny.HIDDEN)
     assert sparse is not None
     assert many is not None
-    assert (sparse.kind, sparse.inputs, sparse.activation, sparse.idf) == ("mlp", ("hidden", "embedding"), "gelu", True)
+    assert (sparse.kind, sparse.inputs, sparse.activation, sparse.idf) == (
+        "mlp",
+        ("hidden", "embedding"),
+        "gelu",
+        True,
+    )
     assert (many.width, many.drop) == (12, "specials")
     hidden, out = lexical_layers(sparse, tiny.HIDDEN)
     holds(hidden, written["sparse.hidden.weight"], written["sparse.hidden.bias"], "gelu")
@@ -147,14 +166,18 @@ def test_our_perceptron_is_two_layers_in_order(tmp_path: Path) -> None:
 def test_a_tensor_of_another_shape_is_named_with_its_file(
     tmp_path: Path, changes: dict[str, tuple[int, ...]], name: str
 ) -> None:
-    tensors = tiny.write_own_heads(tmp_path) | {key: torch.ones(shape) for key, shape in changes.items()}
+    tensors = tiny.write_own_heads(tmp_path) | {
+        key: torch.ones(shape) for key, shape in changes.items()
+    }
     file = tmp_path / HEADS_FILE
     save_file(tensors, file)
     with pytest.raises(WeightMismatch, match=f"{file}: `{name}`"):
         lexical_layers(SparseHead("mlp", file, OWN.inputs, OWN.activation, own=True), tiny.HIDDEN)
 
 
-@pytest.mark.parametrize("lost", ["sparse.hidden.weight", "sparse.hidden.bias", "sparse.out.weight", "sparse.out.bias"])
+@pytest.mark.parametrize(
+    "lost", ["sparse.hidden.weight", "sparse.hidden.bias", "sparse.out.weight", "sparse.out.bias"]
+)
 def test_a_tensor_missing_from_our_file_is_named(tmp_path: Path, lost: str) -> None:
     tensors, file = tiny.write_own_heads(tmp_path), tmp_path / HEADS_FILE
     save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file)
@@ -174,7 +197,11 @@ def test_our_own_file_may_have_the_name_of_m3s(tmp_path: Path) -> None:
         file = next(tmp_path.glob("*.safetensors")).rename(tmp_path / f"{stem}.safetensors")
         found = find_heads(tmp_path / "elsewhere", tiny.HIDDEN, file)[place]
         if isinstance(found, SparseHead):
-            holds(lexical_layers(found, tiny.HIDDEN)[1], written["sparse.out.weight"], written["sparse.out.bias"])
+            holds(
+                lexical_layers(found, tiny.HIDDEN)[1],
+                written["sparse.out.weight"],
+                written["sparse.out.bias"],
+            )
         else:
             assert found is not None
             holds(multivector_layer(found, tiny.HIDDEN), written["multivector.weight"], None)

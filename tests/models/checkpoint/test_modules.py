@@ -28,11 +28,16 @@ def with_pooling(tmp_path: Path, settings: dict[str, Any]) -> Path:
 def in_its_own_folder(folder: Path, kind: str = "Transformer") -> Path:
     """The same checkpoint as sentence-transformers wrote it at first: the transformer in `0_Transformer`."""
     (folder / "0_Transformer").mkdir()
-    for file in [file for file in folder.iterdir() if file.is_file() and file.name != "modules.json"]:
+    for file in [
+        file for file in folder.iterdir() if file.is_file() and file.name != "modules.json"
+    ]:
         file.rename(folder / "0_Transformer" / file.name)
     tiny.write_json(folder / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 50})
     chain = {kind: "0_Transformer", "Pooling": "1_Pooling"}
-    tiny.write_json(folder / "modules.json", [{"type": f"x.{name}", "path": path} for name, path in chain.items()])
+    tiny.write_json(
+        folder / "modules.json",
+        [{"type": f"x.{name}", "path": path} for name, path in chain.items()],
+    )
     return folder
 
 
@@ -63,7 +68,9 @@ def test_the_flags_word_wins_over_the_file(bert: Path) -> None:
     assert "MaskedLM" in raised(UnsupportedArchitecture, bert, "", pooling="splade")
 
 
-def test_a_bert_without_pooling_takes_the_first_token_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bert_without_pooling_takes_the_first_token_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert read_spec(tiny.write_bert(tmp_path, pooling=None)).pooling == ("cls",)
     (warning,) = caplog.messages
     assert str(tmp_path / "1_Pooling" / "config.json") in warning
@@ -72,7 +79,9 @@ def test_a_bert_without_pooling_takes_the_first_token_and_says_so(tmp_path: Path
 
 @pytest.mark.parametrize("model_type", ["qwen3", "mpnet", "gemma3_text"])
 def test_another_family_without_pooling_is_refused(tmp_path: Path, model_type: str) -> None:
-    message = raised(MissingArtifact, tiny.write_family(tmp_path, model_type), "1_Pooling/config.json")
+    message = raised(
+        MissingArtifact, tiny.write_family(tmp_path, model_type), "1_Pooling/config.json"
+    )
     assert "--pooling mean" in message
     assert "last-token" in message
     assert "hybridtei_rerank.json" not in message
@@ -97,7 +106,9 @@ def test_a_language_model_without_pooling_may_be_a_ranker_without_template(tmp_p
         ({"pooling_mode": []}, LoadError),
     ],
 )
-def test_a_pooling_we_do_not_know_is_refused(tmp_path: Path, settings: dict[str, Any], kind: type[LoadError]) -> None:
+def test_a_pooling_we_do_not_know_is_refused(
+    tmp_path: Path, settings: dict[str, Any], kind: type[LoadError]
+) -> None:
     raised(kind, with_pooling(tmp_path, settings), "1_Pooling/config.json")
 
 
@@ -115,9 +126,14 @@ def test_splade_is_asked_for_or_declared_never_guessed(splade: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"pooling_strategy": "sum"}, {"activation_function": "gelu"}])
-def test_a_splade_of_another_formula_is_refused(splade: Path, copied: Copied, settings: dict[str, str]) -> None:
+def test_a_splade_of_another_formula_is_refused(
+    splade: Path, copied: Copied, settings: dict[str, str]
+) -> None:
     folder = copied(splade)
-    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.SpladePooling", "path": "1_SpladePooling"}]
+    modules = [
+        {"type": "x.Transformer", "path": ""},
+        {"type": "x.SpladePooling", "path": "1_SpladePooling"},
+    ]
     tiny.write_json(folder / "modules.json", modules)
     tiny.write_json(folder / "1_SpladePooling" / "config.json", {})
     assert read_spec(folder).is_splade
@@ -133,7 +149,9 @@ def test_one_dense_module_can_be_replaced_two_cannot(tmp_path: Path) -> None:
     tiny.write_dense(folder / "other", tiny.HIDDEN, 5)
     tiny.write_modules(folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
     assert read_spec(folder, dense_path="other").dense_width == 5
-    tiny.write_modules(folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh"), (12, 13, "torch.nn.Tanh")])
+    tiny.write_modules(
+        folder, dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh"), (12, 13, "torch.nn.Tanh")]
+    )
     assert read_spec(folder, dense_path="other").dense_width == 13
 
 
@@ -160,7 +178,10 @@ SIZE: list[Any] = [..., "32", "x", 0, -5, 1.5, True]
 @pytest.mark.parametrize(
     ("changes", "kind", "words"),
     [
-        *(({key: value}, LoadError, key) for key, value in paired(["in_features", "out_features"], SIZE)),
+        *(
+            ({key: value}, LoadError, key)
+            for key, value in paired(["in_features", "out_features"], SIZE)
+        ),
         ({"use_residual": True}, UnsupportedArchitecture, ""),
         (None, MissingArtifact, ""),
     ],
@@ -168,7 +189,9 @@ SIZE: list[Any] = [..., "32", "x", 0, -5, 1.5, True]
 def test_a_dense_module_that_is_not_served_is_refused_by_its_file(
     tmp_path: Path, changes: dict[str, Any] | None, kind: type[LoadError], words: str
 ) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, tiny.HIDDEN, "torch.nn.Tanh")])
+    folder = tiny.write_modules(
+        tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, tiny.HIDDEN, "torch.nn.Tanh")]
+    )
     if changes is None:
         (folder / "2_Dense" / "config.json").unlink()
     else:
@@ -178,7 +201,9 @@ def test_a_dense_module_that_is_not_served_is_refused_by_its_file(
 
 @pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
 def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path: Path, key: str) -> None:
-    folder = tiny.write_modules(tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")])
+    folder = tiny.write_modules(
+        tiny.write_family(tmp_path, "bert"), dense=[(tiny.HIDDEN, 12, "torch.nn.Tanh")]
+    )
     for name in (None, "sentence_embedding"):
         tiny.edit_json(folder / "2_Dense" / "config.json", **{key: name})
         assert read_spec(folder).dense_width == 12
@@ -189,7 +214,10 @@ def test_a_dense_module_works_on_the_pooled_vector_only(tmp_path: Path, key: str
 @pytest.mark.parametrize("name", ["Router", "StaticEmbedding", "LSTM", "WordWeights", "LayerNorm"])
 def test_a_module_we_do_not_run_is_refused_by_name(bert: Path, copied: Copied, name: str) -> None:
     folder = copied(bert)
-    modules = [{"type": "x.Transformer", "path": ""}, {"type": f"sentence_transformers.models.{name}", "path": "1_X"}]
+    modules = [
+        {"type": "x.Transformer", "path": ""},
+        {"type": f"sentence_transformers.models.{name}", "path": "1_X"},
+    ]
     tiny.write_json(folder / "modules.json", modules)
     assert name in raised(UnsupportedArchitecture, folder, "modules.json")
 
@@ -232,7 +260,9 @@ def test_an_empty_list_of_modules_is_as_good_as_none(bert: Path, copied: Copied)
         ("Transformer", "Pooling", "Pooling"),
     ],
 )
-def test_an_order_that_is_not_run_is_refused(bert: Path, copied: Copied, order: tuple[str, ...]) -> None:
+def test_an_order_that_is_not_run_is_refused(
+    bert: Path, copied: Copied, order: tuple[str, ...]
+) -> None:
     folder = copied(bert)
     tiny.write_json(folder / "modules.json", [{"type": f"x.{name}", "path": ""} for name in order])
     assert "order" in raised(UnsupportedArchitecture, folder, "modules.json")
@@ -240,19 +270,29 @@ def test_an_order_that_is_not_run_is_refused(bert: Path, copied: Copied, order: 
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    paired(["../elsewhere", "1_Pooling/../../x", "/etc"], ["Pooling", "Dense", "SpladePooling", "Transformer"]),
+    paired(
+        ["../elsewhere", "1_Pooling/../../x", "/etc"],
+        ["Pooling", "Dense", "SpladePooling", "Transformer"],
+    ),
 )
-def test_a_module_path_does_not_lead_out_of_the_folder(splade: Path, copied: Copied, name: str, path: str) -> None:
+def test_a_module_path_does_not_lead_out_of_the_folder(
+    splade: Path, copied: Copied, name: str, path: str
+) -> None:
     folder = copied(splade)
     chain = {"Transformer": "", "Pooling": "1_Pooling", name: path}
     if name == "SpladePooling":
         del chain["Pooling"]
-    tiny.write_json(folder / "modules.json", [{"type": f"x.{word}", "path": where} for word, where in chain.items()])
+    tiny.write_json(
+        folder / "modules.json",
+        [{"type": f"x.{word}", "path": where} for word, where in chain.items()],
+    )
     assert path in raised(LoadError, folder, "", pooling="mean" if name == "Dense" else None)
 
 
 @pytest.mark.parametrize("kind", ["Transformer", "MLMTransformer"])
-def test_the_transformer_may_lie_in_a_folder_of_its_own(bert: Path, copied: Copied, kind: str) -> None:
+def test_the_transformer_may_lie_in_a_folder_of_its_own(
+    bert: Path, copied: Copied, kind: str
+) -> None:
     folder = in_its_own_folder(copied(bert), kind)
     spec = read_spec(folder)
     assert spec.folder == folder / "0_Transformer"

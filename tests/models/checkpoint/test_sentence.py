@@ -23,7 +23,9 @@ TEXTS = vocabulary.texts(12, seed=5)
 MODEL, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
 
 
-def close(ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]) -> None:
+def close(
+    ours: np.ndarray, theirs: np.ndarray, tolerance: float = tolerances.WEIGHTS["float32"]
+) -> None:
     np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=0)
 
 
@@ -34,12 +36,17 @@ def dense_of(folder: Path, **options: Any) -> np.ndarray:
 
 
 def with_settings(folder: Path, **settings: Any) -> Path:
-    tiny.write_json(folder / TRANSFORMER, {"max_seq_length": vocabulary.LONGEST, "do_lower_case": False, **settings})
+    tiny.write_json(
+        folder / TRANSFORMER,
+        {"max_seq_length": vocabulary.LONGEST, "do_lower_case": False, **settings},
+    )
     return folder
 
 
 @pytest.mark.parametrize("size", [7, 1000])
-def test_dense_vectors_are_cut_as_the_checkpoint_says(bert: Path, copied: Copied, size: int) -> None:
+def test_dense_vectors_are_cut_as_the_checkpoint_says(
+    bert: Path, copied: Copied, size: int
+) -> None:
     folder = copied(bert)
     tiny.write_json(folder / MODEL, {"truncate_dim": size})
     theirs, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(str(folder))
@@ -58,7 +65,9 @@ def test_dense_vectors_are_cut_as_the_checkpoint_says(bert: Path, copied: Copied
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, True, "8"])
 @pytest.mark.parametrize("key", ["truncate_dim", "max_active_dims"])
-def test_a_size_that_is_none_is_refused(bert: Path, splade: Path, copied: Copied, key: str, size: Any) -> None:
+def test_a_size_that_is_none_is_refused(
+    bert: Path, splade: Path, copied: Copied, key: str, size: Any
+) -> None:
     folder = copied(bert if key == "truncate_dim" else splade)
     tiny.write_json(folder / MODEL, {key: size})
     options = {} if key == "truncate_dim" else {"pooling": "splade"}
@@ -66,9 +75,15 @@ def test_a_size_that_is_none_is_refused(bert: Path, splade: Path, copied: Copied
 
 
 @pytest.mark.parametrize("most", [1, 9, 10_000])
-def test_sparse_vectors_keep_as_many_weights_as_the_checkpoint_says(splade: Path, tmp_path: Path, most: int) -> None:
+def test_sparse_vectors_keep_as_many_weights_as_the_checkpoint_says(
+    splade: Path, tmp_path: Path, most: int
+) -> None:
     SparseEncoder(str(splade), device="cpu", max_active_dims=most).save_pretrained(str(tmp_path))
-    theirs = SparseEncoder(str(tmp_path), device="cpu").encode(TEXTS, convert_to_sparse_tensor=False).numpy()
+    theirs = (
+        SparseEncoder(str(tmp_path), device="cpu")
+        .encode(TEXTS, convert_to_sparse_tensor=False)
+        .numpy()
+    )
     ours = Encoder.load(str(tmp_path)).encode(TEXTS, ("sparse",)).sparse
     assert ours is not None
     close(ours.to_dense(), theirs)
@@ -78,7 +93,11 @@ def test_sparse_vectors_keep_as_many_weights_as_the_checkpoint_says(splade: Path
 def test_looked_up_queries_keep_as_many_too(tmp_path: Path) -> None:
     folder = routed(tmp_path)
     tiny.edit_json(folder / MODEL, max_active_dims=3)
-    theirs = SparseEncoder(str(folder), device="cpu").encode_query(TEXTS, convert_to_sparse_tensor=False).numpy()
+    theirs = (
+        SparseEncoder(str(folder), device="cpu")
+        .encode_query(TEXTS, convert_to_sparse_tensor=False)
+        .numpy()
+    )
     ours = Encoder.load(str(folder)).encode(TEXTS, ("sparse",), input_type="query").sparse
     assert ours is not None
     close(ours.to_dense(), theirs)
@@ -89,7 +108,12 @@ def test_looked_up_queries_keep_as_many_too(tmp_path: Path) -> None:
 def test_texts_without_special_tokens(tmp_path: Path, model_type: str, part: str) -> None:
     folder = tiny.write_modules(tiny.write_family(tmp_path, model_type), pooling="mean")
     plain = dense_of(folder)
-    with_settings(folder, processing_kwargs={part: {"add_special_tokens": False, "padding": "longest", "truncation": True}})
+    with_settings(
+        folder,
+        processing_kwargs={
+            part: {"add_special_tokens": False, "padding": "longest", "truncation": True}
+        },
+    )
     close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
     assert model_type == "qwen3" or np.abs(dense_of(folder) - plain).max() > 0.01
 
@@ -99,19 +123,55 @@ def test_texts_without_special_tokens(tmp_path: Path, model_type: str, part: str
     [
         ({"processing_kwargs": {"text": {"max_length": 9}}}, "text.max_length is 9"),
         ({"processing_kwargs": {"common": {"truncation": False}}}, "common.truncation is False"),
-        ({"processing_kwargs": {"text": {"return_token_type_ids": False}}}, "text.return_token_type_ids"),
-        ({"modality_config": {"text": {"method": "encode", "method_output_name": "last_hidden_state"}}}, "`encode`"),
-        ({"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}}, "pooler_output"),
-        ({"modality_config": {"text": {"method": "forward", "method_output_name": ["hidden_states", 1]}}}, "hidden_states"),
-        ({"modality_config": {"message": {"method": "forward", "method_output_name": "logits"}}}, "logits"),
+        (
+            {"processing_kwargs": {"text": {"return_token_type_ids": False}}},
+            "text.return_token_type_ids",
+        ),
+        (
+            {
+                "modality_config": {
+                    "text": {"method": "encode", "method_output_name": "last_hidden_state"}
+                }
+            },
+            "`encode`",
+        ),
+        (
+            {
+                "modality_config": {
+                    "text": {"method": "forward", "method_output_name": "pooler_output"}
+                }
+            },
+            "pooler_output",
+        ),
+        (
+            {
+                "modality_config": {
+                    "text": {"method": "forward", "method_output_name": ["hidden_states", 1]}
+                }
+            },
+            "hidden_states",
+        ),
+        (
+            {"modality_config": {"message": {"method": "forward", "method_output_name": "logits"}}},
+            "logits",
+        ),
     ],
 )
-def test_a_setting_that_is_not_served_is_named(bert: Path, copied: Copied, settings: dict[str, Any], words: str) -> None:
-    assert words in raised(UnsupportedArchitecture, with_settings(copied(bert), **settings), TRANSFORMER)
+def test_a_setting_that_is_not_served_is_named(
+    bert: Path, copied: Copied, settings: dict[str, Any], words: str
+) -> None:
+    assert words in raised(
+        UnsupportedArchitecture, with_settings(copied(bert), **settings), TRANSFORMER
+    )
 
 
-@pytest.mark.parametrize("settings", [{"processing_kwargs": 5}, {"processing_kwargs": {"text": []}}, {"modality_config": [1]}])
-def test_a_setting_of_another_shape_is_refused(bert: Path, copied: Copied, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{"processing_kwargs": 5}, {"processing_kwargs": {"text": []}}, {"modality_config": [1]}],
+)
+def test_a_setting_of_another_shape_is_refused(
+    bert: Path, copied: Copied, settings: dict[str, Any]
+) -> None:
     raised(LoadError, with_settings(copied(bert), **settings), TRANSFORMER)
 
 
@@ -125,7 +185,9 @@ def test_a_prompt_without_end_is_refused(bert: Path, copied: Copied) -> None:
 @pytest.mark.parametrize("output", ["last_hidden_state", ["hidden_states", -1]])
 def test_the_last_states_are_served_by_either_name(bert: Path, copied: Copied, output: Any) -> None:
     modality = {"text": {"method": "forward", "method_output_name": output}}
-    folder = with_settings(copied(bert), modality_config=modality, module_output_name="token_embeddings")
+    folder = with_settings(
+        copied(bert), modality_config=modality, module_output_name="token_embeddings"
+    )
     close(dense_of(folder), SentenceTransformer(str(folder), device="cpu").encode(TEXTS))
 
 
@@ -172,17 +234,24 @@ def test_numbers_of_weights_are_in_the_fingerprint(splade: Path, copied: Copied)
         ("Transformer", "Pooling", "Normalize", "Dropout", "Normalize"),
     ],
 )
-def test_modules_without_an_effect_are_served(bert: Path, copied: Copied, order: tuple[str, ...]) -> None:
+def test_modules_without_an_effect_are_served(
+    bert: Path, copied: Copied, order: tuple[str, ...]
+) -> None:
     folder = copied(bert)
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     places = {"Transformer": "", "Pooling": "1_Pooling"}
-    modules = [{"type": f"x.{name}", "path": places.get(name, f"{i}_{name}")} for i, name in enumerate(order)]
+    modules = [
+        {"type": f"x.{name}", "path": places.get(name, f"{i}_{name}")}
+        for i, name in enumerate(order)
+    ]
     tiny.write_json(folder / "modules.json", modules)
     close(dense_of(folder), expected)
 
 
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
-def test_an_embedder_in_modules_may_bear_the_name_of_a_classifier(bert: Path, copied: Copied, task: str) -> None:
+def test_an_embedder_in_modules_may_bear_the_name_of_a_classifier(
+    bert: Path, copied: Copied, task: str
+) -> None:
     folder = copied(bert)
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     tiny.edit_json(folder / "config.json", architectures=[f"BertFor{task}"])

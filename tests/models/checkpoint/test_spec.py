@@ -41,8 +41,13 @@ def test_a_file_that_must_be_there(bert: Path, copied: Copied, name: str) -> Non
     raised(MissingArtifact, folder, name)
 
 
-@pytest.mark.parametrize("name", ["GPT2", "XLNet", "Bart", "MBart", "XLM", "Flaubert", "Funnel", "Gemma3", "UMT5", "T5Gemma"])
-def test_a_family_that_keeps_its_width_elsewhere_is_not_served(bert: Path, copied: Copied, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["GPT2", "XLNet", "Bart", "MBart", "XLM", "Flaubert", "Funnel", "Gemma3", "UMT5", "T5Gemma"],
+)
+def test_a_family_that_keeps_its_width_elsewhere_is_not_served(
+    bert: Path, copied: Copied, name: str
+) -> None:
     folder, config = copied(bert), getattr(transformers, f"{name}Config")()
     config.save_pretrained(folder)
     message = raised(UnsupportedArchitecture, folder, "config.json")
@@ -92,14 +97,20 @@ LENGTHS = [("modernbert", 300), ("qwen3", 300), ("gte", 300), ("bert", 128)]  # 
 
 
 @pytest.mark.parametrize(("model_type", "length"), LENGTHS)
-def test_a_family_without_a_table_of_positions_reads_what_is_declared(tmp_path: Path, model_type: str, length: int) -> None:
+def test_a_family_without_a_table_of_positions_reads_what_is_declared(
+    tmp_path: Path, model_type: str, length: int
+) -> None:
     folder = lengths(tiny.write_family(tmp_path, model_type), table=128, tokenizer=100)
     tiny.write_modules(folder, layout="old", max_seq_length=300)
     assert read_spec(folder).max_input_length == length
-    assert SentenceTransformer(str(folder), device="cpu").max_seq_length == 300  # even above a table
+    assert (
+        SentenceTransformer(str(folder), device="cpu").max_seq_length == 300
+    )  # even above a table
 
 
-@pytest.mark.parametrize("told", [{}, {"table": None, "tokenizer": None}, {"tokenizer": 1e30}, {"sentence": None}])
+@pytest.mark.parametrize(
+    "told", [{}, {"table": None, "tokenizer": None}, {"tokenizer": 1e30}, {"sentence": None}]
+)
 def test_no_length_anywhere_is_an_error(bert: Path, copied: Copied, told: dict[str, Any]) -> None:
     raised(LoadError, lengths(copied(bert), **told), "config.json")
 
@@ -110,11 +121,17 @@ def test_no_length_anywhere_is_an_error(bert: Path, copied: Copied, told: dict[s
         ({}, None, None),
         ({"prompts": {}}, {}, None),
         ({"prompts": {"query": "q: "}, "default_prompt_name": "query"}, {"query": "q: "}, "query"),
-        ({"prompts": {"s2p": "s: "}, "default_prompt_name": "document"}, {"s2p": "s: "}, None),  # an empty one of the library's
+        (
+            {"prompts": {"s2p": "s: "}, "default_prompt_name": "document"},
+            {"s2p": "s: "},
+            None,
+        ),  # an empty one of the library's
         ({"default_prompt_name": "query"}, None, None),
     ],
 )
-def test_prompts_are_read(bert: Path, copied: Copied, sentence: dict[str, Any], prompts: Any, default: str | None) -> None:
+def test_prompts_are_read(
+    bert: Path, copied: Copied, sentence: dict[str, Any], prompts: Any, default: str | None
+) -> None:
     folder = copied(bert)
     tiny.write_json(folder / "config_sentence_transformers.json", sentence)
     spec = read_spec(folder)
@@ -122,10 +139,17 @@ def test_prompts_are_read(bert: Path, copied: Copied, sentence: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ["nope", 5, ["query"]])
-def test_a_default_prompt_that_is_not_there_is_refused(bert: Path, copied: Copied, name: Any) -> None:
+def test_a_default_prompt_that_is_not_there_is_refused(
+    bert: Path, copied: Copied, name: Any
+) -> None:
     folder = copied(bert)
-    tiny.write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "q"}, "default_prompt_name": name})
-    assert "one of `prompts`: query" in raised(LoadError, folder, "config_sentence_transformers.json")
+    tiny.write_json(
+        folder / "config_sentence_transformers.json",
+        {"prompts": {"query": "q"}, "default_prompt_name": name},
+    )
+    assert "one of `prompts`: query" in raised(
+        LoadError, folder, "config_sentence_transformers.json"
+    )
     for prompts in (["query"], {"query": 5}, "query"):
         tiny.write_json(folder / "config_sentence_transformers.json", {"prompts": prompts})
         raised(LoadError, folder, "config_sentence_transformers.json")
@@ -133,9 +157,16 @@ def test_a_default_prompt_that_is_not_there_is_refused(bert: Path, copied: Copie
 
 @pytest.mark.parametrize(
     ("model_type", "removed"),
-    [("bert", {0, 1, 2, 3}), ("xlm-roberta", {0, 1, 2, 3}), ("qwen3", {0}), ("roberta", {0, 1, 2, 3})],
+    [
+        ("bert", {0, 1, 2, 3}),
+        ("xlm-roberta", {0, 1, 2, 3}),
+        ("qwen3", {0}),
+        ("roberta", {0, 1, 2, 3}),
+    ],
 )
-def test_lexical_weights_leave_special_ids_out_but_not_the_mask(tmp_path: Path, model_type: str, removed: set[int]) -> None:
+def test_lexical_weights_leave_special_ids_out_but_not_the_mask(
+    tmp_path: Path, model_type: str, removed: set[int]
+) -> None:
     assert read_spec(tiny.write_family(tmp_path, model_type), pooling="mean").removed_ids == removed
 
 
@@ -155,11 +186,16 @@ NOT_POSITIVE = ("x", "12", -5, 0, 1.5, True, [3], {})
         ("sentence_bert_config.json", "max_seq_length"),
     ],
 )
-def test_a_size_that_is_no_whole_number_above_zero(bert: Path, copied: Copied, name: str, key: str) -> None:
+def test_a_size_that_is_no_whole_number_above_zero(
+    bert: Path, copied: Copied, name: str, key: str
+) -> None:
     folder = copied(bert)
     tiny.write_json(folder / "sentence_bert_config.json", {})
     for value in NOT_POSITIVE:
-        if value or key not in ("max_position_embeddings", "type_vocab_size"):  # as good as absent: there is no table
+        if value or key not in (
+            "max_position_embeddings",
+            "type_vocab_size",
+        ):  # as good as absent: there is no table
             tiny.edit_json(folder / name, **{key: value})
             assert f"`{key}` is {value!r}" in raised(LoadError, folder, name)
 
@@ -169,10 +205,16 @@ def test_a_size_that_is_no_whole_number_above_zero(bert: Path, copied: Copied, n
     [
         ("config.json", "pad_token_id", ["x", -1, -7, 1.0, True, [1]]),
         ("config.json", "architectures", ["BertModel", 5, [5], {"a": 1}]),
-        ("tokenizer.json", "added_tokens", [5, ["<pad>"], [{"content": "<pad>"}], [{"content": "<pad>", "id": "x"}]]),
+        (
+            "tokenizer.json",
+            "added_tokens",
+            [5, ["<pad>"], [{"content": "<pad>"}], [{"content": "<pad>", "id": "x"}]],
+        ),
     ],
 )
-def test_values_of_another_kind_are_refused(tmp_path: Path, name: str, key: str, values: list[Any]) -> None:
+def test_values_of_another_kind_are_refused(
+    tmp_path: Path, name: str, key: str, values: list[Any]
+) -> None:
     folder = tiny.write_family(tmp_path, "roberta")
     for value in values:
         tiny.edit_json(folder / name, **{key: value})
@@ -188,8 +230,12 @@ def test_a_table_that_leaves_no_position(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [..., None])
-@pytest.mark.parametrize("model_type", sorted(OFFSET_FAMILIES - {"xlm-roberta-flash"}))  # which transformers lacks
-def test_an_offset_family_that_is_silent_pads_as_transformers_does(tmp_path: Path, model_type: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    "model_type", sorted(OFFSET_FAMILIES - {"xlm-roberta-flash"})
+)  # which transformers lacks
+def test_an_offset_family_that_is_silent_pads_as_transformers_does(
+    tmp_path: Path, model_type: str, value: Any
+) -> None:
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(folder / "config.json", model_type=model_type, pad_token_id=value)
     default = AutoConfig.for_model(model_type).pad_token_id
@@ -198,7 +244,9 @@ def test_an_offset_family_that_is_silent_pads_as_transformers_does(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("value", "padding_id"), [(..., 0), (None, 0), (-1, 0), (0, 0), (7, 7)])
-def test_another_family_pads_with_what_it_names(bert: Path, copied: Copied, value: Any, padding_id: int) -> None:
+def test_another_family_pads_with_what_it_names(
+    bert: Path, copied: Copied, value: Any, padding_id: int
+) -> None:
     folder = copied(bert)
     tiny.edit_json(folder / "config.json", pad_token_id=value)
     spec = read_spec(folder)
@@ -206,9 +254,12 @@ def test_another_family_pads_with_what_it_names(bert: Path, copied: Copied, valu
 
 
 @pytest.mark.parametrize(
-    ("model_type", "form"), paired(["bert", "roberta", "electra"], ["relative_key", "relative_key_query", "alibi"])
+    ("model_type", "form"),
+    paired(["bert", "roberta", "electra"], ["relative_key", "relative_key_query", "alibi"]),
 )
-def test_positions_that_transformers_would_take_for_absolute(tmp_path: Path, model_type: str, form: str) -> None:
+def test_positions_that_transformers_would_take_for_absolute(
+    tmp_path: Path, model_type: str, form: str
+) -> None:
     folder = tiny.write_family(tmp_path, model_type)
     tiny.edit_json(folder / "config.json", position_embedding_type=form)
     assert form in raised(UnsupportedArchitecture, folder, "config.json", pooling="mean")

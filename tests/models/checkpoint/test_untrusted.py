@@ -54,12 +54,21 @@ def little_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings", "type_vocab_size")
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
 
 
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.usefixtures("little_memory")
-def test_a_size_that_the_files_do_not_hold_takes_no_memory(bert: Path, copied: Copied, key: str) -> None:
+def test_a_size_that_the_files_do_not_hold_takes_no_memory(
+    bert: Path, copied: Copied, key: str
+) -> None:
     folder = copied(bert)
     for value in (10**5, 10**7, 10**9, 10**12, 10**30, 1e300):
         tiny.edit_json(folder / "config.json", **{key: value})
@@ -68,7 +77,11 @@ def test_a_size_that_the_files_do_not_hold_takes_no_memory(bert: Path, copied: C
 
 @pytest.mark.parametrize(
     ("family", "key"),
-    [("deberta-v2", "max_relative_positions"), ("deberta-v2", "position_buckets"), ("t5", "relative_attention_max_distance")],
+    [
+        ("deberta-v2", "max_relative_positions"),
+        ("deberta-v2", "position_buckets"),
+        ("t5", "relative_attention_max_distance"),
+    ],
 )
 @pytest.mark.usefixtures("little_memory")
 def test_a_distance_that_is_none_takes_no_memory(tmp_path: Path, family: str, key: str) -> None:
@@ -89,8 +102,12 @@ def test_distances_without_buckets_are_refused(tmp_path: Path, number: int) -> N
 WRONG = [0, -1, "x", None, 1.5, True, [], float("nan")]
 
 
-@pytest.mark.parametrize("key", [*SIZES, "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id", "dtype"])
-def test_a_value_of_the_wrong_kind_is_refused_or_does_not_matter(bert: Path, copied: Copied, key: str) -> None:
+@pytest.mark.parametrize(
+    "key", [*SIZES, "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id", "dtype"]
+)
+def test_a_value_of_the_wrong_kind_is_refused_or_does_not_matter(
+    bert: Path, copied: Copied, key: str
+) -> None:
     folder = copied(bert)
     for value in WRONG:
         tiny.edit_json(folder / "config.json", **{key: value})
@@ -109,7 +126,13 @@ def test_no_public_kind_of_model_has_fewer_weights_than_it_says(tmp_path: Path) 
         folder = tiny.write_family(tmp_path / family, family)
         config = translate(json.loads((folder / "config.json").read_text()), folder / "config.json")
         held = sum(array.size for array in load_file(folder / "model.safetensors").values())
-        assert 0 < min_weights(config, has_position_table="max_position_embeddings" in config and family == "bert") <= held
+        assert (
+            0
+            < min_weights(
+                config, has_position_table="max_position_embeddings" in config and family == "bert"
+            )
+            <= held
+        )
 
 
 def test_weights_that_are_not_there_yet_decide_nothing(tmp_path: Path) -> None:
@@ -117,13 +140,19 @@ def test_weights_that_are_not_there_yet_decide_nothing(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="`vocab_size` is 100000000, more than"):
         check_sizes({"vocab_size": 10**8}, tmp_path, has_position_table=True)
     (tmp_path / "pytorch_model.bin").write_bytes(bytes(100))
-    with pytest.raises(WeightMismatch, match="at least 110 weights, but the files of weights hold 100 bytes"):
+    with pytest.raises(
+        WeightMismatch, match="at least 110 weights, but the files of weights hold 100 bytes"
+    ):
         check_sizes({"vocab_size": 11, "hidden_size": 10}, tmp_path, has_position_table=False)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.bias"])
-def test_a_weight_that_is_no_number_is_refused_by_name(bert: Path, copied: Copied, value: float, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.bias"]
+)
+def test_a_weight_that_is_no_number_is_refused_by_name(
+    bert: Path, copied: Copied, value: float, name: str
+) -> None:
     folder = copied(bert)
     arrays = {key: array.copy() for key, array in load_file(folder / "model.safetensors").items()}
     arrays[name].reshape(-1)[-1] = value  # of a word that no self-test holds
@@ -183,8 +212,12 @@ def test_a_pickle_that_does_something_is_refused_and_not_done(
     assert not done.exists()
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "1_Pooling", "model.safetensors", "other"])
-def test_a_link_that_leads_out_is_refused_by_name(hybrid: Path, copied: Copied, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "config.json", "1_Pooling", "model.safetensors", "other"]
+)
+def test_a_link_that_leads_out_is_refused_by_name(
+    hybrid: Path, copied: Copied, tmp_path: Path, name: str
+) -> None:
     folder = copied(hybrid)
     outside = tmp_path / "outside"
     path = folder / name
@@ -214,7 +247,9 @@ def test_links_within_and_those_of_the_hubs_cache_are_fine(tmp_path: Path) -> No
         check_links(snapshot)
 
 
-def test_a_folder_of_too_many_files_is_none_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_too_many_files_is_none_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "MAX_FILES", 20)
     for number in range(20):
         (tmp_path / str(number)).touch()
@@ -225,9 +260,16 @@ def test_a_folder_of_too_many_files_is_none_of_a_model(tmp_path: Path, monkeypat
         check_links(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json"])
-@pytest.mark.parametrize("content", [POINTER, "[" * 100_000, "{" * 10, '{"a": NaN', "\x00", "", '"text"', "null", "[]", "1"])
-def test_a_settings_file_of_any_other_content_is_refused_by_name(hybrid: Path, copied: Copied, name: str, content: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json"]
+)
+@pytest.mark.parametrize(
+    "content",
+    [POINTER, "[" * 100_000, "{" * 10, '{"a": NaN', "\x00", "", '"text"', "null", "[]", "1"],
+)
+def test_a_settings_file_of_any_other_content_is_refused_by_name(
+    hybrid: Path, copied: Copied, name: str, content: str
+) -> None:
     if (name, content) == ("modules.json", "[]"):
         pytest.skip("as good as none")
     folder = copied(hybrid)
@@ -246,10 +288,16 @@ def test_a_settings_file_without_end_is_not_read(tmp_path: Path) -> None:
         read_json(path)
 
 
-def test_code_that_comes_with_a_model_is_not_run(bert: Path, copied: Copied, tmp_path: Path) -> None:
+def test_code_that_comes_with_a_model_is_not_run(
+    bert: Path, copied: Copied, tmp_path: Path
+) -> None:
     folder = copied(bert)
     left_behind = tmp_path / "left-behind"
     (folder / "configuration_gizmo.py").write_text(f"open({str(left_behind)!r}, 'w')")
-    tiny.edit_json(folder / "config.json", model_type="gizmo", auto_map={"AutoConfig": "configuration_gizmo.GizmoConfig"})
+    tiny.edit_json(
+        folder / "config.json",
+        model_type="gizmo",
+        auto_map={"AutoConfig": "configuration_gizmo.GizmoConfig"},
+    )
     assert "gizmo" in refused(folder)
     assert not left_behind.exists()

@@ -18,16 +18,23 @@ from tests import tiny
 INDEX = "model.safetensors.index.json"
 
 
-def write(folder: Path, *names: str, file: str = "model.safetensors", shape: tuple[int, ...] = (2, 3)) -> Path:
+def write(
+    folder: Path, *names: str, file: str = "model.safetensors", shape: tuple[int, ...] = (2, 3)
+) -> Path:
     """A file of tensors, each filled with its own number."""
-    save_file({name: torch.full(shape, float(number)) for number, name in enumerate(names)}, folder / file)
+    save_file(
+        {name: torch.full(shape, float(number)) for number, name in enumerate(names)}, folder / file
+    )
     return folder
 
 
 def shards(folder: Path) -> Path:
     write(folder, "a.weight", file="model-00001-of-00002.safetensors")
     write(folder, "x", "b.weight", file="model-00002-of-00002.safetensors")
-    placed = {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
+    placed = {
+        "a.weight": "model-00001-of-00002.safetensors",
+        "b.weight": "model-00002-of-00002.safetensors",
+    }
     tiny.write_json(folder / INDEX, {"metadata": {"total_size": 72}, "weight_map": placed})
     return folder
 
@@ -52,7 +59,9 @@ def shards(folder: Path) -> Path:
         (["encoder.weight.scale"], "encoder.weight", None),
     ],
 )
-def test_a_name_is_found_with_and_without_a_prefix(tmp_path: Path, held: list[str], asked: str, found: str | None) -> None:
+def test_a_name_is_found_with_and_without_a_prefix(
+    tmp_path: Path, held: list[str], asked: str, found: str | None
+) -> None:
     assert Weights.open(write(tmp_path, *held)).find(asked) == found
 
 
@@ -112,7 +121,9 @@ def test_a_header_of_any_length_will_do(tmp_path: Path, padding: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])
-def test_a_number_and_a_tensor_of_nothing_have_their_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_a_number_and_a_tensor_of_nothing_have_their_shape(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
     save_file({"a": torch.empty(shape), "b": torch.ones(2)}, tmp_path / "model.safetensors")
     assert Weights.open(tmp_path).float32("a").shape == shape
     save_file({"a": torch.empty(shape)}, tmp_path / "model.safetensors")
@@ -120,10 +131,16 @@ def test_a_number_and_a_tensor_of_nothing_have_their_shape(tmp_path: Path, shape
 
 
 @pytest.mark.parametrize("dtype", ["I64", "I8", "F8_E4M3", "BOOL"])
-def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(tmp_path: Path, dtype: str) -> None:
+def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(
+    tmp_path: Path, dtype: str
+) -> None:
     size = 8 if dtype == "I64" else 1
     weights = Weights.open(
-        raw(tmp_path, {"ids": {"dtype": dtype, "shape": [4], "data_offsets": [0, 4 * size]}}, b"\0" * 4 * size)
+        raw(
+            tmp_path,
+            {"ids": {"dtype": dtype, "shape": [4], "data_offsets": [0, 4 * size]}},
+            b"\0" * 4 * size,
+        )
     )
     assert weights.shape("ids") == (4,)
     with pytest.raises(LoadError, match=rf"{tmp_path}/model\.safetensors: `ids` is {dtype}"):
@@ -136,7 +153,11 @@ def test_a_tensor_that_is_no_number_of_ours_is_named_with_its_file(tmp_path: Pat
 def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     weights = Weights.open(shards(tmp_path))
     assert weights.shape("b.weight") == (2, 3)
-    assert [weights.find(name) for name in ("a.weight", "b.weight", "c.weight")] == ["a.weight", "b.weight", None]
+    assert [weights.find(name) for name in ("a.weight", "b.weight", "c.weight")] == [
+        "a.weight",
+        "b.weight",
+        None,
+    ]
     assert weights.float32("a.weight")[0, 0] == 0
     assert weights.float32("b.weight")[0, 0] == 1
 
@@ -145,7 +166,9 @@ def test_a_whole_file_goes_before_an_index(tmp_path: Path) -> None:
     assert Weights.open(write(shards(tmp_path), "c.weight")).find("a.weight") is None
 
 
-@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+)
 def test_a_shard_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
     (shards(tmp_path) / name).unlink()
     with pytest.raises(MissingArtifact, match=f"{tmp_path}/{name}"):
@@ -185,13 +208,22 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
 )
 def test_a_header_that_lies_is_named_with_its_file(tmp_path: Path, entries: Any) -> None:
     """The library finds it out."""
-    with pytest.raises(LoadError, match=rf"{tmp_path}/model\.safetensors: cannot be read as weights"):
+    with pytest.raises(
+        LoadError, match=rf"{tmp_path}/model\.safetensors: cannot be read as weights"
+    ):
         Weights.open(raw(tmp_path, entries, bytes(24)))
 
 
 @pytest.mark.parametrize(
     "index",
-    [[], {}, *({"weight_map": kind} for kind in (None, ["model.safetensors"], {"a": 3}, {"a": None}, {"a": {"file": "x"}}))],
+    [
+        [],
+        {},
+        *(
+            {"weight_map": kind}
+            for kind in (None, ["model.safetensors"], {"a": 3}, {"a": None}, {"a": {"file": "x"}})
+        ),
+    ],
 )
 def test_an_index_without_a_map_to_files_is_named(tmp_path: Path, index: Any) -> None:
     tiny.write_json(tmp_path / INDEX, index)
@@ -199,7 +231,9 @@ def test_an_index_without_a_map_to_files_is_named(tmp_path: Path, index: Any) ->
         Weights.open(tmp_path)
 
 
-@pytest.mark.parametrize("escape", ["../outside.safetensors", "deep/../../outside.safetensors", "absolute"])
+@pytest.mark.parametrize(
+    "escape", ["../outside.safetensors", "deep/../../outside.safetensors", "absolute"]
+)
 def test_an_index_may_not_lead_out_of_the_folder(tmp_path: Path, escape: str) -> None:
     write(tmp_path, "a", file="outside.safetensors")
     folder = tmp_path / "model"

@@ -19,27 +19,43 @@ Doubles = NDArray[np.float64]
 Tensors = Mapping[str, Doubles]
 
 
-def states(model: Any, config: Mapping[str, Any], tensors: Mapping[str, Floats], texts: Sequence[Encoding]) -> Floats:
+def states(
+    model: Any, config: Mapping[str, Any], tensors: Mapping[str, Floats], texts: Sequence[Encoding]
+) -> Floats:
     """Hidden states float32[t, h] by `jina` or `nomic`."""
     wide = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
-    return np.concatenate([model(config, wide, np.asarray(text.input_ids)) for text in texts]).astype(np.float32)
+    return np.concatenate(
+        [model(config, wide, np.asarray(text.input_ids)) for text in texts]
+    ).astype(np.float32)
 
 
 def jina(config: Mapping[str, Any], w: Tensors, ids: NDArray[np.int64]) -> Doubles:
     """`JinaBertModel` of either implementation, told apart by their tensors. All tokens are of type 0."""
     eps, heads = config["layer_norm_eps"], config["num_attention_heads"]
-    x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.token_type_embeddings.weight"][0]
+    x = (
+        w["embeddings.word_embeddings.weight"][ids]
+        + w["embeddings.token_type_embeddings.weight"][0]
+    )
     x = norm(x, w, "embeddings.LayerNorm", eps)
     bias = jina_bias(heads, len(ids))
     for number in range(config["num_hidden_layers"]):
-        layer = {name.removeprefix(f"encoder.layer.{number}."): tensor for name, tensor in w.items()}
+        layer = {
+            name.removeprefix(f"encoder.layer.{number}."): tensor for name, tensor in w.items()
+        }
         q, k, v = (linear(x, layer, f"attention.self.{name}") for name in ("query", "key", "value"))
         is_code = "attention.self.layer_norm_q.weight" in layer
         if is_code:
-            q, k = norm(q, layer, "attention.self.layer_norm_q", eps), norm(k, layer, "attention.self.layer_norm_k", eps)
+            q, k = (
+                norm(q, layer, "attention.self.layer_norm_q", eps),
+                norm(k, layer, "attention.self.layer_norm_k", eps),
+            )
         attended = linear(attention(q, k, v, heads, bias), layer, "attention.output.dense")
         attended = norm(attended + x, layer, "attention.output.LayerNorm", eps)
-        x = jina_code_mlp(config, layer, x, attended, eps) if is_code else jina_mlp(config, layer, attended, eps)
+        x = (
+            jina_code_mlp(config, layer, x, attended, eps)
+            if is_code
+            else jina_mlp(config, layer, attended, eps)
+        )
     return x
 
 
@@ -53,7 +69,9 @@ def jina_mlp(config: Mapping[str, Any], layer: Tensors, x: Doubles, eps: float) 
     return norm(y + x, layer, "mlp.layernorm", eps)
 
 
-def jina_code_mlp(config: Mapping[str, Any], layer: Tensors, before: Doubles, attended: Doubles, eps: float) -> Doubles:
+def jina_code_mlp(
+    config: Mapping[str, Any], layer: Tensors, before: Doubles, attended: Doubles, eps: float
+) -> Doubles:
     residual = norm(before + attended, layer, "layer_norm_1", eps)
     if config["feed_forward_type"] == "original":
         y = gelu(linear(residual, layer, "mlp.up_layer"))
@@ -84,10 +102,15 @@ def jina_bias(heads: int, length: int) -> Doubles:
 def nomic(config: Mapping[str, Any], w: Tensors, ids: NDArray[np.int64]) -> Doubles:
     """`NomicBertModel` of Nomic's own code, with or without experts. All tokens are of type 0."""
     eps, heads = config["layer_norm_epsilon"], config["n_head"]
-    x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.token_type_embeddings.weight"][0]
+    x = (
+        w["embeddings.word_embeddings.weight"][ids]
+        + w["embeddings.token_type_embeddings.weight"][0]
+    )
     x = norm(x, w, "emb_ln", eps)
     for number in range(config["n_layer"]):
-        layer = {name.removeprefix(f"encoder.layers.{number}."): tensor for name, tensor in w.items()}
+        layer = {
+            name.removeprefix(f"encoder.layers.{number}."): tensor for name, tensor in w.items()
+        }
         q, k, v = np.split(linear(x, layer, "attn.Wqkv"), 3, axis=1)
         q, k = (rotated(one, heads, config["rotary_emb_base"]) for one in (q, k))
         x = norm(linear(attention(q, k, v, heads), layer, "attn.out_proj") + x, layer, "norm1", eps)
@@ -125,7 +148,9 @@ def rotated(x: Doubles, heads: int, base: float) -> Doubles:
     return (rows * cos + turned * sin).reshape(x.shape)
 
 
-def attention(q: Doubles, k: Doubles, v: Doubles, heads: int, bias: Doubles | float = 0.0) -> Doubles:
+def attention(
+    q: Doubles, k: Doubles, v: Doubles, heads: int, bias: Doubles | float = 0.0
+) -> Doubles:
     q, k, v = (one.reshape(len(one), heads, -1).transpose(1, 0, 2) for one in (q, k, v))
     scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[2]) + bias
     return (softmax(scores) @ v).transpose(1, 0, 2).reshape(q.shape[1], -1)
@@ -142,7 +167,10 @@ def linear(x: Doubles, w: Tensors, name: str) -> Doubles:
 
 def norm(x: Doubles, w: Tensors, name: str, eps: float) -> Doubles:
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return (
+        centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
+        + w[f"{name}.bias"]
+    )
 
 
 def gelu(x: Doubles) -> Doubles:
@@ -151,4 +179,8 @@ def gelu(x: Doubles) -> Doubles:
 
 def function(name: str) -> Any:
     """Of the gate that a name ending in "glu" means."""
-    return {"geglu": gelu, "reglu": lambda x: np.maximum(x, 0), "swiglu": lambda x: x / (1 + np.exp(-x))}[name]
+    return {
+        "geglu": gelu,
+        "reglu": lambda x: np.maximum(x, 0),
+        "swiglu": lambda x: x / (1 + np.exp(-x)),
+    }[name]

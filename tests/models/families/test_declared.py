@@ -37,21 +37,31 @@ NOTES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("family", "engine"), paired(["bert", "llama", "modernbert", "distilbert"], ENGINES))
+@pytest.mark.parametrize(
+    ("family", "engine"), paired(["bert", "llama", "modernbert", "distilbert"], ENGINES)
+)
 def test_what_transformers_ignores_is_ignored_and_named(tmp_path, caplog, family, engine):
     folder = tiny.write_family(tmp_path, family)
     tiny.edit_json(folder / "config.json", **NOTES)
     with caplog.at_level(logging.WARNING, "hybridtei.models.families"):
         equals_transformers(folder, engine)
-    (line,) = {record.getMessage() for record in caplog.records if record.name.startswith("hybridtei.models.families")}
+    (line,) = {
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("hybridtei.models.families")
+    }
     assert line.startswith(f"{folder}/config.json: ignored")
     assert all(f"`{key}`" in line for key in NOTES)
 
 
-def test_a_checkpoint_as_transformers_writes_it_is_no_reason_to_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_as_transformers_writes_it_is_no_reason_to_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for family in tiny.FAMILIES:
         family_graph(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"))
-    assert not [record for record in caplog.records if record.name.startswith("hybridtei.models.families")]
+    assert not [
+        record for record in caplog.records if record.name.startswith("hybridtei.models.families")
+    ]
 
 
 @pytest.mark.parametrize("implementation", ["_attn_implementation", "attn_implementation"])
@@ -63,7 +73,9 @@ def test_the_implementation_of_attention_is_ours(tmp_path: Path, implementation:
 
 # Read, and of no effect here: rotary positions have no table, `rope_parameters` has another base, and whole heads are rotated.
 ROTARY = {"max_position_embeddings", "partial_rotary_factor", "rope_theta"}
-PASSED = {"deberta-v2": {"norm_rel_ebd", "pos_att_type"}}  # lists in a text, of which parts are looked for
+PASSED = {
+    "deberta-v2": {"norm_rel_ebd", "pos_att_type"}
+}  # lists in a text, of which parts are looked for
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITHOUT_CLASS))
@@ -71,7 +83,9 @@ def test_a_declared_key_is_read_or_known_or_refused(tmp_path: Path, family: str)
     """With a value that no key can have."""
     spec = read_spec(tiny.write_family(tmp_path, family), pooling="mean")
     keys = declared_keys(family)
-    passed = {key for key in keys - IRRELEVANT if "dropout" not in key and not _is_refused(spec, key)}
+    passed = {
+        key for key in keys - IRRELEVANT if "dropout" not in key and not _is_refused(spec, key)
+    }
     assert passed <= PASSED.get(family, ROTARY)
 
 

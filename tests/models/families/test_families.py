@@ -40,18 +40,92 @@ from tests.sampled import paired
 # As the configurations of older checkpoints are written.
 OLDER: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"rope_parameters": ..., "rope_theta": 500.0}),
-    ("llama", {"rope_parameters": ..., "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}),
-    ("modernbert", {"rope_parameters": ..., "layer_types": ..., "global_rope_theta": 500.0, "local_rope_theta": 50.0}),
+    (
+        "llama",
+        {
+            "rope_parameters": ...,
+            "rope_theta": 500.0,
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+        },
+    ),
+    (
+        "modernbert",
+        {
+            "rope_parameters": ...,
+            "layer_types": ...,
+            "global_rope_theta": 500.0,
+            "local_rope_theta": 50.0,
+        },
+    ),
     ("gemma3_text", {"rope_parameters": ..., "rope_theta": 500.0, "rope_local_base_freq": 50.0}),
-    ("gemma3_text", {"rope_parameters": ..., "rope_theta": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    (
+        "gemma3_text",
+        {
+            "rope_parameters": ...,
+            "rope_theta": 500.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
     ("gemma3_text", {"layer_types": ..., "sliding_window_pattern": 2}),
-    ("gemma3_text", {"rope_parameters": ..., "rope_theta": 500.0, "layer_types": ["sliding_attention"] * 2}),
-    ("qwen2", {"layer_types": ..., "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
-    ("qwen2", {"layer_types": ..., "use_sliding_window": True, "sliding_window": 8, "max_window_layers": ...}),
-    ("qwen2", {"layer_types": ..., "use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}),
-    ("qwen3", {"layer_types": ..., "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
-    ("qwen3", {"layer_types": ..., "use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0}),
-    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    (
+        "gemma3_text",
+        {"rope_parameters": ..., "rope_theta": 500.0, "layer_types": ["sliding_attention"] * 2},
+    ),
+    (
+        "qwen2",
+        {
+            "layer_types": ...,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 1,
+        },
+    ),
+    (
+        "qwen2",
+        {
+            "layer_types": ...,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": ...,
+        },
+    ),
+    (
+        "qwen2",
+        {
+            "layer_types": ...,
+            "use_sliding_window": True,
+            "sliding_window": None,
+            "max_window_layers": 0,
+        },
+    ),
+    (
+        "qwen3",
+        {
+            "layer_types": ...,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 1,
+        },
+    ),
+    (
+        "qwen3",
+        {
+            "layer_types": ...,
+            "use_sliding_window": False,
+            "sliding_window": 8,
+            "max_window_layers": 0,
+        },
+    ),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            }
+        },
+    ),
     ("llama", {"partial_rotary_factor": 0.5}),
     ("nomic_bert", {"partial_rotary_factor": 0.5}),
     ("eurobert", {"rms_norm_eps": ...}),
@@ -75,33 +149,47 @@ def equals_transformers(folder: Path, engine: str = "ort", expected: Floats | No
     spec = read_spec(folder, pooling="mean")
     texts = texts_of(spec)
     found = difference(
-        states_of(opened(engine, spec), texts), reference(folder, texts) if expected is None else expected, texts
+        states_of(opened(engine, spec), texts),
+        reference(folder, texts) if expected is None else expected,
+        texts,
     )
     assert found.is_within, found
 
 
 # A family itself on every engine; what its settings change is in the graph, which two engines read, and in torch.
-EVERY = [(*one, engine) for one in VARIANTS for engine in (ENGINES if not one[1] else ("ort", "torch"))]
+EVERY = [
+    (*one, engine) for one in VARIANTS for engine in (ENGINES if not one[1] else ("ort", "torch"))
+]
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "engine"), EVERY, ids=lambda value: value if isinstance(value, str) else ",".join(value)
+    ("family", "settings", "engine"),
+    EVERY,
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
-def test_it_computes_what_transformers_does(tmp_path: Path, family: str, settings: dict[str, Any], engine: str) -> None:
+def test_it_computes_what_transformers_does(
+    tmp_path: Path, family: str, settings: dict[str, Any], engine: str
+) -> None:
     equals_transformers(tiny.write_family(tmp_path, family, **settings), engine)
 
 
 @pytest.mark.parametrize(("family", "changes"), OLDER, ids=str)
-def test_older_configurations_mean_what_they_mean_to_transformers(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+def test_older_configurations_mean_what_they_mean_to_transformers(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
     folder = tiny.write_family(tmp_path, family)
     tiny.edit_json(folder / "config.json", **changes)
     equals_transformers(folder)
 
 
 @pytest.mark.parametrize(("family", "engine"), paired(["deberta-v2", "nomic_bert", "t5"], ENGINES))
-def test_a_family_without_a_table_of_positions_has_no_longest_text(tmp_path: Path, family: str, engine: str) -> None:
+def test_a_family_without_a_table_of_positions_has_no_longest_text(
+    tmp_path: Path, family: str, engine: str
+) -> None:
     """DeBERTa's `max_position_embeddings` says from where on distances are equal."""
-    deberta = {"position_biased_input": False, "position_buckets": 8} if family == "deberta-v2" else {}
+    deberta = (
+        {"position_biased_input": False, "position_buckets": 8} if family == "deberta-v2" else {}
+    )
     length = {} if family == "t5" else {"max_position_embeddings": 24}
     equals_transformers(tiny.write_family(tmp_path, family, **deberta, **length), engine)
 
@@ -125,7 +213,8 @@ def test_it_is_valid_onnx_of_a_few_kilobytes(family: str, rectangle: bool) -> No
 def is_valid(graph: Graph) -> None:
     model = onnx.load_from_string(graph.body)
     model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in graph.weights.items()
+        onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name)
+        for name, shape in graph.weights.items()
     )
     onnx.checker.check_model(model, full_check=True)
     assert len(graph.body) < 20_000
@@ -140,13 +229,21 @@ def test_a_rectangle_gives_the_same(tmp_path: Path, family: str) -> None:
 def in_a_rectangle(spec: ModelSpec, expected: Floats) -> None:
     """Texts padded at the end, as other programs' ONNX files take them. The values of padding have no effect."""
     graph = family_graph(spec, rectangle=True)
-    session = ort.InferenceSession(graph.body + contents(graph_tensors(graph, Weights.open(spec.folder))))
+    session = ort.InferenceSession(
+        graph.body + contents(graph_tensors(graph, Weights.open(spec.folder)))
+    )
     mask = np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     ids = np.full(mask.shape, spec.padding_id, dtype=np.int64)
     ids[mask] = np.concatenate([text.input_ids for text in texts_of(spec)])
-    feed = {"input_ids": ids, "attention_mask": mask.astype(np.int64), "token_type_ids": np.zeros_like(ids)}
+    feed = {
+        "input_ids": ids,
+        "attention_mask": mask.astype(np.int64),
+        "token_type_ids": np.zeros_like(ids),
+    }
     (states,) = session.run(None, {node.name: feed[node.name] for node in session.get_inputs()})
-    np.testing.assert_allclose(states[mask], expected, rtol=0, atol=HIDDEN_TOLERANCE * np.abs(expected).max())
+    np.testing.assert_allclose(
+        states[mask], expected, rtol=0, atol=HIDDEN_TOLERANCE * np.abs(expected).max()
+    )
 
 
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
@@ -157,21 +254,39 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bert", {"chunk_size_feed_forward": 8}, "`chunk_size_feed_forward` is 8"),
     ("bert", {"pruned_heads": {"1": [0]}}, "`pruned_heads` is"),
     ("distilbert", {"hidden_size": 64}, "`hidden_size` is 64"),
-    ("deberta-v2", {"position_embedding_type": "relative_key"}, "`position_embedding_type` is 'relative_key'"),
+    (
+        "deberta-v2",
+        {"position_embedding_type": "relative_key"},
+        "`position_embedding_type` is 'relative_key'",
+    ),
     ("llama", {"per_layer_config": {"0": {"hidden_act": "relu"}}}, "`per_layer_config` is"),
     ("llama", {"configuration_files": ["config.5.0.0.json"]}, "`configuration_files` is"),
     ("deberta-v2", {"conv_kernel_size": 3}, "`conv_kernel_size` is 3"),
-    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "`rope_type` is 'dynamic'"),
-    ("qwen3", {"rope_scaling": {"type": "longrope"}, "rope_parameters": ...}, "`rope_type` is 'longrope'"),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "`rope_type` is 'dynamic'",
+    ),
+    (
+        "qwen3",
+        {"rope_scaling": {"type": "longrope"}, "rope_parameters": ...},
+        "`rope_type` is 'longrope'",
+    ),
     ("qwen3", {"max_window_layers": "all"}, "`max_window_layers` is 'all'"),
-    ("llama", {"rope_parameters": LINEAR, "partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5; supported: 1.0"),
+    (
+        "llama",
+        {"rope_parameters": LINEAR, "partial_rotary_factor": 0.5},
+        "`partial_rotary_factor` is 0.5; supported: 1.0",
+    ),
     ("mpnet", {"relative_attention_num_buckets": 8}, "`relative_attention_num_buckets` is 8"),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` is 50.0"),
 ]
 
 
 @pytest.mark.parametrize(("family", "changes", "why"), REFUSED)
-def test_a_setting_that_is_not_known_is_refused_by_name(tmp_path: Path, family: str, changes: dict[str, Any], why: str) -> None:
+def test_a_setting_that_is_not_known_is_refused_by_name(
+    tmp_path: Path, family: str, changes: dict[str, Any], why: str
+) -> None:
     folder = tiny.write_family(tmp_path, family)
     tiny.edit_json(folder / "config.json", **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
@@ -186,7 +301,9 @@ def test_a_setting_that_is_not_known_is_refused_by_name(tmp_path: Path, family: 
         ({"hidden_size": True}, "positive integer"),
     ],
 )
-def test_a_setting_of_another_type_is_refused_by_name(bert: Path, changes: dict[str, Any], why: str) -> None:
+def test_a_setting_of_another_type_is_refused_by_name(
+    bert: Path, changes: dict[str, Any], why: str
+) -> None:
     spec = read_spec(bert)
     with pytest.raises(LoadError, match=f"`{next(iter(changes))}` is .*{why}"):
         family_graph(replace(spec, config={**spec.config, **changes}))
@@ -203,7 +320,9 @@ def test_a_setting_of_another_type_is_refused_by_name(bert: Path, changes: dict[
     ],
     ids=str,
 )
-def test_nested_settings_of_another_form_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_nested_settings_of_another_form_are_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     for family in ("qwen3", "modernbert", "gemma3_text"):
         folder = tiny.write_family(tmp_path / family, family)
         tiny.edit_json(folder / "config.json", **changes)
@@ -217,7 +336,10 @@ def test_an_unknown_family_is_refused_by_name(bert: Path) -> None:
 
 
 def test_every_family_has_a_checkpoint_here() -> None:
-    without = {"jina_bert", "xlm-roberta-flash"}  # of which transformers has no class: see test_hub_layouts
+    without = {
+        "jina_bert",
+        "xlm-roberta-flash",
+    }  # of which transformers has no class: see test_hub_layouts
     assert set(FAMILIES) == {*tiny.FAMILIES, *without}
     assert sorted(FAMILIES) == [*SERVED]
 
@@ -231,7 +353,9 @@ def test_debertas_buckets_are_transformers(number: int, furthest: int) -> None:
 
     side = torch.zeros(1, 600, 1)
     span = number if number > 0 else furthest
-    expected = build_relative_position(side, side, bucket_size=number, max_position=furthest)[0].numpy()
+    expected = build_relative_position(side, side, bucket_size=number, max_position=furthest)[
+        0
+    ].numpy()
     ours = deberta_buckets(number, furthest, span, 600)
     distance = np.arange(600)[:, None] - np.arange(600)
     np.testing.assert_array_equal(ours[distance + 600], np.clip(expected + span, 0, 2 * span - 1))
@@ -246,4 +370,6 @@ def test_buckets_of_distances_are_transformers(number: int, furthest: int) -> No
     ours = distance_buckets(number, furthest)[distance.clamp(-furthest, furthest) + furthest]
     bucket_of = (MPNetEncoder.relative_position_bucket, T5Attention._relative_position_bucket)
     for one in bucket_of:
-        np.testing.assert_array_equal(ours, one(distance, num_buckets=number, max_distance=furthest).numpy())
+        np.testing.assert_array_equal(
+            ours, one(distance, num_buckets=number, max_distance=furthest).numpy()
+        )

@@ -19,7 +19,11 @@ from tests import published, tiny, tolerances, vocabulary
 from tests.models.families.test_families import equals_transformers, opened
 from tests.sampled import paired
 
-NTK = {"rope_type": "linear", "rope_theta": 8 * 500.0, "factor": 8 ** (2 / 8)}  # of a factor of 8, for heads of 8
+NTK = {
+    "rope_type": "linear",
+    "rope_theta": 8 * 500.0,
+    "factor": 8 ** (2 / 8),
+}  # of a factor of 8, for heads of 8
 # (family, transformers' settings, the maker's settings)
 PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("nomic_bert", {}, {}),
@@ -29,10 +33,18 @@ PUBLISHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("nomic_bert", {"vocab_size": 128}, {"vocab_size": 97, "pad_vocab_size_multiple": 64}),
     ("gte", {}, {}),
     ("gte", {"rope_parameters": {"rope_theta": 10_000.0}}, {"rope_theta": ...}),
-    ("gte", {"rope_parameters": NTK}, {"rope_theta": 500.0, "rope_scaling": {"type": "ntk", "factor": 8.0}}),
+    (
+        "gte",
+        {"rope_parameters": NTK},
+        {"rope_theta": 500.0, "rope_scaling": {"type": "ntk", "factor": 8.0}},
+    ),
     ("gte", {"type_vocab_size": 2}, {"model_type": "gte"}),
     ("llama", {"is_causal": False}, {}),
-    ("llama", {"is_causal": False}, {"model_type": "llama", "pooling": ..., "temperature": ...}),  # the class's name says it
+    (
+        "llama",
+        {"is_causal": False},
+        {"model_type": "llama", "pooling": ..., "temperature": ...},
+    ),  # the class's name says it
     ("qwen3", {"is_causal": False}, {}),
 ]
 
@@ -50,11 +62,23 @@ def test_it_computes_what_transformers_does(
 @pytest.mark.parametrize(
     ("family", "rewrite", "changes", "why"),
     [
-        ("nomic_bert", published.as_nomic, {"an_option_nobody_knows_yet": 1}, "`an_option_nobody_knows_yet` is 1"),
-        ("llama", published.as_llama_bidirec, {"model_type": "llama", "an_option": 1}, "`an_option` is 1"),
+        (
+            "nomic_bert",
+            published.as_nomic,
+            {"an_option_nobody_knows_yet": 1},
+            "`an_option_nobody_knows_yet` is 1",
+        ),
+        (
+            "llama",
+            published.as_llama_bidirec,
+            {"model_type": "llama", "an_option": 1},
+            "`an_option` is 1",
+        ),
     ],
 )
-def test_torch_does_not_fall_back_on_another_model(tmp_path: Path, family: str, rewrite: Any, changes: Any, why: str) -> None:
+def test_torch_does_not_fall_back_on_another_model(
+    tmp_path: Path, family: str, rewrite: Any, changes: Any, why: str
+) -> None:
     """transformers would read Nomic's sizes as its own defaults, and this llama as one that looks back only."""
     folder = rewrite(tiny.write_family(tmp_path, family), **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
@@ -64,27 +88,42 @@ def test_torch_does_not_fall_back_on_another_model(tmp_path: Path, family: str, 
 def test_a_gte_without_types_has_no_table_of_them(tmp_path: Path) -> None:
     """As gte-base-en-v1.5; transformers' class cannot be built so, and adds a row that is zero here."""
     table = "embeddings.token_type_embeddings.weight"
-    folder = tiny.change(tiny.write_family(tmp_path, "gte"), lambda tensors: {**tensors, table: 0 * tensors[table]})
+    folder = tiny.change(
+        tiny.write_family(tmp_path, "gte"), lambda tensors: {**tensors, table: 0 * tensors[table]}
+    )
     expected = reference(folder, texts_of(read_spec(folder, pooling="mean")))
     published.as_new(folder, type_vocab_size=0)
-    tiny.change(folder, lambda tensors: {name: one for name, one in tensors.items() if name != table})
+    tiny.change(
+        folder, lambda tensors: {name: one for name, one in tensors.items() if name != table}
+    )
     equals_transformers(folder, expected=expected)
 
 
 @pytest.mark.parametrize(
     ("family", "rewrite", "engine"),
-    [("gte", published.as_new, "ort"), *(("xlm-roberta", published.as_jina_flash, engine) for engine in ENGINES)],
+    [
+        ("gte", published.as_new, "ort"),
+        *(("xlm-roberta", published.as_jina_flash, engine) for engine in ENGINES),
+    ],
 )
-def test_makers_rerankers_score_as_transformers_does(tmp_path: Path, family: str, rewrite: Any, engine: str) -> None:
+def test_makers_rerankers_score_as_transformers_does(
+    tmp_path: Path, family: str, rewrite: Any, engine: str
+) -> None:
     """Alibaba's, and Jina's, which is an XLM-RoBERTa under other names."""
     folder = tiny.write_classifier(tmp_path, family)
     texts = texts_of(read_spec(folder))
-    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
-        expected = [model(input_ids=torch.tensor(text.input_ids)[None]).logits[0].numpy() for text in texts]
+        expected = [
+            model(input_ids=torch.tensor(text.input_ids)[None]).logits[0].numpy() for text in texts
+        ]
     spec = read_spec(rewrite(folder))
     assert (spec.kind, spec.max_input_length) == ("reranker", vocabulary.LONGEST)
-    scores = opened(engine, spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
+    scores = (
+        opened(engine, spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
+    )
     np.testing.assert_allclose(scores, np.stack(expected), atol=tolerances.LOGITS["float32"])
 
 
@@ -92,9 +131,16 @@ def test_makers_rerankers_score_as_transformers_does(tmp_path: Path, family: str
 def test_a_dpr_embeds_by_its_first_token(tmp_path: Path, task: str, engine: str) -> None:
     spec = read_spec(tiny.write_family(tmp_path, "dpr", task=task))
     texts = texts_of(spec)
-    model = getattr(transformers, f"DPR{task}").from_pretrained(tmp_path, attn_implementation="eager").eval()
+    model = (
+        getattr(transformers, f"DPR{task}")
+        .from_pretrained(tmp_path, attn_implementation="eager")
+        .eval()
+    )
     with torch.no_grad():
-        expected = [model(input_ids=torch.tensor(text.input_ids)[None]).pooler_output[0].numpy() for text in texts]
+        expected = [
+            model(input_ids=torch.tensor(text.input_ids)[None]).pooler_output[0].numpy()
+            for text in texts
+        ]
     dense = opened(engine, spec).forward(pack(texts, frozenset({Head.DENSE}), spec.positions)).dense
     np.testing.assert_allclose(dense, np.stack(expected), atol=tolerances.HIDDEN["float32"])
     tiny.edit_json(tmp_path / "config.json", projection_dim=8)
@@ -106,7 +152,11 @@ def test_ntk_scales_as_alibabas_code_does(tmp_path: Path) -> None:
     """`NTKScalingRotaryEmbedding`: frequencies at base * factor, divided by factor ** (2 / dim)."""
     from hybridtei.models.families.settings import Settings, frequencies
 
-    folder = published.as_new(tiny.write_family(tmp_path, "gte"), rope_theta=500.0, rope_scaling={"type": "ntk", "factor": 8.0})
+    folder = published.as_new(
+        tiny.write_family(tmp_path, "gte"),
+        rope_theta=500.0,
+        rope_scaling={"type": "ntk", "factor": 8.0},
+    )
     ours, _ = frequencies(Settings(read_spec(folder, pooling="cls").config, ""), 8, theta=1.0)
     expected = 1 / (500.0 * 8) ** (np.arange(0, 8, 2) / 8) / 8 ** (2 / 8)
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
@@ -125,13 +175,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gte", {"layer_norm_type": "rms_norm"}, "`layer_norm_type` is 'rms_norm'"),
     ("gte", {"pack_qkv": False}, "`pack_qkv` is False"),
     ("gte", {"logn_attention_scale": True}, "`logn_attention_scale` is True"),
-    ("gte", {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.5}}, "`rope_scaling` is .*mixed_b"),
+    (
+        "gte",
+        {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.5}},
+        "`rope_scaling` is .*mixed_b",
+    ),
     ("gte", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "`rope_type` is 'dynamic'"),
 ]
 
 
 @pytest.mark.parametrize(("family", "changes", "why"), REFUSED)
-def test_a_setting_that_is_not_known_is_refused_by_name(tmp_path: Path, family: str, changes: dict[str, Any], why: str) -> None:
+def test_a_setting_that_is_not_known_is_refused_by_name(
+    tmp_path: Path, family: str, changes: dict[str, Any], why: str
+) -> None:
     folder = published.REWRITES[family](tiny.write_family(tmp_path, family), **changes)
     with pytest.raises(UnsupportedArchitecture, match=f"{folder}/config.json: {why}"):
         family_graph(read_spec(folder, pooling="mean"))

@@ -32,7 +32,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[Floats]]:
     """States of each text under each adapter."""
     texts = texts_of(read_spec(checkpoint))
-    folders = [jina.merged(checkpoint, tmp_path_factory.mktemp(f"merged-{number}"), number) for number in NUMBERS]
+    folders = [
+        jina.merged(checkpoint, tmp_path_factory.mktemp(f"merged-{number}"), number)
+        for number in NUMBERS
+    ]
     return [[reference(folder, [text]) for text in texts] for folder in folders]
 
 
@@ -46,7 +49,9 @@ def under(spec: ModelSpec, number: int) -> list[Encoding]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_each_text_has_its_adapter_alone_and_among_others(checkpoint: Path, expected: list[list[Floats]], engine: str) -> None:
+def test_each_text_has_its_adapter_alone_and_among_others(
+    checkpoint: Path, expected: list[list[Floats]], engine: str
+) -> None:
     spec = read_spec(checkpoint)
     backend = opened(engine, spec)
     limit = HIDDEN_TOLERANCE * max(np.abs(states).max() for one in expected for states in one)
@@ -72,7 +77,9 @@ def test_the_graph_is_valid_onnx(checkpoint: Path) -> None:
     graph = family_graph(read_spec(checkpoint))
     is_valid(graph)
     assert "adapter_ids" in {value.name for value in onnx.load_from_string(graph.body).graph.input}
-    assert "adapter_ids" not in {value.name for value in onnx.load_from_string(tiny.graph_of("bert").body).graph.input}
+    assert "adapter_ids" not in {
+        value.name for value in onnx.load_from_string(tiny.graph_of("bert").body).graph.input
+    }
 
 
 def test_int8_keeps_adapters_in_float32(checkpoint: Path) -> None:

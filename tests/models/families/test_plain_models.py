@@ -19,7 +19,12 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.bert import slopes
 from tests import published, tiny, tolerances
 from tests.models.families import plain
-from tests.models.families.test_families import equals_transformers, in_a_rectangle, is_valid, opened
+from tests.models.families.test_families import (
+    equals_transformers,
+    in_a_rectangle,
+    is_valid,
+    opened,
+)
 
 JINA: list[dict[str, Any]] = [
     {},
@@ -59,25 +64,40 @@ NOMIC: list[dict[str, Any]] = [
 
 
 def written(folder: Path, *, experts: bool) -> Path:
-    return published.write_nomic(folder, **EXPERTS, moe_every_n_layers=2) if experts else published.write_jina(folder)
+    return (
+        published.write_nomic(folder, **EXPERTS, moe_every_n_layers=2)
+        if experts
+        else published.write_jina(folder)
+    )
 
 
 def matches(folder: Path, model: Any, engine: str) -> None:
     config, weights = json.loads((folder / "config.json").read_text()), Weights.open(folder)
     texts = texts_of(read_spec(folder, pooling="mean"))
-    expected = plain.states(model, config, {name: weights.float32(name) for name in weights.names()}, texts)
+    expected = plain.states(
+        model, config, {name: weights.float32(name) for name in weights.names()}, texts
+    )
     equals_transformers(folder, engine, expected)
 
 
-@pytest.mark.parametrize(("settings", "engine"), [*itertools.product(JINA, ("ort", "torch")), (JINA[0], "openvino")], ids=str)
-def test_jina_is_what_its_makers_code_computes(tmp_path: Path, settings: dict[str, Any], engine: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "engine"),
+    [*itertools.product(JINA, ("ort", "torch")), (JINA[0], "openvino")],
+    ids=str,
+)
+def test_jina_is_what_its_makers_code_computes(
+    tmp_path: Path, settings: dict[str, Any], engine: str
+) -> None:
     matches(published.write_jina(tmp_path, **settings), plain.jina, engine)
 
 
 @pytest.mark.parametrize(
-    ("settings", "engine"), [*itertools.product(NOMIC, ("ort", "torch")), (NOMIC[0], "openvino"), (NOMIC[5], "openvino")]
+    ("settings", "engine"),
+    [*itertools.product(NOMIC, ("ort", "torch")), (NOMIC[0], "openvino"), (NOMIC[5], "openvino")],
 )
-def test_nomic_is_what_its_makers_code_computes(tmp_path: Path, settings: dict[str, Any], engine: str) -> None:
+def test_nomic_is_what_its_makers_code_computes(
+    tmp_path: Path, settings: dict[str, Any], engine: str
+) -> None:
     matches(published.write_nomic(tmp_path, **settings), plain.nomic, engine)
 
 
@@ -113,7 +133,10 @@ def test_a_rectangle_has_the_same_experts_and_distances(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [False, True])
 def test_a_copy_of_the_code_beside_the_weights_is_told_by_them(tmp_path: Path, code: bool) -> None:
-    copied = {"_name_or_path": "somewhere", "auto_map": {"AutoConfig": "configuration_bert.JinaBertConfig"}}
+    copied = {
+        "_name_or_path": "somewhere",
+        "auto_map": {"AutoConfig": "configuration_bert.JinaBertConfig"},
+    }
     folder = published.write_jina(tmp_path, code=code, **copied)
     assert read_spec(folder, pooling="mean").config["qk_norm"] is code
     matches(folder, plain.jina, "ort")
@@ -129,25 +152,39 @@ def test_its_pooling_is_the_mean_where_no_file_says_another(tmp_path: Path) -> N
 
 def test_a_jina_reranker_has_berts_head(tmp_path: Path) -> None:
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    folder = published.write_jina(tmp_path, code=True, architectures=["JinaBertForSequenceClassification"], **labels)
+    folder = published.write_jina(
+        tmp_path, code=True, architectures=["JinaBertForSequenceClassification"], **labels
+    )
     config, weights = json.loads((folder / "config.json").read_text()), Weights.open(folder)
     trunk = {name: weights.float32(name) for name in weights.names()}
-    shapes = {"bert.pooler.dense.weight": (32, 32), "bert.pooler.dense.bias": (32,), "classifier.weight": (1, 32)}
+    shapes = {
+        "bert.pooler.dense.weight": (32, 32),
+        "bert.pooler.dense.bias": (32,),
+        "classifier.weight": (1, 32),
+    }
     head = published.random_tensors({**shapes, "classifier.bias": (1,)})
-    published.save_file({**{f"bert.{name}": one for name, one in trunk.items()}, **head}, folder / "model.safetensors")
+    published.save_file(
+        {**{f"bert.{name}": one for name, one in trunk.items()}, **head},
+        folder / "model.safetensors",
+    )
     spec = read_spec(folder)
     texts = texts_of(spec)
     states = plain.states(plain.jina, config, trunk, texts)
     first = states[np.cumsum([0, *(len(text) for text in texts[:-1])])]
     pooled = np.tanh(first @ head["bert.pooler.dense.weight"].T + head["bert.pooler.dense.bias"])
     expected = pooled @ head["classifier.weight"].T + head["classifier.bias"]
-    scores = opened("ort", spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
+    scores = (
+        opened("ort", spec).forward(pack(texts, frozenset({Head.SCORES}), spec.positions)).scores
+    )
     assert (spec.kind, scores is None) == ("reranker", False)
     np.testing.assert_allclose(scores, expected, atol=tolerances.LOGITS["float32"])
 
 
 OTHER_EXPERTS: list[tuple[dict[str, Any], str]] = [
-    ({"moe_normalize_expert_weights": True}, "`moe_normalize_expert_weights` is True; supported: False"),
+    (
+        {"moe_normalize_expert_weights": True},
+        "`moe_normalize_expert_weights` is True; supported: False",
+    ),
     ({"num_shared_experts": 1}, "`num_shared_experts` is 1"),
     ({"expert_choice_router": True}, "`expert_choice_router` is True"),
     ({"moe_top_k": 9}, "`moe_top_k` is 9"),
@@ -155,18 +192,27 @@ OTHER_EXPERTS: list[tuple[dict[str, Any], str]] = [
     ({"activation_function": "swiglu"}, "`moe_every_n_layers` is 2; supported: 0"),
 ]
 OTHER_JINA: list[tuple[dict[str, Any], str]] = [
-    ({"feed_forward_type": "swiglu"}, "`feed_forward_type` is 'swiglu'; supported: 'original', 'geglu', 'reglu'"),
+    (
+        {"feed_forward_type": "swiglu"},
+        "`feed_forward_type` is 'swiglu'; supported: 'original', 'geglu', 'reglu'",
+    ),
     ({"alibi_scaling": 2}, "`alibi_scaling` is 2"),
-    ({"auto_map": ..., "_name_or_path": "else"}, "`position_embedding_type` is 'alibi'; supported if `auto_map` names"),
+    (
+        {"auto_map": ..., "_name_or_path": "else"},
+        "`position_embedding_type` is 'alibi'; supported if `auto_map` names",
+    ),
     ({"position_embedding_type": "relative_key"}, "`position_embedding_type` 'relative_key'"),
     ({"position_embedding_type": "absolute"}, "`emb_pooler` is 'mean'"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("experts", "changes", "why"), [*((True, *one) for one in OTHER_EXPERTS), *((False, *one) for one in OTHER_JINA)]
+    ("experts", "changes", "why"),
+    [*((True, *one) for one in OTHER_EXPERTS), *((False, *one) for one in OTHER_JINA)],
 )
-def test_other_settings_are_refused_by_name(tmp_path: Path, experts: bool, changes: dict[str, Any], why: str) -> None:
+def test_other_settings_are_refused_by_name(
+    tmp_path: Path, experts: bool, changes: dict[str, Any], why: str
+) -> None:
     folder = written(tmp_path, experts=experts)
     tiny.edit_json(folder / "config.json", **changes)
     with pytest.raises(LoadError, match=f"{folder}/config.json: {why}"):

@@ -38,10 +38,39 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(model: Path, pairs: Path, folder: Path, *more: str) -> list[str]:
-    small = ["--min-words", "3", "--max-tokens", "32", "--sparse-width", "16", "--dim", "16", "--prefixes", "8"]
+    small = [
+        "--min-words",
+        "3",
+        "--max-tokens",
+        "32",
+        "--sparse-width",
+        "16",
+        "--dim",
+        "16",
+        "--prefixes",
+        "8",
+    ]
     paths = ["--model", str(model), "--pairs", str(pairs), "--cache", str(folder / "cache")]
-    fixed = ["--output", str(folder / "head.safetensors"), "--date", "2000-01-01", "--group-size", "8"]
-    return [*paths, *fixed, *small, "--groups", "2", "--epochs", "4", "--learning-rate", "0.01", *more]
+    fixed = [
+        "--output",
+        str(folder / "head.safetensors"),
+        "--date",
+        "2000-01-01",
+        "--group-size",
+        "8",
+    ]
+    return [
+        *paths,
+        *fixed,
+        *small,
+        "--groups",
+        "2",
+        "--epochs",
+        "4",
+        "--learning-rate",
+        "0.01",
+        *more,
+    ]
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
@@ -77,7 +106,11 @@ def test_the_head_file(model: Path, pairs: Path, tmp_path: Path) -> None:
         "multivector.weight": (16, 32),
     }
     assert described["base"] == {"name": model.name, "sha256": load_trunk(model).sha256}
-    assert described["sparse"] == {"inputs": ["hidden", "embedding"], "activation": "gelu", "idf": True}
+    assert described["sparse"] == {
+        "inputs": ["hidden", "embedding"],
+        "activation": "gelu",
+        "idf": True,
+    }
     assert described["multivector"] == {"dim": 16, "drop": "first", "prefixes": [8, 16]}
     assert described["training"]["licence"] == "CC0-1.0"
     assert str(tmp_path) not in described["training"]["command"]
@@ -89,8 +122,16 @@ def test_the_linear_form(model: Path, pairs: Path, tmp_path: Path) -> None:
     with safe_open(tmp_path / "head.safetensors", "pt") as file:
         names = sorted(file.keys())
         assert file.get_tensor("sparse.out.weight").shape == (1, 32)
-        assert json.loads(file.metadata()["hybridtei_heads"])["sparse"] == {"inputs": ["hidden"], "idf": True}
-    assert names == ["multivector.bias", "multivector.weight", "sparse.out.bias", "sparse.out.weight"]
+        assert json.loads(file.metadata()["hybridtei_heads"])["sparse"] == {
+            "inputs": ["hidden"],
+            "idf": True,
+        }
+    assert names == [
+        "multivector.bias",
+        "multivector.weight",
+        "sparse.out.bias",
+        "sparse.out.weight",
+    ]
 
 
 def test_a_cache_of_other_texts_is_not_reused(model: Path, pairs: Path, tmp_path: Path) -> None:
@@ -108,7 +149,9 @@ def test_padding_does_not_change_token_states(model: Path) -> None:
     assert trunk.special_ids == (0, 1, 2, 3, 4)
 
 
-def test_errors_are_said_in_one_line(model: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_said_in_one_line(
+    model: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(options(model, pairs, tmp_path, "--min-words", "1000")) == 1
     assert "no training pairs" in capsys.readouterr().err
     assert main(options(model, pairs, tmp_path, "--prefixes", "17")) == 1

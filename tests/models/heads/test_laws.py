@@ -6,18 +6,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from hybridtei.models.heads.fit import neighbour_groups
-from hybridtei.models.heads.models import MultivectorHeadModule, SparseHeadModule, maxsim, term_matrix
+from hybridtei.models.heads.models import (
+    MultivectorHeadModule,
+    SparseHeadModule,
+    maxsim,
+    term_matrix,
+)
 
 
 def unit_rows(count: int, width: int, seed: int) -> Tensor:
-    return functional.normalize(torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=-1)
+    return functional.normalize(
+        torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=-1
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 24, 40, 100, 257])
 def test_groups_are_a_partition_into_full_groups(count: int) -> None:
     groups = neighbour_groups(unit_rows(count, 8, seed=count), 16, torch.Generator().manual_seed(0))
     assert sorted(torch.cat(groups).tolist()) == list(range(count))
-    assert sorted(map(len, groups)) == sorted([16] * (count // 16) + [count % 16] * (count % 16 > 0))
+    assert sorted(map(len, groups)) == sorted(
+        [16] * (count // 16) + [count % 16] * (count % 16 > 0)
+    )
 
 
 def test_members_of_a_group_are_neighbours() -> None:
@@ -29,7 +38,9 @@ def test_members_of_a_group_are_neighbours() -> None:
 
 def test_groups_depend_on_the_seed_alone() -> None:
     vectors = unit_rows(300, 6, seed=2)
-    first, again, other = (neighbour_groups(vectors, 16, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
+    first, again, other = (
+        neighbour_groups(vectors, 16, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
+    )
     assert torch.equal(torch.cat(first), torch.cat(again))
     assert not torch.equal(torch.cat(first), torch.cat(other))
 
@@ -40,7 +51,10 @@ def test_a_term_weighs_as_much_as_its_strongest_repeat() -> None:
     columns = torch.full((10,), -1)
     columns[torch.tensor([5, 7])] = torch.tensor([0, 1])
     cu_seqlens = torch.tensor([0, 5, 10])
-    assert term_matrix(weights, input_ids, cu_seqlens, columns).tolist() == [[0.75, 0.0], [0.0, 0.25]]
+    assert term_matrix(weights, input_ids, cu_seqlens, columns).tolist() == [
+        [0.75, 0.0],
+        [0.0, 0.25],
+    ]
 
 
 def test_maxsim_is_the_mean_best_match() -> None:

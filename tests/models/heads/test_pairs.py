@@ -65,7 +65,9 @@ def test_a_damaged_lz4_file_is_an_error(tmp_path: Path) -> None:
 
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
-    path.write_text('{"query": "a", "text": " b "}\n\n{"title": "c", "text": "d"}\n', encoding="utf-8")
+    path.write_text(
+        '{"query": "a", "text": " b "}\n\n{"title": "c", "text": "d"}\n', encoding="utf-8"
+    )
     assert list(read_pairs(path)) == [Pair("a", "b"), Pair("c", "d")]
 
 
@@ -91,8 +93,12 @@ def test_repeats_and_short_texts_are_left_out() -> None:
 
 
 def test_a_sentence_and_its_rest_make_up_the_text() -> None:
-    text = "Alpha is the first of all. Beta comes second in the list. Gamma is third and is the last."
-    (pair,) = sentence_pairs([Pair("letters", text), Pair("short", "Two sentences only. No third.")], 5, seed=3)
+    text = (
+        "Alpha is the first of all. Beta comes second in the list. Gamma is third and is the last."
+    )
+    (pair,) = sentence_pairs(
+        [Pair("letters", text), Pair("short", "Two sentences only. No third.")], 5, seed=3
+    )
     assert pair.query in text
     assert sorted(f"{pair.query} {pair.text}".split()) == sorted(text.split())
     assert sentence_pairs([Pair("letters", text)], 5, seed=3) == [pair]

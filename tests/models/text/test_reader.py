@@ -14,7 +14,11 @@ TABLE = {"query": "baka bake ", "empty": ""}
 
 
 def reader_of(
-    kind: str = "wordpiece", *, limit: int = LIMIT, vocab_size: int | None = None, default: str | None = None
+    kind: str = "wordpiece",
+    *,
+    limit: int = LIMIT,
+    vocab_size: int | None = None,
+    default: str | None = None,
 ) -> TextReader:
     tokenizer = Tokenizer(vocabulary.tokenizer(kind)._tokenizer)
     return TextReader(tokenizer, Prompts(TABLE, default), limit, vocab_size or tokenizer.vocab_size)
@@ -60,13 +64,18 @@ def test_as_many_characters_as_the_limit_pass_one_more_does_not() -> None:
     assert len(ids_of(reader, ["x" * CHARACTERS])[0]) == 3  # one unknown word
     error = refused(reader, ["x" * (CHARACTERS + 1)])
     assert type(error) is InvalidInput
-    assert str(error) == f"`inputs` must have less than {CHARACTERS} characters. Given: {CHARACTERS + 1}"
+    assert (
+        str(error)
+        == f"`inputs` must have less than {CHARACTERS} characters. Given: {CHARACTERS + 1}"
+    )
 
 
 @pytest.mark.parametrize(("direction", "name"), [("right", "baka"), ("left", "dura")])
 def test_a_long_text_is_cut_on_the_side_asked_for(direction: str, name: str) -> None:
     reader = reader_of()
-    ids = ids_of(reader, ["baka" + " bulo" * CHARACTERS + " dura"], truncate=True, direction=direction)[0]
+    ids = ids_of(
+        reader, ["baka" + " bulo" * CHARACTERS + " dura"], truncate=True, direction=direction
+    )[0]
     assert len(ids) == LIMIT
     assert (ids[0], ids[-1]) == (2, 3)
     assert ids[1 if direction == "right" else -2] == words(reader, name)[0]
@@ -74,7 +83,9 @@ def test_a_long_text_is_cut_on_the_side_asked_for(direction: str, name: str) -> 
 
 def test_a_prompt_stands_before_its_text_and_counts() -> None:
     reader = reader_of()
-    assert ids_of(reader, ["bulo"], prompt_name="query") == [[2, *words(reader, "baka", "bake", "bulo"), 3]]
+    assert ids_of(reader, ["bulo"], prompt_name="query") == [
+        [2, *words(reader, "baka", "bake", "bulo"), 3]
+    ]
     assert ids_of(reader, ["bulo"], prompt_name="empty") == ids_of(reader, ["bulo"])
     assert ids_of(reader_of(default="baka "), ["bulo"]) == ids_of(reader, ["baka bulo"])
     assert "tokens. Given: 9" in str(refused(reader, ["bulo " * 5], prompt_name="query"))
@@ -89,12 +100,17 @@ def test_an_unknown_prompt_is_refused_after_emptiness() -> None:
 def test_ids_are_the_text_they_stand_for_without_more_special_tokens(kind: str) -> None:
     reader = reader_of(kind, limit=20)
     whole = ids_of(reader, ["baka bulo dura"])[0]
-    assert ids_of(reader, [whole, "baka bulo dura", whole[1:-1]])[:2] == [whole, whole]  # side by side with texts
+    assert ids_of(reader, [whole, "baka bulo dura", whole[1:-1]])[:2] == [
+        whole,
+        whole,
+    ]  # side by side with texts
 
 
 def test_ids_with_a_prompt_are_a_text_like_any() -> None:
     reader = reader_of()
-    assert ids_of(reader, [words(reader, "bulo")], prompt_name="query") == ids_of(reader, ["bulo"], prompt_name="query")
+    assert ids_of(reader, [words(reader, "bulo")], prompt_name="query") == ids_of(
+        reader, ["bulo"], prompt_name="query"
+    )
 
 
 def test_ids_that_stand_for_no_text_are_refused() -> None:
@@ -128,7 +144,9 @@ def test_a_token_that_the_model_does_not_know_is_refused_before_it_fails_a_batch
         (["\ud800", "baka " * 50], TokenizerError, ""),
     ],
 )
-def test_the_first_input_that_breaks_a_rule_is_the_one_reported(inputs: list[Input], kind: type, part: str) -> None:
+def test_the_first_input_that_breaks_a_rule_is_the_one_reported(
+    inputs: list[Input], kind: type, part: str
+) -> None:
     error = refused(reader_of(), inputs)
     assert type(error) is kind
     assert part in str(error)
@@ -162,7 +180,9 @@ def test_long_texts_are_tokenised_some_at_a_time_and_come_out_as_alone() -> None
     reader, tokenizer = counting(100)
     texts: list[Input] = [f"{'baka bulo ' * 2_000}{'dura ' * place}" for place in range(12)]
     together = ids_of(reader, texts, truncate=True, direction="left")
-    assert together == [ids_of(reader, [text], truncate=True, direction="left")[0] for text in texts]
+    assert together == [
+        ids_of(reader, [text], truncate=True, direction="left")[0] for text in texts
+    ]
     assert len({*map(tuple, together)}) == len(texts)
     assert tokenizer.most <= 65_536
 
@@ -178,7 +198,9 @@ def test_what_ids_stand_for_is_bounded_as_a_text_is(direction: str) -> None:
     assert f"less than {CHARACTERS} characters" in str(refused(reader, [ids]))
 
 
-def test_a_text_is_cut_to_so_many_tokens_and_what_no_input_can_hold_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_cut_to_so_many_tokens_and_what_no_input_can_hold_is_never_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reader = reader_of()
     read: list[int] = []
     encode = Tokenizer.encode

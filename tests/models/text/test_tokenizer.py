@@ -27,8 +27,13 @@ def ours(raw: RawTokenizer, *, has_token_types: bool = False) -> Tokenizer:
     return Tokenizer(copy.deepcopy(raw), has_token_types=has_token_types)
 
 
-@pytest.mark.parametrize(("longest", "special", "direction"), paired([2, 3, 4, 7, 30, 1000], [True, False], ["left", "right"]))
-def test_truncation_equals_the_librarys_own(raw: RawTokenizer, direction: str, special: bool, longest: int) -> None:
+@pytest.mark.parametrize(
+    ("longest", "special", "direction"),
+    paired([2, 3, 4, 7, 30, 1000], [True, False], ["left", "right"]),
+)
+def test_truncation_equals_the_librarys_own(
+    raw: RawTokenizer, direction: str, special: bool, longest: int
+) -> None:
     theirs = copy.deepcopy(raw)
     theirs.enable_truncation(longest, direction=direction)
     tokenizer = ours(raw)
@@ -49,8 +54,12 @@ def test_truncation_equals_the_librarys_own(raw: RawTokenizer, direction: str, s
         assert len(cut) <= longest
 
 
-@pytest.mark.parametrize(("longest", "direction"), paired([4, 5, 6, 9, 30, 1000], ["left", "right"]))
-def test_pairs_are_cut_as_the_library_cuts_them(raw: RawTokenizer, direction: str, longest: int) -> None:
+@pytest.mark.parametrize(
+    ("longest", "direction"), paired([4, 5, 6, 9, 30, 1000], ["left", "right"])
+)
+def test_pairs_are_cut_as_the_library_cuts_them(
+    raw: RawTokenizer, direction: str, longest: int
+) -> None:
     theirs = copy.deepcopy(raw)
     theirs.enable_truncation(longest, strategy="longest_first", direction=direction)
     tokenizer = ours(raw, has_token_types=True)
@@ -64,9 +73,14 @@ def test_pairs_are_cut_as_the_library_cuts_them(raw: RawTokenizer, direction: st
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
 def test_both_sides_of_a_pair_have_a_fair_share(first: int, second: int, room: int) -> None:
-    one, other = (min(given, share) for given, share in zip((first, second), shares(first, second, room), strict=True))
+    one, other = (
+        min(given, share)
+        for given, share in zip((first, second), shares(first, second, room), strict=True)
+    )
     assert one + other == min(first + second, room)  # no room is wasted
-    assert one == first or other == second or abs(one - other) <= 1  # cut is the longer side, or both, to alike
+    assert (
+        one == first or other == second or abs(one - other) <= 1
+    )  # cut is the longer side, or both, to alike
 
 
 def test_a_located_token_is_where_its_text_is(raw: RawTokenizer) -> None:
@@ -78,7 +92,9 @@ def test_a_located_token_is_where_its_text_is(raw: RawTokenizer) -> None:
     words = {text[start:end].strip() for start, end in located.offsets[~located.special].tolist()}
     assert {"baka", "bulo", "bake"} <= words
     shifted = tokenizer.cut_located(whole, text, 100, "right", shift=7)
-    np.testing.assert_array_equal(shifted.offsets[~located.special], located.offsets[~located.special] + 7)
+    np.testing.assert_array_equal(
+        shifted.offsets[~located.special], located.offsets[~located.special] + 7
+    )
     assert (shifted.offsets[located.special] == 0).all()
 
 
@@ -86,12 +102,18 @@ def test_what_looks_like_a_command_is_spelled_out(raw: RawTokenizer) -> None:
     tokenizer = ours(raw)
     special = next(iter(raw.get_added_tokens_decoder().values())).content
     both = (tokenizer, tokenizer.literal)
-    trusted, anyones = (one.encode([f"baka {special} bake"], add_special_tokens=False)[0] for one in both)
+    trusted, anyones = (
+        one.encode([f"baka {special} bake"], add_special_tokens=False)[0] for one in both
+    )
     assert raw.token_to_id(special) in trusted.ids
     assert raw.token_to_id(special) not in anyones.ids
     plain = [one.encode(["baka bake"], add_special_tokens=False)[0].ids for one in both]
     assert plain[0] == plain[1]
-    assert tokenizer.around_specials(f"a{special}b") == [("a", False), (special, True), ("b", False)]
+    assert tokenizer.around_specials(f"a{special}b") == [
+        ("a", False),
+        (special, True),
+        ("b", False),
+    ]
 
 
 def test_a_tokenizer_that_comes_with_truncation_and_padding_is_used_without() -> None:
@@ -102,13 +124,17 @@ def test_a_tokenizer_that_comes_with_truncation_and_padding_is_used_without() ->
     assert lengths == [3, 6]
 
 
-TEXTS = st.text(st.sampled_from([*"abdeiklmnoprtu", " ", "é", "漢", "🦆", "ß", "?"]), min_size=1, max_size=20)
+TEXTS = st.text(
+    st.sampled_from([*"abdeiklmnoprtu", " ", "é", "漢", "🦆", "ß", "?"]), min_size=1, max_size=20
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
 def test_tokens_tell_their_place_in_utf8_bytes(kind: str, text: str) -> None:
-    tokenizer = Tokenizer(vocabulary.tokenizer(kind)._tokenizer) if kind not in CACHE else CACHE[kind]
+    tokenizer = (
+        Tokenizer(vocabulary.tokenizer(kind)._tokenizer) if kind not in CACHE else CACHE[kind]
+    )
     CACHE[kind] = tokenizer
     data = text.encode()
     place = 0
@@ -129,7 +155,9 @@ CACHE: dict[str, Tokenizer] = {}
 
 
 def test_tokens_of_a_text_of_words() -> None:
-    tokens = Tokenizer(vocabulary.tokenizer("wordpiece")._tokenizer).tokens("baka é? 漢 bulo", add_special_tokens=True)
+    tokens = Tokenizer(vocabulary.tokenizer("wordpiece")._tokenizer).tokens(
+        "baka é? 漢 bulo", add_special_tokens=True
+    )
     assert [(token.text, token.special, token.start, token.stop) for token in tokens] == [
         ("[CLS]", True, None, None),
         ("baka", False, 0, 4),
@@ -159,7 +187,9 @@ def test_ids_become_the_text_they_stand_for(raw: RawTokenizer) -> None:
 
 def test_an_id_beyond_the_vocabulary_is_named(raw: RawTokenizer) -> None:
     tokenizer = ours(raw)
-    with pytest.raises(InvalidInput, match=rf"\b{tokenizer.vocab_size}\b.*\b{tokenizer.vocab_size - 1}$"):
+    with pytest.raises(
+        InvalidInput, match=rf"\b{tokenizer.vocab_size}\b.*\b{tokenizer.vocab_size - 1}$"
+    ):
         tokenizer.text_of([4, tokenizer.vocab_size, 10**9])
     assert tokenizer.decode([10**6], skip_special_tokens=False) == ""
 

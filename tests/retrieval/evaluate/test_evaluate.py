@@ -31,32 +31,55 @@ RELEVANT = {"a": {"d0": 2, "d1": 1}, "b": {"d3": 1, "d5": 3}, "c": {"d7": 1, "d4
 
 def gains(ranked, judged):
     """Linear gains, discount log2(rank + 1)."""
-    return sum(judged.get(document, 0) / math.log2(place + 1) for place, document in enumerate(ranked[:10], 1))
+    return sum(
+        judged.get(document, 0) / math.log2(place + 1)
+        for place, document in enumerate(ranked[:10], 1)
+    )
 
 
 def by_hand(rankings, judged):
     ndcg = [
-        gains(rankings[q], judged[q]) / gains(sorted(judged[q], key=judged[q].get, reverse=True), judged[q]) for q in judged
+        gains(rankings[q], judged[q])
+        / gains(sorted(judged[q], key=judged[q].get, reverse=True), judged[q])
+        for q in judged
     ]
-    mrr = [next((1 / place for place, d in enumerate(rankings[q][:10], 1) if judged[q].get(d, 0) > 0), 0.0) for q in judged]
+    mrr = [
+        next(
+            (1 / place for place, d in enumerate(rankings[q][:10], 1) if judged[q].get(d, 0) > 0),
+            0.0,
+        )
+        for q in judged
+    ]
     recall = [
-        len({d for d in rankings[q][:100] if judged[q].get(d, 0)}) / sum(1 for g in judged[q].values() if g) for q in judged
+        len({d for d in rankings[q][:100] if judged[q].get(d, 0)})
+        / sum(1 for g in judged[q].values() if g)
+        for q in judged
     ]
-    return {name: float(np.mean(values)) for name, values in zip(MEASURES, (ndcg, mrr, recall), strict=True)}
+    return {
+        name: float(np.mean(values))
+        for name, values in zip(MEASURES, (ndcg, mrr, recall), strict=True)
+    }
 
 
 def test_measures_are_as_defined():
     random = np.random.default_rng(3)
     names = [f"d{i}" for i in range(150)]
     judged = {
-        f"q{q}": {str(d): int(g) for d, g in zip(random.choice(names, 20, False), random.integers(0, 4, 20), strict=True)}
+        f"q{q}": {
+            str(d): int(g)
+            for d, g in zip(random.choice(names, 20, False), random.integers(0, 4, 20), strict=True)
+        }
         for q in range(12)
     }
-    rankings = {q: [str(d) for d in random.permutation(names)[: 120 - 10 * i]] for i, q in enumerate(judged)}
+    rankings = {
+        q: [str(d) for d in random.permutation(names)[: 120 - 10 * i]] for i, q in enumerate(judged)
+    }
     rankings["q3"] = []
     runs = {q: scores_by_rank(ranked) for q, ranked in rankings.items()}
     values = measures_of(runs, Judgements(dict.fromkeys(judged, ""), judged))
-    assert {name: of_queries.mean() for name, of_queries in values.items()} == pytest.approx(by_hand(rankings, judged))
+    assert {name: of_queries.mean() for name, of_queries in values.items()} == pytest.approx(
+        by_hand(rankings, judged)
+    )
 
 
 def test_a_document_stands_where_its_best_chunk_does():
@@ -70,7 +93,16 @@ def test_a_document_stands_where_its_best_chunk_does():
         ({"sparse": None, "multivector": None}, ["dense"]),
         (
             {"multivector": None},
-            ["dense", "sparse", "rrf k=2", "rrf k=61", "weighted", "weighted m3", "weighted m3-two", "zscore"],
+            [
+                "dense",
+                "sparse",
+                "rrf k=2",
+                "rrf k=61",
+                "weighted",
+                "weighted m3",
+                "weighted m3-two",
+                "zscore",
+            ],
         ),
         ({}, [*WAYS]),
     ],
@@ -95,7 +127,11 @@ def test_an_interval_is_that_of_resampled_means():
 )
 def test_the_default_is_chosen_unless_another_way_is_above_it(other, chosen, over):
     noise = np.random.default_rng(2).normal(0, 0.05, 60)
-    results = [result("rrf", other + noise), result("dense", np.zeros(60)), result("zscore", np.full(60, 0.5))]
+    results = [
+        result("rrf", other + noise),
+        result("dense", np.zeros(60)),
+        result("zscore", np.full(60, 0.5)),
+    ]
     choice = Evaluation("papers", 60, np.ones(60), results).choice
     assert (choice.name, choice.over, choice.is_default) == (chosen, over, chosen == "zscore")
     assert choice.low <= choice.lead <= choice.high
@@ -113,10 +149,18 @@ def evaluated(folder, **model):
         spec, told = spec_in(folder, **model), []
         with serving(spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as server:
             async with AsyncClient(server.url) as client:
-                await client.upsert("papers", [{"text": text, "id": f"d{place}"} for place, text in enumerate(TEXTS)])
+                await client.upsert(
+                    "papers",
+                    [{"text": text, "id": f"d{place}"} for place, text in enumerate(TEXTS)],
+                )
                 judged = Judgements(QUERIES, RELEVANT)
-                evaluation = await evaluate(client, "papers", judged, advance=lambda name, done: told.append((name, done)))
-                found = {q: (await client.search("papers", text, mode="dense")).hits for q, text in QUERIES.items()}
+                evaluation = await evaluate(
+                    client, "papers", judged, advance=lambda name, done: told.append((name, done))
+                )
+                found = {
+                    q: (await client.search("papers", text, mode="dense")).hits
+                    for q, text in QUERIES.items()
+                }
         return evaluation, told, found
 
     return run(scenario())
@@ -127,7 +171,10 @@ def test_an_evaluation_is_what_searching_gives(tmp_path):
     dense = evaluation.results[0]
     rankings = {q: [hit.payload["document_id"] for hit in hits] for q, hits in found.items()}
     assert dense.measures == pytest.approx(by_hand(rankings, RELEVANT))
-    assert all(len(result.times_ms) == 3 and result.p95_ms >= result.p50_ms > 0 for result in evaluation.results)
+    assert all(
+        len(result.times_ms) == 3 and result.p95_ms >= result.p50_ms > 0
+        for result in evaluation.results
+    )
     assert len(evaluation.embed_ms) == 3 * len(WAYS)
     assert told[:4] == [("dense", 1), ("dense", 2), ("dense", 3), ("sparse", 1)]
 

@@ -22,7 +22,11 @@ HEADER = "query-id\tcorpus-id\tscore\n"
 @pytest.mark.parametrize("where", ["qrels/test.tsv", "qrels.tsv"])
 @pytest.mark.parametrize("key", ["_id", "id"])
 @pytest.mark.parametrize(
-    "judgements", [HEADER + "q1\td1\t2\nq2\td1\t1\nq2\td2\t0\n", "q1 0 d1 2\nq2 0 d1 1\nq2 0 d2 0\n".replace(" ", "\t")]
+    "judgements",
+    [
+        HEADER + "q1\td1\t2\nq2\td1\t1\nq2\td2\t0\n",
+        "q1 0 d1 2\nq2 0 d1 1\nq2 0 d2 0\n".replace(" ", "\t"),
+    ],
 )
 def test_either_layout(tmp_path, where, key, judgements):
     judged = read_judgements(write(tmp_path, judgements, where=where, key=key))
@@ -44,7 +48,11 @@ def test_a_split_that_is_not_there_names_those_that_are(tmp_path):
 
 @pytest.mark.parametrize(
     ("judgements", "message"),
-    [(HEADER + "q1\td1\n", "line 2: should be"), (HEADER + "q1\td1\thigh\n", "line 2"), (HEADER, "none of the 3 queries")],
+    [
+        (HEADER + "q1\td1\n", "line 2: should be"),
+        (HEADER + "q1\td1\thigh\n", "line 2"),
+        (HEADER, "none of the 3 queries"),
+    ],
 )
 def test_what_cannot_be_read_is_told_by_its_line(tmp_path, judgements, message):
     with pytest.raises(InvalidInput, match=message):

@@ -44,7 +44,9 @@ def written(folder: Path) -> tuple[Model, Path]:
     path = folder / "tokenizer.json"
     if not path.exists():
         path.write_text(small.tokenizer()._raw.to_str())
-    return small.model(small.model_spec(folder=folder, prompts={"query": small.PROMPTS["query"]})), path
+    return small.model(
+        small.model_spec(folder=folder, prompts={"query": small.PROMPTS["query"]})
+    ), path
 
 
 def raw(path: Path) -> Tokenizer:
@@ -69,7 +71,9 @@ class Ingest:
 
     folder: Path
     backend: Mapping[str, Any] = field(default_factory=dict)
-    options: IngestOptions = field(default_factory=lambda: IngestOptions(source="", collection="", quiet=True))
+    options: IngestOptions = field(
+        default_factory=lambda: IngestOptions(source="", collection="", quiet=True)
+    )
     chunk_tokens: int | None = None
     late: bool = False
     stats: IngestStats = field(default_factory=IngestStats)
@@ -81,7 +85,9 @@ class Ingest:
     def embedder(self, model: Model) -> Encoder:
         return Encoder(model, FakeBackend(model.spec, **self.backend), 256, EngineConfig())
 
-    async def run(self, source: Path, store: Store, embedder: Encoder | Client | None = None, name: str = NAME) -> IngestStats:
+    async def run(
+        self, source: Path, store: Store, embedder: Encoder | Client | None = None, name: str = NAME
+    ) -> IngestStats:
         """Once; the cache is closed afterwards, as by the end of a process."""
         model, path = written(self.folder / "model")
         chunks = settings_for(model, self.chunk_tokens, None, late=self.late)
@@ -102,7 +108,9 @@ class Ingest:
         self.stats = preparation.stats
         lock = self.folder / "small.lock"
         used = embedder or self.embedder(model)
-        encode = partial(used.encode, outputs=model.spec.heads & frozenset(VECTORS), input_type="document")
+        encode = partial(
+            used.encode, outputs=model.spec.heads & frozenset(VECTORS), input_type="document"
+        )
         try:
             async with claimed(store, name, plan(model), lock, print) as schema:
                 if found.record:
@@ -127,7 +135,11 @@ async def points(store: Store, name: str = NAME, **settings: Any) -> list[Any]:
 
 def write(path: Path, texts: Mapping[str, str], **more: Any) -> Path:
     """A JSON Lines file of these texts by id. `more`: of each record."""
-    path.write_text("".join(json.dumps({"id": name, "text": text, **more}) + "\n" for name, text in texts.items()))
+    path.write_text(
+        "".join(
+            json.dumps({"id": name, "text": text, **more}) + "\n" for name, text in texts.items()
+        )
+    )
     return path
 
 
@@ -148,10 +160,14 @@ async def main(source: Path, folder: Path, texts: int | None) -> None:
     preparing.BATCH_CHUNKS = 64
     store = EmbeddedStore(str(folder / "qdrant"))
     try:
-        await Ingest(folder, {} if texts is None else {"gate": standing_still(texts)}, chunk_tokens=24).run(source, store)
+        await Ingest(
+            folder, {} if texts is None else {"gate": standing_still(texts)}, chunk_tokens=24
+        ).run(source, store)
     finally:
         await store.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None))
+    asyncio.run(
+        main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    )

@@ -20,7 +20,9 @@ from tests.server.live import serving
 from tests.stand_in import Answer, answering
 
 LOGIN = b"<html><title>Sign in</title>your session has ended</html>"
-REFUSED = json.dumps({"error": "Input validation error: too long", "error_type": "Validation"}).encode()
+REFUSED = json.dumps(
+    {"error": "Input validation error: too long", "error_type": "Validation"}
+).encode()
 
 
 class Proxy:
@@ -36,9 +38,18 @@ class Proxy:
             return instead
         headers = {"content-type": "application/json"} if body else {}
         passed = httpx.request(
-            method, self.server_url + path, content=body or None, headers=headers, timeout=60, trust_env=False
+            method,
+            self.server_url + path,
+            content=body or None,
+            headers=headers,
+            timeout=60,
+            trust_env=False,
         )
-        return passed.status_code, {"content-type": passed.headers.get("content-type", "")}, passed.content
+        return (
+            passed.status_code,
+            {"content-type": passed.headers.get("content-type", "")},
+            passed.content,
+        )
 
 
 @contextmanager
@@ -56,7 +67,9 @@ def stored(records: list[Any]) -> dict[str, str]:
     """The texts of the collection, by document, its chunks joined."""
     found: dict[str, list[tuple[int, str]]] = {}
     for record in records:
-        found.setdefault(record.payload[DOCUMENT_ID], []).append((record.payload[CHUNK], record.payload[TEXT]))
+        found.setdefault(record.payload[DOCUMENT_ID], []).append(
+            (record.payload[CHUNK], record.payload[TEXT])
+        )
     return {name: "|".join(text for _, text in sorted(chunks)) for name, chunks in found.items()}
 
 
@@ -65,7 +78,9 @@ async def changed_against(
 ) -> tuple[Any, Ingest]:
     """An ingest, and then one of other texts while the server is ill: (what the second raised, the ingest)."""
     store, ingest, raised = MemoryStore(), Ingest(tmp_path), None
-    await ingest.run(write(tmp_path / "in.jsonl", texts_of(count, "by words")), store, Client(proxy.url))
+    await ingest.run(
+        write(tmp_path / "in.jsonl", texts_of(count, "by words")), store, Client(proxy.url)
+    )
     before = stored(await points(store))
     assert len(before) == count
     proxy.instead = instead
@@ -91,7 +106,9 @@ async def test_an_answer_that_is_not_the_servers_ends_the_run_and_costs_nothing(
 
 
 @pytest.mark.parametrize("count", [20, 60])
-async def test_texts_that_the_server_refuses_keep_their_stored_versions_and_many_end_the_run(tmp_path, monkeypatch, count):
+async def test_texts_that_the_server_refuses_keep_their_stored_versions_and_many_end_the_run(
+    tmp_path, monkeypatch, count
+):
     monkeypatch.setattr(preparing, "BATCH_CHUNKS", 16)
     with serving() as server, proxied(server.url) as proxy:
         raised, _ = await changed_against(tmp_path, count, proxy, lambda body: (422, {}, REFUSED))
@@ -102,7 +119,9 @@ async def test_texts_that_the_server_refuses_keep_their_stored_versions_and_many
         assert "too long" in str(raised)
 
 
-async def test_a_long_document_keeps_its_stored_version_where_a_later_chunk_fails(tmp_path, monkeypatch):
+async def test_a_long_document_keeps_its_stored_version_where_a_later_chunk_fails(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(preparing, "BATCH_CHUNKS", 4)
     lines = [f"The engine finds text {i} by words and meaning." for i in range(40)]
     store = MemoryStore()
@@ -124,7 +143,11 @@ async def test_a_long_document_keeps_its_stored_version_where_a_later_chunk_fail
 
 
 async def test_a_text_beyond_the_servers_limit_is_its_own_fault(tmp_path):
-    store, ingest, texts = MemoryStore(), Ingest(tmp_path), {"large": "x" * 5000, "small": "one two"}
+    store, ingest, texts = (
+        MemoryStore(),
+        Ingest(tmp_path),
+        {"large": "x" * 5000, "small": "one two"},
+    )
     with serving(server={"payload_limit": 2000}) as server:
         outcome = await ingest.run(write(tmp_path / "in.jsonl", texts), store, Client(server.url))
     assert stored(await points(store)).keys() == {"small"}

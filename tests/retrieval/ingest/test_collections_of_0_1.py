@@ -30,7 +30,11 @@ def again(source: str = "docs", **options: object) -> Summary:
 def test_nothing_is_embedded_or_deleted(old: Path) -> None:
     for _ in range(2):
         summary = again(delete_missing=True)
-        assert (summary.stats.documents, summary.stats.unchanged, summary.stats.documents_deleted) == (0, DOCUMENTS, 0)
+        assert (
+            summary.stats.documents,
+            summary.stats.unchanged,
+            summary.stats.documents_deleted,
+        ) == (0, DOCUMENTS, 0)
         assert (summary.status, summary.stats.points) == (0, POINTS)
     assert summary.stats.files == 0, "the second time no file is read"
     (old / "docs" / "note.txt").write_text("The display shows E42.")
@@ -41,6 +45,10 @@ def test_nothing_is_embedded_or_deleted(old: Path) -> None:
 def test_nothing_is_deleted_before_it_is_known_whose_it_is(old: Path) -> None:
     (old / "docs" / "note.txt").unlink()
     first = again(delete_missing=True)
-    assert (first.stats.documents_missing, first.stats.documents_deleted, first.stats.points) == (1, 0, POINTS)
+    assert (first.stats.documents_missing, first.stats.documents_deleted, first.stats.points) == (
+        1,
+        0,
+        POINTS,
+    )
     assert "the next ingest deletes them" in first.in_words()
     assert again(delete_missing=True).stats.documents_deleted == 1

@@ -29,11 +29,17 @@ HEADS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 def local(model=None, **backend) -> Callable[[list[str]], Embeddings]:
     model = model or small.model()
-    return documents_by(Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig()), HEADS)
+    return documents_by(
+        Encoder(model, FakeBackend(model.spec, **backend), 256, EngineConfig()), HEADS
+    )
 
 
-def documents_by(embedder: Encoder | Client, heads: frozenset[Head]) -> Callable[[list[str]], Embeddings]:
-    return partial(embedder.encode, outputs=heads, input_type="document", multivector=MultivectorBudget())
+def documents_by(
+    embedder: Encoder | Client, heads: frozenset[Head]
+) -> Callable[[list[str]], Embeddings]:
+    return partial(
+        embedder.encode, outputs=heads, input_type="document", multivector=MultivectorBudget()
+    )
 
 
 def assert_equal(one, other) -> None:
@@ -57,7 +63,10 @@ def test_a_servers_spans_are_the_engines():
         remote.close()
 
 
-@pytest.mark.parametrize("model", [{"multivector_tokens": 2}, {"multivector_dtype": "int8"}, {"multivector_dtype": "binary"}])
+@pytest.mark.parametrize(
+    "model",
+    [{"multivector_tokens": 2}, {"multivector_dtype": "int8"}, {"multivector_dtype": "binary"}],
+)
 def test_a_servers_own_budget_is_not_the_collections(model):
     with serving(model=model) as server:
         remote = Client(server.url)
@@ -106,7 +115,13 @@ def answering(answers: list[tuple[int, dict[str, str], Any]]) -> Iterator[tuple[
 
     def answer(method: str, path: str, _: bytes) -> stand_in.Answer:
         asked.append(path)
-        status, headers, body = (200, {}, INFO) if method == "GET" else answers.pop(0) if len(answers) > 1 else answers[0]
+        status, headers, body = (
+            (200, {}, INFO)
+            if method == "GET"
+            else answers.pop(0)
+            if len(answers) > 1
+            else answers[0]
+        )
         return status, headers, body if isinstance(body, bytes) else orjson.dumps(body)
 
     with stand_in.answering(answer) as url:
@@ -119,13 +134,21 @@ def answering(answers: list[tuple[int, dict[str, str], Any]]) -> Iterator[tuple[
         ((422, {}, {"error": "too long", "error_type": "Validation"}), InvalidInput, "too long"),
         ((422, {}, {"error": "odd text", "error_type": "Tokenizer"}), TokenizerError, "odd text"),
         ((400, {}, {"error": "empty", "error_type": "Empty"}), EmptyInput, "empty"),
-        ((413, {}, b"Failed to buffer the request body: length limit exceeded"), InvalidInput, "length limit"),
+        (
+            (413, {}, b"Failed to buffer the request body: length limit exceeded"),
+            InvalidInput,
+            "length limit",
+        ),
         ((424, {}, {"error": "pass failed", "error_type": "Backend"}), BackendError, "pass failed"),
         ((200, {}, [{"dense": ["x"]}]), BackendError, "not what was asked for"),
         ((401, {}, b""), NoKey, "status 401"),
         ((404, {}, {"error": "no model", "error_type": "NotFound"}), ConnectionError, "no model"),
         ((200, {}, b"<html>please\n log in"), ConnectionError, "status 200: <html>please log in"),
-        ((400, {}, b"<html>bad gateway rule"), ConnectionError, "status 400: <html>bad gateway rule"),
+        (
+            (400, {}, b"<html>bad gateway rule"),
+            ConnectionError,
+            "status 400: <html>bad gateway rule",
+        ),
         ((424, {}, b"failed dependency"), ConnectionError, "failed dependency"),
         ((418, {}, {"error": "teapot", "error_type": "Validation"}), ConnectionError, "status 418"),
     ],

@@ -70,10 +70,14 @@ def small_batches(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write(tmp_path / "in.jsonl", {f"d{i}": f"a boundary layer on plate {i}" for i in range(COUNT)})
+    return write(
+        tmp_path / "in.jsonl", {f"d{i}": f"a boundary layer on plate {i}" for i in range(COUNT)}
+    )
 
 
-def run(source: Path, url: str, machine: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Summary:
+def run(
+    source: Path, url: str, machine: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> Summary:
     """The command's work on a machine, which is a folder. `tell`: takes its lines; others are options."""
     monkeypatch.setenv("HYBRIDTEI_CACHE", str(machine))
     tell = more.pop("tell", lambda line: None)
@@ -82,24 +86,42 @@ def run(source: Path, url: str, machine: Path, monkeypatch: pytest.MonkeyPatch, 
     return ingest(source, "c", store=store, tell=tell, quarantine=quarantine, quiet=True, **more)
 
 
-def test_another_address_and_another_machine_embed_nothing_again(tmp_path, source, nodes, monkeypatch):
+def test_another_address_and_another_machine_embed_nothing_again(
+    tmp_path, source, nodes, monkeypatch
+):
     _, (a, b) = nodes
     assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
     again = run(source, f"{b},{a}", tmp_path / "m1", monkeypatch)
     assert (again.stats.documents, again.stats.unchanged) == (0, COUNT)
     elsewhere = run(source, b, tmp_path / "m2", monkeypatch)
-    assert (elsewhere.stats.documents, elsewhere.stats.unchanged, elsewhere.stats.points) == (0, COUNT, COUNT)
-    changed = write(source, {f"d{i}": f"a boundary layer on plate {i}" for i in range(1, COUNT)} | {"d0": "a wing"})
+    assert (elsewhere.stats.documents, elsewhere.stats.unchanged, elsewhere.stats.points) == (
+        0,
+        COUNT,
+        COUNT,
+    )
+    changed = write(
+        source,
+        {f"d{i}": f"a boundary layer on plate {i}" for i in range(1, COUNT)} | {"d0": "a wing"},
+    )
     assert run(changed, b, tmp_path / "m2", monkeypatch).stats.documents == 1
-    back = run(changed, a, tmp_path / "m1", monkeypatch)  # whose cache has the old version of the file
+    back = run(
+        changed, a, tmp_path / "m1", monkeypatch
+    )  # whose cache has the old version of the file
     assert (back.stats.documents, back.stats.unchanged, back.stats.points) == (0, COUNT, COUNT)
 
 
-def test_late_chunks_are_others_than_plain_ones_and_are_remembered(tmp_path, source, nodes, monkeypatch):
+def test_late_chunks_are_others_than_plain_ones_and_are_remembered(
+    tmp_path, source, nodes, monkeypatch
+):
     _, (a, _) = nodes
     lines: list[str] = []
     assert run(source, a, tmp_path / "m1", monkeypatch).stats.documents == COUNT
-    assert run(source, a, tmp_path / "m1", monkeypatch, chunking="late", tell=lines.append).stats.documents == COUNT
+    assert (
+        run(
+            source, a, tmp_path / "m1", monkeypatch, chunking="late", tell=lines.append
+        ).stats.documents
+        == COUNT
+    )
     assert any(line.startswith("chunks    at most 65 tokens") and "late" in line for line in lines)
     assert run(source, a, tmp_path / "m1", monkeypatch, chunking="late").stats.documents == 0
     with pytest.raises(InvalidInput, match="--chunking late and --no-chunking exclude each other"):
@@ -131,7 +153,11 @@ def test_heads_of_ours_that_were_trained_anew_are_told_apart(tmp_path, source, n
 
     def trained_anew(config: ModelConfig) -> ModelSpec:
         spec = find(config)
-        return replace(spec, sparse=replace(spec.sparse, file=other), multivector=replace(spec.multivector, file=other))
+        return replace(
+            spec,
+            sparse=replace(spec.sparse, file=other),
+            multivector=replace(spec.multivector, file=other),
+        )
 
     monkeypatch.setattr(running, "find_model", trained_anew)
     with pytest.raises(CollectionMismatch, match="hybridtei migrate c"):
@@ -165,9 +191,15 @@ async def test_a_version_that_is_there_in_part_is_done_again(tmp_path):
     store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
     await ingest.run(write(tmp_path / "in.jsonl", texts), store)
     before = len(await points(store))
-    records = {(one.payload["document_id"], one.payload["chunk"]): one for one in await points(store, with_vectors=True)}
+    records = {
+        (one.payload["document_id"], one.payload["chunk"]): one
+        for one in await points(store, with_vectors=True)
+    }
     await store.delete("small", [records["short", 2].id])
-    changes = {("mixed", 1): {DIGEST: records["whole", 1].payload[DIGEST]}, ("forged", 0): {"chunks": 9_000_000}}
+    changes = {
+        ("mixed", 1): {DIGEST: records["whole", 1].payload[DIGEST]},
+        ("forged", 0): {"chunks": 9_000_000},
+    }
     for place, change in changes.items():
         one = records[place]
         await store.upsert("small", [Stored(one.id, {**one.payload, **change}, one.vector)])
@@ -176,7 +208,11 @@ async def test_a_version_that_is_there_in_part_is_done_again(tmp_path):
     assert outcome.points == before
 
 
-KNOWN = {Path("/data/docs"): "docs", Path("/data/docs/deep/a.txt"): "a.txt", Path("/srv/all"): "named"}
+KNOWN = {
+    Path("/data/docs"): "docs",
+    Path("/data/docs/deep/a.txt"): "a.txt",
+    Path("/srv/all"): "named",
+}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +222,11 @@ KNOWN = {Path("/data/docs"): "docs", Path("/data/docs/deep/a.txt"): "a.txt", Pat
         ("/data/docs/b/c.txt", None, "docs/b/c.txt"),  # a file refreshed by its own path
         ("/data/docs/deep/a.txt", None, "a.txt"),  # the nearest
         ("/elsewhere/new", None, "new"),
-        ("/elsewhere/docs", "docs", "docs"),  # the folder has moved, or is seen from another machine
+        (
+            "/elsewhere/docs",
+            "docs",
+            "docs",
+        ),  # the folder has moved, or is seen from another machine
         ("/elsewhere/docs", "other", "other"),
         ("/srv/all/x", None, "named/x"),
         ("/data/docs", "other", "other"),
@@ -205,7 +245,11 @@ def test_two_sources_of_one_name_are_two(tmp_path):
         Source.of(Path("/elsewhere/docs"), known(KNOWN))
     assert Source.of(Path("/data"), known(KNOWN)).labels == ["data", "docs", "a.txt"]
     record = Source.of(Path("/elsewhere/docs"), known(KNOWN), "docs").record
-    assert record[SOURCES] == {"docs": "/elsewhere/docs", "a.txt": "/data/docs/deep/a.txt", "named": "/srv/all"}
+    assert record[SOURCES] == {
+        "docs": "/elsewhere/docs",
+        "a.txt": "/data/docs/deep/a.txt",
+        "named": "/srv/all",
+    }
     assert Source.of(Path("/data/docs/b"), known(KNOWN)).record == {}
 
 
@@ -220,10 +264,15 @@ async def test_however_a_path_is_typed_its_documents_are_the_same(tmp_path, monk
     await ingest.run(Path("docs"), store)
     for path in ("./docs/", folder, "docs/../docs", "link", "docs/a.txt", folder / "b.txt"):
         outcome = await ingest.run(Path(path), store)
-        assert (ingest.stats.documents, outcome.points, outcome.documents_missing) == (0, 2, 0), path
+        assert (ingest.stats.documents, outcome.points, outcome.documents_missing) == (0, 2, 0), (
+            path
+        )
     (folder / "a.txt").write_text("one three")
     await ingest.run(Path("docs/a.txt"), store)
-    assert (ingest.stats.documents, {one.payload["document_id"] for one in await points(store)}) == (
+    assert (
+        ingest.stats.documents,
+        {one.payload["document_id"] for one in await points(store)},
+    ) == (
         1,
         {"docs/a.txt", "docs/b.txt"},
     )
@@ -237,7 +286,12 @@ async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(t
     store, ingest = MemoryStore(), Ingest(tmp_path)
     await ingest.run(folder / "a.txt", store)
     outcome = await ingest.run(folder, store)
-    assert (ingest.stats.documents, ingest.stats.unchanged, outcome.points, outcome.documents_missing) == (1, 1, 2, 0)
+    assert (
+        ingest.stats.documents,
+        ingest.stats.unchanged,
+        outcome.points,
+        outcome.documents_missing,
+    ) == (1, 1, 2, 0)
     (folder / "a.txt").unlink()
     assert (await ingest.run(folder, store)).documents_missing == 1
 
@@ -261,11 +315,15 @@ def test_a_collection_on_a_cluster_gets_copies(tmp_path, source, monkeypatch):
     node.local.close()
 
 
-def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(tmp_path, source, monkeypatch):
+def test_a_server_alone_and_one_whose_rest_is_not_reached_get_one_copy(
+    tmp_path, source, monkeypatch
+):
     for serving, scheme, says in ((serving_rest, "http", False), (serving_grpc, "grpc", True)):
         node, told = Node(), list[str]()
         with serving(node) as port:
-            summary = run(source, f"{scheme}://127.0.0.1:{port}", tmp_path, monkeypatch, tell=told.append)
+            summary = run(
+                source, f"{scheme}://127.0.0.1:{port}", tmp_path, monkeypatch, tell=told.append
+            )
         assert summary.stats.points == COUNT
         assert node.made["c"] == {}
         assert any(line.startswith("cluster   unknown") for line in told) == says

@@ -24,7 +24,11 @@ def qdrant() -> Iterator[Qdrant]:
 
 
 def store_of(qdrant: Qdrant, protocol: str) -> ServerStore:
-    url = f"grpc://127.0.0.1:{qdrant.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{qdrant.rest_port}"
+    url = (
+        f"grpc://127.0.0.1:{qdrant.grpc_port}"
+        if protocol == "grpc"
+        else f"http://127.0.0.1:{qdrant.rest_port}"
+    )
     return ServerStore(StoreConfig(qdrant_url=url, qdrant_patience=0.2))
 
 
@@ -35,7 +39,9 @@ async def settings(store: ServerStore) -> tuple[int | None, Any]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_large_run_defers_and_restores_also_where_it_fails(qdrant: Qdrant, protocol: str) -> None:
+async def test_a_large_run_defers_and_restores_also_where_it_fails(
+    qdrant: Qdrant, protocol: str
+) -> None:
     store = store_of(qdrant, protocol)
     await store.create("c", plan())
     await store.set_indexing_threshold("c", 7000)
@@ -50,7 +56,9 @@ async def test_a_large_run_defers_and_restores_also_where_it_fails(qdrant: Qdran
 
 
 @pytest.mark.parametrize("step", ["before", "after", "lost"])
-async def test_the_next_run_restores_after_a_kill(qdrant: Qdrant, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+async def test_the_next_run_restores_after_a_kill(
+    qdrant: Qdrant, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """A kill comes before or after the threshold is 0, or the server is away when it should be restored."""
     store = store_of(qdrant, "grpc")
     await store.create("c", plan())
@@ -83,14 +91,22 @@ async def test_a_threshold_of_zero_that_somebody_chose_stays(qdrant: Qdrant) -> 
 
 @pytest.mark.parametrize(
     ("statuses", "says"),
-    [(["yellow", "grey", "green"], "is green"), (["red"], "is red"), (["yellow"], "the server continues indexing")],
+    [
+        (["yellow", "grey", "green"], "is green"),
+        (["red"], "is red"),
+        (["yellow"], "the server continues indexing"),
+    ],
     ids=["green", "red", "stalled"],
 )
-async def test_it_waits_until_the_server_has_indexed(qdrant: Qdrant, statuses: list[str], says: str) -> None:
+async def test_it_waits_until_the_server_has_indexed(
+    qdrant: Qdrant, statuses: list[str], says: str
+) -> None:
     store, told, now = store_of(qdrant, "rest"), list[str](), iter(range(0, 10_000, 100))
     await store.create("c", plan())
     qdrant.status = list(statuses)
-    await wait_indexed(store, "c", asyncio.Event(), told.append, clock=lambda: float(next(now)), poll_s=0.001)
+    await wait_indexed(
+        store, "c", asyncio.Event(), told.append, clock=lambda: float(next(now)), poll_s=0.001
+    )
     assert says in told[0]
     assert qdrant.status == statuses[-1:]
     await store.close()

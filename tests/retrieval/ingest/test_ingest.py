@@ -13,13 +13,32 @@ import pytest
 from hybridtei.config import StoreConfig
 from hybridtei.errors import BackendError, StoreUnavailable
 from hybridtei.retrieval.ingest import prepare as preparing
-from hybridtei.retrieval.ingest.chunking import CHUNK, CHUNKS, DOCUMENT_ID, SOURCE, START, TEXT, TITLE, Chunker, settings_for
+from hybridtei.retrieval.ingest.chunking import (
+    CHUNK,
+    CHUNKS,
+    DOCUMENT_ID,
+    SOURCE,
+    START,
+    TEXT,
+    TITLE,
+    Chunker,
+    settings_for,
+)
 from hybridtei.retrieval.ingest.run import VECTORS
 from hybridtei.retrieval.store.base import Stored
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.server import ServerStore
 from tests.inference.engine import small
-from tests.retrieval.ingest.small_ingest import NAME, Ingest, ids_of, points, raw, reasons, write, written
+from tests.retrieval.ingest.small_ingest import (
+    NAME,
+    Ingest,
+    ids_of,
+    points,
+    raw,
+    reasons,
+    write,
+    written,
+)
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.speaking import Failure, speaking
 from tests.server.live import until
@@ -35,7 +54,9 @@ def small_batches(monkeypatch):
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write(tmp_path / "texts.jsonl", {f"d{i}": f"text number {i} of words" for i in range(100)})
+    return write(
+        tmp_path / "texts.jsonl", {f"d{i}": f"text number {i} of words" for i in range(100)}
+    )
 
 
 async def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, source):
@@ -46,7 +67,9 @@ async def test_every_document_is_a_point_with_what_the_encoder_gives(tmp_path, s
     records = await points(store, with_vectors=True)
     assert ids_of(records) == Counter((f"d{i}", 0) for i in range(100))
     model, _ = written(tmp_path / "model")
-    wanted = ingest.embedder(model).encode([record.payload[TEXT] for record in records], VECTORS, input_type="document")
+    wanted = ingest.embedder(model).encode(
+        [record.payload[TEXT] for record in records], VECTORS, input_type="document"
+    )
     for row, record in enumerate(records):
         assert record.vector["sparse"]["indices"] == wanted.sparse.row(row)[0].tolist()
         assert record.vector["dense"] == pytest.approx(wanted.dense[row].tolist(), abs=1e-5)
@@ -59,18 +82,32 @@ async def test_late_chunks_are_slices_of_the_windows_they_are_read_in(tmp_path, 
     """Wherever batches end: a window's chunks come from one pass."""
     monkeypatch.setattr(preparing, "BATCH_CHUNKS", batch)
     texts = {
-        f"d{i}": " ".join(f"{one} two {three} {i}." for one in small.WORDS for three in small.WORDS[:i]) for i in (1, 2, 4)
+        f"d{i}": " ".join(
+            f"{one} two {three} {i}." for one in small.WORDS for three in small.WORDS[:i]
+        )
+        for i in (1, 2, 4)
     }
     store, passes = MemoryStore(), []
-    ingest = Ingest(tmp_path, {"gate": lambda batch: passes.extend(batch.lengths.tolist())}, chunk_tokens=20, late=True)
+    ingest = Ingest(
+        tmp_path,
+        {"gate": lambda batch: passes.extend(batch.lengths.tolist())},
+        chunk_tokens=20,
+        late=True,
+    )
     outcome = await ingest.run(write(tmp_path / "long.jsonl", texts), store)
     records = await points(store, with_vectors=True)
     assert outcome.points == len(records) > 20
     model, _ = written(tmp_path / "model")
     assert max(passes) <= small.LONGEST
-    (chunker,) = [Chunker(model, raw(tmp_path / "model/tokenizer.json"), settings_for(model, 20, None, late=True))]
+    (chunker,) = [
+        Chunker(
+            model, raw(tmp_path / "model/tokenizer.json"), settings_for(model, 20, None, late=True)
+        )
+    ]
     windows = {name: chunker.chunks_of([text])[0] for name, text in texts.items()}
-    assert len(passes) == sum(len({chunk.window for chunk in chunks}) for chunks in windows.values())
+    assert len(passes) == sum(
+        len({chunk.window for chunk in chunks}) for chunks in windows.values()
+    )
     encoder = ingest.embedder(model)
     for record in records:
         chunk = windows[record.payload[DOCUMENT_ID]][record.payload[CHUNK]]
@@ -89,7 +126,10 @@ async def test_a_second_run_does_nothing_and_a_changed_document_is_done_again(tm
     await ingest.run(source, store)
     await ingest.run(source, store)
     assert (ingest.stats.documents, ingest.stats.unchanged) == (0, 100)
-    changed = {f"d{i}": f"text number {i} of words" for i in range(100)} | {"d7": "other words", "new": "seven"}
+    changed = {f"d{i}": f"text number {i} of words" for i in range(100)} | {
+        "d7": "other words",
+        "new": "seven",
+    }
     await ingest.run(write(source, changed), store)
     assert (ingest.stats.documents, ingest.stats.unchanged) == (2, 99)
     texts = {record.payload[DOCUMENT_ID]: record.payload[TEXT] for record in await points(store)}
@@ -99,7 +139,9 @@ async def test_a_second_run_does_nothing_and_a_changed_document_is_done_again(tm
 async def test_long_documents_are_cut_and_a_shorter_version_leaves_no_chunks_behind(tmp_path):
     text = "\n".join(f"The engine finds text {i} by words and meaning." for i in range(60))
     store, ingest = MemoryStore(), Ingest(tmp_path, chunk_tokens=32)
-    source = write(tmp_path / "in.jsonl", {"long": text, "other": "one two"}, title="a search engine")
+    source = write(
+        tmp_path / "in.jsonl", {"long": text, "other": "one two"}, title="a search engine"
+    )
     await ingest.run(source, store)
     records = [record for record in await points(store) if record.payload[DOCUMENT_ID] == "long"]
     count = len(records)
@@ -111,7 +153,9 @@ async def test_long_documents_are_cut_and_a_shorter_version_leaves_no_chunks_beh
         payload = record.payload
         assert whole[payload[START] :].startswith(payload[TEXT])
         assert (payload[TITLE], payload[SOURCE]) == ("a search engine", "in.jsonl")
-    outcome = await ingest.run(write(source, {"long": "one sentence", "other": "one two"}, title="a search engine"), store)
+    outcome = await ingest.run(
+        write(source, {"long": "one sentence", "other": "one two"}, title="a search engine"), store
+    )
     assert ids_of(await points(store)) == Counter([("long", 0), ("other", 0)])
     assert outcome.points == 2
 
@@ -160,7 +204,10 @@ async def test_a_store_that_recovers_gets_everything(tmp_path, source):
 
     def spoil(batch):
         if next(passes) == 3:
-            qdrant.failures = [Failure(429, "too many requests", "0"), Failure(507, "No space left on device")]
+            qdrant.failures = [
+                Failure(429, "too many requests", "0"),
+                Failure(507, "No space left on device"),
+            ]
 
     with speaking() as qdrant:
         store = server_store(qdrant)
@@ -217,18 +264,31 @@ def test_what_was_acknowledged_stays_and_a_resume_adds_the_rest(tmp_path, source
 
 def server_store(qdrant, *, patience: float = 30, timeout: float = 30) -> ServerStore:
     url = f"grpc://127.0.0.1:{qdrant.grpc_port}"
-    return ServerStore(StoreConfig(qdrant_url=url, qdrant_patience=patience, qdrant_timeout=timeout))
+    return ServerStore(
+        StoreConfig(qdrant_url=url, qdrant_patience=patience, qdrant_timeout=timeout)
+    )
 
 
 async def test_killed_and_resumed_everything_is_there_once(tmp_path):
     """The process is killed while it stores the first version of long documents, and while it replaces them by shorter ones."""
     source = tmp_path / "texts.jsonl"
-    command = [sys.executable, "-m", "tests.retrieval.ingest.small_ingest", str(source), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.retrieval.ingest.small_ingest",
+        str(source),
+        str(tmp_path),
+    ]
     for lines in (9, 3):
-        texts = {f"d{i}": "\n".join(f"text {i} of {lines} by words {line}" for line in range(lines)) for i in range(100)}
+        texts = {
+            f"d{i}": "\n".join(f"text {i} of {lines} by words {line}" for line in range(lines))
+            for i in range(100)
+        }
         write(source, texts)
         for after in (70, 70):
-            with subprocess.Popen([*command, str(after)], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
+            with subprocess.Popen(
+                [*command, str(after)], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+            ) as process:
                 assert process.stdout.readline() == b"standing still\n"
                 process.kill()
             assert process.returncode == -signal.SIGKILL
@@ -237,7 +297,8 @@ async def test_killed_and_resumed_everything_is_there_once(tmp_path):
     records = await points(store)
     await store.close()
     assert Counter(record.payload[DOCUMENT_ID] for record in records) == {
-        name: next(one.payload[CHUNKS] for one in records if one.payload[DOCUMENT_ID] == name) for name in texts
+        name: next(one.payload[CHUNKS] for one in records if one.payload[DOCUMENT_ID] == name)
+        for name in texts
     }
     assert all(record.payload[TEXT] in texts[record.payload[DOCUMENT_ID]] for record in records)
 

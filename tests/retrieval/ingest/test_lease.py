@@ -18,7 +18,10 @@ from tests.retrieval.store.memory_store import MemoryStore
 
 def test_one_ingest_at_a_time_into_a_folders_collection(tmp_path: Path) -> None:
     with locked(tmp_path / "deep" / "c.lock"):
-        with pytest.raises(InvalidInput, match="another ingest"), locked(tmp_path / "deep" / "c.lock"):
+        with (
+            pytest.raises(InvalidInput, match="another ingest"),
+            locked(tmp_path / "deep" / "c.lock"),
+        ):
             pass
         with locked(tmp_path / "deep" / "d.lock"):
             pass
@@ -27,7 +30,9 @@ def test_one_ingest_at_a_time_into_a_folders_collection(tmp_path: Path) -> None:
 
 
 async def collection(store: MemoryStore) -> MemoryStore:
-    await store.create("c", CollectionSchema({"dense": VectorParams(size=2, distance="Cosine")}, {}))
+    await store.create(
+        "c", CollectionSchema({"dense": VectorParams(size=2, distance="Cosine")}, {})
+    )
     return store
 
 
@@ -50,7 +55,9 @@ async def test_a_lease_is_renewed_refused_and_given_back(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("left_by", [f"{socket.gethostname()}:999999999:x", "another-machine:1:x"])
-async def test_the_lease_of_a_killed_ingest_is_taken_over(monkeypatch: pytest.MonkeyPatch, left_by: str) -> None:
+async def test_the_lease_of_a_killed_ingest_is_taken_over(
+    monkeypatch: pytest.MonkeyPatch, left_by: str
+) -> None:
     monkeypatch.setattr(ledger, "LEASE_S", 0.2)
     monkeypatch.setattr(ledger, "POLL_S", 0.05)
     store, told = await collection(MemoryStore()), list[str]()
@@ -60,7 +67,9 @@ async def test_the_lease_of_a_killed_ingest_is_taken_over(monkeypatch: pytest.Mo
     assert len(told) == left_by.startswith("another")
 
 
-async def test_an_ingest_ends_whose_lease_another_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ingest_ends_whose_lease_another_has_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ledger, "RENEW_S", 0.01)
     store = await collection(MemoryStore())
 

@@ -21,7 +21,13 @@ def test_a_file_is_known_until_it_changes(tmp_path):
     cache.close()
     cache = FileCache(path)
     assert cache.get(file(), SETTINGS) == DOCUMENTS
-    for other in (file(11), file(stamp=(6, 6, 7)), file(stamp=(5, 7, 7)), file(stamp=(5, 6, 8)), file(label="named")):
+    for other in (
+        file(11),
+        file(stamp=(6, 6, 7)),
+        file(stamp=(5, 7, 7)),
+        file(stamp=(5, 6, 8)),
+        file(label="named"),
+    ):
         assert cache.get(other, SETTINGS) is None
     assert cache.get(file(), "t" * 16) is None
     cache.put(file(11), SETTINGS, DOCUMENTS[:1])
@@ -29,7 +35,9 @@ def test_a_file_is_known_until_it_changes(tmp_path):
     cache.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"no database" * 1000, b"SQLite format 3\0" + b"x" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"", b"no database" * 1000, b"SQLite format 3\0" + b"x" * 5000]
+)
 def test_a_broken_cache_is_made_again(tmp_path, content):
     path = tmp_path / "files.sqlite"
     path.write_bytes(content)
@@ -47,7 +55,8 @@ async def test_nothing_is_asked_of_an_empty_collection():
 
 
 @pytest.mark.parametrize(
-    ("label", "is_there"), [("docs", True), ("docs/a", True), ("docs/a/b.txt", True), ("docs2", False), ("x/docs", False)]
+    ("label", "is_there"),
+    [("docs", True), ("docs/a", True), ("docs/a/b.txt", True), ("docs2", False), ("x/docs", False)],
 )
 def test_labels_of_a_source(label, is_there):
     assert is_below(label, ["docs"]) == is_there

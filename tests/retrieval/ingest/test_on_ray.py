@@ -31,10 +31,16 @@ CLOSE = 1e-5
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    draw, words = random.Random(1), ("flow", "of", "air", "over", "a", "swept", "wing", "at", "high", "speed")
+    draw, words = (
+        random.Random(1),
+        ("flow", "of", "air", "over", "a", "swept", "wing", "at", "high", "speed"),
+    )
     folder = tmp_path_factory.mktemp("ray") / "source"
     folder.mkdir()
-    rows = [{"_id": f"d{i}", "text": " ".join(draw.choices(words, k=3)), "year": i} for i in range(TEXTS)]
+    rows = [
+        {"_id": f"d{i}", "text": " ".join(draw.choices(words, k=3)), "year": i}
+        for i in range(TEXTS)
+    ]
     lines = [*map(json.dumps, rows), json.dumps(rows[0]), "{broken", '{"_id": "e", "text": " "}']
     (folder / "a.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "b.csv").write_text("id,title,text\n1,one,first\n2,two\n3,three,third\n")
@@ -56,7 +62,14 @@ def end(summary: Summary) -> tuple[int, int, int, bool]:
 
 def ingested(source: Path, folder: Path, *, ray: bool = True) -> Summary:
     engine = {"engine": "ray", "ray_workers": 2} if ray else {}
-    return ingest(source, "c", store=folder / "qdrant", quarantine=str(folder / "quarantine.jsonl"), quiet=True, **engine)
+    return ingest(
+        source,
+        "c",
+        store=folder / "qdrant",
+        quarantine=str(folder / "quarantine.jsonl"),
+        quiet=True,
+        **engine,
+    )
 
 
 def stored(folder: Path) -> dict:
@@ -81,7 +94,8 @@ def assert_same(found: dict, expected: dict) -> None:
         assert record.payload == other.payload  # with its multi-vector
         assert np.allclose(record.vector["dense"], other.vector["dense"], atol=CLOSE)
         ours, theirs = (
-            dict(zip(one.vector["sparse"]["indices"], one.vector["sparse"]["values"], strict=True)) for one in (record, other)
+            dict(zip(one.vector["sparse"]["indices"], one.vector["sparse"]["values"], strict=True))
+            for one in (record, other)
         )
         for index in ours.keys() | theirs.keys():
             assert ours.get(index, 0.0) == pytest.approx(theirs.get(index, 0.0), abs=CLOSE)
@@ -137,7 +151,9 @@ def test_a_killed_worker_costs_nothing(cluster, monkeypatch, tmp_path, source, a
 @pytest.mark.slow
 def test_stopped_and_gone_on_with(cluster, monkeypatch, tmp_path, source, alone):
     with monkeypatch.context() as patched:
-        meanwhile(patched, lambda number: signal.raise_signal(signal.SIGTERM) if number == 3 else None)
+        meanwhile(
+            patched, lambda number: signal.raise_signal(signal.SIGTERM) if number == 3 else None
+        )
         first = ingested(source, tmp_path)
     assert first.stats.stopped
     assert 0 < first.stats.points < alone[0].stats.points

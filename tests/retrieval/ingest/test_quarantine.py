@@ -15,7 +15,12 @@ def test_it_is_written_anew_and_only_if_there_is_something(tmp_path):
     quarantine = Quarantine(path)
     assert not path.exists()
     quarantine.add(Rejection("s", "line 1", "why", "ex\u2028cerpt"))
-    assert json.loads(path.read_text()) == {"source": "s", "location": "line 1", "reason": "why", "excerpt": "ex\u2028cerpt"}
+    assert json.loads(path.read_text()) == {
+        "source": "s",
+        "location": "line 1",
+        "reason": "why",
+        "excerpt": "ex\u2028cerpt",
+    }
     assert (len(quarantine), quarantine.of("s"), quarantine.of("t")) == (1, 1, 0)
     assert len(Quarantine(path)) == 0
     assert not path.exists()

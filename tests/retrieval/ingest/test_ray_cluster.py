@@ -14,7 +14,9 @@ from tests.server.live import ROOT
 HANG = 240
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"]
+)
 def test_an_address_that_nobody_answers_at(address):
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     import ray
@@ -29,7 +31,13 @@ def test_granted_processors_bound_what_is_used(monkeypatch, tmp_path):
     unbounded = tmp_path / "none"
     monkeypatch.delenv(GRANTED, raising=False)
     all_of_them = available_cores(unbounded)
-    for value, cores in (("1", 1), ("100000", all_of_them), ("", all_of_them), ("many", all_of_them), ("0", 1)):
+    for value, cores in (
+        ("1", 1),
+        ("100000", all_of_them),
+        ("", all_of_them),
+        ("many", all_of_them),
+        ("0", 1),
+    ):
         monkeypatch.setenv(GRANTED, value)
         assert available_cores(unbounded) == cores
 
@@ -51,7 +59,15 @@ def test_its_processes_find_no_modules_in_the_working_folder(tmp_path):
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "-c", ASKED]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=HANG)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG,
+    )
     assert done.returncode == 0, done.stderr
     *path, reports_off = ast.literal_eval(done.stdout.splitlines()[-1])
     assert str(ROOT) in path

@@ -57,12 +57,16 @@ async def filled(store: Store, folder: Path, rows: Sequence[str]) -> Encoder:
 
 
 def points(encoder: Encoder, ids: Sequence[int], rows: Sequence[str]) -> list[Stored]:
-    return to_points(encoder.encode(list(rows), ("dense",)), list(ids), [{"text": row} for row in rows])
+    return to_points(
+        encoder.encode(list(rows), ("dense",)), list(ids), [{"text": row} for row in rows]
+    )
 
 
 async def step(store: Store, said: list[str] | None = None, **options: Any) -> None:
     chosen = MigrateOptions(collection=NAME, quiet=True, **options)
-    await MigrationRun(store, chosen, ModelConfig(), EngineConfig(), ([] if said is None else said).append).run()
+    await MigrationRun(
+        store, chosen, ModelConfig(), EngineConfig(), ([] if said is None else said).append
+    ).run()
 
 
 async def payloads(store: Store, name: str) -> dict[Any, Any]:
@@ -77,26 +81,40 @@ def fresh(kind: str) -> Iterator[Store]:
         yield store
 
 
-async def searched(store: Store, encoder: Encoder, folder: Path, text: str = "wing flow 3") -> list[Any]:
+async def searched(
+    store: Store, encoder: Encoder, folder: Path, text: str = "wing flow 3"
+) -> list[Any]:
     searcher = Searcher(store, query_model(encoder, str(folder)), schemas=CollectionSchemas(store))
     return [(hit.id, hit.score) for hit in (await searcher.search(NAME, text)).hits]
 
 
-async def write(schemas: CollectionSchemas, encoders: dict[str, Encoder], ids: Sequence[int], rows: Sequence[str]) -> None:
+async def write(
+    schemas: CollectionSchemas,
+    encoders: dict[str, Encoder],
+    ids: Sequence[int],
+    rows: Sequence[str],
+) -> None:
     """A writer that has both models, as a server has."""
     while True:
         schema = await schemas.of(NAME, writing=True)
-        if await schemas.upsert(NAME, schema, points(encoders[schema.metadata["model_id"]], ids, rows)):
+        if await schemas.upsert(
+            NAME, schema, points(encoders[schema.metadata["model_id"]], ids, rows)
+        ):
             return
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind: str, folders: tuple[Path, Path]) -> None:
+def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(
+    kind: str, folders: tuple[Path, Path]
+) -> None:
     """A writer changes, adds and deletes points before each call of the migration to the store, without a wait: a write may be
     acknowledged only if it is there in the end, and a search always finds points of one model."""
 
     async def story(store: Store) -> None:
-        encoders = {str(folder): Encoder.load(config=ModelConfig(model_id=str(folder))) for folder in folders}
+        encoders = {
+            str(folder): Encoder.load(config=ModelConfig(model_id=str(folder)))
+            for folder in folders
+        }
         await store.create(NAME, schema_for(encoders[str(folders[0])].spec, str(folders[0])))
         await store.upsert(NAME, points(encoders[str(folders[0])], list(range(POINTS)), texts()))
         schemas, expected = CollectionSchemas(store), dict(enumerate(texts()))
@@ -119,14 +137,18 @@ def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind
         await step(store, to=str(folders[1]), yes=True)
         over.set()
         await writing
-        assert {key: payload["text"] for key, payload in (await payloads(store, NAME)).items()} == expected
+        assert {
+            key: payload["text"] for key, payload in (await payloads(store, NAME)).items()
+        } == expected
         assert (await store.aliases())[NAME] == f"{NAME}.1"
         over.clear()
         writing = asyncio.create_task(traffic())
         await step(store, step="rollback")
         over.set()
         await writing
-        assert {key: payload["text"] for key, payload in (await payloads(store, NAME)).items()} == expected
+        assert {
+            key: payload["text"] for key, payload in (await payloads(store, NAME)).items()
+        } == expected
         assert (await store.aliases())[NAME] == f"{NAME}.0"
         await store.close()
 
@@ -135,7 +157,9 @@ def test_writes_at_any_moment_are_in_the_collection_that_answers_afterwards(kind
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "embedded"])
-def test_searches_follow_the_switch_and_the_way_back(kind: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_searches_follow_the_switch_and_the_way_back(
+    kind: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     async def story(store: Store) -> None:
         old = await filled(store, folders[0], texts(40))
         new = Encoder.load(config=ModelConfig(model_id=str(folders[1])))
@@ -160,7 +184,9 @@ def test_searches_follow_the_switch_and_the_way_back(kind: str, folders: tuple[P
         assert 3 not in await payloads(store, NAME)
         await store.upsert(NAME, points(old, [3], [texts()[3]]))
         assert await searched(store, old, folders[0]) == before
-        await step(store, to=str(folders[1]))  # an alias moves: no --yes; the copy of before catches up
+        await step(
+            store, to=str(folders[1])
+        )  # an alias moves: no --yes; the copy of before catches up
         await step(store, step="delete_old")
         assert await store.collections() == [f"{NAME}.1"]
         with pytest.raises(InvalidInput, match="the previous one was deleted"):
@@ -198,7 +224,10 @@ def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, 
         assert (await store.aliases())[NAME] == f"{NAME}.1"
         assert await store.collections() == [f"{NAME}.0", f"{NAME}.1"]
         described = [await store.describe(f"{NAME}.{number}") for number in (0, 1)]
-        assert [one.metadata.get("previous") for one in described if one is not None] == [None, f"{NAME}.0"]
+        assert [one.metadata.get("previous") for one in described if one is not None] == [
+            None,
+            f"{NAME}.0",
+        ]
         assert await store.count(NAME) == await store.count(f"{NAME}.0") == 9
         return is_killed
 
@@ -207,14 +236,18 @@ def test_a_switch_that_is_killed_between_any_two_of_its_writes_goes_on(folders, 
             store = ServerStore(StoreConfig(qdrant_url=f"grpc://127.0.0.1:{state.grpc_port}"))
             if not asyncio.run(story(state, store, writes)):
                 break
-    assert writes == 8  # a collection, its points, a mark, two of metadata, the deletion, the alias, metadata of two
+    assert (
+        writes == 8
+    )  # a collection, its points, a mark, two of metadata, the deletion, the alias, metadata of two
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_embedded_is_not_copied(kind: str, folders: tuple[Path, Path]) -> None:
     async def story(store: Store) -> None:
         encoder = await filled(store, folders[0], texts(20))
-        await store.upsert(NAME, to_points(encoder.encode(["a"], ("dense",)), [0], [{"title": "no text"}]))
+        await store.upsert(
+            NAME, to_points(encoder.encode(["a"], ("dense",)), [0], [{"title": "no text"}])
+        )
         with pytest.raises(InvalidInput, match="no text"):
             await step(store, to=str(folders[1]), no_switch=True)
         assert await store.collections() == [NAME]
@@ -242,10 +275,23 @@ def test_a_store_annotates_collections_and_gives_them_names(kind: str, tmp_path:
 
 
 @pytest.mark.slow
-def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again(folders: tuple[Path, Path]) -> None:
-    command = [sys.executable, "-m", "conformance.load", "migrate", "--old", str(folders[0]), "--new", str(folders[1])]
+def test_the_load_script_sees_equal_copies_after_kills_and_the_old_answers_again(
+    folders: tuple[Path, Path],
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "conformance.load",
+        "migrate",
+        "--old",
+        str(folders[0]),
+        "--new",
+        str(folders[1]),
+    ]
     command += ["--points", "200", "--kills", "1"]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
+    )
     told = json.loads(done.stdout.splitlines()[-1])
     of_speed = {"kill -9 of the command", "last search that the old model answers"}
     assert set(told["broken"]) <= of_speed
@@ -259,7 +305,10 @@ def ingested(place: Path, folder: Path) -> Summary:
 
 def migrated(place: Path, said: list[str] | None = None, **options: Any) -> None:
     tell = ([] if said is None else said).append
-    chosen, store = MigrateOptions(collection=NAME, quiet=True, **options), StoreConfig(qdrant_path=str(place / "store"))
+    chosen, store = (
+        MigrateOptions(collection=NAME, quiet=True, **options),
+        StoreConfig(qdrant_path=str(place / "store")),
+    )
     running.run_migration(chosen, ModelConfig(), EngineConfig(), store, tell=tell)
 
 
@@ -271,7 +320,9 @@ def notes(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_ingest_after_a_migration_embeds_nothing_again(notes: Path, folders: tuple[Path, Path]) -> None:
+def test_an_ingest_after_a_migration_embeds_nothing_again(
+    notes: Path, folders: tuple[Path, Path]
+) -> None:
     assert ingested(notes, folders[0]).stats.documents == 5
     assert ingested(notes, folders[0]).stats.documents == 0
     migrated(notes, to=str(folders[1]), yes=True)
@@ -280,7 +331,9 @@ def test_an_ingest_after_a_migration_embeds_nothing_again(notes: Path, folders: 
     assert (again.documents, again.unchanged) == (0, 5)
 
 
-def test_vectors_that_the_new_model_lacks_are_named(notes: Path, folders: tuple[Path, Path], hybrid: Path) -> None:
+def test_vectors_that_the_new_model_lacks_are_named(
+    notes: Path, folders: tuple[Path, Path], hybrid: Path
+) -> None:
     said: list[str] = []
     ingested(notes, hybrid)
     try:
@@ -290,7 +343,9 @@ def test_vectors_that_the_new_model_lacks_are_named(notes: Path, folders: tuple[
     assert [line for line in said if "sparse" in line and "multivector" in line]
 
 
-def test_migrating_back_restores_the_vectors_that_were_dropped(notes: Path, folders: tuple[Path, Path], hybrid: Path) -> None:
+def test_migrating_back_restores_the_vectors_that_were_dropped(
+    notes: Path, folders: tuple[Path, Path], hybrid: Path
+) -> None:
     async def sparse() -> set[str]:
         store = EmbeddedStore(str(notes / "store"))
         described = await store.describe(NAME)

@@ -21,7 +21,9 @@ class Ranking:
     scores: Scores
 
 
-def rrf(rankings: Sequence[Ranking], *, k: int = 2, weights: Sequence[float] | None = None) -> Ranking:
+def rrf(
+    rankings: Sequence[Ranking], *, k: int = 2, weights: Sequence[float] | None = None
+) -> Ranking:
     """Reciprocal rank fusion as Qdrant computes it: the sum of 1 / (rank / weight + k - 1); k=61 is Cormack's 60.
 
     A weight of 0 or less adds nothing.
@@ -29,15 +31,23 @@ def rrf(rankings: Sequence[Ranking], *, k: int = 2, weights: Sequence[float] | N
 
     def part(ranking: Ranking, weight: float) -> Scores:
         ranks = np.arange(1, len(ranking.ids) + 1)
-        with np.errstate(over="ignore"):  # a rank divided by next to nothing is infinite, and its part 0
+        with np.errstate(
+            over="ignore"
+        ):  # a rank divided by next to nothing is infinite, and its part 0
             return np.zeros(len(ranks)) if weight <= 0 else 1.0 / (ranks / weight + k - 1)
 
-    return _sum(rankings, [part(*pair) for pair in zip(rankings, weights or [1.0] * len(rankings), strict=True)])
+    return _sum(
+        rankings,
+        [part(*pair) for pair in zip(rankings, weights or [1.0] * len(rankings), strict=True)],
+    )
 
 
 def weighted_sum(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
     """The sum of weight × score; a list that lacks a point adds 0, so let every list hold every candidate."""
-    return _sum(rankings, [weight * ranking.scores for ranking, weight in zip(rankings, weights, strict=True)])
+    return _sum(
+        rankings,
+        [weight * ranking.scores for ranking, weight in zip(rankings, weights, strict=True)],
+    )
 
 
 def _sum(rankings: Sequence[Ranking], parts: Sequence[Scores]) -> Ranking:

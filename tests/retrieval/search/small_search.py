@@ -37,7 +37,9 @@ TEXTS = [
 def spec_in(folder: Path, **changes: Any) -> ModelSpec:
     """A model with every output, whose files lie in a folder."""
     small.tokenizer()._raw.save(str(folder / "tokenizer.json"))
-    return small.model_spec(folder=folder, **{"prompts": {"query": small.PROMPTS["query"]}, **changes})
+    return small.model_spec(
+        folder=folder, **{"prompts": {"query": small.PROMPTS["query"]}, **changes}
+    )
 
 
 def encoder_of(spec: ModelSpec) -> Encoder:
@@ -45,7 +47,11 @@ def encoder_of(spec: ModelSpec) -> Encoder:
 
 
 def payload(place: int, text: str) -> dict[str, Any]:
-    return {"text": text, "document_id": f"d{place}", "metadata": {"place": place, "even": place % 2 == 0}}
+    return {
+        "text": text,
+        "document_id": f"d{place}",
+        "metadata": {"place": place, "even": place % 2 == 0},
+    }
 
 
 async def filled(
@@ -62,9 +68,17 @@ async def filled(
     await store.create(name, layout)
     kinds, budget = ("dense", "sparse", "multivector"), budget_of_plan(plan_of(layout))
     embedded = encoder.encode(list(texts), kinds, input_type="document", multivector=budget)
-    points = to_points(embedded, list(range(len(texts))), [payload(i, text) | payload_of(i) for i, text in enumerate(texts)])
+    points = to_points(
+        embedded,
+        list(range(len(texts))),
+        [payload(i, text) | payload_of(i) for i, text in enumerate(texts)],
+    )
     for point in points:
-        point.vector = {name: vector for name, vector in point.vector.items() if name in {*layout.vectors, *layout.sparse}}
+        point.vector = {
+            name: vector
+            for name, vector in point.vector.items()
+            if name in {*layout.vectors, *layout.sparse}
+        }
     await store.upsert(name, points)
     return store
 
@@ -78,7 +92,9 @@ def exact(encoder: Encoder, query: str, texts: Sequence[str] = TEXTS) -> dict[st
     return {
         "dense": documents.dense @ asked.dense[0],
         "sparse": documents.sparse.to_dense() @ asked.sparse.to_dense()[0],
-        "multivector": np.array([(rows @ document.T).max(1).sum() for document in documents.multivector]),
+        "multivector": np.array(
+            [(rows @ document.T).max(1).sum() for document in documents.multivector]
+        ),
     }
 
 

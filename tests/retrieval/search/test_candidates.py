@@ -19,7 +19,15 @@ from hybridtei.retrieval.search.searcher import Searcher
 from hybridtei.retrieval.store.base import PayloadBudget, Stored
 from hybridtei.retrieval.store.plan import schema_for
 from hybridtei.retrieval.store.points import to_points
-from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, exact, filled, run, spec_in
+from tests.retrieval.search.small_search import (
+    MODEL,
+    TEXTS,
+    encoder_of,
+    exact,
+    filled,
+    run,
+    spec_in,
+)
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.retrieval.store.stores import asked
 
@@ -45,7 +53,13 @@ def searched(kind, shared, encoder, texts, work: Any, **plan: Any):
     store = shared.store if kind == "embedded" else MemoryStore()
 
     async def scenario():
-        await filled(encoder, store, texts=texts, payload_of=lambda place: {"document_id": f"d{place // 5}"}, **plan)
+        await filled(
+            encoder,
+            store,
+            texts=texts,
+            payload_of=lambda place: {"document_id": f"d{place // 5}"},
+            **plan,
+        )
         try:
             return await work(Searcher(store, query_model(encoder, MODEL)))
         finally:
@@ -60,14 +74,26 @@ def chunks(**fields):
 
 
 def z_sum(scores, weights):
-    return sum(weight * (scores[leg] - scores[leg].mean()) / scores[leg].std() for leg, weight in weights.items())
+    return sum(
+        weight * (scores[leg] - scores[leg].mean()) / scores[leg].std()
+        for leg, weight in weights.items()
+    )
 
 
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
 @pytest.mark.parametrize("weights", [WEIGHTS, {"dense": 2.0, "sparse": 0.7}])
 def test_normalised_scores_are_numpys(encoder, shared, kind, weights):
-    options = chunks(weights=None if weights is WEIGHTS else weights, limit=len(TEXTS), explain=True)
-    found = searched(kind, shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options), sparse_idf=False)
+    options = chunks(
+        weights=None if weights is WEIGHTS else weights, limit=len(TEXTS), explain=True
+    )
+    found = searched(
+        kind,
+        shared,
+        encoder,
+        TEXTS,
+        lambda it: it.search("papers", QUERY, options),
+        sparse_idf=False,
+    )
     scores = exact(encoder, QUERY)
     total = z_sum(scores, weights)
     assert found.mode == "zscore"
@@ -82,13 +108,18 @@ def test_normalised_scores_are_numpys(encoder, shared, kind, weights):
 
 def test_a_sum_that_maxsim_replaced_is_not_explained_as_one(encoder, shared):
     options = chunks(rescore=True, explain=True)
-    found = searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
+    found = searched(
+        "memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options)
+    )
     for place, hit in enumerate(found.hits, 1):
         assert "zscore" not in hit.scores
         assert hit.scores["multivector"] == StageScore(hit.score, place)
 
 
-@pytest.mark.parametrize("options", [{}, {"rescore": True}, {"group_by": "document"}, {"mode": "rrf", "group_by": "document"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rescore": True}, {"group_by": "document"}, {"mode": "rrf", "group_by": "document"}],
+)
 def test_pages_hold_every_hit_once_in_the_order_of_one_page(encoder, shared, options):
     texts = [f"{one} {other}" for one in TEXTS for other in TEXTS[:4]]
     total = len(texts) // 5 if "group_by" in options else len(texts)
@@ -115,11 +146,17 @@ def test_legs_that_agree_on_all_points_of_a_tier_hide_no_others(encoder, shared)
     def vectors(angle: float, weight: float) -> Embeddings:
         dense = np.zeros((1, width), np.float32)
         dense[0, :2] = np.cos(angle), np.sin(angle)
-        return Embeddings(dense, SparseVectors(one, np.array([weight], np.float32), np.array([0, 1]), 100))
+        return Embeddings(
+            dense, SparseVectors(one, np.array([weight], np.float32), np.array([0, 1]), 100)
+        )
 
     async def work(searcher):
-        each = [vectors(dense_order.index(i) / 10, 1 - sparse_order.index(i) / 10) for i in range(8)]
-        points = [point for i, embedded in enumerate(each) for point in to_points(embedded, [100 + i])]
+        each = [
+            vectors(dense_order.index(i) / 10, 1 - sparse_order.index(i) / 10) for i in range(8)
+        ]
+        points = [
+            point for i, embedded in enumerate(each) for point in to_points(embedded, [100 + i])
+        ]
         await searcher.store.delete("papers", range(len(TEXTS)))
         await searcher.store.upsert("papers", points)
         options = chunks(limit=8, prefetch_limit=2)
@@ -133,10 +170,17 @@ def test_a_leg_that_finds_nothing_changes_no_place(encoder, shared):
     async def both(searcher):
         embedded = await searcher.embed("papers", [QUERY])
         none = np.zeros(2, np.int64)
-        wordless = Embeddings(embedded.dense, SparseVectors(none[:0], np.zeros(0, np.float32), none, embedded.sparse.width))
+        wordless = Embeddings(
+            embedded.dense,
+            SparseVectors(none[:0], np.zeros(0, np.float32), none, embedded.sparse.width),
+        )
         options = chunks(limit=len(TEXTS))
         hits = (await searcher.find("papers", QUERY, wordless, 0, options)).hits
-        dense = (await searcher.find("papers", QUERY, wordless, 0, chunks(mode="dense", limit=len(TEXTS)))).hits
+        dense = (
+            await searcher.find(
+                "papers", QUERY, wordless, 0, chunks(mode="dense", limit=len(TEXTS))
+            )
+        ).hits
         return [hit.id for hit in hits], [hit.id for hit in dense]
 
     hybrid, dense = searched("memory", shared, encoder, TEXTS, both)
@@ -146,14 +190,20 @@ def test_a_leg_that_finds_nothing_changes_no_place(encoder, shared):
 @pytest.mark.parametrize("kind", ["memory", "embedded"])
 @pytest.mark.parametrize("mode", ["zscore", "dense", "rrf"])
 def test_as_many_documents_as_asked_for_with_the_best_chunk_of_each(encoder, shared, kind, mode):
-    texts = [QUERY] * 20 + [f"{one} {QUERY}" for one in TEXTS]  # the first four documents fill every first tier
+    texts = [QUERY] * 20 + [
+        f"{one} {QUERY}" for one in TEXTS
+    ]  # the first four documents fill every first tier
 
     async def work(searcher):
         asked = chunks(mode=mode, limit=6, prefetch_limit=5)
         return (
             await searcher.search("papers", QUERY, structs.replace(asked, group_by="document_id")),
-            await searcher.search("papers", QUERY, structs.replace(asked, group_by="metadata.nothing")),
-            await searcher.search("papers", QUERY, structs.replace(asked, mode=mode, limit=30, prefetch_limit=100)),
+            await searcher.search(
+                "papers", QUERY, structs.replace(asked, group_by="metadata.nothing")
+            ),
+            await searcher.search(
+                "papers", QUERY, structs.replace(asked, mode=mode, limit=30, prefetch_limit=100)
+            ),
         )
 
     grouped, single, every = searched(kind, shared, encoder, texts, work)
@@ -168,7 +218,9 @@ def test_as_many_documents_as_asked_for_with_the_best_chunk_of_each(encoder, sha
 
 def test_what_more_counts(encoder, shared):
     options = chunks(group_by="document", limit=2)
-    found = searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options))
+    found = searched(
+        "memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options)
+    )
     assert [hit.more for hit in found.hits] == [4, 4]
     assert [hit.more for hit in found.hits] == [4, 4]
 
@@ -181,7 +233,9 @@ def test_lists_of_several_values_are_of_no_group_and_not_hidden_by_one(encoder, 
         records, _ = await searcher.store.scroll("papers", limit=100)
         for record in records:
             record.payload["tag"] = tags[record.id % len(tags)]
-        vectors = await searcher.store.retrieve("papers", [one.id for one in records], with_vectors=True)
+        vectors = await searcher.store.retrieve(
+            "papers", [one.id for one in records], with_vectors=True
+        )
         by_id = {one.id: one.vector for one in vectors}
         points = [Stored(one.id, one.payload, by_id[one.id]) for one in records]
         await searcher.store.upsert("papers", points)
@@ -189,7 +243,9 @@ def test_lists_of_several_values_are_of_no_group_and_not_hidden_by_one(encoder, 
         return (await searcher.search("papers", QUERY, options)).hits
 
     hits = searched(kind, shared, encoder, TEXTS, work)
-    assert sorted(str(hit.payload["tag"]) for hit in hits if len(hit.payload["tag"]) == 2) == sorted(map(str, tags[2::2] * 2))
+    assert sorted(
+        str(hit.payload["tag"]) for hit in hits if len(hit.payload["tag"]) == 2
+    ) == sorted(map(str, tags[2::2] * 2))
     assert len(hits) == 6
 
 
@@ -198,16 +254,26 @@ def test_a_reranker_ranks_documents(encoder, shared):
         return np.array([len(document) for document in documents], np.float32)
 
     options = chunks(group_by="document", rerank_limit=2, limit=2)
-    found = searched("memory", shared, encoder, TEXTS, lambda it: it.search("papers", QUERY, options, rank=by_length))
+    found = searched(
+        "memory",
+        shared,
+        encoder,
+        TEXTS,
+        lambda it: it.search("papers", QUERY, options, rank=by_length),
+    )
     assert {hit.payload["document_id"] for hit in found.hits} == {"d0", "d1"}
-    assert [hit.score for hit in found.hits] == sorted((hit.score for hit in found.hits), reverse=True)
+    assert [hit.score for hit in found.hits] == sorted(
+        (hit.score for hit in found.hits), reverse=True
+    )
     assert found.hits[0].score == len(found.hits[0].payload["text"])
 
 
 def test_scores_below_the_threshold_are_left_out(encoder, shared):
     async def both(searcher):
         every = await searcher.search("papers", QUERY, chunks())
-        some = await searcher.search("papers", QUERY, chunks(score_threshold=0.0, prefetch_limit=100))
+        some = await searcher.search(
+            "papers", QUERY, chunks(score_threshold=0.0, prefetch_limit=100)
+        )
         return every.hits, some.hits
 
     every, some = searched("memory", shared, encoder, TEXTS, both)
@@ -235,29 +301,42 @@ def test_what_a_group_is(payload, key, group):
 def test_values_that_points_are_grouped_by_are_payloads_too(encoder, shared, mode):
     async def work(searcher):
         small = Searcher(searcher.store, searcher.model, budget=PayloadBudget(200))
-        asked = chunks(mode=mode, group_by="document_id", with_payload=False, limit=2, prefetch_limit=2)
+        asked = chunks(
+            mode=mode, group_by="document_id", with_payload=False, limit=2, prefetch_limit=2
+        )
         hits = (await small.search("papers", QUERY, asked)).hits
         with pytest.raises(PayloadsTooLarge):
-            await small.search("papers", QUERY, structs.replace(asked, group_by="text", prefetch_limit=10))
+            await small.search(
+                "papers", QUERY, structs.replace(asked, group_by="text", prefetch_limit=10)
+            )
         return hits
 
     assert len(searched("memory", shared, encoder, TEXTS, work)) == 2
 
 
-@pytest.mark.parametrize("fields", [{"mode": "dense"}, {"mode": "dense", "limit": 150}, {"offset": 1}, {"with_payload": False}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"mode": "dense"}, {"mode": "dense", "limit": 150}, {"offset": 1}, {"with_payload": False}],
+)
 def test_bytes_of_multivectors_in_payloads_are_neither_given_nor_counted(encoder, shared, fields):
     read = []
 
     async def work(searcher):
         small = Searcher(searcher.store, searcher.model, budget=PayloadBudget(2_000))
-        return (await small.search("papers", QUERY, chunks(**{"highlights": True, "limit": 9, **fields}))).hits
+        return (
+            await small.search(
+                "papers", QUERY, chunks(**{"highlights": True, "limit": 9, **fields})
+            )
+        ).hits
 
     class Spent(PayloadBudget):
         def spend(self, points):
             read.extend(points)
 
     async def counted(searcher):
-        return await Searcher(searcher.store, searcher.model, budget=Spent(0)).search("papers", QUERY, chunks(**fields))
+        return await Searcher(searcher.store, searcher.model, budget=Spent(0)).search(
+            "papers", QUERY, chunks(**fields)
+        )
 
     plan = {"multivector_dtype": "int8"}
     assert len(searched("embedded", shared, encoder, TEXTS, work, **plan)) >= 9
@@ -265,7 +344,9 @@ def test_bytes_of_multivectors_in_payloads_are_neither_given_nor_counted(encoder
     assert all("multivector_base64" not in (point.payload or {}) for point in read)
 
 
-@pytest.mark.parametrize("fields", [{}, {"mode": "rrf"}, {"mode": "rrf", "rescore": True}, {"group_by": "document"}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"mode": "rrf"}, {"mode": "rrf", "rescore": True}, {"group_by": "document"}]
+)
 def test_without_a_known_term_or_dense_vectors_nothing_is_found(encoder, shared, fields):
     none = SparseVectors(np.zeros(0, np.int64), np.zeros(0, np.float32), np.array([0, 0]), 10)
     asked = encoder.encode([QUERY], ALL, input_type="query")
@@ -295,12 +376,19 @@ def test_of_two_candidates_a_leg_that_hardly_tells_them_apart_does_not_decide(en
     width, (one, other) = encoder.spec.dense_width, (0.1, 0.9)
     dense = np.zeros((2, width), np.float32)
     dense[:, :2] = [[one, (1 - one**2) ** 0.5], [other, (1 - other**2) ** 0.5]]
-    sparse = SparseVectors(np.array([5, 5]), np.array([1.01, 1.0], np.float32), np.array([0, 1, 2]), encoder.spec.sparse_width)
+    sparse = SparseVectors(
+        np.array([5, 5]),
+        np.array([1.01, 1.0], np.float32),
+        np.array([0, 1, 2]),
+        encoder.spec.sparse_width,
+    )
     asked = Embeddings(dense=np.eye(1, width, dtype=np.float32), sparse=sparse)
 
     async def scenario():
         store = MemoryStore()
-        await store.create("two", schema_for(encoder.spec, MODEL, heads=frozenset({Head.DENSE, Head.SPARSE})))
+        await store.create(
+            "two", schema_for(encoder.spec, MODEL, heads=frozenset({Head.DENSE, Head.SPARSE}))
+        )
         await store.upsert("two", to_points(Embeddings(dense=dense, sparse=sparse), [1, 2]))
         options = chunks(mode="zscore", weights={"dense": 1.0, "sparse": 1.0})
         legs = legs_of(asked, 0, options, is_packed=False)
@@ -315,11 +403,16 @@ def test_few_that_a_filter_leaves_stand_in_the_order_of_the_whole(encoder, share
 
     async def work(searcher):
         asked = chunks(limit=len(texts))
-        whole = [(hit.id, hit.score) for hit in (await searcher.search("papers", QUERY, asked)).hits]
+        whole = [
+            (hit.id, hit.score) for hit in (await searcher.search("papers", QUERY, asked)).hits
+        ]
         for begin in range(0, len(texts) - left, 7):
             some = {identity for identity, _ in whole[begin :: len(texts) // left][:left]}
             only = {"must": [{"has_id": sorted(some)}]}
-            for options in (structs.replace(asked, query_filter=only), structs.replace(asked, query_filter=only, limit=1)):
+            for options in (
+                structs.replace(asked, query_filter=only),
+                structs.replace(asked, query_filter=only, limit=1),
+            ):
                 hits = (await searcher.search("papers", QUERY, options)).hits
                 wanted = [one for one in whole if one[0] in some][: options.limit]
                 assert [(hit.id, hit.score) for hit in hits] == wanted
@@ -331,11 +424,16 @@ def test_few_that_a_filter_leaves_stand_in_the_order_of_the_whole(encoder, share
 @pytest.mark.parametrize("weights", [None, {"dense": 1.0, "sparse": 1.0}])
 def test_a_small_collection_has_scores_that_are_shares(encoder, shared, count, weights):
     options = chunks(weights=weights, explain=True)
-    hits = searched("memory", shared, encoder, TEXTS[:count], lambda it: it.search("papers", QUERY, options)).hits
+    hits = searched(
+        "memory", shared, encoder, TEXTS[:count], lambda it: it.search("papers", QUERY, options)
+    ).hits
     assert len(hits) == count
     assert all(round(hit.score, 4) for hit in hits)  # "0.0000" would say nothing
     given = weights or WEIGHTS
     columns = {leg: np.array([hit.scores[leg].score for hit in hits]) for leg in given}
-    shares = {leg: 1 + (column - column.max()) / (np.abs(column).max() or 1) for leg, column in columns.items()}
+    shares = {
+        leg: 1 + (column - column.max()) / (np.abs(column).max() or 1)
+        for leg, column in columns.items()
+    }
     wanted = sum(weight * shares[leg] for leg, weight in given.items())
     assert [hit.score for hit in hits] == pytest.approx(wanted, abs=1e-5)

@@ -29,22 +29,30 @@ DOCUMENTS, QUERIES = 250, 75  # of 1,400 and 225: more than twice what a list ho
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason="the cranfield collection is not beside the repository"),
+    pytest.mark.skipif(
+        not FOLDER.is_dir(), reason="the cranfield collection is not beside the repository"
+    ),
 ]
 
 
 def part_of_it(folder: Path) -> Path:
     """The collection's first documents, and the judgements of them."""
     folder.mkdir()
-    corpus = (FOLDER / "corpus.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:DOCUMENTS]
+    corpus = (
+        (FOLDER / "corpus.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:DOCUMENTS]
+    )
     kept = {json.loads(line)["id"] for line in corpus}
 
     def is_kept(query: str, document: str, _: str) -> bool:
         return int(query) <= QUERIES and document in kept
 
-    header, *judgements = (FOLDER / "qrels.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    header, *judgements = (
+        (FOLDER / "qrels.tsv").read_text(encoding="utf-8").splitlines(keepends=True)
+    )
     (folder / "corpus.jsonl").write_text("".join(corpus), encoding="utf-8")
-    (folder / "qrels.tsv").write_text("".join([header, *(line for line in judgements if is_kept(*line.split("\t")))]))
+    (folder / "qrels.tsv").write_text(
+        "".join([header, *(line for line in judgements if is_kept(*line.split("\t")))])
+    )
     shutil.copy(FOLDER / "queries.jsonl", folder)
     return folder
 
@@ -58,7 +66,9 @@ def test_every_mode_ranks_as_well_as_an_exhaustive_ranking(tmp_path):
         store=place,
         no_chunking=True,
         quiet=True,
-        plan=CollectionPlan(multivector_tokens=0, multivector_dtype="float"),  # all ways, also those that find by MaxSim
+        plan=CollectionPlan(
+            multivector_tokens=0, multivector_dtype="float"
+        ),  # all ways, also those that find by MaxSim
         quarantine=str(tmp_path / "quarantine.jsonl"),
     )
     assert summary.stats.points == DOCUMENTS
@@ -80,7 +90,9 @@ async def through_the_database(judged, place):
     try:
         points, offset = [], None
         while True:
-            page, offset = await store.scroll("cranfield", limit=256, offset=offset, with_vectors=True)
+            page, offset = await store.scroll(
+                "cranfield", limit=256, offset=offset, with_vectors=True
+            )
             points += page
             if offset is None:
                 return evaluation, points
@@ -98,19 +110,32 @@ def exhaustive(encoder, judged, points):
     rows = [np.array(point.vector["multivector"], np.float32) for point in points]
     starts = np.cumsum([0, *(len(each) for each in rows[:-1])])
     stacked = np.concatenate(rows)
-    maxsim = np.stack([np.maximum.reduceat(query @ stacked.T, starts, axis=1).sum(0) for query in asked.multivector])
+    maxsim = np.stack(
+        [
+            np.maximum.reduceat(query @ stacked.T, starts, axis=1).sum(0)
+            for query in asked.multivector
+        ]
+    )
     single = {"dense": dense, "sparse": sparse, "multivector, all": maxsim}
     figures = {
-        name: ndcg([np.argsort(-row, kind="stable") for row in scores], names, judged) for name, scores in single.items()
+        name: ndcg([np.argsort(-row, kind="stable") for row in scores], names, judged)
+        for name, scores in single.items()
     }
     lists = [[cut(dense[q]), cut(sparse[q])] for q in range(len(dense))]
     fused = {"rrf k=2": lambda pair: rrf(pair, k=2), "rrf k=61": lambda pair: rrf(pair, k=61)}
     for name, fuse in fused.items():
         figures[name] = ndcg([fuse(pair).ids for pair in lists], names, judged)
     candidates = [list({*pair[0].ids, *pair[1].ids}) for pair in lists]
-    weighted = 0.25 * dense + 0.05 * sparse + maxsim / np.array([len(query) for query in asked.multivector])[:, None]
+    weighted = (
+        0.25 * dense
+        + 0.05 * sparse
+        + maxsim / np.array([len(query) for query in asked.multivector])[:, None]
+    )
     for name, scores in (("weighted", weighted), ("rrf k=61, MaxSim", maxsim)):
-        rankings = [sorted(some, key=lambda place, row=row: -row[place]) for some, row in zip(candidates, scores, strict=True)]
+        rankings = [
+            sorted(some, key=lambda place, row=row: -row[place])
+            for some, row in zip(candidates, scores, strict=True)
+        ]
         figures[name] = ndcg(rankings, names, judged)
     return figures
 
@@ -129,7 +154,9 @@ def sparse_scores(queries, documents):
 
 
 def cut(scores):
-    best = [int(place) for place in np.argsort(-scores, kind="stable")[:DEPTH] if scores[place] != 0]
+    best = [
+        int(place) for place in np.argsort(-scores, kind="stable")[:DEPTH] if scores[place] != 0
+    ]
     return Ranking(best, scores[best].astype(np.float64))
 
 
@@ -138,7 +165,13 @@ def ndcg(rankings, names, judged):
     values = []
     for (query, grades), ranking in zip(judged.relevance.items(), rankings, strict=True):
         del query
-        gained = sum(grades.get(names[place], 0) / math.log2(rank + 1) for rank, place in enumerate(ranking[:10], 1))
-        ideal = sum(grade / math.log2(rank + 1) for rank, grade in enumerate(sorted(grades.values(), reverse=True)[:10], 1))
+        gained = sum(
+            grades.get(names[place], 0) / math.log2(rank + 1)
+            for rank, place in enumerate(ranking[:10], 1)
+        )
+        ideal = sum(
+            grade / math.log2(rank + 1)
+            for rank, grade in enumerate(sorted(grades.values(), reverse=True)[:10], 1)
+        )
         values.append(gained / ideal)
     return float(np.mean(values))

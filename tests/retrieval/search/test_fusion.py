@@ -22,11 +22,18 @@ from tests.retrieval.store.stores import TOLERANCE, VOCABULARY, WIDTH, embedding
 
 QUERY = embeddings(3)
 DENSE_ONLY = Embeddings(dense=QUERY.dense)
-WORDLESS = Embeddings(dense=QUERY.dense, sparse=SparseVectors.from_dense(np.zeros((3, VOCABULARY), dtype=np.float32)))
+WORDLESS = Embeddings(
+    dense=QUERY.dense, sparse=SparseVectors.from_dense(np.zeros((3, VOCABULARY), dtype=np.float32))
+)
 
 
-def legs(query: Embeddings = QUERY, *, is_packed: bool = False, mode: Any = "rrf", **fields: Any) -> Legs:
-    options = SearchOptions(mode=mode, **{name: list(one) if isinstance(one, tuple) else one for name, one in fields.items()})
+def legs(
+    query: Embeddings = QUERY, *, is_packed: bool = False, mode: Any = "rrf", **fields: Any
+) -> Legs:
+    options = SearchOptions(
+        mode=mode,
+        **{name: list(one) if isinstance(one, tuple) else one for name, one in fields.items()},
+    )
     options.check_page()
     return legs_of(query, 0, options, is_packed=is_packed)
 
@@ -34,7 +41,11 @@ def legs(query: Embeddings = QUERY, *, is_packed: bool = False, mode: Any = "rrf
 @pytest.mark.parametrize(
     ("query", "settings", "message"),
     [
-        (QUERY, {"mode": "best"}, "`mode` is 'best', should be one of dense, sparse, multivector, zscore, rrf, weighted"),
+        (
+            QUERY,
+            {"mode": "best"},
+            "`mode` is 'best', should be one of dense, sparse, multivector, zscore, rrf, weighted",
+        ),
         (QUERY, {"limit": 0}, "`limit` is 0, should be between 1 and 100000"),
         (QUERY, {"prefetch_limit": 0}, "`prefetch_limit` is 0"),
         (QUERY, {"offset": -1}, "`offset` is -1"),
@@ -43,7 +54,11 @@ def legs(query: Embeddings = QUERY, *, is_packed: bool = False, mode: Any = "rrf
         (QUERY, {"mode": "zscore", "k": 2}, "`k` means nothing in mode 'zscore'"),
         (QUERY, {"mode": "dense", "weights": (1, 2)}, "`weights` means nothing in mode 'dense'"),
         (QUERY, {"mode": "dense", "legs": ("dense",)}, "`legs` means nothing"),
-        (QUERY, {"weights": (1.0,)}, "`weights` are 1, should be as many as there are legs: dense, sparse"),
+        (
+            QUERY,
+            {"weights": (1.0,)},
+            "`weights` are 1, should be as many as there are legs: dense, sparse",
+        ),
         (QUERY, {"weights": (1.0, -1.0)}, "should be finite, 0 or more, and not all 0"),
         (QUERY, {"weights": (0.0, 0.0)}, "not all 0"),
         (QUERY, {"weights": (1.0, float("nan"))}, "finite"),
@@ -56,12 +71,26 @@ def legs(query: Embeddings = QUERY, *, is_packed: bool = False, mode: Any = "rrf
         (DENSE_ONLY, {"mode": "sparse"}, "the query has no sparse vector; it has dense"),
         (DENSE_ONLY, {"rescore": "multivector"}, "the query has no multivector vector"),
         (DENSE_ONLY, {"legs": ("dense", "sparse")}, "the query has no sparse vector"),
-        (Embeddings(dense=np.full((1, WIDTH), np.nan, dtype=np.float32)), {"mode": "dense"}, "dense vector holds numbers that"),
-        (QUERY, {"mode": "multivector", "is_packed": True}, "search in mode zscore or weighted, or with `rescore`"),
-        (QUERY, {"legs": ("dense", "multivector"), "is_packed": True}, "which can score candidates but not find them"),
+        (
+            Embeddings(dense=np.full((1, WIDTH), np.nan, dtype=np.float32)),
+            {"mode": "dense"},
+            "dense vector holds numbers that",
+        ),
+        (
+            QUERY,
+            {"mode": "multivector", "is_packed": True},
+            "search in mode zscore or weighted, or with `rescore`",
+        ),
+        (
+            QUERY,
+            {"legs": ("dense", "multivector"), "is_packed": True},
+            "which can score candidates but not find them",
+        ),
     ],
 )
-def test_what_cannot_be_asked_is_named(query: Embeddings, settings: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_asked_is_named(
+    query: Embeddings, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         legs(query, **settings)
 
@@ -86,30 +115,51 @@ def test_what_weighs_nothing_takes_no_part() -> None:
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_weighed_multivector_never_scans_everything(is_packed: bool) -> None:
-    for asked in (legs(mode="weighted", weights="m3", is_packed=is_packed), legs(mode="zscore", is_packed=is_packed)):
-        assert (list(asked.weights), asked.finders) == (["dense", "sparse", "multivector"], ["dense", "sparse"])
+    for asked in (
+        legs(mode="weighted", weights="m3", is_packed=is_packed),
+        legs(mode="zscore", is_packed=is_packed),
+    ):
+        assert (list(asked.weights), asked.finders) == (
+            ["dense", "sparse", "multivector"],
+            ["dense", "sparse"],
+        )
 
 
 LISTS = st.lists(
-    st.lists(st.tuples(st.integers(0, 12), st.floats(-5, 5, width=32)), max_size=8, unique_by=lambda pair: pair[0]),
+    st.lists(
+        st.tuples(st.integers(0, 12), st.floats(-5, 5, width=32)),
+        max_size=8,
+        unique_by=lambda pair: pair[0],
+    ),
     min_size=1,
     max_size=4,
 )
 
 
 @given(LISTS, st.integers(1, 70), st.data())
-def test_ranks_are_fused_as_qdrant_fuses_them(lists: list[list[tuple[int, float]]], k: int, data: st.DataObject) -> None:
+def test_ranks_are_fused_as_qdrant_fuses_them(
+    lists: list[list[tuple[int, float]]], k: int, data: st.DataObject
+) -> None:
     """By the product, and by the formula that other tests hold it against."""
     ordered = [sorted(pairs, key=lambda pair: -pair[1]) for pairs in lists]
     weights = data.draw(st.lists(st.floats(1e-3, 9), min_size=len(lists), max_size=len(lists)))
     answers = [[Stored(i, {}, {}, score) for i, score in pairs] for pairs in ordered]
     theirs = reciprocal_rank_fusion(answers, limit=100, ranking_constant_k=k, weights=weights)
     wanted = {point.id: point.score for point in theirs}
-    rankings = [Ranking([i for i, _ in pairs], np.array([score for _, score in pairs])) for pairs in ordered]
+    rankings = [
+        Ranking([i for i, _ in pairs], np.array([score for _, score in pairs])) for pairs in ordered
+    ]
     formula = rrf(rankings, k=k, weights=weights)
-    assert dict(zip(formula.ids, formula.scores, strict=True)) == pytest.approx(wanted, abs=TOLERANCE)
+    assert dict(zip(formula.ids, formula.scores, strict=True)) == pytest.approx(
+        wanted, abs=TOLERANCE
+    )
     places = {
-        str(leg): np.array([next((place for place, (i, _) in enumerate(pairs, 1) if i == one), np.nan) for one in wanted])
+        str(leg): np.array(
+            [
+                next((place for place, (i, _) in enumerate(pairs, 1) if i == one), np.nan)
+                for one in wanted
+            ]
+        )
         for leg, pairs in enumerate(ordered)
     }
     ours = reciprocal_ranks(places, {str(leg): weight for leg, weight in enumerate(weights)}, k)

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.encoder import Encoder
-from hybridtei.retrieval.search.explain import MAX_HIGHLIGHTS, Highlight, excerpt, highlights, shared_terms
+from hybridtei.retrieval.search.explain import (
+    MAX_HIGHLIGHTS,
+    Highlight,
+    excerpt,
+    highlights,
+    shared_terms,
+)
 from hybridtei.retrieval.search.local import query_model
 from tests import tiny
 from tests.inference.engine import small
@@ -26,8 +32,16 @@ def test_terms_that_both_have_weigh_as_much_as_their_product():
 
 
 def test_each_place_of_a_term_and_pieces_that_touch_as_one():
-    found = highlights("one xyz one", {small.IDS["one"]: 2.0, small.IDS["##y"]: 0.5, small.IDS["##z"]: 0.25}, tokens_of)
-    assert found == [Highlight(0, 3, "one", 2.0), Highlight(5, 7, "yz", 0.75), Highlight(8, 11, "one", 2.0)]
+    found = highlights(
+        "one xyz one",
+        {small.IDS["one"]: 2.0, small.IDS["##y"]: 0.5, small.IDS["##z"]: 0.25},
+        tokens_of,
+    )
+    assert found == [
+        Highlight(0, 3, "one", 2.0),
+        Highlight(5, 7, "yz", 0.75),
+        Highlight(8, 11, "one", 2.0),
+    ]
     assert highlights("", {1: 1.0}, tokens_of) == highlights("one", {}, tokens_of) == []
 
 
@@ -65,7 +79,11 @@ def test_an_excerpt_lies_within_the_text_and_shows_something_marked(words, width
 
 def test_the_excerpt_is_where_most_weight_is():
     text = "one " * 50 + "search engine " + "two " * 50
-    found = highlights(text, {small.IDS["one"]: 0.01, small.IDS["search"]: 1.0, small.IDS["engine"]: 1.0}, tokens_of)
+    found = highlights(
+        text,
+        {small.IDS["one"]: 0.01, small.IDS["search"]: 1.0, small.IDS["engine"]: 1.0},
+        tokens_of,
+    )
     start, end = excerpt(text, found, 60)
     assert "search engine" in text[start:end]
 

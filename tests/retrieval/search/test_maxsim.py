@@ -46,7 +46,9 @@ def schema(dtype: str) -> CollectionSchema:
 def packed(dtype: str) -> Embeddings:
     full = embeddings(COUNT)
     assert full.multivector is not None
-    return Embeddings(full.dense, full.sparse, budgeted(full.multivector, MultivectorBudget(dtype=dtype)))  # type: ignore[arg-type]
+    return Embeddings(
+        full.dense, full.sparse, budgeted(full.multivector, MultivectorBudget(dtype=dtype))
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,9 @@ def floats(points: Embeddings) -> Ragged:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Asked]:
     with asked(request.param, tmp_path_factory.mktemp("packed")) as given:
         yield given
 
@@ -112,8 +116,15 @@ def filled(request: pytest.FixtureRequest, shared: Asked) -> Iterator[Filled]:
     with emptied(shared) as given:
         points = packed(request.param)
         given.run(given.store.create(given.name, schema(request.param)))
-        given.run(given.store.upsert(given.name, to_points(points, IDS, [{"number": i} for i in range(COUNT)])))
-        truth = {one: float((ROWS @ rows.T).max(1).sum()) for one, rows in zip(IDS, floats(points), strict=True)}
+        given.run(
+            given.store.upsert(
+                given.name, to_points(points, IDS, [{"number": i} for i in range(COUNT)])
+            )
+        )
+        truth = {
+            one: float((ROWS @ rows.T).max(1).sum())
+            for one, rows in zip(IDS, floats(points), strict=True)
+        }
         yield given, truth, PackedFormat(request.param, ROW_WIDTH)
 
 
@@ -121,7 +132,9 @@ def best(filled: Filled, count: int, **fields: Any) -> list[Candidate]:
     given, _, packed_as = filled
     options = SearchOptions(group_by=None, **fields)
     legs = legs_of(QUERY, 0, options, is_packed=True)
-    return given.run(Candidates(given.store, given.name, legs, options, packed=packed_as).best(count))
+    return given.run(
+        Candidates(given.store, given.name, legs, options, packed=packed_as).best(count)
+    )
 
 
 @pytest.mark.parametrize("mode", ["dense", "rrf", "zscore"])
@@ -129,7 +142,9 @@ def test_candidates_stand_in_the_order_of_maxsim(filled: Filled, mode: str) -> N
     truth = filled[1]
     found = best(filled, COUNT, mode=mode, rescore=True)
     assert [one.id for one in found] == sorted(truth, key=lambda one: -truth[one])
-    assert [one.score for one in found] == pytest.approx(sorted(truth.values(), reverse=True), abs=1e-5)
+    assert [one.score for one in found] == pytest.approx(
+        sorted(truth.values(), reverse=True), abs=1e-5
+    )
 
 
 def test_of_a_few_candidates_the_best_above_a_threshold(filled: Filled) -> None:
@@ -144,10 +159,14 @@ def test_of_a_few_candidates_the_best_above_a_threshold(filled: Filled) -> None:
 
 def test_weighted_takes_the_mean_over_the_querys_rows(filled: Filled) -> None:
     for one in best(filled, COUNT, mode="weighted", weights={"dense": 0.5, "multivector": 2.0}):
-        assert one.score == pytest.approx(0.5 * one.legs["dense"].score + 2 * filled[1][one.id] / len(ROWS), abs=1e-5)
+        assert one.score == pytest.approx(
+            0.5 * one.legs["dense"].score + 2 * filled[1][one.id] / len(ROWS), abs=1e-5
+        )
 
 
-def test_bytes_are_read_a_few_points_at_a_time(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_read_a_few_points_at_a_time(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given, truth, packed_as = filled
     read: list[int] = []
     retrieve = type(given.store).retrieve
@@ -160,24 +179,38 @@ def test_bytes_are_read_a_few_points_at_a_time(filled: Filled, monkeypatch: pyte
     monkeypatch.setattr(module, "READ_AT_ONCE", 7)
     monkeypatch.setattr(module, "MAX_FLOAT_BYTES", 100)
     monkeypatch.setattr(type(given.store), "retrieve", counted)
-    assert given.run(packed_scores(given.store, given.name, IDS, ROWS, packed_as)) == pytest.approx(truth, abs=1e-5)
+    assert given.run(packed_scores(given.store, given.name, IDS, ROWS, packed_as)) == pytest.approx(
+        truth, abs=1e-5
+    )
     assert (sum(read), max(read)) == (COUNT, 7)
 
 
 def test_a_payload_is_given_without_them(filled: Filled) -> None:
     given = filled[0]
-    records = given.run(given.store.retrieve(given.name, IDS[:3], with_payload=payload_of(schema("binary"))))
-    assert {record.id: record.payload for record in records} == {one: {"number": i} for i, one in enumerate(IDS[:3])}
+    records = given.run(
+        given.store.retrieve(given.name, IDS[:3], with_payload=payload_of(schema("binary")))
+    )
+    assert {record.id: record.payload for record in records} == {
+        one: {"number": i} for i, one in enumerate(IDS[:3])
+    }
 
 
-def test_many_searches_at_once_take_few_threads(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_searches_at_once_take_few_threads(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given, _, packed_as = filled
     names: set[str] = set()
     scores = module._maxsims
-    monkeypatch.setattr(module, "_maxsims", lambda *arguments: (names.add(current_thread().name), scores(*arguments))[1])
+    monkeypatch.setattr(
+        module,
+        "_maxsims",
+        lambda *arguments: (names.add(current_thread().name), scores(*arguments))[1],
+    )
 
     async def all_at_once() -> None:
-        await asyncio.gather(*(packed_scores(given.store, given.name, IDS, ROWS, packed_as) for _ in range(10)))
+        await asyncio.gather(
+            *(packed_scores(given.store, given.name, IDS, ROWS, packed_as) for _ in range(10))
+        )
 
     given.run(all_at_once())
     assert names

@@ -22,7 +22,15 @@ from hybridtei.retrieval.store.plan import schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.inference.engine import small
 from tests.retrieval.search.fusion import Ranking, rrf, weighted_sum
-from tests.retrieval.search.small_search import MODEL, TEXTS, encoder_of, exact, filled, run, spec_in
+from tests.retrieval.search.small_search import (
+    MODEL,
+    TEXTS,
+    encoder_of,
+    exact,
+    filled,
+    run,
+    spec_in,
+)
 from tests.retrieval.store.memory_store import MemoryStore
 
 QUERY = "the search engine"
@@ -63,7 +71,10 @@ def test_a_filter_of_too_many_conditions_is_refused_before_the_pass(store, spec)
     fresh = encoder_of(spec)
     least = models.FieldCondition(key="metadata.place", match=models.MatchValue(value=1))
     with pytest.raises(InvalidInput, match="`query_filter` holds more than 100 conditions"):
-        ask(Searcher(store, query_model(fresh, MODEL)), query_filter=models.Filter(should=[least] * 101))
+        ask(
+            Searcher(store, query_model(fresh, MODEL)),
+            query_filter=models.Filter(should=[least] * 101),
+        )
     assert fresh.forwards == 0
 
 
@@ -75,7 +86,9 @@ def test_a_single_kind_of_vector_scores_as_numpy_does(searcher, encoder, mode):
     assert {hit.id for hit in found.hits} == set(ranking(scores).ids)
     for hit in found.hits:
         assert hit.score == pytest.approx(scores[hit.id], abs=TOLERANCE)
-    assert [hit.score for hit in found.hits] == sorted((hit.score for hit in found.hits), reverse=True)
+    assert [hit.score for hit in found.hits] == sorted(
+        (hit.score for hit in found.hits), reverse=True
+    )
 
 
 @pytest.mark.parametrize("k", [2, 61])
@@ -84,18 +97,33 @@ def test_rrf_is_what_k_names_and_fuses_dense_and_sparse(searcher, encoder, k):
     wanted = rrf([ranking(scores["dense"]), ranking(scores["sparse"])], k=k)
     found = ask(searcher, k=k, limit=len(TEXTS))
     assert found.mode == "rrf"
-    assert sorted(hit.score for hit in found.hits) == pytest.approx(sorted(wanted.scores), abs=TOLERANCE)
+    assert sorted(hit.score for hit in found.hits) == pytest.approx(
+        sorted(wanted.scores), abs=TOLERANCE
+    )
 
 
 def test_weighted_takes_the_shares_that_the_model_declares(spec, store):
-    head = MultivectorHead(spec.folder, small.DIM, shares=Shares(dense=0.25, sparse=0.05, multivector=1.0))
-    encoder = encoder_of(small.model_spec(folder=spec.folder, prompts=spec.prompts, multivector=head))
+    head = MultivectorHead(
+        spec.folder, small.DIM, shares=Shares(dense=0.25, sparse=0.05, multivector=1.0)
+    )
+    encoder = encoder_of(
+        small.model_spec(folder=spec.folder, prompts=spec.prompts, multivector=head)
+    )
     scores = exact(encoder, QUERY)
-    scores["multivector"] = scores["multivector"] / len(encoder.encode([QUERY], ALL, input_type="query").multivector.row(0))
-    wanted = weighted_sum([Ranking(range(len(TEXTS)), scores[name]) for name in ALL], [0.25, 0.05, 1.0])
+    scores["multivector"] = scores["multivector"] / len(
+        encoder.encode([QUERY], ALL, input_type="query").multivector.row(0)
+    )
+    wanted = weighted_sum(
+        [Ranking(range(len(TEXTS)), scores[name]) for name in ALL], [0.25, 0.05, 1.0]
+    )
     found = ask(Searcher(store, query_model(encoder, MODEL)), mode="weighted", limit=len(TEXTS))
     assert [hit.score for hit in found.hits] == pytest.approx(wanted.scores, abs=TOLERANCE)
-    other = ask(Searcher(store, query_model(encoder, MODEL)), mode="weighted", weights={"dense": 1.0}, limit=1)
+    other = ask(
+        Searcher(store, query_model(encoder, MODEL)),
+        mode="weighted",
+        weights={"dense": 1.0},
+        limit=1,
+    )
     assert other.hits[0].score == pytest.approx(scores["dense"].max(), abs=TOLERANCE)
 
 
@@ -123,14 +151,23 @@ def test_points_without_a_text_stay_below_what_was_reranked(encoder):
     async def scenario():
         store = await filled(encoder)
         await store.upsert(
-            "papers", [models.PointStruct(id=99, vector={"dense": encoder.encode([QUERY]).dense[0].tolist()}, payload={})]
+            "papers",
+            [
+                models.PointStruct(
+                    id=99, vector={"dense": encoder.encode([QUERY]).dense[0].tolist()}, payload={}
+                )
+            ],
         )
         searcher = Searcher(store, query_model(encoder, MODEL))
-        return await searcher.search("papers", QUERY, SearchOptions(mode="dense", limit=11), rank=by_length)
+        return await searcher.search(
+            "papers", QUERY, SearchOptions(mode="dense", limit=11), rank=by_length
+        )
 
     found = run(scenario())
     assert found.hits[-1].id == 99
-    assert [hit.score for hit in found.hits[:-1]] == sorted((hit.score for hit in found.hits[:-1]), reverse=True)
+    assert [hit.score for hit in found.hits[:-1]] == sorted(
+        (hit.score for hit in found.hits[:-1]), reverse=True
+    )
 
 
 @pytest.mark.parametrize("rescore", [False, True])
@@ -138,10 +175,19 @@ def test_an_explanation_tells_what_each_stage_gave_each_hit(searcher, encoder, r
     scores, last = exact(encoder, QUERY), "multivector" if rescore else "rrf"
     plain = ask(searcher, k=61, limit=3, rescore=rescore)
     found = ask(searcher, k=61, limit=3, rescore=rescore, explain=True, prefetch_limit=3)
-    assert [stage.name for stage in found.stages] == ["embed", "dense", "sparse", *([last] if rescore else []), "search"]
+    assert [stage.name for stage in found.stages] == [
+        "embed",
+        "dense",
+        "sparse",
+        *([last] if rescore else []),
+        "search",
+    ]
     assert all(stage.milliseconds > 0 for stage in found.stages)
     assert plain.hits[0].scores is None
-    best = {leg: [int(i) for i in np.argsort(-scores[leg], kind="stable")][:3] for leg in ("dense", "sparse")}
+    best = {
+        leg: [int(i) for i in np.argsort(-scores[leg], kind="stable")][:3]
+        for leg in ("dense", "sparse")
+    }
     for place, hit in enumerate(found.hits, 1):
         assert (hit.scores[last].rank, hit.scores[last].score) == (place, hit.score)
         assert set(hit.scores) == {last, *(leg for leg in best if hit.id in best[leg])}
@@ -155,7 +201,9 @@ def test_no_leg_runs_twice_where_a_search_is_explained(encoder):
 
     class Counted(MemoryStore):
         async def query(self, name, query):
-            asked.append((query.using, query.filter is not None and query.filter.must[0].has_id is not None))
+            asked.append(
+                (query.using, query.filter is not None and query.filter.must[0].has_id is not None)
+            )
             return await super().query(name, query)
 
     def queries(**options):
@@ -178,14 +226,21 @@ def test_explaining_a_reranked_page_counts_from_its_offset(searcher):
 def test_highlights_are_the_words_shared_with_the_query(searcher, encoder):
     query = " ".join(small.WORDS)
     found = ask(searcher, query, highlights=True, limit=10)
-    of_query = dict(zip(*encoder.encode([query], ALL, input_type="query").sparse.row(0), strict=True))
+    of_query = dict(
+        zip(*encoder.encode([query], ALL, input_type="query").sparse.row(0), strict=True)
+    )
     documents = encoder.encode(TEXTS, ALL, input_type="document").sparse
     marked = 0
     for hit in found.hits:
         of_document = dict(zip(*documents.row(hit.id), strict=True))
-        weights = {word: of_query.get(small.IDS[word], 0) * of_document.get(small.IDS[word], 0) for word in small.WORDS}
+        weights = {
+            word: of_query.get(small.IDS[word], 0) * of_document.get(small.IDS[word], 0)
+            for word in small.WORDS
+        }
         text = hit.payload["text"]
-        assert [mark.text for mark in hit.highlights] == [word for word in text.split() if weights[word] > 0]
+        assert [mark.text for mark in hit.highlights] == [
+            word for word in text.split() if weights[word] > 0
+        ]
         for mark in hit.highlights:
             assert text[mark.start : mark.end] == mark.text
             assert mark.weight == pytest.approx(weights[mark.text], rel=1e-5)
@@ -195,7 +250,9 @@ def test_highlights_are_the_words_shared_with_the_query(searcher, encoder):
 
 def test_fields_of_the_payload_as_asked_for_whatever_else_needs_the_text(searcher):
     for rank in (None, by_length):
-        some = ask(searcher, rank=rank, limit=1, with_payload=["document_id"], highlights=True).hits[0]
+        some = ask(
+            searcher, rank=rank, limit=1, with_payload=["document_id"], highlights=True
+        ).hits[0]
         assert list(some.payload) == ["document_id"]
         none = ask(searcher, rank=rank, limit=1, with_payload=False, highlights=True).hits[0]
         assert none.payload == {}
@@ -217,7 +274,8 @@ def test_what_makes_no_sense_is_refused_by_name(searcher, options, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"rerank_limit": 0}, "`rerank_limit` is 0"), ({"offset": 995}, "1000 is the last")]
+    ("options", "message"),
+    [({"rerank_limit": 0}, "`rerank_limit` is 0"), ({"offset": 995}, "1000 is the last")],
 )
 def test_a_reranker_has_limits(searcher, options, message):
     with pytest.raises(InvalidInput, match=message):
@@ -235,7 +293,9 @@ def test_only_the_model_of_the_collection_may_search_it(store, encoder):
 
 def test_a_string_is_no_store(encoder, tmp_path):
     for made in (Searcher, lambda store, model: LocalSearch(encoder, "small", store)):
-        with pytest.raises(InvalidInput, match=rf"`store` is '{tmp_path}': should be `open_store\(StoreConfig\("):
+        with pytest.raises(
+            InvalidInput, match=rf"`store` is '{tmp_path}': should be `open_store\(StoreConfig\("
+        ):
             made(str(tmp_path), query_model(encoder, "small"))
 
 
@@ -246,7 +306,9 @@ def test_a_collection_of_others_only_where_it_is_allowed(encoder):
         await store.create("papers", CollectionSchema({"dense": dense}, {}))
         with pytest.raises(CollectionMismatch):
             await Searcher(store, query_model(encoder, MODEL)).search("papers", QUERY)
-        return await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
+        return await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search(
+            "papers", QUERY
+        )
 
     found = run(scenario())
     assert (found.mode, found.hits) == ("dense", [])
@@ -255,7 +317,9 @@ def test_a_collection_of_others_only_where_it_is_allowed(encoder):
 def test_a_collection_of_nothing_the_model_makes(encoder):
     async def scenario():
         store = MemoryStore()
-        await store.create("papers", CollectionSchema({"image": VectorParams(size=3, distance="Cosine")}, {}))
+        await store.create(
+            "papers", CollectionSchema({"image": VectorParams(size=3, distance="Cosine")}, {})
+        )
         await Searcher(store, query_model(encoder, MODEL), unlabelled=True).search("papers", QUERY)
 
     with pytest.raises(CollectionMismatch, match="has the vectors image"):
@@ -265,12 +329,21 @@ def test_a_collection_of_nothing_the_model_makes(encoder):
 def test_queries_are_cut_to_the_widths_of_the_collection(encoder):
     async def scenario():
         store = MemoryStore()
-        await store.create("papers", schema_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3))
+        await store.create(
+            "papers", schema_for(encoder.spec, MODEL, dense_dim=4, multivector_dim=3)
+        )
         dense = encoder.encode(TEXTS, ("dense",), dimensions=4, input_type="document").dense
-        rows = encoder.encode(TEXTS, ("multivector",), dimensions=3, input_type="document").multivector
-        await store.upsert("papers", to_points(Embeddings(dense=dense, multivector=rows), list(range(len(TEXTS)))))
+        rows = encoder.encode(
+            TEXTS, ("multivector",), dimensions=3, input_type="document"
+        ).multivector
+        await store.upsert(
+            "papers", to_points(Embeddings(dense=dense, multivector=rows), list(range(len(TEXTS))))
+        )
         searcher = Searcher(store, query_model(encoder, MODEL))
-        return [await searcher.search("papers", TEXTS[2], SearchOptions(mode=mode)) for mode in ("dense", "multivector")]
+        return [
+            await searcher.search("papers", TEXTS[2], SearchOptions(mode=mode))
+            for mode in ("dense", "multivector")
+        ]
 
     dense, multivector = run(scenario())
     # a prompt stands before queries, so the text itself need not score 1
@@ -286,7 +359,10 @@ def test_within_an_event_loop_as_in_a_notebook(encoder, tmp_path):
         store = EmbeddedStore(str(tmp_path))
         with LocalSearch(encoder, MODEL, store) as search:
             search._loop.run(filled(encoder, store))
-            both = [search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits for _ in range(2)]
+            both = [
+                search("papers", TEXTS[4], SearchOptions(mode="dense", limit=1)).hits
+                for _ in range(2)
+            ]
         search.close()  # once more
         assert both[0] == both[1]
         return both[0][0].payload["text"]

@@ -25,7 +25,9 @@ class MemoryStore(ServerStore):
 
     async def _call(self, call: Attempt[T]) -> T:
         with self._lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it has no payload indexes, and no parameters of a search
+            warnings.simplefilter(
+                "ignore"
+            )  # it has no payload indexes, and no parameters of a search
             try:
                 return await call(self._client)
             except (*CLIENT_ERRORS, IndexError, KeyError) as error:

@@ -45,7 +45,15 @@ class Qdrant:
         self.lock = threading.Lock()
         self.held.set()
 
-    def do(self, call: str, key: str | None, size: int, work: Callable[[QdrantClient], Any], *, write: bool = False) -> Any:
+    def do(
+        self,
+        call: str,
+        key: str | None,
+        size: int,
+        work: Callable[[QdrantClient], Any],
+        *,
+        write: bool = False,
+    ) -> Any:
         """One call, whichever protocol it came by."""
         self.calls.append(call)
         self.largest = max(self.largest, size)
@@ -59,7 +67,9 @@ class Qdrant:
                 result = work(self.local)
             except ValueError as error:
                 missing = "not found" in str(error) and "ollection" in str(error)
-                raise Failure(404 if missing else 409 if "already exists" in str(error) else 400, str(error)) from error
+                raise Failure(
+                    404 if missing else 409 if "already exists" in str(error) else 400, str(error)
+                ) from error
         if write and self.lost:
             self.lost -= 1
             raise Failure(503, "the answer was lost on its way")
@@ -73,15 +83,25 @@ class Qdrant:
         status = self.status.pop(0) if len(self.status) > 1 else self.status[0]
         return info.model_copy(update={"config": config, "status": models.CollectionStatus(status)})
 
-    def create(self, local: QdrantClient, name: str, made: dict[str, Any], **arguments: Any) -> bool:
+    def create(
+        self, local: QdrantClient, name: str, made: dict[str, Any], **arguments: Any
+    ) -> bool:
         created = local.create_collection(name, **arguments)
         self.made[name] = {field: value for field, value in made.items() if value}
         self.optimizers.pop(name, None)
         return created
 
-    def update(self, local: QdrantClient, name: str, metadata: Any, diff: models.OptimizersConfigDiff | None) -> bool:
+    def update(
+        self,
+        local: QdrantClient,
+        name: str,
+        metadata: Any,
+        diff: models.OptimizersConfigDiff | None,
+    ) -> bool:
         local.update_collection(name, metadata=metadata or {})
-        self.optimizers.setdefault(name, {}).update({} if diff is None else diff.model_dump(exclude_none=True))
+        self.optimizers.setdefault(name, {}).update(
+            {} if diff is None else diff.model_dump(exclude_none=True)
+        )
         return True
 
     def cluster(self) -> dict[str, Any]:
@@ -90,13 +110,27 @@ class Qdrant:
         return {
             "status": "enabled",
             "peer_id": 1,
-            "peers": {str(peer): {"uri": f"http://node-{peer}:6335/"} for peer in range(1, self.peers + 1)},
-            "raft_info": {"term": 1, "commit": 9, "pending_operations": 0, "leader": 1, "role": "Leader", "is_voter": True},
-            "consensus_thread_status": {"consensus_thread_status": "working", "last_update": "2026-01-01T00:00:00Z"},
+            "peers": {
+                str(peer): {"uri": f"http://node-{peer}:6335/"} for peer in range(1, self.peers + 1)
+            },
+            "raft_info": {
+                "term": 1,
+                "commit": 9,
+                "pending_operations": 0,
+                "leader": 1,
+                "role": "Leader",
+                "is_voter": True,
+            },
+            "consensus_thread_status": {
+                "consensus_thread_status": "working",
+                "last_update": "2026-01-01T00:00:00Z",
+            },
             "message_send_failures": {},
         }
 
-    def upsert(self, name: str, points: list[models.PointStruct], wait: bool) -> Callable[[QdrantClient], Any]:
+    def upsert(
+        self, name: str, points: list[models.PointStruct], wait: bool
+    ) -> Callable[[QdrantClient], Any]:
         def work(local: QdrantClient) -> Any:
             assert wait, "an acknowledgement without wait says nothing"
             for point in points:

@@ -20,14 +20,27 @@ from pydantic import ValidationError
 from qdrant_client import QdrantClient, models
 from qdrant_client import grpc as messages
 from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
-from qdrant_client.grpc.collections_service_pb2_grpc import CollectionsServicer, add_CollectionsServicer_to_server
+from qdrant_client.grpc.collections_service_pb2_grpc import (
+    CollectionsServicer,
+    add_CollectionsServicer_to_server,
+)
 from qdrant_client.grpc.points_service_pb2_grpc import PointsServicer, add_PointsServicer_to_server
 
 from tests.retrieval.store.qdrant_state import MAX_BODY, Failure, Qdrant
 
 CODE = grpc.StatusCode
-CODE_OF = {400: CODE.INVALID_ARGUMENT, 401: CODE.UNAUTHENTICATED, 404: CODE.NOT_FOUND, 409: CODE.ALREADY_EXISTS}
-CODE_OF |= {429: CODE.RESOURCE_EXHAUSTED, 500: CODE.INTERNAL, 503: CODE.UNAVAILABLE, 507: CODE.INTERNAL}
+CODE_OF = {
+    400: CODE.INVALID_ARGUMENT,
+    401: CODE.UNAUTHENTICATED,
+    404: CODE.NOT_FOUND,
+    409: CODE.ALREADY_EXISTS,
+}
+CODE_OF |= {
+    429: CODE.RESOURCE_EXHAUSTED,
+    500: CODE.INTERNAL,
+    503: CODE.UNAVAILABLE,
+    507: CODE.INTERNAL,
+}
 
 
 @contextmanager
@@ -41,7 +54,9 @@ def speaking(key: str | None = None) -> Iterator[Qdrant]:
 
 @contextmanager
 def serving_grpc(state: Qdrant, port: int = 0) -> Iterator[int]:
-    server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", MAX_BODY)])
+    server = grpc.server(
+        futures.ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", MAX_BODY)]
+    )
     add_PointsServicer_to_server(Points(state), server)
     add_CollectionsServicer_to_server(Collections(state), server)
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
@@ -58,7 +73,15 @@ class Servicer:
     def __init__(self, state: Qdrant) -> None:
         self.state = state
 
-    def ask(self, call: str, request: Any, context: Any, work: Callable[[QdrantClient], Any], *, write: bool = False) -> Any:
+    def ask(
+        self,
+        call: str,
+        request: Any,
+        context: Any,
+        work: Callable[[QdrantClient], Any],
+        *,
+        write: bool = False,
+    ) -> Any:
         key = dict(context.invocation_metadata()).get("api-key")
         try:
             return self.state.do(call, key, request.ByteSize(), work, write=write)
@@ -75,11 +98,21 @@ class Collections(Servicer, CollectionsServicer):
         return messages.ListCollectionsResponse(collections=names)
 
     def CollectionExists(self, request: Any, context: Any) -> Any:
-        exists = self.ask("exists", request, context, lambda local: local.collection_exists(request.collection_name))
+        exists = self.ask(
+            "exists",
+            request,
+            context,
+            lambda local: local.collection_exists(request.collection_name),
+        )
         return messages.CollectionExistsResponse(result=messages.CollectionExists(exists=exists))
 
     def Get(self, request: Any, context: Any) -> Any:
-        info = self.ask("describe", request, context, lambda local: self.state.describe(local, request.collection_name))
+        info = self.ask(
+            "describe",
+            request,
+            context,
+            lambda local: self.state.describe(local, request.collection_name),
+        )
         return messages.GetCollectionInfoResponse(result=RestToGrpc.convert_collection_info(info))
 
     def Create(self, request: Any, context: Any) -> Any:
@@ -87,8 +120,15 @@ class Collections(Servicer, CollectionsServicer):
         sparse = GrpcToRest.convert_sparse_vector_config(request.sparse_vectors_config)
         metadata = GrpcToRest.convert_payload(request.metadata)
 
-        made = {"shard_number": request.shard_number, "replication_factor": request.replication_factor}
-        arguments = {"vectors_config": vectors, "sparse_vectors_config": sparse, "metadata": metadata}
+        made = {
+            "shard_number": request.shard_number,
+            "replication_factor": request.replication_factor,
+        }
+        arguments = {
+            "vectors_config": vectors,
+            "sparse_vectors_config": sparse,
+            "metadata": metadata,
+        }
 
         def work(local: QdrantClient) -> Any:
             return self.state.create(local, request.collection_name, made, **arguments)
@@ -99,7 +139,11 @@ class Collections(Servicer, CollectionsServicer):
     def Update(self, request: Any, context: Any) -> Any:
         metadata = GrpcToRest.convert_payload(request.metadata)
         has_diff = request.HasField("optimizers_config")
-        diff = GrpcToRest.convert_optimizers_config_diff(request.optimizers_config) if has_diff else None
+        diff = (
+            GrpcToRest.convert_optimizers_config_diff(request.optimizers_config)
+            if has_diff
+            else None
+        )
 
         def work(local: QdrantClient) -> Any:
             return self.state.update(local, request.collection_name, metadata, diff)
@@ -115,10 +159,18 @@ class Collections(Servicer, CollectionsServicer):
 
     def ListAliases(self, request: Any, context: Any) -> Any:
         found = self.ask("aliases", request, context, QdrantClient.get_aliases)
-        return messages.ListAliasesResponse(aliases=[RestToGrpc.convert_alias_description(each) for each in found.aliases])
+        return messages.ListAliasesResponse(
+            aliases=[RestToGrpc.convert_alias_description(each) for each in found.aliases]
+        )
 
     def Delete(self, request: Any, context: Any) -> Any:
-        self.ask("drop", request, context, lambda local: local.delete_collection(request.collection_name), write=True)
+        self.ask(
+            "drop",
+            request,
+            context,
+            lambda local: local.delete_collection(request.collection_name),
+            write=True,
+        )
         return messages.CollectionOperationResponse(result=True)
 
 
@@ -136,57 +188,95 @@ class Points(Servicer, PointsServicer):
         selector = GrpcToRest.convert_points_selector(request.points)
         return operated(
             self.ask(
-                "delete", request, context, lambda local: local.delete(request.collection_name, selector, wait=request.wait)
+                "delete",
+                request,
+                context,
+                lambda local: local.delete(request.collection_name, selector, wait=request.wait),
             )
         )
 
     def Query(self, request: Any, context: Any) -> Any:
         arguments = {
             "query": GrpcToRest.convert_query(request.query) if request.HasField("query") else None,
-            "prefetch": [GrpcToRest.convert_prefetch_query(prefetch) for prefetch in request.prefetch] or None,
+            "prefetch": [
+                GrpcToRest.convert_prefetch_query(prefetch) for prefetch in request.prefetch
+            ]
+            or None,
             "using": request.using or None,
-            "query_filter": GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None,
+            "query_filter": GrpcToRest.convert_filter(request.filter)
+            if request.HasField("filter")
+            else None,
             "limit": request.limit,
             "offset": request.offset or None,
             **selectors(request),
         }
-        found = self.ask("query", request, context, lambda local: local.query_points(request.collection_name, **arguments))
-        return messages.QueryResponse(result=[RestToGrpc.convert_scored_point(point) for point in found.points])
+        found = self.ask(
+            "query",
+            request,
+            context,
+            lambda local: local.query_points(request.collection_name, **arguments),
+        )
+        return messages.QueryResponse(
+            result=[RestToGrpc.convert_scored_point(point) for point in found.points]
+        )
 
     def Get(self, request: Any, context: Any) -> Any:
         ids = [GrpcToRest.convert_point_id(given) for given in request.ids]
         found = self.ask(
-            "retrieve", request, context, lambda local: local.retrieve(request.collection_name, ids, **selectors(request))
+            "retrieve",
+            request,
+            context,
+            lambda local: local.retrieve(request.collection_name, ids, **selectors(request)),
         )
-        result = [RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}})) for record in found]
+        result = [
+            RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}}))
+            for record in found
+        ]
         return messages.GetResponse(result=result)
 
     def Scroll(self, request: Any, context: Any) -> Any:
         arguments = {
-            "scroll_filter": GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None,
-            "offset": GrpcToRest.convert_point_id(request.offset) if request.HasField("offset") else None,
+            "scroll_filter": GrpcToRest.convert_filter(request.filter)
+            if request.HasField("filter")
+            else None,
+            "offset": GrpcToRest.convert_point_id(request.offset)
+            if request.HasField("offset")
+            else None,
             "limit": request.limit,
             **selectors(request),
         }
         records, following = self.ask(
-            "scroll", request, context, lambda local: local.scroll(request.collection_name, **arguments)
+            "scroll",
+            request,
+            context,
+            lambda local: local.scroll(request.collection_name, **arguments),
         )
-        result = [RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}})) for record in records]
+        result = [
+            RestToGrpc.convert_record(record.model_copy(update={"payload": record.payload or {}}))
+            for record in records
+        ]
         if following is None:
             return messages.ScrollResponse(result=result)
-        return messages.ScrollResponse(result=result, next_page_offset=RestToGrpc.convert_extended_point_id(following))
+        return messages.ScrollResponse(
+            result=result, next_page_offset=RestToGrpc.convert_extended_point_id(following)
+        )
 
     def Count(self, request: Any, context: Any) -> Any:
         given = GrpcToRest.convert_filter(request.filter) if request.HasField("filter") else None
         found = self.ask(
-            "count", request, context, lambda local: local.count(request.collection_name, given, exact=request.exact)
+            "count",
+            request,
+            context,
+            lambda local: local.count(request.collection_name, given, exact=request.exact),
         )
         return messages.CountResponse(result=messages.CountResult(count=found.count))
 
 
 def operated(result: models.UpdateResult) -> Any:
     return messages.PointsOperationResponse(
-        result=messages.UpdateResult(operation_id=result.operation_id, status=messages.UpdateStatus.Completed)
+        result=messages.UpdateResult(
+            operation_id=result.operation_id, status=messages.UpdateStatus.Completed
+        )
     )
 
 
@@ -221,7 +311,12 @@ class Rest:
     def __init__(self, state: Qdrant) -> None:
         self.state = state
 
-    async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    async def __call__(
+        self,
+        scope: Any,
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[Any], Awaitable[None]],
+    ) -> None:
         assert scope["type"] == "http"
         body = b""
         while True:
@@ -232,12 +327,26 @@ class Rest:
         headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
         answer: tuple[int, Any, str | None]
         try:
-            result = await asyncio.to_thread(self.handle, scope["method"], scope["path"], headers, scope["query_string"], body)
+            result = await asyncio.to_thread(
+                self.handle, scope["method"], scope["path"], headers, scope["query_string"], body
+            )
             answer = 200, {"result": result, "status": "ok", "time": 0.0}, None
         except Failure as failure:
-            answer = failure.status, {"result": None, "status": {"error": failure.message}, "time": 0.0}, failure.retry_after
+            answer = (
+                failure.status,
+                {"result": None, "status": {"error": failure.message}, "time": 0.0},
+                failure.retry_after,
+            )
         except ValidationError as error:
-            answer = 400, {"result": None, "status": {"error": f"Format error in JSON body: {error}"}, "time": 0.0}, None
+            answer = (
+                400,
+                {
+                    "result": None,
+                    "status": {"error": f"Format error in JSON body: {error}"},
+                    "time": 0.0,
+                },
+                None,
+            )
         status, content, retry_after = answer
         out = [(b"content-type", b"application/json")]
         if retry_after is not None:
@@ -245,14 +354,22 @@ class Rest:
         await send({"type": "http.response.start", "status": status, "headers": out})
         await send({"type": "http.response.body", "body": json.dumps(content).encode()})
 
-    def handle(self, method: str, path: str, headers: dict[str, str], query: bytes, body: bytes) -> Any:
+    def handle(
+        self, method: str, path: str, headers: dict[str, str], query: bytes, body: bytes
+    ) -> Any:
         if len(body) > MAX_BODY:
             raise Failure(413, "payload too large")
         parts = [part for part in path.split("/") if part]
         name = parts[1] if len(parts) > 1 else ""
         if parts == ["cluster"]:
-            return self.state.do("cluster", headers.get("api-key"), 0, lambda local: self.state.cluster())
-        call: tuple[str, Callable[[QdrantClient], Any], bool] | None = ("aliases", QdrantClient.get_aliases, False)
+            return self.state.do(
+                "cluster", headers.get("api-key"), 0, lambda local: self.state.cluster()
+            )
+        call: tuple[str, Callable[[QdrantClient], Any], bool] | None = (
+            "aliases",
+            QdrantClient.get_aliases,
+            False,
+        )
         if parts != ["aliases"]:
             call = self.call_of(method, parts[2:], name, body, b"wait=true" in query)
         if call is None:
@@ -267,7 +384,11 @@ class Rest:
         route = (method, "/".join(rest))
         if (method, name, rest) == ("POST", "aliases", []):
             actions = models.ChangeAliasesOperation.model_validate_json(body).actions
-            return "alias", partial(QdrantClient.update_collection_aliases, change_aliases_operations=actions), True
+            return (
+                "alias",
+                partial(QdrantClient.update_collection_aliases, change_aliases_operations=actions),
+                True,
+            )
         if not name:
             return "list", lambda local: local.get_collections(), False
         if route == ("GET", "exists"):
@@ -278,13 +399,21 @@ class Rest:
             return "drop", lambda local: local.delete_collection(name), True
         if route == ("PUT", ""):
             made = models.CreateCollection.model_validate_json(body)
-            given = {"vectors_config": made.vectors, "sparse_vectors_config": made.sparse_vectors, "metadata": made.metadata}
+            given = {
+                "vectors_config": made.vectors,
+                "sparse_vectors_config": made.sparse_vectors,
+                "metadata": made.metadata,
+            }
             fields = made.model_dump(include={"shard_number", "replication_factor"})
             return "create", lambda local: self.state.create(local, name, fields, **given), True
         if route == ("PATCH", ""):
             changed = models.UpdateCollection.model_validate_json(body)
             diff = changed.optimizers_config
-            return "update", lambda local: self.state.update(local, name, changed.metadata, diff), True
+            return (
+                "update",
+                lambda local: self.state.update(local, name, changed.metadata, diff),
+                True,
+            )
         if route == ("PUT", "index"):
             assert models.CreateFieldIndex.model_validate_json(body).field_schema.phrase_matching
             return "index", lambda local: acknowledged(), False
@@ -308,7 +437,10 @@ class Rest:
             return (
                 "retrieve",
                 lambda local: local.retrieve(
-                    name, wanted.ids, with_payload=wanted.with_payload, with_vectors=wanted.with_vector or False
+                    name,
+                    wanted.ids,
+                    with_payload=wanted.with_payload,
+                    with_vectors=wanted.with_vector or False,
                 ),
                 False,
             )
@@ -322,7 +454,17 @@ def acknowledged() -> models.UpdateResult:
 
 def query_of(asked: models.QueryRequest) -> dict[str, Any]:
     names = {"filter": "query_filter", "with_vector": "with_vectors"}
-    fields = ("query", "using", "prefetch", "filter", "limit", "offset", "with_payload", "with_vector", "score_threshold")
+    fields = (
+        "query",
+        "using",
+        "prefetch",
+        "filter",
+        "limit",
+        "offset",
+        "with_payload",
+        "with_vector",
+        "score_threshold",
+    )
     given = {names.get(name, name): getattr(asked, name) for name in fields}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -342,4 +484,6 @@ def scrolled(local: QdrantClient, name: str, page: models.ScrollRequest) -> dict
 def plain(result: Any) -> Any:
     if isinstance(result, list):
         return [plain(each) for each in result]
-    return result.model_dump(mode="json", by_alias=True) if hasattr(result, "model_dump") else result
+    return (
+        result.model_dump(mode="json", by_alias=True) if hasattr(result, "model_dump") else result
+    )

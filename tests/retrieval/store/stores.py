@@ -44,7 +44,9 @@ class Asked:
 def asked(kind: str, folder: Path) -> Iterator[Asked]:
     """An open store of the kind, with a collection's name that no other test uses."""
     with asyncio.Runner() as runner, ExitStack() as stack:
-        store = stack.enter_context(standing_in(kind)) if kind in STAND_INS else opened(kind, folder)
+        store = (
+            stack.enter_context(standing_in(kind)) if kind in STAND_INS else opened(kind, folder)
+        )
         name = new_name()
 
         async def waited(call: Awaitable[T]) -> T:
@@ -65,7 +67,11 @@ def standing_in(kind: str) -> Iterator[Store]:
     from hybridtei.retrieval.store.server import ServerStore
 
     with speaking() as state:
-        url = f"grpc://127.0.0.1:{state.grpc_port}" if kind == "grpc" else f"http://127.0.0.1:{state.rest_port}"
+        url = (
+            f"grpc://127.0.0.1:{state.grpc_port}"
+            if kind == "grpc"
+            else f"http://127.0.0.1:{state.rest_port}"
+        )
         yield ServerStore(StoreConfig(qdrant_url=url))
 
 
@@ -113,7 +119,9 @@ def plan(*, idf: bool = False, **metadata: Any) -> CollectionSchema:
 def embeddings(count: int, seed: int = 0) -> Embeddings:
     """Random vectors: unit rows, a few sparse entries each, and one to six rows in a multi-vector."""
     random = np.random.default_rng(seed)
-    sparse = np.where(random.random((count, VOCABULARY)) < 0.15, random.random((count, VOCABULARY)), 0).astype(np.float32)
+    sparse = np.where(
+        random.random((count, VOCABULARY)) < 0.15, random.random((count, VOCABULARY)), 0
+    ).astype(np.float32)
     rows = [unit(random.normal(size=(random.integers(1, 7), ROW_WIDTH))) for _ in range(count)]
     return Embeddings(
         dense=unit(random.normal(size=(count, WIDTH))),
@@ -122,7 +130,9 @@ def embeddings(count: int, seed: int = 0) -> Embeddings:
     )
 
 
-def leg(query: Embeddings, using: str = "dense", limit: int = 10, *, row: int = 0, **fields: Any) -> Query:
+def leg(
+    query: Embeddings, using: str = "dense", limit: int = 10, *, row: int = 0, **fields: Any
+) -> Query:
     """The best points by one vector of a row."""
     return Query(using=using, vector=vectors_of(query, row)[using], limit=limit, **fields)
 

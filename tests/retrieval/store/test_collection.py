@@ -16,7 +16,12 @@ from hybridtei.models.checkpoint.heads import MultivectorHead, SparseHead
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.fingerprint import fingerprint
 from hybridtei.retrieval.store.base import CollectionSchema
-from hybridtei.retrieval.store.collection import check_fits, check_name, check_searchable, schema_to_dict
+from hybridtei.retrieval.store.collection import (
+    check_fits,
+    check_name,
+    check_searchable,
+    schema_to_dict,
+)
 from hybridtei.retrieval.store.plan import (
     FINGERPRINT,
     PackedFormat,
@@ -60,12 +65,19 @@ def test_every_output_has_its_vector(spec: ModelSpec) -> None:
     assert multivector.multivector_config == {"comparator": "max_sim"}
     assert (multivector.hnsw_config, multivector.on_disk) == ({"m": 0, "payload_m": 0}, True)
     assert plan.vectors["dense"].hnsw_config is None
-    assert plan.metadata == {"model_id": "org/model", "tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest()}
+    assert plan.metadata == {
+        "model_id": "org/model",
+        "tokenizer_sha256": hashlib.sha256(TOKENIZER).hexdigest(),
+    }
 
 
 def test_idf_is_for_heads_that_profit(spec: ModelSpec) -> None:
     def modifier(sparse: SparseHead, **settings: Any) -> str | None:
-        return schema_for(dataclasses.replace(spec, sparse=sparse), "m", **settings).sparse["sparse"].modifier
+        return (
+            schema_for(dataclasses.replace(spec, sparse=sparse), "m", **settings)
+            .sparse["sparse"]
+            .modifier
+        )
 
     assert modifier(SparseHead("linear", idf=True)) == "idf"
     assert modifier(SparseHead("mlp", idf=False)) is None
@@ -79,7 +91,9 @@ def test_only_wanted_heads_and_widths_are_kept(spec: ModelSpec) -> None:
     assert (set(plan.vectors), set(plan.sparse)) == ({"dense"}, set())
     assert plan.vectors["dense"].size == 16
     assert schema_for(spec, "m", multivector_dim=8).vectors["multivector"].size == 8
-    with pytest.raises(InvalidInput, match="`dense_dim` is 33, should be between 1 and the model's 32"):
+    with pytest.raises(
+        InvalidInput, match="`dense_dim` is 33, should be between 1 and the model's 32"
+    ):
         schema_for(spec, "m", dense_dim=33)
     with pytest.raises(InvalidInput, match="makes no vectors for a collection"):
         schema_for(spec, "m", heads=frozenset({Head.SCORES}))
@@ -103,7 +117,10 @@ def test_without_a_tokenizer_there_is_no_label(spec: ModelSpec) -> None:
 
 
 def test_every_difference_is_shown(spec: ModelSpec) -> None:
-    there, wanted = schema_for(spec, "one"), schema_for(spec, "other", dense_dim=16, sparse_idf=False)
+    there, wanted = (
+        schema_for(spec, "one"),
+        schema_for(spec, "other", dense_dim=16, sparse_idf=False),
+    )
     with pytest.raises(CollectionMismatch) as refused:
         check_fits(there, wanted, "docs")
     assert str(refused.value).splitlines() == [
@@ -123,7 +140,10 @@ def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec: Mod
     with pytest.raises(CollectionMismatch) as refused:
         check_fits(old, wanted, "docs")
     difference, command = str(refused.value).splitlines()[1:]
-    assert difference == f"  metadata model_fingerprint: there old, wanted {fingerprint(spec)['model']}"
+    assert (
+        difference
+        == f"  metadata model_fingerprint: there old, wanted {fingerprint(spec)['model']}"
+    )
     assert "`hybridtei migrate docs`" in command
     check_searchable(old, spec, "m", "docs")  # whoever has not read the files compares nothing
     with pytest.raises(CollectionMismatch, match="hybridtei migrate docs"):
@@ -133,7 +153,9 @@ def test_a_model_of_other_files_is_refused_with_the_command_that_helps(spec: Mod
 def test_what_is_missing_is_shown_and_more_is_welcome(spec: ModelSpec) -> None:
     whole, part = schema_for(spec, "m"), schema_for(spec, "m", heads=frozenset({Head.DENSE}))
     check_fits(whole, part)
-    with pytest.raises(CollectionMismatch, match="vector multivector, size: there nothing, wanted 24"):
+    with pytest.raises(
+        CollectionMismatch, match="vector multivector, size: there nothing, wanted 24"
+    ):
         check_fits(part, whole)
 
 
@@ -156,7 +178,10 @@ def test_an_unlabelled_collection_is_taken_only_on_demand(spec: ModelSpec) -> No
 CONTROLS = ("a\nb", "a\x1b[2J", "a\x7f", "a\x85")
 
 
-@pytest.mark.parametrize("name", [*CONTROLS, "a/b", "", "a" * 201, "ä" * 101, "a:b", "a\0", "..", ".hidden", "a\\b", "\ud800<"])
+@pytest.mark.parametrize(
+    "name",
+    [*CONTROLS, "a/b", "", "a" * 201, "ä" * 101, "a:b", "a\0", "..", ".hidden", "a\\b", "\ud800<"],
+)
 def test_a_name_that_some_store_refuses(name: str) -> None:
     with pytest.raises(InvalidInput, match=r"name|dot"):
         check_name(name)
@@ -177,7 +202,12 @@ PLANS: list[dict[str, Any]] = [
     {},
     {"multivector_tokens": 32, "multivector_dtype": "int8", "multivector_dim": 16},
     {"multivector_tokens": 0, "multivector_dtype": "float", "datatype": "float16", "dense_dim": 8},
-    {"quantization": "scalar", "on_disk": True, "on_disk_payload": True, "multivector_dtype": "float"},
+    {
+        "quantization": "scalar",
+        "on_disk": True,
+        "on_disk_payload": True,
+        "multivector_dtype": "float",
+    },
     {"quantization": "binary-2bit", "shards": 3, "replicas": 2},
 ]
 
@@ -187,10 +217,14 @@ def test_a_plan_is_read_off_the_collection_that_it_made(spec: Any, chosen: dict[
     plan = settled(CollectionPlan(**chosen), None, ALL, "c")
     made = msgspec.convert(schema_to_dict(schema_for(spec, "org/model", plan)), CollectionSchema)
     there = plan_of(made)
-    assert {name: getattr(there, name) for name in chosen if chosen[name]} == {name: one for name, one in chosen.items() if one}
+    assert {name: getattr(there, name) for name in chosen if chosen[name]} == {
+        name: one for name, one in chosen.items() if one
+    }
     kept = settled(CollectionPlan(**chosen), made, ALL, "c")
     assert kept == there
-    assert all(one.quantization_config is None for name, one in made.vectors.items() if name != "dense")
+    assert all(
+        one.quantization_config is None for name, one in made.vectors.items() if name != "dense"
+    )
     check_fits(made, schema_for(spec, "org/model", kept, is_there=True), "c")
 
 
@@ -198,7 +232,9 @@ def test_by_default_multivectors_are_bits_in_the_payload(spec: Any) -> None:
     made = schema_for(spec, "org/model", settled(CollectionPlan(), None, ALL, "c"))
     assert set(made.vectors) == {"dense"}
     assert packed_format(made) == PackedFormat("binary", 24)
-    odd = schema_for(spec, "org/model", settled(CollectionPlan(multivector_dim=12), None, ALL, "c", width=24))
+    odd = schema_for(
+        spec, "org/model", settled(CollectionPlan(multivector_dim=12), None, ALL, "c", width=24)
+    )
     assert packed_format(odd) == PackedFormat("int8", 12)
     alone = settled(CollectionPlan(), None, frozenset({Head.MULTIVECTOR}), "c")
     assert alone.multivector_dtype == "float"
@@ -227,7 +263,13 @@ def test_a_collection_of_a_wider_model_is_not_taken_for_ours(spec: Any) -> None:
     fields["vectors"]["dense"]["size"] = 64
     wider = msgspec.convert(fields, CollectionSchema)
     with pytest.raises(CollectionMismatch, match="size: there 64, wanted 32"):
-        check_fits(wider, schema_for(spec, "org/model", settled(CollectionPlan(), wider, ALL, "c"), is_there=True), "c")
+        check_fits(
+            wider,
+            schema_for(
+                spec, "org/model", settled(CollectionPlan(), wider, ALL, "c"), is_there=True
+            ),
+            "c",
+        )
 
 
 def test_a_cluster_gets_copies_unless_flags_say_otherwise() -> None:

@@ -74,7 +74,9 @@ async def away(server: Server) -> None:
         await server.ask()
 
 
-async def test_while_it_is_away_calls_are_told_at_once_and_it_is_found_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_it_is_away_calls_are_told_at_once_and_it_is_found_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "RETURN_S", 0.01)
     async with server_of(ConnectionRefusedError("no such host")) as server:
         for _ in range(2):
@@ -88,7 +90,11 @@ async def test_while_it_is_away_calls_are_told_at_once_and_it_is_found_when_it_i
             while server.nodes._nodes[0].away is not None:
                 await asyncio.sleep(0.001)
             assert [await server.ask() for _ in range(3)] == ["found"] * 3
-            server.calls, server.checks, server.failure = 0, 0, ConnectionRefusedError("no such host")
+            server.calls, server.checks, server.failure = (
+                0,
+                0,
+                ConnectionRefusedError("no such host"),
+            )
 
 
 async def test_calls_that_fail_together_share_one_check() -> None:
@@ -121,7 +127,10 @@ async def test_a_server_that_hangs_is_away_and_the_call_is_cancelled() -> None:
     async with server_of() as server:
         server.deaf.clear()
         asked = await asyncio.gather(*(server.ask() for _ in range(3)), return_exceptions=True)
-        assert all(isinstance(one, StoreAway) and "has not answered for 0.02 s" in str(one) for one in asked)
+        assert all(
+            isinstance(one, StoreAway) and "has not answered for 0.02 s" in str(one)
+            for one in asked
+        )
         with pytest.raises(StoreAway):
             await server.ask()
         assert server.calls == 3
@@ -143,7 +152,12 @@ class Node(Qdrant):
     def join(self, other: Qdrant) -> None:
         self.local.close()
         self.local, self.lock = other.local, other.lock
-        self.made, self.optimizers, self.status, self.peers = other.made, other.optimizers, other.status, other.peers
+        self.made, self.optimizers, self.status, self.peers = (
+            other.made,
+            other.optimizers,
+            other.status,
+            other.peers,
+        )
 
     def do(self, call: str, *arguments: Any, **options: Any) -> Any:
         if self.is_flaky and next(self._turns) % 2:
@@ -151,7 +165,9 @@ class Node(Qdrant):
         return super().do(call, *arguments, **options)
 
 
-def cluster(protocol: str, story: Callable[[ServerStore, list[Node]], Awaitable[None]], **settings: Any) -> None:
+def cluster(
+    protocol: str, story: Callable[[ServerStore, list[Node]], Awaitable[None]], **settings: Any
+) -> None:
     """Runs the story with a store of two nodes."""
     nodes = [Node(), Node()]
     nodes[1].join(nodes[0])
@@ -161,7 +177,10 @@ def cluster(protocol: str, story: Callable[[ServerStore, list[Node]], Awaitable[
         urls = ",".join(f"{scheme}://127.0.0.1:{port}" for port in ports)
 
         async def run() -> None:
-            store = ServerStore(StoreConfig(qdrant_url=urls, **settings), patient=settings.get("qdrant_patience") is not None)
+            store = ServerStore(
+                StoreConfig(qdrant_url=urls, **settings),
+                patient=settings.get("qdrant_patience") is not None,
+            )
             try:
                 async with asyncio.timeout(60):
                     await story(store, nodes)
@@ -185,7 +204,9 @@ def test_a_node_that_fails_half_its_calls_costs_no_call(protocol: str) -> None:
         assert await store.count("c") == len(POINTS)
         assert nodes[1].calls
 
-    cluster(protocol, story)  # not patient, as /search is: a call that fails is not tried again at the same node
+    cluster(
+        protocol, story
+    )  # not patient, as /search is: a call that fails is not tried again at the same node
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -203,7 +224,9 @@ def test_a_node_that_hangs_is_left_and_asked_again_once_it_answers(protocol: str
             assert await store.count("c") == len(POINTS)
             await asyncio.sleep(0.05)
 
-    cluster(protocol, story, qdrant_patience=60.0)  # a healthy node may take longer than the check on a loaded machine
+    cluster(
+        protocol, story, qdrant_patience=60.0
+    )  # a healthy node may take longer than the check on a loaded machine
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -238,7 +261,9 @@ def test_an_error_of_one_collection_is_that_collections(protocol: str, status: i
             await store.create("c", plan())
             await store.upsert("c", POINTS)
             for _ in range(3):
-                node.failures.append(Failure(status, "shard 2 of collection lost has no active replica"))
+                node.failures.append(
+                    Failure(status, "shard 2 of collection lost has no active replica")
+                )
                 with pytest.raises(StoreUnavailable) as raised:
                     await store.count("lost")
                 assert isinstance(raised.value, StoreAway) == (status == 503)
@@ -282,7 +307,9 @@ class Names:
             question = query[12 : query.index(b"\0", 12) + 5]  # labels, type and class
             is_v4 = question.endswith(b"\0\1\0\1")
             self.asked += is_v4
-            record = b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4" + socket.inet_aton(self.address) if is_v4 else b""
+            record = (
+                b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4" + socket.inet_aton(self.address) if is_v4 else b""
+            )
             counts = b"\0\1" + bytes([0, is_v4]) + bytes(4)
             self._socket.sendto(query[:2] + b"\x84\0" + counts + question + record, received[1])
 
@@ -302,11 +329,15 @@ def test_a_server_that_comes_back_at_another_address_is_found() -> None:
     """gRPC's own resolver is asked, whose answers the client keeps for half a minute by default."""
     node, names = Qdrant(), Names("127.0.0.9")
     with serving_grpc(node) as port, names.answering():
-        address = addresses.Address(f"dns://127.0.0.1:{names.port}/qdrant.test", None, port, tls=False)
+        address = addresses.Address(
+            f"dns://127.0.0.1:{names.port}/qdrant.test", None, port, tls=False
+        )
 
         async def run() -> None:
             client = addresses.client_of("grpc://qdrant.test", address, StoreConfig())
-            while names.asked < 6:  # three times it is asked at once, and later where the address is not there
+            while (
+                names.asked < 6
+            ):  # three times it is asked at once, and later where the address is not there
                 with contextlib.suppress(AioRpcError):
                     await client.collection_exists("-")
                 await asyncio.sleep(0.02)

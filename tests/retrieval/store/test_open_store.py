@@ -27,7 +27,9 @@ async def test_a_folder_is_the_embedded_engine_and_an_address_a_server(tmp_path:
 
 
 def test_a_string_is_no_settings(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=rf"the store is '{tmp_path}': should be `StoreConfig\(qdrant_path="):
+    with pytest.raises(
+        StoreError, match=rf"the store is '{tmp_path}': should be `StoreConfig\(qdrant_path="
+    ):
         open_store(str(tmp_path))  # type: ignore[arg-type]
 
 
@@ -50,5 +52,13 @@ def test_missing_software_is_named_with_its_extra(tmp_path: Path) -> None:
         "except LoadError as error: print(error)\n"
     )
     for package in ("qdrant_client", "qdrant_edge"):
-        told = subprocess.run([sys.executable, "-c", story, package], capture_output=True, text=True, check=True, timeout=60)
-        assert told.stdout.startswith(f"the package `{package}` is missing: pip install '.[qdrant]'")
+        told = subprocess.run(
+            [sys.executable, "-c", story, package],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        assert told.stdout.startswith(
+            f"the package `{package}` is missing: pip install '.[qdrant]'"
+        )

@@ -61,7 +61,9 @@ def test_two_runs_give_one_order_with_ids_deciding_ties(stored: Asked, using: st
         (point.id, point.score, point.payload) for point in second
     ]
     assert len(first) == 25
-    assert [point.score for point in first] == sorted((point.score for point in first), reverse=True)
+    assert [point.score for point in first] == sorted(
+        (point.score for point in first), reverse=True
+    )
     tied = [list(group) for _, group in groupby(first, key=lambda point: point.score)]
     assert max(map(len, tied)) > 1
     for group in tied:
@@ -73,10 +75,16 @@ def test_a_tie_that_is_wider_than_the_first_spare_is_settled(tmp_path: Path) -> 
     count = SPARES[0] * 10
     with asked("embedded", tmp_path / "store") as stored:
         stored.run(stored.store.create(stored.name, plan()))
-        points = to_points(Embeddings.concat([embeddings(1)] * count), list(range(count))[::-1], [{"text": "one"}] * count)
+        points = to_points(
+            Embeddings.concat([embeddings(1)] * count),
+            list(range(count))[::-1],
+            [{"text": "one"}] * count,
+        )
         stored.run(stored.store.upsert(stored.name, points))
         best = found(stored, limit=3, with_payload=["text"])
-        assert [(point.id, point.payload) for point in best] == [(place, {"text": "one"}) for place in range(3)]
+        assert [(point.id, point.payload) for point in best] == [
+            (place, {"text": "one"}) for place in range(3)
+        ]
 
 
 WAYS: list[dict[str, Any]] = [
@@ -93,8 +101,13 @@ WAYS: list[dict[str, Any]] = [
 def large(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
     """The same 230 points in the embedded engine, and behind a server's protocol."""
     with ExitStack() as stack:
-        stores = [stack.enter_context(asked(kind, tmp_path_factory.mktemp(kind))) for kind in ("embedded", *STAND_INS)]
-        points = to_points(embeddings(230), ids_of(230), [{"text": f"t{place % 115}"} for place in range(230)])
+        stores = [
+            stack.enter_context(asked(kind, tmp_path_factory.mktemp(kind)))
+            for kind in ("embedded", *STAND_INS)
+        ]
+        points = to_points(
+            embeddings(230), ids_of(230), [{"text": f"t{place % 115}"} for place in range(230)]
+        )
         for one in stores:
             one.run(one.store.create(one.name, plan()))
             one.run(one.store.upsert(one.name, points))
@@ -108,11 +121,16 @@ def best(stored: Asked, count: int, **fields: Any) -> list[Candidate]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_pages_hold_every_point_once_in_the_order_of_the_whole(large: list[Asked], way: dict[str, Any]) -> None:
+def test_pages_hold_every_point_once_in_the_order_of_the_whole(
+    large: list[Asked], way: dict[str, Any]
+) -> None:
     stored = large[0]
     whole = [one.id for one in best(stored, 1_000, **way, prefetch_limit=20)]
     for size in (10, 37, 200):
-        pages = [best(stored, offset + size, **way, prefetch_limit=20)[offset:] for offset in range(0, len(whole), size)]
+        pages = [
+            best(stored, offset + size, **way, prefetch_limit=20)[offset:]
+            for offset in range(0, len(whole), size)
+        ]
         assert [one.id for page in pages for one in page] == whole
     assert len(set(whole)) == len(whole)
     if "sparse" not in way.values():  # which finds those alone that share a term
@@ -122,7 +140,9 @@ def test_pages_hold_every_point_once_in_the_order_of_the_whole(large: list[Asked
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_stores_of_every_kind_give_one_order(large: list[Asked], way: dict[str, Any]) -> None:
     for only in (None, {"must": {"key": "text", "match": {"any": ["t3", "t5", "t8"]}}}):
-        orders = [[one.id for one in best(stored, 30, **way, query_filter=only)] for stored in large]
+        orders = [
+            [one.id for one in best(stored, 30, **way, query_filter=only)] for stored in large
+        ]
         assert orders == [orders[0]] * len(large)
 
 
@@ -141,7 +161,9 @@ class Strict(MemoryStore):
 
 
 @pytest.mark.parametrize("error", [StoreError("limit exceeded"), StoreUnavailable("down")])
-def test_a_store_that_refuses_the_spare_is_asked_without_it(tmp_path: Path, error: StoreError) -> None:
+def test_a_store_that_refuses_the_spare_is_asked_without_it(
+    tmp_path: Path, error: StoreError
+) -> None:
     with asked("memory", tmp_path) as stored:
         store = Strict(error)
         stored.run(store.create("c", plan()))
@@ -169,7 +191,10 @@ def test_numbers_stand_before_uuids_and_better_before_both() -> None:
 
 
 def test_payloads_are_weighed_as_they_come(stored: Asked) -> None:
-    size = sum(len(orjson.dumps(point.payload)) for point in found(stored, limit=40, with_payload=["place"]))
+    size = sum(
+        len(orjson.dumps(point.payload))
+        for point in found(stored, limit=40, with_payload=["place"])
+    )
 
     def spent(budget: PayloadBudget) -> int:
         query = leg(ASKED, limit=40, with_payload=["place"])
@@ -178,5 +203,7 @@ def test_payloads_are_weighed_as_they_come(stored: Asked) -> None:
     both = PayloadBudget(2 * size)
     assert [spent(both), spent(both)] == [40, 40]
     for budget in (both, PayloadBudget(size - 1)):
-        with pytest.raises(PayloadsTooLarge, match=r"take more than [0-9]+ bytes \(max-search-bytes\)"):
+        with pytest.raises(
+            PayloadsTooLarge, match=r"take more than [0-9]+ bytes \(max-search-bytes\)"
+        ):
             spent(budget)

@@ -15,7 +15,14 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidPoint
 from hybridtei.outputs import Embeddings, SparseVectors
-from hybridtei.retrieval.store.points import MAX_MULTIVECTOR_FLOATS, batches, check_points, point_id, size_of, to_points
+from hybridtei.retrieval.store.points import (
+    MAX_MULTIVECTOR_FLOATS,
+    batches,
+    check_points,
+    point_id,
+    size_of,
+    to_points,
+)
 from tests.retrieval.store.stores import ROW_WIDTH, WIDTH, embeddings, plan
 
 ZEROS = [0.0] * WIDTH
@@ -41,8 +48,12 @@ def test_each_column_becomes_a_named_vector() -> None:
     assert [made.payload for made in points] == [{"text": "0"}, {"text": "1"}, {"text": "2"}]
     for i, made in enumerate(points):
         np.testing.assert_array_equal(made.vector["dense"], given_embeddings.dense[i])
-        np.testing.assert_array_equal(made.vector["multivector"], given_embeddings.multivector.row(i))
-        np.testing.assert_array_equal(made.vector["sparse"]["indices"], given_embeddings.sparse.row(i)[0])
+        np.testing.assert_array_equal(
+            made.vector["multivector"], given_embeddings.multivector.row(i)
+        )
+        np.testing.assert_array_equal(
+            made.vector["sparse"]["indices"], given_embeddings.sparse.row(i)[0]
+        )
     assert len(check_points(points, plan())) == 3
 
 
@@ -65,7 +76,10 @@ BAD: list[tuple[Any, str]] = [
     (point(identity=True), "`id` is bool"),
     (point(identity=1.5), "`id` is float"),
     (point(identity="doc-7"), "neither an integer nor a UUID; `point_id`"),
-    (models.PointStruct.model_construct(id=1, vector=[1.0], payload={}), "point 1: `vector` should map names"),
+    (
+        models.PointStruct.model_construct(id=1, vector=[1.0], payload={}),
+        "point 1: `vector` should map names",
+    ),
     (point(other=[1.0]), "no vector `other`; it has `dense`, `multivector`, `sparse`"),
     (point(dense=[1.0, 2.0]), "`dense`: has 2 dimensions, the collection 16"),
     (point(dense=[ZEROS]), "`dense`: should be a list of numbers, has shape"),
@@ -107,7 +121,9 @@ BAD: list[tuple[Any, str]] = [
 def test_a_bad_point_is_named_with_its_field_and_limit(bad: Any, message: str) -> None:
     with pytest.raises(InvalidPoint, match=message) as refused:
         check_points([point(identity=7, dense=ZEROS), bad], plan())
-    assert str(refused.value).startswith(f"point {bad.id!r}" if isinstance(bad.id, str) else f"point {bad.id}")
+    assert str(refused.value).startswith(
+        f"point {bad.id!r}" if isinstance(bad.id, str) else f"point {bad.id}"
+    )
 
 
 def test_a_payload_has_a_deepest_level() -> None:
@@ -125,19 +141,27 @@ def test_what_is_good_is_kept() -> None:
     payload = MappingProxyType({"a": Colour.RED, "b": (1, np.float64(0.5)), "c": None, "d": True})
     identity = uuid.uuid4()
     most = np.zeros(((MAX_MULTIVECTOR_FLOATS - 1) // ROW_WIDTH, ROW_WIDTH), dtype=np.float32)
-    (kept,) = check_points([point(identity=str(identity).upper(), payload=payload, dense=ZEROS, multivector=most)], plan())
+    (kept,) = check_points(
+        [point(identity=str(identity).upper(), payload=payload, dense=ZEROS, multivector=most)],
+        plan(),
+    )
     assert kept.id == str(identity)
     assert kept.payload == {"a": "red", "b": [1, 0.5], "c": None, "d": True}
     assert [type(value) for value in (kept.payload["a"], kept.payload["b"][1])] == [str, float]
     assert kept.vector["multivector"].size == most.size
-    check_points([point(identity=0), point(identity=2**64 - 1, sparse=sparse([2**32 - 1, 0], [-1.0, 2.0]))], plan())
+    check_points(
+        [point(identity=0), point(identity=2**64 - 1, sparse=sparse([2**32 - 1, 0], [-1.0, 2.0]))],
+        plan(),
+    )
 
 
 @given(
     st.lists(st.integers(-5, 2**32 + 5), max_size=6),
     st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=6),
 )
-def test_a_sparse_vector_passes_exactly_if_every_rule_holds(indices: list[int], values: list[float]) -> None:
+def test_a_sparse_vector_passes_exactly_if_every_rule_holds(
+    indices: list[int], values: list[float]
+) -> None:
     holds = (
         len(indices) == len(values)
         and len(set(indices)) == len(indices)
@@ -158,7 +182,9 @@ def test_a_sparse_vector_passes_exactly_if_every_rule_holds(indices: list[int], 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -190,7 +216,9 @@ def integers(value: Any) -> list[int]:
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 2000), st.integers(1, 7))
 def test_batches_keep_order_and_budget(lengths: list[int], max_bytes: int, max_points: int) -> None:
-    points = [point(identity=i, dense=[1.0] * length, payload={}) for i, length in enumerate(lengths)]
+    points = [
+        point(identity=i, dense=[1.0] * length, payload={}) for i, length in enumerate(lengths)
+    ]
     cut = list(batches(points, max_bytes, max_points))
     assert [made.id for batch in cut for made in batch] == list(range(len(lengths)))
     for batch in cut:
@@ -202,5 +230,7 @@ def test_size_counts_numbers_and_payload() -> None:
     (bare,) = to_points(Embeddings(dense=np.ones((1, 1024), dtype=np.float32)), [1])
     assert 4096 <= size_of(bare) <= 4300
     assert size_of(bare, bytes_per_number=20) - size_of(bare) == 16 * 1024
-    (full,) = to_points(Embeddings(dense=np.ones((1, 1024), dtype=np.float32)), [1], [{"text": "a" * 1000}])
+    (full,) = to_points(
+        Embeddings(dense=np.ones((1, 1024), dtype=np.float32)), [1], [{"text": "a" * 1000}]
+    )
     assert 1000 <= size_of(full) - size_of(bare) <= 1020

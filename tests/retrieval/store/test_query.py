@@ -10,7 +10,13 @@ from qdrant_client import models
 
 from hybridtei.errors import InvalidInput
 from hybridtei.retrieval.store.points import to_points
-from hybridtei.retrieval.store.query import MAX_CONDITIONS, MAX_DEPTH, MAX_VALUES, Filter, filter_from
+from hybridtei.retrieval.store.query import (
+    MAX_CONDITIONS,
+    MAX_DEPTH,
+    MAX_VALUES,
+    Filter,
+    filter_from,
+)
 from tests.retrieval.store.stores import KINDS, Asked, asked, embeddings, leg, plan
 
 
@@ -30,13 +36,19 @@ def test_what_qdrant_takes():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"must": [{"key": "year", "range": {"gte": "soon"}}]}, r"`filter\.must\[0\]\.range\.gte`: "),
+        (
+            {"must": [{"key": "year", "range": {"gte": "soon"}}]},
+            r"`filter\.must\[0\]\.range\.gte`: ",
+        ),
         (
             {"must": [{"key": "a", "match": {"value": 1}}, {"key": "b", "match": {"valu": 1}}]},
             r"`filter\.must\[1\]\.match\.valu",
         ),
         ({"maybe": []}, r"`filter\.maybe`: "),
-        ({"must_not": [{"must": [{"has_id": [1.5]}]}]}, r"`filter\.must_not\[0\]\.must\[0\]\.has_id\[0\]`: "),
+        (
+            {"must_not": [{"must": [{"has_id": [1.5]}]}]},
+            r"`filter\.must_not\[0\]\.must\[0\]\.has_id\[0\]`: ",
+        ),
         ([], "should be an object"),
         ("{", "is not JSON"),
     ],
@@ -64,7 +76,10 @@ def matched(**match: Any) -> dict[str, Any]:
     return {"key": "a", "match": match}
 
 
-HALF, REST = [matched(value=1)] * (MAX_CONDITIONS // 2), [matched(value=1)] * (MAX_CONDITIONS // 2 - 1)
+HALF, REST = (
+    [matched(value=1)] * (MAX_CONDITIONS // 2),
+    [matched(value=1)] * (MAX_CONDITIONS // 2 - 1),
+)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +87,31 @@ HALF, REST = [matched(value=1)] * (MAX_CONDITIONS // 2), [matched(value=1)] * (M
     [
         ({"should": HALF + HALF}, {"must": matched(value=1)}, "100 conditions"),
         ({"must_not": [{"must": HALF + REST}]}, {"must": [{"should": []}]}, "100 conditions"),
-        ({"must": [{"nested": {"key": "n", "filter": {"must": HALF + REST}}}]}, {"should": [{"has_id": []}]}, "100 conditions"),
-        ({"min_should": {"conditions": HALF + HALF, "min_count": 1}}, {"must": [{"is_null": {"key": "a"}}]}, "100 conditions"),
-        ({"must": [matched(any=[1] * 900), {"has_id": [1] * 100}]}, {"should": [matched(any=["a"])]}, "1000 values"),
-        ({"must": [matched(**{"except": [1] * MAX_VALUES})]}, {"should": [matched(text="word")]}, "1000 values"),
-        ({"must": [matched(text_any="a " * MAX_VALUES)]}, {"should": [matched(phrase="b")]}, "1000 values"),
+        (
+            {"must": [{"nested": {"key": "n", "filter": {"must": HALF + REST}}}]},
+            {"should": [{"has_id": []}]},
+            "100 conditions",
+        ),
+        (
+            {"min_should": {"conditions": HALF + HALF, "min_count": 1}},
+            {"must": [{"is_null": {"key": "a"}}]},
+            "100 conditions",
+        ),
+        (
+            {"must": [matched(any=[1] * 900), {"has_id": [1] * 100}]},
+            {"should": [matched(any=["a"])]},
+            "1000 values",
+        ),
+        (
+            {"must": [matched(**{"except": [1] * MAX_VALUES})]},
+            {"should": [matched(text="word")]},
+            "1000 values",
+        ),
+        (
+            {"must": [matched(text_any="a " * MAX_VALUES)]},
+            {"should": [matched(phrase="b")]},
+            "1000 values",
+        ),
     ],
 )
 def test_what_is_compared_with_each_point_is_limited(most: Any, further: Any, message: str) -> None:
@@ -95,10 +130,15 @@ def test_mistakes_in_many_conditions_are_not_looked_for() -> None:
 
 @pytest.mark.parametrize(
     ("condition", "typo", "meant"),
-    [({"key": "a", "matches": {"value": 1}}, "matches", "match"), ({"has_ids": [1]}, "has_ids", "has_id")],
+    [
+        ({"key": "a", "matches": {"value": 1}}, "matches", "match"),
+        ({"has_ids": [1]}, "has_ids", "has_id"),
+    ],
 )
 def test_a_typo_is_named_where_it_stands(condition: Any, typo: str, meant: str) -> None:
-    with pytest.raises(InvalidInput, match=rf"`filter\.must\[0\]\.{typo}`: .*; `{meant}` was probably meant"):
+    with pytest.raises(
+        InvalidInput, match=rf"`filter\.must\[0\]\.{typo}`: .*; `{meant}` was probably meant"
+    ):
         filter_from({"must": [condition]})
 
 
@@ -127,7 +167,10 @@ VALUES: dict[str, Any] = {
     "objects": [{"n": 1, "t": "a"}, {"n": 2, "t": "b"}],
 }
 NAMES = list(VALUES)
-ALL, THERE = " ".join(NAMES), " ".join(name for name in NAMES if name not in ("null", "nothing", "empty"))
+ALL, THERE = (
+    " ".join(NAMES),
+    " ".join(name for name in NAMES if name not in ("null", "nothing", "empty")),
+)
 TIMES = {"top_left": {"lat": 53, "lon": 13}, "bottom_right": {"lat": 52, "lon": 14}}
 RING = [{"lat": lat, "lon": lon} for lat, lon in ((-1, -1), (-1, 1), (1, 1), (1, -1), (-1, -1))]
 
@@ -179,34 +222,66 @@ OTHERS: list[tuple[dict[str, Any], str]] = [
     ({"has_id": []}, ""),
     ({"has_vector": "dense"}, ALL),
     ({"has_vector": "image"}, ""),
-    ({"nested": {"key": "v", "filter": {"must": [{"key": "n", "match": {"value": 1}}]}}}, "objects"),
+    (
+        {"nested": {"key": "v", "filter": {"must": [{"key": "n", "match": {"value": 1}}]}}},
+        "objects",
+    ),
     ({"key": "v[].n", "match": {"value": 2}}, "objects"),
     ({"key": "v[1]", "match": {"value": 2}}, "ints"),
     ({"key": '"v"', "match": {"value": "red"}}, "red reds"),
-    ({"should": [{"key": "v", "match": {"value": 0}}, {"key": "v", "match": {"value": -3}}]}, "0 -3"),
-    ({"must": {"key": "v", "range": {"gte": 1}}, "must_not": [{"key": "v", "match": {"value": 1}}]}, "1.0 2.5"),
+    (
+        {"should": [{"key": "v", "match": {"value": 0}}, {"key": "v", "match": {"value": -3}}]},
+        "0 -3",
+    ),
+    (
+        {
+            "must": {"key": "v", "range": {"gte": 1}},
+            "must_not": [{"key": "v", "match": {"value": 1}}],
+        },
+        "1.0 2.5",
+    ),
     ({}, ALL),
 ]
-LEAST = {"conditions": [{"key": "v", "range": {"gte": 1}}, {"key": "v", "values_count": {"gte": 2}}], "min_count": 2}
+LEAST = {
+    "conditions": [{"key": "v", "range": {"gte": 1}}, {"key": "v", "values_count": {"gte": 2}}],
+    "min_count": 2,
+}
 OTHERS.append(({"min_should": LEAST}, "ints"))
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def stored(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Asked]:
     with asked(request.param, tmp_path_factory.mktemp("conditions")) as one:
-        payloads = [{"name": name} | ({} if value is MISSING else {"v": value}) for name, value in VALUES.items()]
+        payloads = [
+            {"name": name} | ({} if value is MISSING else {"v": value})
+            for name, value in VALUES.items()
+        ]
         one.run(one.store.create(one.name, plan()))
-        one.run(one.store.upsert(one.name, to_points(embeddings(len(NAMES)), list(range(len(NAMES))), payloads)))
+        one.run(
+            one.store.upsert(
+                one.name, to_points(embeddings(len(NAMES)), list(range(len(NAMES))), payloads)
+            )
+        )
         yield one
 
 
-@pytest.mark.parametrize(("condition", "names"), [*(({"key": "v", **one}, names) for one, names in OF_A_KEY), *OTHERS], ids=str)
-def test_every_condition_means_the_same_in_every_store(stored: Asked, condition: dict[str, Any], names: str) -> None:
+@pytest.mark.parametrize(
+    ("condition", "names"),
+    [*(({"key": "v", **one}, names) for one, names in OF_A_KEY), *OTHERS],
+    ids=str,
+)
+def test_every_condition_means_the_same_in_every_store(
+    stored: Asked, condition: dict[str, Any], names: str
+) -> None:
     wanted = set(names.split())
     for clause, found in (("must", wanted), ("must_not", set(NAMES) - wanted)):
         only = filter_from({clause: [condition]})
         assert stored.run(stored.store.count(stored.name, only)) == len(found)
-        records, _ = stored.run(stored.store.scroll(stored.name, limit=len(NAMES), scroll_filter=only))
+        records, _ = stored.run(
+            stored.store.scroll(stored.name, limit=len(NAMES), scroll_filter=only)
+        )
         assert {record.payload["name"] for record in records} == found
         query = leg(embeddings(1), limit=len(NAMES), filter=only, with_payload=["name"])
         points = stored.run(stored.store.query(stored.name, query))
@@ -220,15 +295,23 @@ def test_every_condition_means_the_same_in_every_store(stored: Asked, condition:
         ({"match": {"any": [True]}}, r"match\.any\[0\]`: Expected `int \| str`, got `bool`"),
         ({"match": {"any": [1, "a"]}}, "integers, or all be texts"),
         ({"match": {"value": 1, "text": "a"}}, "should have one of value, text"),
-        ({"match": {"value": 1}, "range": {"gte": 1}}, "beside `key` should be one of match, range"),
+        (
+            {"match": {"value": 1}, "range": {"gte": 1}},
+            "beside `key` should be one of match, range",
+        ),
         ({"range": {"gte": "2024-13-01"}}, r"range`: month must be in"),
         ({"range": {"gte": 1, "lt": "2024-01-01"}}, "numbers as bounds, or times"),
-        ({"geo_radius": {"center": {"lat": 95, "lon": 0}, "radius": 1}}, r"center\.lat`: Expected `float` <= 90"),
+        (
+            {"geo_radius": {"center": {"lat": 95, "lon": 0}, "radius": 1}},
+            r"center\.lat`: Expected `float` <= 90",
+        ),
         ({"geo_polygon": {"exterior": {"points": RING[:4]}}}, "the last equal to the first"),
         ({"values_count": {"gt": -1}}, r"values_count\.gt`: Expected `int` >= 0"),
         ({}, "beside `key` should be one of match"),
     ],
 )
-def test_what_some_store_refuses_is_refused_for_all(condition: dict[str, Any], message: str) -> None:
+def test_what_some_store_refuses_is_refused_for_all(
+    condition: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=rf"`filter\.must\[0\].*{message}"):
         filter_from({"must": [{"key": "v", **condition}]})

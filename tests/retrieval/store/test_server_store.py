@@ -25,7 +25,9 @@ from tests.retrieval.store.stores import embeddings, plan
 HANG = 60
 KEY = "a secret key"
 PROTOCOLS = ("grpc", "rest")
-POINTS = to_points(embeddings(30), list(range(30)), [{"number": i, "text": f"ä {i}"} for i in range(30)])
+POINTS = to_points(
+    embeddings(30), list(range(30)), [{"number": i, "text": f"ä {i}"} for i in range(30)]
+)
 
 
 @pytest.fixture
@@ -35,7 +37,11 @@ def qdrant() -> Iterator[Qdrant]:
 
 
 def url_of(state: Qdrant, protocol: str) -> str:
-    return f"grpc://127.0.0.1:{state.grpc_port}" if protocol == "grpc" else f"http://127.0.0.1:{state.rest_port}"
+    return (
+        f"grpc://127.0.0.1:{state.grpc_port}"
+        if protocol == "grpc"
+        else f"http://127.0.0.1:{state.rest_port}"
+    )
 
 
 def store_of(state: Qdrant, protocol: str, **settings: Any) -> ServerStore:
@@ -57,7 +63,9 @@ async def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str)
     """Five multi-vectors of 2 MB each by gRPC, and five times that as JSON."""
     rows = np.random.default_rng(0).normal(size=(2_500, 1_000)).astype(np.float32)
     count = 5 if protocol == "grpc" else 2
-    big = to_points(Embeddings(multivector=Ragged(rows, np.arange(6) * 500)), list(range(5)))[:count]
+    big = to_points(Embeddings(multivector=Ragged(rows, np.arange(6) * 500)), list(range(5)))[
+        :count
+    ]
     wide = {"multivector": structs.replace(plan().vectors["multivector"], size=1_000)}
 
     async with telling(qdrant, protocol) as store:
@@ -73,7 +81,10 @@ async def test_a_request_keeps_to_eight_megabytes(qdrant: Qdrant, protocol: str)
     ("failure", "advice"),
     [
         (Failure(503, "starting"), "check that it runs|refused"),
-        (Failure(500, "No space left on device"), "a full disk or unreachable nodes.*No space left"),
+        (
+            Failure(500, "No space left on device"),
+            "a full disk or unreachable nodes.*No space left",
+        ),
         (Failure(507, "WAL buffer size exceeds available disk space"), "disk"),
         (Failure(429, "Rate limiter: too fast", "0"), "slow down"),
         (Failure(429, "Rate limiter: too fast"), "slow down"),
@@ -119,7 +130,9 @@ async def test_writes_whose_answers_are_lost_are_done_once(qdrant: Qdrant, proto
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_server_that_hangs_is_left_and_nothing_is_lost(qdrant: Qdrant, protocol: str) -> None:
+async def test_a_server_that_hangs_is_left_and_nothing_is_lost(
+    qdrant: Qdrant, protocol: str
+) -> None:
     async with telling(qdrant, protocol) as store:
         await store.create("c", plan())
         store._timeout_s, store._patience_s = 0.1, 0.0
@@ -149,7 +162,10 @@ async def test_a_server_that_is_down_is_found_again(protocol: str) -> None:
     await asyncio.sleep(0)
     with serving(state, port):
         await waiting
-        assert {record.id for record in (await store.scroll("c", limit=99))[0]} == {*range(10), *range(20, 30)}
+        assert {record.id for record in (await store.scroll("c", limit=99))[0]} == {
+            *range(10),
+            *range(20, 30),
+        }
         await store.close()
     state.local.close()
 
@@ -168,7 +184,11 @@ async def test_a_key_is_sent_and_a_wrong_one_is_told_at_once(protocol: str) -> N
 
 
 async def test_another_service_at_the_address_is_told(qdrant: Qdrant) -> None:
-    store = ServerStore(StoreConfig(qdrant_url=f"http://127.0.0.1:{qdrant.rest_port}/elsewhere", qdrant_patience=0.0))
+    store = ServerStore(
+        StoreConfig(
+            qdrant_url=f"http://127.0.0.1:{qdrant.rest_port}/elsewhere", qdrant_patience=0.0
+        )
+    )
     with pytest.raises(StoreError, match=r"no such collection|not Qdrant's"):
         await store.collections()
     await store.close()

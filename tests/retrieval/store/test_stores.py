@@ -22,7 +22,16 @@ from hybridtei.retrieval.store.plan import _quantization, plan_of
 from hybridtei.retrieval.store.points import point_id, to_points
 from hybridtei.retrieval.store.query import of_ids
 from tests.retrieval.search import fusion
-from tests.retrieval.store.stores import KINDS, TOLERANCE, Asked, asked, embeddings, emptied, leg, plan
+from tests.retrieval.store.stores import (
+    KINDS,
+    TOLERANCE,
+    Asked,
+    asked,
+    embeddings,
+    emptied,
+    leg,
+    plan,
+)
 
 COUNT = 40
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
@@ -33,7 +42,9 @@ LEGS = ("dense", "sparse", "multivector")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Asked]:
     with asked(request.param, tmp_path_factory.mktemp("vectors")) as given:
         yield given
 
@@ -59,7 +70,12 @@ def stored(shared: Asked) -> Iterator[Asked]:
 def fill(empty: Asked) -> Asked:
     empty.run(empty.store.create(empty.name, plan(model_id="tiny")))
     payloads = [
-        {"number": i, "tags": ["odd" if i % 2 else "even"], "nested": {"text": f"ä {i}"}, "flag": FLAGS[i % 4]}
+        {
+            "number": i,
+            "tags": ["odd" if i % 2 else "even"],
+            "nested": {"text": f"ä {i}"},
+            "flag": FLAGS[i % 4],
+        }
         for i in range(COUNT)
     ]
     empty.run(empty.store.upsert(empty.name, to_points(POINTS, IDS, payloads)))
@@ -75,8 +91,12 @@ def truth(name: str) -> fusion.Ranking:
     else:
         query = QUERY.multivector.row(0)
         scores = np.array([(query @ rows.T).max(axis=1).sum() for rows in POINTS.multivector])
-    kept = [i for i in np.argsort(-scores, kind="stable") if name != "sparse" or shares_an_index(int(i))]
-    return fusion.Ranking([IDS[i] for i in kept], np.array([scores[i] for i in kept], dtype=np.float64))
+    kept = [
+        i for i in np.argsort(-scores, kind="stable") if name != "sparse" or shares_an_index(int(i))
+    ]
+    return fusion.Ranking(
+        [IDS[i] for i in kept], np.array([scores[i] for i in kept], dtype=np.float64)
+    )
 
 
 def shares_an_index(i: int) -> bool:
@@ -92,7 +112,9 @@ def check(found: list[Stored], scores: dict[Any, float], limit: int) -> None:
     """The found scores are the best expected ones, and each belongs to its point; ties may fall either way."""
     best = sorted(scores.values(), reverse=True)[:limit]
     np.testing.assert_allclose([point.score for point in found], best, atol=TOLERANCE)
-    np.testing.assert_allclose([point.score for point in found], [scores[point.id] for point in found], atol=TOLERANCE)
+    np.testing.assert_allclose(
+        [point.score for point in found], [scores[point.id] for point in found], atol=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("name", LEGS)
@@ -102,17 +124,23 @@ def test_every_vector_scores_as_numpy_does(stored: Asked, name: str) -> None:
 
 @pytest.mark.parametrize("name", LEGS)
 def test_exact_scores_of_given_points(stored: Asked, name: str) -> None:
-    answer = stored.run(stored.store.query(stored.name, leg(QUERY, name, 12, filter=of_ids(IDS[:12]), exact=True)))
+    answer = stored.run(
+        stored.store.query(stored.name, leg(QUERY, name, 12, filter=of_ids(IDS[:12]), exact=True))
+    )
     scores = expected(name)
     assert {point.id for point in answer} == set(IDS[:12]) & set(scores)
-    np.testing.assert_allclose([p.score for p in answer], [scores[p.id] for p in answer], atol=TOLERANCE)
+    np.testing.assert_allclose(
+        [p.score for p in answer], [scores[p.id] for p in answer], atol=TOLERANCE
+    )
 
 
 def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored: Asked) -> None:
     seen: list[Any] = []
     offset = None
     while True:
-        records, offset = stored.run(stored.store.scroll(stored.name, limit=7, offset=offset, with_payload=False))
+        records, offset = stored.run(
+            stored.store.scroll(stored.name, limit=7, offset=offset, with_payload=False)
+        )
         assert len(records) <= 7
         seen += [record.id for record in records]
         if offset is None:
@@ -123,15 +151,22 @@ def test_a_scroll_walks_all_points_once_in_the_order_of_ids(stored: Asked) -> No
 def test_vectors_and_payload_come_back_as_they_went(stored: Asked) -> None:
     records = stored.run(stored.store.retrieve(stored.name, [IDS[4], 10**9], with_vectors=True))
     assert [record.id for record in records] == [IDS[4]]
-    assert records[0].payload == {"number": 4, "tags": ["even"], "nested": {"text": "ä 4"}, "flag": FLAGS[0]}
+    assert records[0].payload == {
+        "number": 4,
+        "tags": ["even"],
+        "nested": {"text": "ä 4"},
+        "flag": FLAGS[0],
+    }
     vectors: Any = records[0].vector
     np.testing.assert_allclose(vectors["dense"], POINTS.dense[4], atol=1e-6)
     np.testing.assert_allclose(vectors["multivector"], POINTS.multivector.row(4), atol=1e-6)
     indices, values = POINTS.sparse.row(4)
-    assert dict(zip(vectors["sparse"]["indices"], vectors["sparse"]["values"], strict=True)) == pytest.approx(
-        dict(zip(indices.tolist(), values.tolist(), strict=True))
+    assert dict(
+        zip(vectors["sparse"]["indices"], vectors["sparse"]["values"], strict=True)
+    ) == pytest.approx(dict(zip(indices.tolist(), values.tolist(), strict=True)))
+    some = stored.run(
+        stored.store.retrieve(stored.name, [IDS[4]], with_payload=False, with_vectors=["dense"])
     )
-    some = stored.run(stored.store.retrieve(stored.name, [IDS[4]], with_payload=False, with_vectors=["dense"]))
     assert set(some[0].vector) == {"dense"}
     assert not some[0].payload
 
@@ -161,7 +196,9 @@ def test_optimising_changes_no_exact_answer(filled: Asked) -> None:
 def test_a_bad_point_harms_nothing(filled: Asked) -> None:
     good = to_points(embeddings(3, seed=3), [1000, 1001, 1002])
     bad = models.PointStruct.model_construct(
-        id=1003, vector={"sparse": models.SparseVector.model_construct(indices=[1, 2], values=[1.0])}, payload={}
+        id=1003,
+        vector={"sparse": models.SparseVector.model_construct(indices=[1, 2], values=[1.0])},
+        payload={},
     )
     with pytest.raises(InvalidPoint, match=r"point 1003.*`sparse`: 2 indices and 1 values"):
         filled.run(filled.store.upsert(filled.name, [*good, bad]))
@@ -172,10 +209,16 @@ def test_a_bad_point_harms_nothing(filled: Asked) -> None:
 
 def test_points_without_words_are_not_found_by_words(filled: Asked) -> None:
     nothing = SparseVectors.from_dense(np.zeros((1, 50), dtype=np.float32))
-    filled.run(filled.store.upsert(filled.name, to_points(Embeddings(dense=POINTS.dense[:1], sparse=nothing), [777])))
+    filled.run(
+        filled.store.upsert(
+            filled.name, to_points(Embeddings(dense=POINTS.dense[:1], sparse=nothing), [777])
+        )
+    )
     found = filled.run(filled.store.query(filled.name, leg(QUERY, "sparse", COUNT)))
     assert 777 not in {point.id for point in found}
-    assert filled.run(filled.store.query(filled.name, leg(Embeddings(sparse=nothing), "sparse"))) == []
+    assert (
+        filled.run(filled.store.query(filled.name, leg(Embeddings(sparse=nothing), "sparse"))) == []
+    )
 
 
 def test_idf_weighs_rare_words_more(empty: Asked) -> None:
@@ -191,9 +234,14 @@ def test_idf_weighs_rare_words_more(empty: Asked) -> None:
 
 
 @pytest.mark.parametrize("kind", ["scalar", "binary", "binary-2bit", "product", "turbo"])
-def test_quantised_collections_answer_with_full_scores_when_rescored(empty: Asked, kind: Any) -> None:
+def test_quantised_collections_answer_with_full_scores_when_rescored(
+    empty: Asked, kind: Any
+) -> None:
     wanted = plan()
-    vectors = {name: replace(params, quantization_config=_quantization(kind)) for name, params in wanted.vectors.items()}
+    vectors = {
+        name: replace(params, quantization_config=_quantization(kind))
+        for name, params in wanted.vectors.items()
+    }
     quantised = type(wanted)(vectors, wanted.sparse)
     empty.run(empty.store.create(empty.name, quantised))
     empty.run(empty.store.upsert(empty.name, to_points(POINTS, IDS)))
@@ -228,7 +276,9 @@ def test_a_collection_made_anew_takes_other_vectors(empty: Asked) -> None:
     empty.run(store.drop(name))
     narrow = type(plan())({"dense": VectorParams(size=4, distance="Cosine")}, {})
     empty.run(store.create(name, narrow))
-    empty.run(store.upsert(name, to_points(Embeddings(dense=np.eye(4, dtype=np.float32)), [0, 1, 2, 3])))
+    empty.run(
+        store.upsert(name, to_points(Embeddings(dense=np.eye(4, dtype=np.float32)), [0, 1, 2, 3]))
+    )
     assert empty.run(store.count(name)) == 4
 
 
@@ -263,7 +313,9 @@ def test_queries_that_do_not_fit_are_refused(stored: Asked) -> None:
 
 def test_an_id_of_another_type_is_named(stored):
     for ask in (stored.store.retrieve, stored.store.delete):
-        with pytest.raises(InvalidPoint, match=r"point \['a'\]: `id` is list, should be an integer or a UUID"):
+        with pytest.raises(
+            InvalidPoint, match=r"point \['a'\]: `id` is list, should be an integer or a UUID"
+        ):
             stored.run(ask(stored.name, [["a"]]))
     with pytest.raises(InvalidPoint, match="`id` is list"):
         to_points(POINTS, [["a"]] * COUNT)

@@ -23,13 +23,21 @@ COUNT = 150  # three pages
 IDS = [point_id("a", i) if i % 3 else i for i in range(COUNT)]
 KINDS = ("memory", "embedded", "grpc", "rest")
 PAYLOADS: list[dict[str, Any]] = [
-    {"text": f"ä\n\u2028 {i}", "whole": i, "part": float(i), "deep": [{"none": None, "flag": i % 2 == 0}], "big": 2**63 - 1 - i}
+    {
+        "text": f"ä\n\u2028 {i}",
+        "whole": i,
+        "part": float(i),
+        "deep": [{"none": None, "flag": i % 2 == 0}],
+        "big": 2**63 - 1 - i,
+    }
     for i in range(COUNT)
 ]
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Asked]:
     with asked(request.param, tmp_path_factory.mktemp("from")) as given:
         yield given
 
@@ -60,7 +68,9 @@ def fill(given: Asked, schema: CollectionSchema) -> Asked:
 
 def stream(given: Asked) -> bytes:
     async def whole() -> bytes:
-        return b"".join([lines async for lines in transfer.exported(CollectionSchemas(given.store), given.name)])
+        return b"".join(
+            [lines async for lines in transfer.exported(CollectionSchemas(given.store), given.name)]
+        )
 
     return given.run(whole())
 
@@ -83,7 +93,10 @@ def records(given: Asked) -> dict[Any, Any]:
 def bits(vectors: Any) -> dict[str, Any]:
     def of(vector: Any) -> Any:
         if isinstance(vector, dict):
-            indices, values = np.asarray(vector["indices"], np.uint32), np.asarray(vector["values"], np.float32)
+            indices, values = (
+                np.asarray(vector["indices"], np.uint32),
+                np.asarray(vector["values"], np.float32),
+            )
             order = np.argsort(indices)
             return indices[order].tobytes(), values[order].tobytes()
         return np.asarray(vector, np.float32).shape, np.asarray(vector, np.float32).tobytes()
@@ -98,7 +111,9 @@ def test_what_comes_out_goes_in_bit_for_bit(filled, empty):
     schema = empty.run(empty.store.describe(empty.name))
     assert schema.metadata == {"model_id": "tiny"}
     again = stream(empty).split(b"\n")
-    assert [json.loads(line) for line in again[1:-1]] == [json.loads(line) for line in content.split(b"\n")[1:-1]]
+    assert [json.loads(line) for line in again[1:-1]] == [
+        json.loads(line) for line in content.split(b"\n")[1:-1]
+    ]
     assert taken(empty, content) == transfer.Imported(empty.name, False, COUNT, 0)
 
 
@@ -117,12 +132,24 @@ def test_an_export_goes_on_behind_the_last_whole_line(filled, tmp_path):
     whole = stream(filled)
     lines = whole.splitlines(keepends=True)
     schemas, path = CollectionSchemas(filled.store), tmp_path / "docs.jsonl"
-    cuts = [0, 1, len(lines[0]) - 1, len(lines[0]), len(lines[0]) + 5, len(whole) - len(lines[-1]), len(whole) - 1]
+    cuts = [
+        0,
+        1,
+        len(lines[0]) - 1,
+        len(lines[0]),
+        len(lines[0]) + 5,
+        len(whole) - len(lines[-1]),
+        len(whole) - 1,
+    ]
     cuts += [len(b"".join(lines[:n])) + more for n in (2, 64, 65, 66, 150) for more in (0, 7)]
     for cut in cuts:
         path.write_bytes(whole[:cut])
         told: list[int] = []
-        assert filled.run(transfer.export_to(schemas, filled.name, path, told.append)) == COUNT == sum(told)
+        assert (
+            filled.run(transfer.export_to(schemas, filled.name, path, told.append))
+            == COUNT
+            == sum(told)
+        )
         assert path.read_bytes() == whole
 
 
@@ -135,7 +162,10 @@ def test_a_file_of_something_else_stays_as_it_is(filled, tmp_path):
     for content, message in (
         (stream(filled), "docs.jsonl is a whole export, of 150 points: delete it"),
         (b"my diary", "not an export of this collection's current schema"),
-        (b'{"hybridtei":"0","collection":"others"}\n', "not an export of this collection's current schema"),
+        (
+            b'{"hybridtei":"0","collection":"others"}\n',
+            "not an export of this collection's current schema",
+        ),
     ):
         path.write_bytes(content)
         with pytest.raises(InvalidInput, match=message):
@@ -150,10 +180,15 @@ def test_a_file_of_something_else_stays_as_it_is(filled, tmp_path):
 def test_an_import_that_was_stopped_writes_what_is_missing(filled, empty):
     content = stream(filled)
     lines = content.splitlines(keepends=True)
-    with pytest.raises(InvalidInput, match=r'line 102: should be ."points":100. as the last one: the export was cut off'):
+    with pytest.raises(
+        InvalidInput,
+        match=r'line 102: should be ."points":100. as the last one: the export was cut off',
+    ):
         taken(empty, b"".join(lines[:101]))
     told: list[int] = []
-    assert taken(empty, content, advance=told.append) == transfer.Imported(empty.name, False, COUNT, 50)
+    assert taken(empty, content, advance=told.append) == transfer.Imported(
+        empty.name, False, COUNT, 50
+    )
     assert sum(told) == COUNT
     assert len(told) > 10
     assert records(empty) == records(filled)
@@ -180,10 +215,22 @@ def changed(**vectors: Any) -> dict[str, Any]:
     [
         (changed(dense=["?"] * 16), "line 3: point 1, vector `dense`: should hold numbers"),
         (changed(dense="?"), "line 3: point 1, vector `dense`: should hold numbers"),
-        (changed(dense={"indices": [1], "values": [1]}), "line 3: point 1, vector `dense`: should hold numbers"),
-        (changed(sparse=[1, 2]), "line 3: point 1, vector `sparse`: should be a sparse vector of `indices` and `values`"),
-        (changed(sparse={"indices": [1]}), "line 3: point 1, vector `sparse`: 1 indices and 0 values"),
-        (changed(colour=[1]), "line 3: point 1: the collection has no vector `colour`; it has `dense`"),
+        (
+            changed(dense={"indices": [1], "values": [1]}),
+            "line 3: point 1, vector `dense`: should hold numbers",
+        ),
+        (
+            changed(sparse=[1, 2]),
+            "line 3: point 1, vector `sparse`: should be a sparse vector of `indices` and `values`",
+        ),
+        (
+            changed(sparse={"indices": [1]}),
+            "line 3: point 1, vector `sparse`: 1 indices and 0 values",
+        ),
+        (
+            changed(colour=[1]),
+            "line 3: point 1: the collection has no vector `colour`; it has `dense`",
+        ),
         ({**GOOD, "id": True}, "line 3: id: Expected `int | str`, got `bool`"),
         ({**GOOD, "id": -1}, "line 3: point -1: `id` should be between 0"),
         ({**GOOD, "id": "seven"}, "line 3: point 'seven': `id` is neither an integer nor a UUID"),
@@ -221,7 +268,10 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     [
         ({}, "line 1: Object missing required field `hybridtei`"),
         ({**HEADER, "schema": {}}, "line 1: schema: Object missing required field `vectors`"),
-        ({**HEADER, "schema": {"vectors": {"dense": {"size": "?"}}, "sparse": {}}}, "line 1: schema.vectors[...].size: "),
+        (
+            {**HEADER, "schema": {"vectors": {"dense": {"size": "?"}}, "sparse": {}}},
+            "line 1: schema.vectors[...].size: ",
+        ),
         ({**HEADER, "schema": {"vectors": [], "sparse": {}}}, "line 1: schema.vectors: "),
         (None, "line 1: should be JSON"),
     ],
@@ -241,12 +291,20 @@ def test_a_collection_of_another_model_is_refused(filled, empty):
         taken(empty, stream(filled))
 
 
-@given(st.lists(st.binary(max_size=9).filter(lambda line: b"\n" not in line)), st.integers(1, 12), st.booleans())
+@given(
+    st.lists(st.binary(max_size=9).filter(lambda line: b"\n" not in line)),
+    st.integers(1, 12),
+    st.booleans(),
+)
 def test_lines_are_the_same_however_they_come(lines: list[bytes], size: int, is_ended: bool):
     content = b"\n".join(lines) + (b"\n" if is_ended and lines else b"")
 
     async def split() -> list[bytes]:
-        return [line async for lines in transfer._whole_lines(pieces(content, size), 9) for line in lines]
+        return [
+            line
+            async for lines in transfer._whole_lines(pieces(content, size), 9)
+            for line in lines
+        ]
 
     wanted = content.split(b"\n")
     assert asyncio.run(split()) == (wanted if wanted[-1] else wanted[:-1] or [b""])

@@ -25,5 +25,11 @@ def shelf(spec: ModelSpec) -> Iterator[Running]:
     """A server with a store, and ten texts in it."""
     with serving(spec, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
         answer = running.post("/collections/papers/points", {"points": POINTS, "create": True})
-        assert answer.json() == {"collection": "papers", "created": True, "upserted": 10, "ids": list(range(10)), "failed": []}
+        assert answer.json() == {
+            "collection": "papers",
+            "created": True,
+            "upserted": 10,
+            "ids": list(range(10)),
+            "failed": [],
+        }
         yield running

@@ -21,7 +21,9 @@ TEXT = "hybrid search"
 def adapted() -> Iterator[Running]:
     """The fake backend's states depend on the adapter of a token."""
     adapters = Adapters(ADAPTERS, 4, 0.25, PROMPTS)
-    with serving(small.model_spec(adapters=adapters, prompts=PROMPTS), engine={"embedding_cache_mb": 1}) as running:
+    with serving(
+        small.model_spec(adapters=adapters, prompts=PROMPTS), engine={"embedding_cache_mb": 1}
+    ) as running:
         yield running
 
 
@@ -50,7 +52,9 @@ def test_the_prompt_is_put_before_the_text(adapted: Running) -> None:
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_jinas_task_is_the_same(adapted: Running, name: str) -> None:
-    np.testing.assert_allclose(openai(adapted, task=name), embed(adapted, prompt_name=name), rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        openai(adapted, task=name), embed(adapted, prompt_name=name), rtol=0, atol=1e-7
+    )
 
 
 def test_the_side_of_other_dialects_is_the_same(adapted: Running) -> None:
@@ -62,7 +66,10 @@ def test_the_side_of_other_dialects_is_the_same(adapted: Running) -> None:
 def test_an_unknown_task_is_refused_with_those_there_are(adapted: Running) -> None:
     response = adapted.post("/v1/embeddings", {"input": [TEXT], "task": "retrieval"})
     assert response.status_code == 422
-    assert f"`task` is not an adapter of the model, which has: {', '.join(ADAPTERS)}" in response.json()["message"]
+    assert (
+        f"`task` is not an adapter of the model, which has: {', '.join(ADAPTERS)}"
+        in response.json()["message"]
+    )
     assert adapted.post("/embed", {"inputs": [TEXT], "prompt_name": "retrieval"}).status_code == 422
 
 
@@ -70,10 +77,14 @@ def test_requests_at_once_and_the_cache_mix_none(adapted: Running) -> None:
     names = [*ADAPTERS, "plain"] * 8
     texts = [f"one {place % 3}" for place in range(len(names))]
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda text, name: embed(adapted, text, prompt_name=name), texts, names))
+        together = list(
+            pool.map(lambda text, name: embed(adapted, text, prompt_name=name), texts, names)
+        )
     with serving(adapted.service.model.spec) as fresh:
         for text, name, vector in zip(texts[:18], names, together, strict=False):
-            np.testing.assert_allclose(vector, embed(fresh, text, prompt_name=name), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                vector, embed(fresh, text, prompt_name=name), rtol=0, atol=1e-6
+            )
 
 
 def test_info_lists_them(adapted: Running) -> None:

@@ -25,7 +25,10 @@ def test_by_default_all_that_the_model_has(server, dense_server, splade_server):
             assert response.headers["x-compute-tokens"] == "12"
 
 
-@pytest.mark.parametrize("outputs", [["dense"], ["sparse"], ["multivector"], ["multivector", "dense"], ["sparse", "sparse"]])
+@pytest.mark.parametrize(
+    "outputs",
+    [["dense"], ["sparse"], ["multivector"], ["multivector", "dense"], ["sparse", "sparse"]],
+)
 def test_only_what_was_asked_for(server, outputs):
     for item in server.post("/embed_hybrid", {"inputs": TEXTS, "outputs": outputs}).json():
         assert set(item) == set(outputs)
@@ -34,13 +37,22 @@ def test_only_what_was_asked_for(server, outputs):
 def test_each_output_is_what_its_own_route_gives(server):
     hybrid = server.post("/embed_hybrid", {"inputs": TEXTS}).json()
     assert [item["dense"] for item in hybrid] == server.post("/embed", {"inputs": TEXTS}).json()
-    assert [item["sparse"] for item in hybrid] == server.post("/embed_sparse", {"inputs": TEXTS}).json()
-    assert [item["multivector"] for item in hybrid] == server.post("/embed_multivector", {"inputs": TEXTS}).json()
+    assert [item["sparse"] for item in hybrid] == server.post(
+        "/embed_sparse", {"inputs": TEXTS}
+    ).json()
+    assert [item["multivector"] for item in hybrid] == server.post(
+        "/embed_multivector", {"inputs": TEXTS}
+    ).json()
 
 
 def test_the_three_sparse_formats_say_the_same(server):
     tei, qdrant, tokens = (
-        [item["sparse"] for item in server.post("/embed_hybrid", {"inputs": TEXTS, "sparse_format": form}).json()]
+        [
+            item["sparse"]
+            for item in server.post(
+                "/embed_hybrid", {"inputs": TEXTS, "sparse_format": form}
+            ).json()
+        ]
         for form in ("tei", "qdrant", "tokens")
     )
     for entries, columns, named in zip(tei, qdrant, tokens, strict=True):
@@ -51,9 +63,13 @@ def test_the_three_sparse_formats_say_the_same(server):
         assert list(named.values()) == sorted(named.values(), reverse=True)
 
 
-@pytest.mark.parametrize(("form", "empty"), [("tei", []), ("qdrant", {"indices": [], "values": []}), ("tokens", {})])
+@pytest.mark.parametrize(
+    ("form", "empty"), [("tei", []), ("qdrant", {"indices": [], "values": []}), ("tokens", {})]
+)
 def test_a_text_without_lexical_weight(server, form, empty):
-    (item,) = server.post("/embed_hybrid", {"inputs": " ", "outputs": ["sparse"], "sparse_format": form}).json()
+    (item,) = server.post(
+        "/embed_hybrid", {"inputs": " ", "outputs": ["sparse"], "sparse_format": form}
+    ).json()
     assert item == {"sparse": empty}
 
 
@@ -91,15 +107,21 @@ def test_multivectors_are_unit_rows_and_drop_the_first_token(server):
 def test_prompt_and_truncation_as_everywhere(server):
     prompted = server.post("/embed_hybrid", {"inputs": "one", "prompt_name": "query"}).json()
     assert prompted == server.post("/embed_hybrid", {"inputs": "query: one"}).json()
-    assert server.post("/embed_hybrid", {"inputs": "one " * 100, "truncate": False}).status_code == 422
-    left = server.post("/embed_hybrid", {"inputs": "two " * 9 + "one " * 62, "truncation_direction": "left"}).json()
+    assert (
+        server.post("/embed_hybrid", {"inputs": "one " * 100, "truncate": False}).status_code == 422
+    )
+    left = server.post(
+        "/embed_hybrid", {"inputs": "two " * 9 + "one " * 62, "truncation_direction": "left"}
+    ).json()
     assert left == server.post("/embed_hybrid", {"inputs": "one " * 62}).json()
 
 
 def test_no_outputs_at_all(server):
     response = server.post("/embed_hybrid", {"inputs": "one", "outputs": []})
     assert response.status_code == 422
-    assert response.text.startswith("Failed to deserialize the JSON body into the target type: outputs: ")
+    assert response.text.startswith(
+        "Failed to deserialize the JSON body into the target type: outputs: "
+    )
 
 
 @pytest.mark.parametrize("path", ["/embed_hybrid", "/embed_multivector"])
@@ -111,11 +133,14 @@ def test_a_field_that_is_not_known_is_refused_by_name(server, path, padding):
     assert "unknown field `dimension`" in response.text
     assert server.backend.forwards == before
     assert server.post(path, {"inputs": "one", "model": "small"}).status_code == 200
-    assert server.post("/embed_all", {"inputs": "one", "dimension": 4}).status_code == 200  # TEI ignores them
+    assert (
+        server.post("/embed_all", {"inputs": "one", "dimension": 4}).status_code == 200
+    )  # TEI ignores them
 
 
 @pytest.mark.parametrize(
-    ("path", "field"), [("/embed_hybrid", "inputs"), ("/embed_multivector", "inputs"), ("/v2/embed", "texts")]
+    ("path", "field"),
+    [("/embed_hybrid", "inputs"), ("/embed_multivector", "inputs"), ("/v2/embed", "texts")],
 )
 def test_an_empty_input_of_a_list_is_named_by_its_place(server, path, field):
     response = server.post(path, {field: ["one"] * 17 + [""] + ["one"] * 3})
@@ -127,7 +152,9 @@ def test_an_empty_input_of_a_list_is_named_by_its_place(server, path, field):
 
 
 def test_latents_are_not_spelled_as_tokens():
-    with serving(small.model_spec(sparse=SparseHead("code", width=96, active=8), multivector=None)) as running:
+    with serving(
+        small.model_spec(sparse=SparseHead("code", width=96, active=8), multivector=None)
+    ) as running:
         for path, field in (("/embed_hybrid", "inputs"), ("/v1/embeddings", "input")):
             body = {field: TEXTS, "outputs": ["sparse"], "sparse_format": "tokens"}
             response = running.post(path, body)
@@ -136,7 +163,11 @@ def test_latents_are_not_spelled_as_tokens():
 
 
 SPANNED = {"text": "hybrid search finds text", "spans": [[0, 13], [7, 24], [0, 24]]}
-PLACES = [slice(1, 3), slice(2, 5), slice(1, 5)]  # of the text's tokens, behind the first special one
+PLACES = [
+    slice(1, 3),
+    slice(2, 5),
+    slice(1, 5),
+]  # of the text's tokens, behind the first special one
 
 
 def test_spans_are_slices_of_whole_texts(server):
@@ -147,11 +178,18 @@ def test_spans_are_slices_of_whole_texts(server):
     rows = server.post("/embed_multivector", {"inputs": SPANNED["text"]}).json()[0]
     (multivector,) = server.post("/embed_multivector", {"inputs": SPANNED}).json()
     for place, tokens in enumerate(PLACES):
-        np.testing.assert_allclose(spans[place]["dense"], np.mean(states[tokens], axis=0), atol=TOLERANCE)
-        np.testing.assert_allclose(multivector[place], rows[tokens.start - 1 : tokens.stop - 1], atol=TOLERANCE)
+        np.testing.assert_allclose(
+            spans[place]["dense"], np.mean(states[tokens], axis=0), atol=TOLERANCE
+        )
+        np.testing.assert_allclose(
+            multivector[place], rows[tokens.start - 1 : tokens.stop - 1], atol=TOLERANCE
+        )
         assert spans[place]["multivector"] == multivector[place]
     assert spans[2]["sparse"] == server.post("/embed_sparse", {"inputs": SPANNED["text"]}).json()[0]
-    several = server.post("/embed_hybrid", {"inputs": [SPANNED, {"text": "one", "spans": [[0, 3]]}], "normalize": False}).json()
+    several = server.post(
+        "/embed_hybrid",
+        {"inputs": [SPANNED, {"text": "one", "spans": [[0, 3]]}], "normalize": False},
+    ).json()
     assert several[0] == spans
     assert len(several[1]) == 1
 
@@ -160,8 +198,14 @@ def test_spans_are_slices_of_whole_texts(server):
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ([SPANNED, {"text": "one two", "spans": [[0, 3], [3, 4]]}], "`inputs[1].spans[1]` is [3, 4], which holds no token"),
-        ({"text": "one two", "spans": [[0, 8]]}, "`inputs[0].spans[0]` is [0, 8], which ends beyond the text: 7 code points"),
+        (
+            [SPANNED, {"text": "one two", "spans": [[0, 3], [3, 4]]}],
+            "`inputs[1].spans[1]` is [3, 4], which holds no token",
+        ),
+        (
+            {"text": "one two", "spans": [[0, 8]]},
+            "`inputs[0].spans[0]` is [0, 8], which ends beyond the text: 7 code points",
+        ),
         ([SPANNED, "one"], "texts with spans and texts without"),
         ([SPANNED, {"text": "", "spans": [[0, 1]]}], "`inputs[1]` cannot be empty"),
         ({"text": "one", "spans": []}, "length >= 1"),

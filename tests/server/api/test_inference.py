@@ -16,7 +16,14 @@ TOLERANCE = 1e-6
 
 
 def hook(running, inputs, inference="update", **more):
-    return running.post(HOOK, {"inputs": [{"data_type": "text", **one} for one in inputs], "inference": inference, **more})
+    return running.post(
+        HOOK,
+        {
+            "inputs": [{"data_type": "text", **one} for one in inputs],
+            "inference": inference,
+            **more,
+        },
+    )
 
 
 def of(text, model="small", **options):
@@ -38,7 +45,11 @@ def test_each_kind_of_vector_by_the_end_of_the_name(server):
     np.testing.assert_allclose(sparse["values"], values, atol=TOLERANCE)
     tokens = answer["usage"]["models"]
     read = len(server.post("/tokenize", {"inputs": TEXTS[2], "prompt_name": "passage"}).json()[0])
-    assert tokens == {"small/dense": {"tokens": read}, "small/sparse": {"tokens": 0}, "small/multivector": {"tokens": 0}}
+    assert tokens == {
+        "small/dense": {"tokens": read},
+        "small/sparse": {"tokens": 0},
+        "small/multivector": {"tokens": 0},
+    }
 
 
 def test_texts_in_any_order_each_once_and_answers_in_the_order_of_the_inputs(server):
@@ -48,7 +59,9 @@ def test_texts_in_any_order_each_once_and_answers_in_the_order_of_the_inputs(ser
     assert server.backend.forwards == before + 1
     size = len(TEXTS) + 1
     for place in range(size):
-        alone = hook(server, [of([*TEXTS, TEXTS[0]][place], f"small/{kind}") for kind in ALL]).json()["embeddings"]
+        alone = hook(
+            server, [of([*TEXTS, TEXTS[0]][place], f"small/{kind}") for kind in ALL]
+        ).json()["embeddings"]
         assert [answer[place], answer[place + size], answer[place + 2 * size]] == alone
 
 
@@ -56,20 +69,30 @@ def test_a_query_is_read_as_one(server):
     encoder = encoder_of(small.model_spec())
     for inference, side in (("update", "document"), ("search", "query")):
         (dense,) = hook(server, [of("one two")], inference).json()["embeddings"]
-        np.testing.assert_allclose(dense, encoder.encode(["one two"], input_type=side).dense[0], atol=TOLERANCE)
+        np.testing.assert_allclose(
+            dense, encoder.encode(["one two"], input_type=side).dense[0], atol=TOLERANCE
+        )
     told, asked, named = hook(
-        server, [of("one two", input_type="document"), of("one two"), of("one two", prompt_name="passage")], "search"
+        server,
+        [of("one two", input_type="document"), of("one two"), of("one two", prompt_name="passage")],
+        "search",
     ).json()["embeddings"]
-    np.testing.assert_allclose(told, encoder.encode(["one two"], input_type="document").dense[0], atol=TOLERANCE)
-    np.testing.assert_allclose(asked, encoder.encode(["one two"], input_type="query").dense[0], atol=TOLERANCE)
-    np.testing.assert_allclose(named, encoder.encode(["one two"], prompt_name="passage").dense[0], atol=TOLERANCE)
+    np.testing.assert_allclose(
+        told, encoder.encode(["one two"], input_type="document").dense[0], atol=TOLERANCE
+    )
+    np.testing.assert_allclose(
+        asked, encoder.encode(["one two"], input_type="query").dense[0], atol=TOLERANCE
+    )
+    np.testing.assert_allclose(
+        named, encoder.encode(["one two"], prompt_name="passage").dense[0], atol=TOLERANCE
+    )
 
 
 def test_dimensions_cut_what_a_pass_of_all_made(server):
     before = server.backend.forwards
-    whole, cut, rows = hook(server, [of("one"), of("one", dimensions=4), of("one", "small/multivector", dimensions=3)]).json()[
-        "embeddings"
-    ]
+    whole, cut, rows = hook(
+        server, [of("one"), of("one", dimensions=4), of("one", "small/multivector", dimensions=3)]
+    ).json()["embeddings"]
     assert server.backend.forwards == before + 1
     np.testing.assert_allclose(cut, np.array(whole[:4]) / np.linalg.norm(whole[:4]), atol=TOLERANCE)
     assert np.shape(rows)[1] == 3
@@ -79,12 +102,27 @@ def test_dimensions_cut_what_a_pass_of_all_made(server):
 @pytest.mark.parametrize(
     ("one", "message"),
     [
-        ({"data": "one", "data_type": "image", "model": "small"}, "inputs[1].data_type: got 'image', expected one of `text`"),
+        (
+            {"data": "one", "data_type": "image", "model": "small"},
+            "inputs[1].data_type: got 'image', expected one of `text`",
+        ),
         ({"data": {"a": 1}, "model": "small"}, "inputs[1].data: expected `str`"),
-        ({"data": "one", "model": "small", "options": {"vector": "colbert"}}, "inputs[1].options.vector: got 'colbert'"),
-        ({"data": "one", "model": "small", "options": {"dimensions": 17}}, "`inputs[1].options.dimensions` is 17"),
-        ({"data": "one", "model": "small/sparse", "options": {"dimensions": 4}}, "means nothing for sparse"),
-        ({"data": "one", "model": "small", "options": {"input_type": "both"}}, "inputs[1].options.input_type: got 'both'"),
+        (
+            {"data": "one", "model": "small", "options": {"vector": "colbert"}},
+            "inputs[1].options.vector: got 'colbert'",
+        ),
+        (
+            {"data": "one", "model": "small", "options": {"dimensions": 17}},
+            "`inputs[1].options.dimensions` is 17",
+        ),
+        (
+            {"data": "one", "model": "small/sparse", "options": {"dimensions": 4}},
+            "means nothing for sparse",
+        ),
+        (
+            {"data": "one", "model": "small", "options": {"input_type": "both"}},
+            "inputs[1].options.input_type: got 'both'",
+        ),
         ({"data": "", "model": "small"}, "cannot be empty"),
     ],
 )
@@ -101,10 +139,14 @@ def test_what_is_wrong_is_a_400_that_qdrant_can_read(server, one, message):
 def test_a_vector_that_the_model_has_not(dense_server):
     response = hook(dense_server, [of("one", "small/sparse")])
     assert response.status_code == 400
-    assert "`inputs[0].model`: small has no sparse output. It has: dense" in response.json()["error"]
+    assert (
+        "`inputs[0].model`: small has no sparse output. It has: dense" in response.json()["error"]
+    )
 
 
-@pytest.mark.parametrize("name", ["no-such-model", "small/nonsense", "nobody/sparse", "BAAI/bge-m3", "Small"])
+@pytest.mark.parametrize(
+    "name", ["no-such-model", "small/nonsense", "nobody/sparse", "BAAI/bge-m3", "Small"]
+)
 @pytest.mark.parametrize("path", [HOOK, f"/m/small{HOOK}"])
 def test_a_name_that_is_not_served_is_refused_and_what_is_served_is_told(server, path, name):
     before = server.backend.forwards
@@ -119,7 +161,9 @@ def test_a_name_that_is_not_served_is_refused_and_what_is_served_is_told(server,
 @pytest.mark.parametrize("name", ["", "small", "small/dense", "dense", "default"])
 @pytest.mark.parametrize("path", [HOOK, f"/m/small{HOOK}"])
 def test_each_way_to_name_the_only_model(server, path, name):
-    dense, alike = server.post(path, {"inputs": [of("one", name), of("one", "small/dense")]}).json()["embeddings"]
+    dense, alike = server.post(
+        path, {"inputs": [of("one", name), of("one", "small/dense")]}
+    ).json()["embeddings"]
     assert dense == alike
 
 

@@ -8,12 +8,15 @@ import pytest
 
 def test_a_list_of_vectors_even_for_one_text(server):
     whole = server.post(
-        "/api/embed", {"model": "any", "input": ["one", "two three"], "truncate": True, "keep_alive": "5m"}
+        "/api/embed",
+        {"model": "any", "input": ["one", "two three"], "truncate": True, "keep_alive": "5m"},
     ).json()
     assert whole["embeddings"] == server.post("/embed", {"inputs": ["one", "two three"]}).json()
     assert (whole["model"], whole["prompt_eval_count"], whole["load_duration"]) == ("small", 7, 0)
     assert whole["total_duration"] > 0
-    one = server.post("/api/embed", {"model": "any", "input": "one", "dimensions": 4, "options": {"num_ctx": 9}}).json()
+    one = server.post(
+        "/api/embed", {"model": "any", "input": "one", "dimensions": 4, "options": {"num_ctx": 9}}
+    ).json()
     assert one["embeddings"] == server.post("/embed", {"inputs": ["one"], "dimensions": 4}).json()
 
 
@@ -48,8 +51,12 @@ def test_splade_is_refused(splade_server):
 def test_the_older_route_gives_one_vector_as_the_model_makes_it(server):
     body = {"model": "any", "prompt": "two three", "options": {"num_ctx": 9}}
     whole = server.post("/api/embeddings", body).json()
-    assert whole == {"embedding": server.post("/embed", {"inputs": "two three", "normalize": False}).json()[0]}
-    assert server.post("/api/embeddings", {"model": "any", "prompt": ""}).json() == {"embedding": []}
+    assert whole == {
+        "embedding": server.post("/embed", {"inputs": "two three", "normalize": False}).json()[0]
+    }
+    assert server.post("/api/embeddings", {"model": "any", "prompt": ""}).json() == {
+        "embedding": []
+    }
 
 
 def test_ollamas_own_client(server):
@@ -59,7 +66,10 @@ def test_ollamas_own_client(server):
     shown = client.show("small")
     width = len(server.post("/embed", {"inputs": "one"}).json()[0])
     assert (shown.capabilities, shown.modelinfo["bert.embedding_length"]) == (["embedding"], width)
-    assert client.embed("small", ["one", "two"]).embeddings == server.post("/embed", {"inputs": ["one", "two"]}).json()
+    assert (
+        client.embed("small", ["one", "two"]).embeddings
+        == server.post("/embed", {"inputs": ["one", "two"]}).json()
+    )
     assert len(client.embeddings("small", "one").embedding) == width
 
 

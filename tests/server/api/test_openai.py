@@ -14,21 +14,31 @@ TEXTS = ["one two", "three"]
 
 
 def vectors(server, **body):
-    return [item["embedding"] for item in server.post("/v1/embeddings", {"input": TEXTS, **body}).json()["data"]]
+    return [
+        item["embedding"]
+        for item in server.post("/v1/embeddings", {"input": TEXTS, **body}).json()["data"]
+    ]
 
 
 def native(server, **body):
     return server.post("/embed", {"inputs": TEXTS, **body}).json()
 
 
-@pytest.mark.parametrize("given", ["one", ["one"], [2, small.IDS["one"], 3], [[2, small.IDS["one"], 3]]])
+@pytest.mark.parametrize(
+    "given", ["one", ["one"], [2, small.IDS["one"], 3], [[2, small.IDS["one"], 3]]]
+)
 def test_every_form_of_input(server, given):
-    assert server.post("/v1/embeddings", {"input": given}).json()["data"][0]["embedding"] == native(server, inputs="one")[0]
+    assert (
+        server.post("/v1/embeddings", {"input": given}).json()["data"][0]["embedding"]
+        == native(server, inputs="one")[0]
+    )
 
 
 def test_outputs_stand_beside_the_embedding(server):
     body = {"input": ["one two", "three"], "outputs": ["dense", "sparse", "multivector"]}
-    hybrid = server.post("/embed_hybrid", {"inputs": body["input"], "sparse_format": "qdrant"}).json()
+    hybrid = server.post(
+        "/embed_hybrid", {"inputs": body["input"], "sparse_format": "qdrant"}
+    ).json()
     data = server.post("/v1/embeddings", body).json()["data"]
     assert [item["embedding"] for item in data] == [item["dense"] for item in hybrid]
     assert [item["sparse_embedding"] for item in data] == [item["sparse"] for item in hybrid]
@@ -42,7 +52,9 @@ def test_splade_has_no_normalised_vector_but_its_sparse_one(splade_server):
     message = "Backend error: `normalize` is not available for SPLADE models"
     assert response.status_code == 424
     assert response.json() == {"message": message, "code": 424, "type": "Backend"}
-    (item,) = splade_server.post("/v1/embeddings", {"input": "one", "outputs": ["sparse"]}).json()["data"]
+    (item,) = splade_server.post("/v1/embeddings", {"input": "one", "outputs": ["sparse"]}).json()[
+        "data"
+    ]
     assert item["sparse_embedding"]["indices"]
     assert "embedding" not in item
 
@@ -61,7 +73,9 @@ def test_sparse_vectors_by_token_id(server):
 
 
 def test_texts_may_be_wrapped(server):
-    assert vectors(server, input=[{"text": text} for text in TEXTS], model="jina", late_chunking=False) == native(server)
+    assert vectors(
+        server, input=[{"text": text} for text in TEXTS], model="jina", late_chunking=False
+    ) == native(server)
     assert vectors(server, input=[TEXTS[0], {"text": TEXTS[1]}]) == native(server)
 
 
@@ -74,11 +88,15 @@ def test_late_chunks_are_spans_of_what_they_make_together(server):
     chunks = ["the hybrid", "search finds\n", "text by words", " and meaning"]
     text = "the hybrid search finds\ntext by words and meaning"
     spans = [[0, 10], [11, 24], [24, 37], [37, 49]]
-    wanted = server.post("/embed_hybrid", {"inputs": {"text": text, "spans": spans}, "sparse_format": "qdrant"}).json()[0]
+    wanted = server.post(
+        "/embed_hybrid", {"inputs": {"text": text, "spans": spans}, "sparse_format": "qdrant"}
+    ).json()[0]
     body = {"input": [{"text": chunk} for chunk in chunks], "late_chunking": True}
     answer = server.post("/v1/embeddings", {**body, "outputs": ["dense", "sparse"]}).json()
     assert [item["embedding"] for item in answer["data"]] == [item["dense"] for item in wanted]
-    assert [item["sparse_embedding"] for item in answer["data"]] == [item["sparse"] for item in wanted]
+    assert [item["sparse_embedding"] for item in answer["data"]] == [
+        item["sparse"] for item in wanted
+    ]
     assert answer["usage"]["total_tokens"] == 2 + len(text.split())
     assert vectors(server, **body) != vectors(server, input=chunks)
 
@@ -89,30 +107,41 @@ def test_late_chunks_of_a_longer_text_than_the_model_reads(server):
     item = {"text": "".join(chunks), "spans": np.stack([spans[:-1], spans[1:]], axis=1).tolist()}
     wanted = server.post("/embed_hybrid", {"inputs": item, "outputs": ["dense"]}).json()[0]
     assert vectors(server, input=chunks, late_chunking=True) == [one["dense"] for one in wanted]
-    refused = server.post("/v1/embeddings", {"input": chunks, "late_chunking": True, "truncate": False})
+    refused = server.post(
+        "/v1/embeddings", {"input": chunks, "late_chunking": True, "truncate": False}
+    )
     assert (refused.status_code, "less than 64 tokens" in refused.text) == (422, True)
 
 
 @pytest.mark.parametrize("form", ["base64", ["base64"]])
 def test_base64(server, form):
-    unpacked = [np.frombuffer(base64.b64decode(text), "<f4") for text in vectors(server, embedding_type=form)]
+    unpacked = [
+        np.frombuffer(base64.b64decode(text), "<f4")
+        for text in vectors(server, embedding_type=form)
+    ]
     np.testing.assert_array_equal(unpacked, np.float32(native(server)))
 
 
 def test_bits(server):
     bits = np.packbits(np.float32(native(server)) > 0, axis=1)
     np.testing.assert_array_equal(vectors(server, embedding_type="ubinary"), bits)
-    np.testing.assert_array_equal(vectors(server, embedding_type=["binary"]), bits.astype(int) - 128)
+    np.testing.assert_array_equal(
+        vectors(server, embedding_type=["binary"]), bits.astype(int) - 128
+    )
 
 
 def test_truncate(server):
     text = "one " * 1000
     refused = server.post("/v1/embeddings", {"input": text, "truncate": False})
     assert refused.status_code == 422
-    assert vectors(server, input=[text], truncate=True) == native(server, inputs=[text], truncate=True)
+    assert vectors(server, input=[text], truncate=True) == native(
+        server, inputs=[text], truncate=True
+    )
 
 
-@pytest.mark.parametrize(("task", "word"), [("retrieval.query", "query"), ("retrieval.passage", "document")])
+@pytest.mark.parametrize(
+    ("task", "word"), [("retrieval.query", "query"), ("retrieval.passage", "document")]
+)
 def test_task_is_input_type(server, task, word):
     assert vectors(server, task=task) == vectors(server, input_type=word)
     assert vectors(server, task="text-matching") == vectors(server)
@@ -121,15 +150,30 @@ def test_task_is_input_type(server, task, word):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"late_chunking": True, "input": [[7, 8], [9]]}, "`input[0]` holds ids; `late_chunking` takes texts"),
-        ({"late_chunking": True, "input": ["one", " ", "two"]}, "`input[1]` is [3, 4], which holds no token"),
+        (
+            {"late_chunking": True, "input": [[7, 8], [9]]},
+            "`input[0]` holds ids; `late_chunking` takes texts",
+        ),
+        (
+            {"late_chunking": True, "input": ["one", " ", "two"]},
+            "`input[1]` is [3, 4], which holds no token",
+        ),
         (
             {"late_chunking": True, "input": ["one " * 20, "two " * 45, "six " * 20]},
             "`input[1]` is [80, 260], which holds 45 tokens",
         ),
-        ({"late_chunking": True, "input": ["one"] * 4097}, "`input` holds 4097 spans > maximum allowed 4096"),
-        ({"late_chunking": True, "input": ["one"] * 16001}, "`input` holds 16001 chunks > maximum allowed 16000"),
-        ({"embedding_type": ["float", "binary"]}, "embedding_type: expected `array` of length <= 1"),
+        (
+            {"late_chunking": True, "input": ["one"] * 4097},
+            "`input` holds 4097 spans > maximum allowed 4096",
+        ),
+        (
+            {"late_chunking": True, "input": ["one"] * 16001},
+            "`input` holds 16001 chunks > maximum allowed 16000",
+        ),
+        (
+            {"embedding_type": ["float", "binary"]},
+            "embedding_type: expected `array` of length <= 1",
+        ),
         ({"embedding_type": "int2"}, "embedding_type"),
         ({"input": [{"image": "x"}]}, "input"),
     ],
@@ -151,9 +195,13 @@ def test_ids_of_a_foreign_vocabulary_are_refused_with_advice(server, given):
 
 def test_the_last_id_of_the_vocabulary_is_none_of_them(server):
     last = max(small.IDS.values())
-    of_ours, foreign = (server.post("/v1/embeddings", {"input": [[small.IDS["one"], i]]}) for i in (last, last + 1))
+    of_ours, foreign = (
+        server.post("/v1/embeddings", {"input": [[small.IDS["one"], i]]}) for i in (last, last + 1)
+    )
     assert of_ours.status_code == 200
-    assert f"holds the id {last + 1}, but the vocabulary ends at {last}." in foreign.json()["message"]
+    assert (
+        f"holds the id {last + 1}, but the vocabulary ends at {last}." in foreign.json()["message"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,4 +227,7 @@ def test_models_without_a_mean_are_refused_by_name():
             ("/v1/embeddings", {"input": TEXTS, "late_chunking": True}),
         ):
             response = running.post(path, body)
-            assert (response.status_code, "the model pools by cls" in response.text) == (424, True), response.text
+            assert (response.status_code, "the model pools by cls" in response.text) == (
+                424,
+                True,
+            ), response.text

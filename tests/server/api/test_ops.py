@@ -23,7 +23,10 @@ def test_health_says_so_and_recovers():
         assert running.get("/health").status_code == 200
         failed = running.post("/embed", {"inputs": "one"})
         assert failed.status_code == 424
-        assert failed.json() == {"error": "Backend error: RuntimeError: no device", "error_type": "Backend"}
+        assert failed.json() == {
+            "error": "Backend error: RuntimeError: no device",
+            "error_type": "Backend",
+        }
         for path in ("/", "/health", "/ping"):
             sick = running.get(path)
             assert sick.status_code == 503
@@ -38,7 +41,11 @@ def test_info_has_facts_of_ours_beside_teis(server):
     assert (facts["version"], facts["model_id"], facts["model_sha"]) == (__version__, "small", None)
     assert facts["hybridtei"]["outputs"] == ["dense", "multivector", "sparse", "tokens"]
     assert facts["hybridtei"]["adapters"] == []
-    assert facts["hybridtei"]["dimensions"] == {"dense": small.HIDDEN, "sparse": len(small.PIECES), "multivector": small.DIM}
+    assert facts["hybridtei"]["dimensions"] == {
+        "dense": small.HIDDEN,
+        "sparse": len(small.PIECES),
+        "multivector": small.DIM,
+    }
 
 
 def test_docs_are_a_swagger_ui_that_reads_openapi_3_1_and_asks_no_other_host(server):
@@ -52,10 +59,14 @@ def test_docs_are_a_swagger_ui_that_reads_openapi_3_1_and_asks_no_other_host(ser
     for name in names:
         assert server.get(f"/docs/{name}").status_code == 200, name
     assert "default-src 'self'" in page.headers["content-security-policy"]
-    assert 'PACKAGE_VERSION:"5.' in server.get("/docs/swagger-ui-bundle.js").text  # from 5 on it reads OpenAPI 3.1
+    assert (
+        'PACKAGE_VERSION:"5.' in server.get("/docs/swagger-ui-bundle.js").text
+    )  # from 5 on it reads OpenAPI 3.1
 
 
-@pytest.mark.parametrize("name", ["nope", "../info", "%2e%2e/pyproject.toml", "swagger-ui.css/x", "LICENSE", "%00"])
+@pytest.mark.parametrize(
+    "name", ["nope", "../info", "%2e%2e/pyproject.toml", "swagger-ui.css/x", "LICENSE", "%00"]
+)
 def test_docs_serve_nothing_else(server, name):
     response = server.client.send(server.client.build_request("GET", f"/docs/{name}"))
     assert response.status_code == 404 or response.url.path == "/info"

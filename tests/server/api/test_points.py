@@ -23,7 +23,9 @@ def test_first_uploads_at_once_fill_one_collection(shelf):
     with ThreadPoolExecutor(8) as pool:
         posted = [pool.submit(shelf.post, "/collections/at-once/points", body) for _ in range(8)]
     answers = [one.result() for one in posted]
-    assert [answer.status_code for answer in answers] == [200] * 8, [answer.text for answer in answers]
+    assert [answer.status_code for answer in answers] == [200] * 8, [
+        answer.text for answer in answers
+    ]
     assert [answer.json()["created"] for answer in answers].count(True) == 1
 
 
@@ -44,16 +46,27 @@ def test_a_bad_point_is_named_and_harms_no_other(shelf):
     assert [failure["index"] for failure in answer["failed"]] == [1, 2, 3, 5, 6, 7]
     assert [failure["id"] for failure in answer["failed"]] == [None, None, -1, 50, None, 51]
     for failure, word in zip(
-        answer["failed"], ["id", "`text` is empty", "`id` should be", "big", "object", "tokens"], strict=True
+        answer["failed"],
+        ["id", "`text` is empty", "`id` should be", "big", "object", "tokens"],
+        strict=True,
     ):
         assert word in failure["error"]
-    hits = shelf.post("/search", {"collection": "notes", "query": "one", "mode": "dense"}).json()["hits"]
+    hits = shelf.post("/search", {"collection": "notes", "query": "one", "mode": "dense"}).json()[
+        "hits"
+    ]
     by_text = {hit["payload"]["text"]: hit for hit in hits}
     assert by_text["one two"]["payload"]["document_id"] == "doc-1"
     assert by_text["three four"]["payload"]["kind"] == "note"
     again = shelf.post("/collections/notes/points", body).json()
     assert (again["created"], again["ids"]) == (False, answer["ids"])
-    assert len(shelf.post("/search", {"collection": "notes", "query": "one", "mode": "dense"}).json()["hits"]) == 2
+    assert (
+        len(
+            shelf.post("/search", {"collection": "notes", "query": "one", "mode": "dense"}).json()[
+                "hits"
+            ]
+        )
+        == 2
+    )
 
 
 def test_more_points_than_a_request_may_have_inputs_go_in_parts(shelf):
@@ -68,7 +81,9 @@ def test_points_need_a_collection(shelf):
     missing = shelf.post("/collections/nowhere/points", {"points": POINTS})
     assert missing.status_code == 404
     assert "`create`: true" in missing.json()["error"]
-    assert shelf.post("/collections/a:b/points", {"points": POINTS, "create": True}).status_code == 422
+    assert (
+        shelf.post("/collections/a:b/points", {"points": POINTS, "create": True}).status_code == 422
+    )
     assert shelf.get("/collections/papers/points").status_code == 405
     names = shelf.get("/collections").json()["collections"]
     assert "papers" in names
@@ -80,7 +95,12 @@ def test_a_collection_made_by_other_files_of_the_model_is_refused(tmp_path):
     schema = signed(schema_for(spec, MODEL), spec)
     run(store.create("old", replace(schema, metadata={**schema.metadata, FINGERPRINT: "old"})))
     with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        assert running.post("/collections/papers/points", {"points": POINTS, "create": True}).status_code == 200
+        assert (
+            running.post(
+                "/collections/papers/points", {"points": POINTS, "create": True}
+            ).status_code
+            == 200
+        )
         assert running.post("/search", {"collection": "papers", "query": "one"}).status_code == 200
         assert run(store.describe("papers")).metadata[FINGERPRINT] == schema.metadata[FINGERPRINT]
         for path, body in (
@@ -94,7 +114,10 @@ def test_a_collection_made_by_other_files_of_the_model_is_refused(tmp_path):
 
 def test_a_payload_with_the_key_of_packed_multivectors_is_refused(spec):
     store = run(filled(encoder_of(spec), multivector_dtype="int8"))
-    points = [{"id": place, "text": "one", "payload": {key: "mine"}} for place, key in enumerate(("key", "multivector_base64"))]
+    points = [
+        {"id": place, "text": "one", "payload": {key: "mine"}}
+        for place, key in enumerate(("key", "multivector_base64"))
+    ]
     with serving(spec, server={}, schemas=CollectionSchemas(store), model_id=MODEL) as running:
         answer = running.post("/collections/papers/points", {"points": points}).json()
     assert answer["ids"] == [0]
@@ -104,15 +127,22 @@ def test_a_payload_with_the_key_of_packed_multivectors_is_refused(spec):
 def test_an_id_that_equals_the_text_of_another_point_replaces_nothing(shelf):
     path, text = "/collections/names/points", "one two"
     assert shelf.post(path, {"points": [{"text": text}], "create": True}).json()["upserted"] == 1
-    assert shelf.post(path, {"points": [{"id": text, "text": "three four"}]}).json()["upserted"] == 1
-    hits = shelf.post("/search", {"collection": "names", "query": text, "mode": "dense"}).json()["hits"]
+    assert (
+        shelf.post(path, {"points": [{"id": text, "text": "three four"}]}).json()["upserted"] == 1
+    )
+    hits = shelf.post("/search", {"collection": "names", "query": text, "mode": "dense"}).json()[
+        "hits"
+    ]
     assert {hit["payload"]["text"] for hit in hits} == {text, "three four"}
 
 
 @pytest.mark.parametrize(
-    "work", ["hybridtei.retrieval.store.embedded.unframe", "hybridtei.retrieval.store.points.check_points"]
+    "work",
+    ["hybridtei.retrieval.store.embedded.unframe", "hybridtei.retrieval.store.points.check_points"],
 )
-def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(spec, tmp_path, work, monkeypatch):
+def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(
+    spec, tmp_path, work, monkeypatch
+):
     module, _, name = work.rpartition(".")
     plain = getattr(importlib.import_module(module), name)
     threads: list[tuple[bool, str]] = []
@@ -126,8 +156,16 @@ def test_long_payloads_are_decoded_and_checked_beside_the_event_loop(spec, tmp_p
     with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
         monkeypatch.setattr(work, noting)
         points = [{"text": "one two", "payload": {"long": "x" * 1_500_000}}]
-        assert running.post("/collections/papers/points", {"points": points, "create": True}).status_code == 200
-        assert len(running.post("/search", {"collection": "papers", "query": "one"}).content) > 1_500_000
+        assert (
+            running.post(
+                "/collections/papers/points", {"points": points, "create": True}
+            ).status_code
+            == 200
+        )
+        assert (
+            len(running.post("/search", {"collection": "papers", "query": "one"}).content)
+            > 1_500_000
+        )
     long = [thread for is_long, thread in threads if is_long]
     assert long, "nothing long was seen"
     assert not any(thread.endswith("(run)") for thread in long), "the thread of the event loop"

@@ -22,7 +22,9 @@ def test_single_inputs_are_answered_flat_and_batches_nested(classifier):
     single = prediction(classifier, "one two")
     assert [list(item) for item in single] == [["score", "label"]] * 3
     assert {item["label"] for item in single} == set(LABELS)
-    assert [item["score"] for item in single] == sorted((item["score"] for item in single), reverse=True)
+    assert [item["score"] for item in single] == sorted(
+        (item["score"] for item in single), reverse=True
+    )
     assert sum(item["score"] for item in single) == pytest.approx(1, abs=TOLERANCE)
     assert prediction(classifier, ["one two"]) == single
     assert prediction(classifier, [["one two"]]) == [single]
@@ -31,11 +33,16 @@ def test_single_inputs_are_answered_flat_and_batches_nested(classifier):
     assert prediction(classifier, [["one", "two"], ["one two"]]) == [pair, single]
 
 
-@pytest.mark.parametrize("inputs", [[], [[]], ["a", "b", "c"], [["a", "b", "c"]], [["a"], "b"], ["a", ["b"]], 1, [1], {}, None])
+@pytest.mark.parametrize(
+    "inputs",
+    [[], [[]], ["a", "b", "c"], [["a", "b", "c"]], [["a"], "b"], ["a", ["b"]], 1, [1], {}, None],
+)
 def test_other_forms_are_refused(classifier, inputs):
     response = classifier.post("/predict", {"inputs": inputs})
     assert response.status_code == 422
-    assert response.text.startswith("Failed to deserialize the JSON body into the target type: inputs")
+    assert response.text.startswith(
+        "Failed to deserialize the JSON body into the target type: inputs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,20 +79,29 @@ def test_parameters_mean_hugging_faces_client(classifier):
     assert prediction(classifier, "one", parameters={"function_to_apply": "softmax"}) == [flat]
     (by_itself,) = prediction(classifier, "one", parameters={"function_to_apply": "sigmoid"})
     np.testing.assert_allclose(
-        [item["score"] for item in by_itself], [1 / (1 + np.exp(-item["score"])) for item in raw], atol=TOLERANCE
+        [item["score"] for item in by_itself],
+        [1 / (1 + np.exp(-item["score"])) for item in raw],
+        atol=TOLERANCE,
     )
     assert classifier.post("/", {"inputs": "one", "parameters": {}}).json() == [flat]
-    assert classifier.post("/predict", {"inputs": "one", "parameters": {"top_k": 0}}).status_code == 422
+    assert (
+        classifier.post("/predict", {"inputs": "one", "parameters": {"top_k": 0}}).status_code
+        == 422
+    )
 
 
 def test_the_root_fits_the_model(classifier, reranker, server):
-    assert classifier.post("/", {"inputs": [["one"], ["two"]]}).json() == prediction(classifier, [["one"], ["two"]])
+    assert classifier.post("/", {"inputs": [["one"], ["two"]]}).json() == prediction(
+        classifier, [["one"], ["two"]]
+    )
     asked = {"query": "one", "texts": ["two", "three"]}
     ranks = reranker.post("/rerank", asked).json()
     for path in ("/", "/invocations"):
         assert reranker.post(path, asked).json() == ranks
         assert reranker.post(path, {"inputs": asked}).json() == ranks
-        assert reranker.post(path, {"query": "one", "documents": ["two"]}).json()["object"] == "rerank"
+        assert (
+            reranker.post(path, {"query": "one", "documents": ["two"]}).json()["object"] == "rerank"
+        )
         assert server.post(path, asked).json() == server.post("/rerank", asked).json()
     assert "missing field `query`" in reranker.post("/", {"inputs": "one"}).text
     assert reranker.post("/vertex", {"instances": [asked, {"inputs": "one"}]}).json() == {
@@ -96,7 +112,9 @@ def test_the_root_fits_the_model(classifier, reranker, server):
 def test_infinity_and_vllm_are_answered_as_they_expect(classifier):
     texts = ["one", "two three"]
     plain = prediction(classifier, [[text] for text in texts])
-    answer = classifier.post("/classify", {"input": texts, "model": "any", "raw_scores": False}).json()
+    answer = classifier.post(
+        "/classify", {"input": texts, "model": "any", "raw_scores": False}
+    ).json()
     assert (answer["object"], answer["data"], answer["model"]) == ("classify", plain, "small")
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     answer = classifier.post("/v1/classify", {"input": texts}).json()
@@ -104,9 +122,18 @@ def test_infinity_and_vllm_are_answered_as_they_expect(classifier):
     for place, (item, wanted) in enumerate(zip(answer["data"], plain, strict=True)):
         scores = {one["label"]: one["score"] for one in wanted}
         probabilities = [scores[label] for label in LABELS]
-        assert item == {"index": place, "label": wanted[0]["label"], "probs": probabilities, "num_classes": 3}
-    raw = classifier.post("/v1/classify", {"input": "one", "use_activation": False}).json()["data"][0]["probs"]
-    assert sorted(raw) == sorted(one["score"] for one in prediction(classifier, "one", raw_scores=True))
+        assert item == {
+            "index": place,
+            "label": wanted[0]["label"],
+            "probs": probabilities,
+            "num_classes": 3,
+        }
+    raw = classifier.post("/v1/classify", {"input": "one", "use_activation": False}).json()["data"][
+        0
+    ]["probs"]
+    assert sorted(raw) == sorted(
+        one["score"] for one in prediction(classifier, "one", raw_scores=True)
+    )
     with serving(labelled(*LABELS), server={"classify_as": "vllm"}) as running:
         assert running.post("/classify", {"input": texts}).json()["data"] == answer["data"]
 
@@ -128,17 +155,27 @@ def test_scores_of_pairs(reranker, dense_server, server, classifier):
 
     texts = ["two", "three four"]
     for running in (reranker, server):
-        ranks = {i["index"]: i["score"] for i in running.post("/rerank", {"query": "one", "texts": texts}).json()}
+        ranks = {
+            i["index"]: i["score"]
+            for i in running.post("/rerank", {"query": "one", "texts": texts}).json()
+        }
         wanted = pytest.approx([ranks[0], ranks[1]], abs=TOLERANCE)
         assert scores(running, "one", texts) == wanted
         assert scores(running, "one", "two") == pytest.approx([ranks[0]], abs=TOLERANCE)
         assert scores(running, ["one", "one"], texts) == wanted
         assert len(scores(running, ["five", "one", "five"], ["two", *texts])) == 3
-    near = dense_server.post("/similarity", {"inputs": {"source_sentence": "one", "sentences": texts}}).json()
+    near = dense_server.post(
+        "/similarity", {"inputs": {"source_sentence": "one", "sentences": texts}}
+    ).json()
     np.testing.assert_allclose(scores(dense_server, "one", texts), near, atol=TOLERANCE)
-    np.testing.assert_allclose(scores(dense_server, ["one", "two"], ["one", "two"]), 1, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        scores(dense_server, ["one", "two"], ["one", "two"]), 1, atol=TOLERANCE
+    )
     assert reranker.post("/v1/score", {"queries": "one", "documents": texts}).status_code == 200
-    assert reranker.post("/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}).status_code == 422
+    assert (
+        reranker.post("/score", {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}).status_code
+        == 422
+    )
     assert reranker.post("/score", {"text_1": "a"}).status_code == 422
     assert reranker.post("/score", {"text_1": "a", "text_2": ["x"] * 33}).status_code == 422
     assert classifier.post("/score", {"text_1": "a", "text_2": "b"}).status_code == 424

@@ -17,7 +17,9 @@ def tokens(running, inputs, **more):
 
 def test_a_token_is_a_slice_of_the_text_with_its_best_label(tagger):
     (found,) = tokens(tagger, [[TEXT]])
-    assert [list(item) for item in found] == [["token", "token_id", "start", "end", "results"]] * len(found)
+    assert [list(item) for item in found] == [
+        ["token", "token_id", "start", "end", "results"]
+    ] * len(found)
     for item in found:
         assert item["token"] == TEXT[item["start"] : item["end"]]
         ((label, score),) = item["results"].items()
@@ -35,9 +37,15 @@ def test_raw_scores_are_the_logits_of_all_labels(tagger):
 
 
 def test_special_tokens_on_request(tagger):
-    (plain,), (whole,) = tokens(tagger, [[TEXT]]), tokens(tagger, [[TEXT]], include_special_tokens=True)
+    (plain,), (whole,) = (
+        tokens(tagger, [[TEXT]]),
+        tokens(tagger, [[TEXT]], include_special_tokens=True),
+    )
     assert whole[1:-1] == plain
-    assert [(whole[i]["token"], whole[i]["start"], whole[i]["end"]) for i in (0, -1)] == [("[CLS]", 0, 0), ("[SEP]", 0, 0)]
+    assert [(whole[i]["token"], whole[i]["start"], whole[i]["end"]) for i in (0, -1)] == [
+        ("[CLS]", 0, 0),
+        ("[SEP]", 0, 0),
+    ]
 
 
 def test_one_list_a_text_however_they_are_given(tagger):
@@ -55,20 +63,28 @@ def test_entities_have_no_id_and_no_prefix(tagger, strategy):
         assert item["token_id"] == 0
         assert item["token"] == TEXT[item["start"] : item["end"]]
         assert set(item["results"]) <= {"PER", "LOC"}
-    entities = tagger.post("/", {"inputs": TEXT, "parameters": {"aggregation_strategy": strategy}}).json()
-    assert [(e["word"], e["start"], e["end"], {e["entity_group"]: e["score"]}) for e in entities] == [
-        (item["token"], item["start"], item["end"], item["results"]) for item in found
-    ]
+    entities = tagger.post(
+        "/", {"inputs": TEXT, "parameters": {"aggregation_strategy": strategy}}
+    ).json()
+    assert [
+        (e["word"], e["start"], e["end"], {e["entity_group"]: e["score"]}) for e in entities
+    ] == [(item["token"], item["start"], item["end"], item["results"]) for item in found]
 
 
 def test_hugging_faces_defaults(tagger):
-    simple = tagger.post("/", {"inputs": TEXT, "parameters": {"aggregation_strategy": "simple"}}).json()
+    simple = tagger.post(
+        "/", {"inputs": TEXT, "parameters": {"aggregation_strategy": "simple"}}
+    ).json()
     assert tagger.post("/", {"inputs": TEXT}).json() == simple
     assert tagger.post("/", {"inputs": [TEXT]}).json() == [simple]
-    each = tagger.post("/", {"inputs": TEXT, "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}).json()
+    each = tagger.post(
+        "/", {"inputs": TEXT, "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}
+    ).json()
     assert len(each) == len(tokens(tagger, TEXT)[0])
     assert set(each[0]) == {"entity", "score", "word", "start", "end"}
-    other = tagger.post("/", {"inputs": TEXT, "parameters": {"ignore_labels": ["PER", "PER"]}}).json()
+    other = tagger.post(
+        "/", {"inputs": TEXT, "parameters": {"ignore_labels": ["PER", "PER"]}}
+    ).json()
     assert other == [item for item in simple if item["entity_group"] != "PER"]
     refused = tagger.post("/", {"inputs": TEXT, "parameters": {"aggregation_strategy": "best"}})
     assert refused.status_code == 422
@@ -95,6 +111,11 @@ def test_other_models_and_other_shapes(server, tagger):
         424,
         "Backend error: Model is not a token classification model",
     )
-    assert tagger.post("/predict_tokens", {"inputs": [["one"]], "aggregation_strategy": "best"}).status_code == 422
+    assert (
+        tagger.post(
+            "/predict_tokens", {"inputs": [["one"]], "aggregation_strategy": "best"}
+        ).status_code
+        == 422
+    )
     assert tagger.post("/predict_tokens", {"inputs": 1}).status_code == 422
     assert tagger.get("/info").json()["hybridtei"]["role"] == "tagger"

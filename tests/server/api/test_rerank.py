@@ -35,10 +35,16 @@ def test_what_milvus_sends_is_answered_as_it_reads_it(reranker, truncation):
     `internal/util/function/rerank/tei_rerank_provider.go` (commit 1bf3af6).
     """
     texts = [*TEXTS, "<one> & two"]
-    body = json.dumps({"query": "one", "texts": texts, **truncation}, sort_keys=True, separators=(",", ":"))
+    body = json.dumps(
+        {"query": "one", "texts": texts, **truncation}, sort_keys=True, separators=(",", ":")
+    )
     for mark in "<>&":
         body = body.replace(mark, f"\\u{ord(mark):04x}")
-    headers = {"user-agent": "Go-http-client/1.1", "content-type": "application/json", "accept-encoding": "gzip"}
+    headers = {
+        "user-agent": "Go-http-client/1.1",
+        "content-type": "application/json",
+        "accept-encoding": "gzip",
+    }
     scores = dict(ranks(reranker.post("/rerank", body.encode(), headers=headers)))
     assert scores == dict(ranks(reranker.post("/rerank", {"query": "one", "texts": texts})))
     assert sorted(scores) == [0, 1, 2, 3]
@@ -47,7 +53,9 @@ def test_what_milvus_sends_is_answered_as_it_reads_it(reranker, truncation):
 def test_a_score_does_not_depend_on_the_others(reranker):
     together = dict(ranks(reranker.post("/rerank", QUESTION)))
     for place, text in enumerate(TEXTS):
-        assert ranks(reranker.post("/rerank", {"query": "one", "texts": [text]})) == [(0, together[place])]
+        assert ranks(reranker.post("/rerank", {"query": "one", "texts": [text]})) == [
+            (0, together[place])
+        ]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +63,12 @@ def test_a_score_does_not_depend_on_the_others(reranker):
     [
         ("dense_server", ASKED, 424, "Backend error: model is not a re-ranker model"),
         ("reranker", {"query": "one", "documents": []}, 400, "`documents` cannot be empty"),
-        ("reranker", {"query": "", "documents": [""]}, 400, "Input validation error: `inputs` cannot be empty"),
+        (
+            "reranker",
+            {"query": "", "documents": [""]},
+            400,
+            "Input validation error: `inputs` cannot be empty",
+        ),
         (
             "reranker",
             {"query": "one", "documents": [{"title": "x"}]},
@@ -96,12 +109,20 @@ def test_refusals(request, which, body, status, error):
 def test_bodies_of_another_shape(reranker, body, begin):
     response = reranker.post("/rerank", body)
     assert response.status_code == 422
-    assert response.text.startswith(f"Failed to deserialize the JSON body into the target type: {begin}")
+    assert response.text.startswith(
+        f"Failed to deserialize the JSON body into the target type: {begin}"
+    )
 
 
 def test_keys_decide_whose_request_it_is(reranker):
     plain = reranker.post("/rerank", QUESTION).json()
-    both = {**QUESTION, "documents": 5, "top_n": 1, "return_documents": "yes", "user": {"x": [None]}}
+    both = {
+        **QUESTION,
+        "documents": 5,
+        "top_n": 1,
+        "return_documents": "yes",
+        "user": {"x": [None]},
+    }
     assert reranker.post("/rerank", both).json() == plain  # TEI ignores what it does not know
     assert isinstance(reranker.post("/rerank", ASKED).json(), dict)
 
@@ -109,7 +130,9 @@ def test_keys_decide_whose_request_it_is(reranker):
 @pytest.mark.parametrize("path", PATHS)
 def test_documents_get_one_object_for_all_clients(reranker, path):
     plain = ranks(reranker.post("/rerank", QUESTION))
-    response = reranker.post(path, {**ASKED, "model": "any", "max_chunks_per_doc": 3, "priority": 0})
+    response = reranker.post(
+        path, {**ASKED, "model": "any", "max_chunks_per_doc": 3, "priority": 0}
+    )
     answer = response.json()
     assert answer["object"] == "rerank"
     assert answer["model"] == "small"
@@ -144,7 +167,9 @@ def test_documents_are_given_back_as_each_client_reads_them(reranker):
     asked = {**ASKED, "return_documents": True}
     for path in PATHS:
         assert documents_in(reranker.post(path, asked)) == objects
-    assert documents_in(reranker.post("/rerank", {**asked, "raw_scores": False})) == strings  # infinity's client
+    assert (
+        documents_in(reranker.post("/rerank", {**asked, "raw_scores": False})) == strings
+    )  # infinity's client
     assert documents_in(reranker.post("/v1/rerank", {**asked, "raw_scores": False})) == objects
     with serving(labelled("LABEL_0"), server={"rerank_documents_as": "string"}) as running:
         assert documents_in(running.post("/rerank", asked)) == strings
@@ -153,11 +178,17 @@ def test_documents_are_given_back_as_each_client_reads_them(reranker):
 
 def test_documents_that_are_objects(reranker):
     objects = [{"text": text, "by": "x"} for text in TEXTS]
-    found = reranker.post("/v1/rerank", {"query": "one", "documents": objects, "return_documents": True}).json()["results"]
-    assert [(item["index"], item["relevance_score"]) for item in found] == ranks(reranker.post("/rerank", QUESTION))
+    found = reranker.post(
+        "/v1/rerank", {"query": "one", "documents": objects, "return_documents": True}
+    ).json()["results"]
+    assert [(item["index"], item["relevance_score"]) for item in found] == ranks(
+        reranker.post("/rerank", QUESTION)
+    )
     assert [item["document"] for item in found] == [objects[item["index"]] for item in found]
     fields = [{"title": "one", "year": 5, "text": "ignored"}, {"year": 6}]
-    named = reranker.post("/v1/rerank", {"query": "two", "documents": fields, "rank_fields": ["title", "year"]}).json()
+    named = reranker.post(
+        "/v1/rerank", {"query": "two", "documents": fields, "rank_fields": ["title", "year"]}
+    ).json()
     plain = ranks(reranker.post("/rerank", {"query": "two", "texts": ["one\n5", "6"]}))
     assert [(item["index"], item["relevance_score"]) for item in named["results"]] == plain
 
@@ -166,14 +197,18 @@ def test_a_field_named_often_is_read_once(reranker):
     """Else a document of 10 kB and a field named 400,000 times would be 4 GB."""
     document = {"title": "one " * 20, "year": 5}
     once, often = (
-        reranker.post("/v1/rerank", {"query": "two", "documents": [document], "rank_fields": fields})
+        reranker.post(
+            "/v1/rerank", {"query": "two", "documents": [document], "rank_fields": fields}
+        )
         for fields in (["title", "year"], ["title", "year"] * 16)
     )
     assert often.json()["results"] == once.json()["results"]
     assert often.headers["x-compute-characters"] == once.headers["x-compute-characters"]
 
 
-ASKING = PairTemplate(prefix="", body="{instruction} {query} {document}", suffix="", instruction="by words")
+ASKING = PairTemplate(
+    prefix="", body="{instruction} {query} {document}", suffix="", instruction="by words"
+)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +222,9 @@ ASKING = PairTemplate(prefix="", body="{instruction} {query} {document}", suffix
 )
 def test_an_instruction_is_bounded_by_itself_and_with_the_documents(path, body):
     spec = dataclasses.replace(labelled("LABEL_0"), template=ASKING)
-    with serving(spec, server={"max_client_batch_size": 10_000}, engine={"max_concurrent_requests": 10_000}) as ranker:
+    with serving(
+        spec, server={"max_client_batch_size": 10_000}, engine={"max_concurrent_requests": 10_000}
+    ) as ranker:
         allowed = ranker.post(path, {**body(2), "instruction": "x " * 2048})
         long = ranker.post(path, {**body(1), "instruction": "x " * 2049})
         before = ranker.backend.forwards
@@ -210,10 +247,14 @@ def test_documents_that_cannot_be_written_are_refused_where_they_would_be(rerank
 
 def test_each_document_is_cut_to_so_many_tokens(reranker):
     long = ["one two three", "four five six seven"]
-    cut = reranker.post("/v2/rerank", {"query": "one", "documents": long, "max_tokens_per_doc": 2}).json()
+    cut = reranker.post(
+        "/v2/rerank", {"query": "one", "documents": long, "max_tokens_per_doc": 2}
+    ).json()
     plain = ranks(reranker.post("/rerank", {"query": "one", "texts": ["one two", "four five"]}))
     assert [(item["index"], item["relevance_score"]) for item in cut["results"]] == plain
-    none = reranker.post("/v2/rerank", {"query": "one", "documents": long, "max_tokens_per_doc": 0}).json()
+    none = reranker.post(
+        "/v2/rerank", {"query": "one", "documents": long, "max_tokens_per_doc": 0}
+    ).json()
     assert none["usage"]["total_tokens"] == cut["usage"]["total_tokens"] + 3
 
 
@@ -221,7 +262,9 @@ def test_weaviate_is_told_in_the_order_of_its_documents(reranker):
     scores = dict(ranks(reranker.post("/rerank", QUESTION)))
     answer = reranker.post("/rerank", {**ASKED, "property": ""}).json()
     assert answer["query"] == "one"
-    assert answer["scores"] == [{"document": text, "score": scores[place]} for place, text in enumerate(TEXTS)]
+    assert answer["scores"] == [
+        {"document": text, "score": scores[place]} for place, text in enumerate(TEXTS)
+    ]
 
 
 def test_ten_thousand_documents_pass_in_parts(reranker):
@@ -230,7 +273,10 @@ def test_ten_thousand_documents_pass_in_parts(reranker):
 
     def note(batch):
         nonlocal largest
-        largest = max(largest, reranker.service.config.max_concurrent_requests - reranker.service.admission.free)
+        largest = max(
+            largest,
+            reranker.service.config.max_concurrent_requests - reranker.service.admission.free,
+        )
 
     reranker.backend.gate, before = note, reranker.backend.forwards
     try:
@@ -272,11 +318,23 @@ def test_however_many_long_rankings_run_a_small_request_is_let_in():
 
 def test_documents_have_a_limit_of_their_own_and_few_permits_are_enough():
     limits = {"max_rerank_documents": 100, "max_client_batch_size": 2}
-    with serving(labelled("LABEL_0"), server=limits, engine={"max_concurrent_requests": 4}) as running:
-        assert len(running.post("/rerank", {"query": "one", "documents": ["two"] * 100}).json()["results"]) == 100
+    with serving(
+        labelled("LABEL_0"), server=limits, engine={"max_concurrent_requests": 4}
+    ) as running:
+        assert (
+            len(
+                running.post("/rerank", {"query": "one", "documents": ["two"] * 100}).json()[
+                    "results"
+                ]
+            )
+            == 100
+        )
         refused = running.post("/rerank", {"query": "one", "documents": ["two"] * 101})
         assert refused.status_code == 422
-        assert refused.json()["error"] == "`documents` holds 101 documents > maximum allowed 100 (max-rerank-documents)"
+        assert (
+            refused.json()["error"]
+            == "`documents` holds 101 documents > maximum allowed 100 (max-rerank-documents)"
+        )
         assert running.post("/rerank", {"query": "one", "texts": ["two"] * 3}).status_code == 422
         assert running.service.admission.free == 4
 
@@ -287,7 +345,10 @@ def test_a_part_that_fails_fails_the_request_and_frees_its_permits():
         failed = running.post("/v1/rerank", {"query": "one", "documents": documents})
         assert failed.status_code == 424
         assert running.service.admission.free == running.service.config.max_concurrent_requests
-        assert running.post("/v1/rerank", {"query": "one", "documents": documents[:300]}).status_code == 200
+        assert (
+            running.post("/v1/rerank", {"query": "one", "documents": documents[:300]}).status_code
+            == 200
+        )
 
 
 def test_errors_below_v1_and_v2_are_flat_and_have_a_list(dense_server):

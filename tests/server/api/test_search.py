@@ -21,16 +21,28 @@ SPANS = {"mode": "enabled", "threshold": 0.0}
 
 def test_a_search_gives_what_numpy_gives(shelf, spec):
     encoder = encoder_of(spec)
-    scores = encoder.encode(TEXTS, input_type="document").dense @ encoder.encode([QUERY], input_type="query").dense[0]
+    scores = (
+        encoder.encode(TEXTS, input_type="document").dense
+        @ encoder.encode([QUERY], input_type="query").dense[0]
+    )
     before = shelf.backend.forwards
-    response = shelf.post("/search", {"collection": "papers", "query": QUERY, "mode": "dense", "limit": 4, "group_by": None})
+    response = shelf.post(
+        "/search",
+        {"collection": "papers", "query": QUERY, "mode": "dense", "limit": 4, "group_by": None},
+    )
     assert shelf.backend.forwards == before + 1
     answer = response.json()
     assert (answer["model"], answer["mode"]) == (MODEL, "dense")
-    assert [hit["score"] for hit in answer["hits"]] == pytest.approx(sorted(scores, reverse=True)[:4], abs=1e-5)
+    assert [hit["score"] for hit in answer["hits"]] == pytest.approx(
+        sorted(scores, reverse=True)[:4], abs=1e-5
+    )
     for hit in answer["hits"]:
         assert scores[hit["id"]] == pytest.approx(hit["score"], abs=1e-5)
-        assert hit["payload"] == {"text": TEXTS[hit["id"]], "metadata": {"place": hit["id"]}, "document_id": str(hit["id"])}
+        assert hit["payload"] == {
+            "text": TEXTS[hit["id"]],
+            "metadata": {"place": hit["id"]},
+            "document_id": str(hit["id"]),
+        }
         assert list(hit) == ["id", "score", "payload"]
     assert [stage["name"] for stage in answer["stages"]] == ["embed", "search"]
     assert int(response.headers["x-compute-tokens"]) > 0
@@ -38,9 +50,14 @@ def test_a_search_gives_what_numpy_gives(shelf, spec):
 
 def test_several_queries_are_one_pass_and_each_its_own_answer(shelf):
     before = shelf.backend.forwards
-    several = shelf.post("/search", {"collection": "papers", "queries": [QUERY, TEXTS[0]]}).json()["results"]
+    several = shelf.post("/search", {"collection": "papers", "queries": [QUERY, TEXTS[0]]}).json()[
+        "results"
+    ]
     assert shelf.backend.forwards == before + 1
-    alone = [shelf.post("/search", {"collection": "papers", "query": text}).json() for text in (QUERY, TEXTS[0])]
+    alone = [
+        shelf.post("/search", {"collection": "papers", "query": text}).json()
+        for text in (QUERY, TEXTS[0])
+    ]
     assert [one["hits"] for one in several] == [one["hits"] for one in alone]
 
 
@@ -68,12 +85,23 @@ def test_everything_at_once(shelf):
         assert {"dense", "multivector"} <= hit["scores"].keys()
         for mark in hit["highlights"]:
             assert TEXTS[hit["id"]][mark["start"] : mark["end"]] == mark["text"]
-    assert [stage["name"] for stage in answer["stages"]] == ["embed", "dense", "sparse", "multivector", "search"]
+    assert [stage["name"] for stage in answer["stages"]] == [
+        "embed",
+        "dense",
+        "sparse",
+        "multivector",
+        "search",
+    ]
 
 
 def test_relevant_spans_are_those_of_rerank(shelf):
     """One more pass a query, whatever payload is asked for; without a hit, none."""
-    body = {"collection": "papers", "queries": [QUERY, "one two"], "limit": 5, "with_payload": ["document_id"]}
+    body = {
+        "collection": "papers",
+        "queries": [QUERY, "one two"],
+        "limit": 5,
+        "with_payload": ["document_id"],
+    }
     plain = shelf.post("/search", body).json()["results"]
     off = shelf.post("/search", {**body, "relevant_spans": {"mode": "disabled"}}).json()["results"]
     assert [one["hits"] for one in off] == [one["hits"] for one in plain]
@@ -82,15 +110,26 @@ def test_relevant_spans_are_those_of_rerank(shelf):
     assert shelf.backend.forwards > before + 1
     for query, one, without in zip(body["queries"], results, plain, strict=True):
         texts = [TEXTS[hit["id"]] for hit in one["hits"]]
-        ranked = shelf.post("/v2/rerank", {"query": query, "documents": texts, "relevant_spans": SPANS}).json()["results"]
-        of_text = {item["index"]: item["relevant_spans"] for item in ranked if "relevant_spans" in item}
+        ranked = shelf.post(
+            "/v2/rerank", {"query": query, "documents": texts, "relevant_spans": SPANS}
+        ).json()["results"]
+        of_text = {
+            item["index"]: item["relevant_spans"] for item in ranked if "relevant_spans" in item
+        }
         assert of_text
-        assert [hit.pop("relevant_spans", None) for hit in one["hits"]] == [of_text.get(i) for i in range(len(texts))]
+        assert [hit.pop("relevant_spans", None) for hit in one["hits"]] == [
+            of_text.get(i) for i in range(len(texts))
+        ]
         assert one["hits"] == without["hits"]
-    bare = shelf.post("/search", {**body, "relevant_spans": SPANS, "with_payload": False}).json()["results"]
+    bare = shelf.post("/search", {**body, "relevant_spans": SPANS, "with_payload": False}).json()[
+        "results"
+    ]
     assert [hit["payload"] for one in bare for hit in one["hits"]] == [{}] * 10
     nothing = {"must": [{"key": "metadata.place", "match": {"value": 99}}]}
-    found = shelf.post("/search", {"collection": "papers", "query": QUERY, "filter": nothing, "relevant_spans": SPANS}).json()
+    found = shelf.post(
+        "/search",
+        {"collection": "papers", "query": QUERY, "filter": nothing, "relevant_spans": SPANS},
+    ).json()
     assert found["hits"] == []
 
 
@@ -105,19 +144,31 @@ def test_relevant_spans_of_long_texts_are_cut(shelf, monkeypatch):
 def test_relevant_spans_need_texts_and_multivectors(spec):
     body = {"collection": "papers", "query": QUERY, "relevant_spans": SPANS}
     encoder = encoder_of(spec)
-    some = run(filled(encoder, payload_of=lambda place: {"text": TEXTS[place]} if place else {"text": ""}))
+    some = run(
+        filled(encoder, payload_of=lambda place: {"text": TEXTS[place]} if place else {"text": ""})
+    )
     none = run(filled(encoder, payload_of=lambda place: {"text": None}))
     for store, answered in ((some, True), (none, False)):
         with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
             answer = running.post("/search", body)
             assert answer.status_code == (200 if answered else 422)
             if answered:
-                assert {hit["id"] for hit in answer.json()["hits"] if "relevant_spans" not in hit} >= {0}
+                assert {
+                    hit["id"] for hit in answer.json()["hits"] if "relevant_spans" not in hit
+                } >= {0}
             else:
-                assert "`relevant_spans`: nothing that was found in `papers` has a `text`" in answer.json()["error"]
+                assert (
+                    "`relevant_spans`: nothing that was found in `papers` has a `text`"
+                    in answer.json()["error"]
+                )
     lean = replace(spec, multivector=None)
     with serving(lean, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
-        assert running.post("/collections/papers/points", {"points": POINTS, "create": True}).status_code == 200
+        assert (
+            running.post(
+                "/collections/papers/points", {"points": POINTS, "create": True}
+            ).status_code
+            == 200
+        )
         before = running.backend.forwards
         answer = running.post("/search", body)
         assert (answer.status_code, running.backend.forwards) == (422, before)
@@ -135,19 +186,37 @@ def test_a_query_that_is_looked_up_costs_no_pass_and_says_so(shelf):
     hybrid = shelf.post("/search", body).json()
     assert shelf.backend.forwards == before + 1  # dense and multi-vectors are the model's
     assert (hybrid["mode"], hybrid["query_encoder"]) == ("zscore", "table")
-    assert "query_encoder" not in shelf.post("/search", {"collection": "papers", "query": QUERY}).json()
+    assert (
+        "query_encoder"
+        not in shelf.post("/search", {"collection": "papers", "query": QUERY}).json()
+    )
 
 
 def test_under_load_only_where_it_is_allowed(spec):
-    body = {"collection": "papers", "query": QUERY, "rescore": True, "score_threshold": 1e6}  # of other scores
+    body = {
+        "collection": "papers",
+        "query": QUERY,
+        "rescore": True,
+        "score_threshold": 1e6,
+    }  # of other scores
     for allowed in (False, True):
         store = run(filled(encoder_of(spec)))
         with (
-            serving(spec, server={"table_under_load": allowed}, schemas=CollectionSchemas(store), model_id=MODEL) as running,
+            serving(
+                spec,
+                server={"table_under_load": allowed},
+                schemas=CollectionSchemas(store),
+                model_id=MODEL,
+            ) as running,
             running.service.admission.inside(running.service.config.max_concurrent_requests),
         ):
             answer = running.post("/search", body)
-            lean = {"collection": "papers", "query": QUERY, "mode": "sparse", "query_encoder": "table"}
+            lean = {
+                "collection": "papers",
+                "query": QUERY,
+                "mode": "sparse",
+                "query_encoder": "table",
+            }
             looked_up = running.post("/search", lean)
             partly = running.post("/search", {**body, "query_encoder": "table"})
         assert looked_up.status_code == 200
@@ -161,7 +230,12 @@ def test_under_load_only_where_it_is_allowed(spec):
 def test_under_load_a_collection_without_sparse_vectors_waits_for_the_model(spec):
     store = run(filled(encoder_of(spec), heads=frozenset({Head.DENSE})))
     with (
-        serving(spec, server={"table_under_load": True}, schemas=CollectionSchemas(store), model_id=MODEL) as running,
+        serving(
+            spec,
+            server={"table_under_load": True},
+            schemas=CollectionSchemas(store),
+            model_id=MODEL,
+        ) as running,
         running.service.admission.inside(running.service.config.max_concurrent_requests),
     ):
         assert running.post("/search", {"collection": "papers", "query": QUERY}).status_code == 429
@@ -172,13 +246,25 @@ def test_under_load_a_collection_without_sparse_vectors_waits_for_the_model(spec
     [
         ({"collection": "nowhere", "query": "one"}, 404, "there is no collection `nowhere`"),
         ({"collection": "papers"}, 422, "either `query` or `queries`"),
-        ({"collection": "papers", "query": "one", "queries": ["two"]}, 422, "either `query` or `queries`"),
+        (
+            {"collection": "papers", "query": "one", "queries": ["two"]},
+            422,
+            "either `query` or `queries`",
+        ),
         ({"collection": "papers", "query": " "}, 422, "`query` is empty"),
         ({"collection": "papers", "queries": ["one", ""]}, 422, "`queries[1]` is empty"),
         ({"collection": "papers", "query": "one", "limit": 0}, 422, "`limit` is 0"),
-        ({"collection": "papers", "query": "one", "mode": "dense", "k": 2}, 422, "`k` means nothing"),
         (
-            {"collection": "papers", "query": "one", "filter": {"must": [{"key": "a", "range": {"gte": []}}]}},
+            {"collection": "papers", "query": "one", "mode": "dense", "k": 2},
+            422,
+            "`k` means nothing",
+        ),
+        (
+            {
+                "collection": "papers",
+                "query": "one",
+                "filter": {"must": [{"key": "a", "range": {"gte": []}}]},
+            },
             422,
             "`filter.must[0]",
         ),
@@ -188,7 +274,11 @@ def test_under_load_a_collection_without_sparse_vectors_waits_for_the_model(spec
             "`filter` holds more than 100 conditions",
         ),
         ({"collection": "papers", "query": "one", "rerank": True}, 422, "no reranker is loaded"),
-        ({"collection": "papers", "queries": ["one"] * 33}, 422, "batch size 33 > maximum allowed batch size 32"),
+        (
+            {"collection": "papers", "queries": ["one"] * 33},
+            422,
+            "batch size 33 > maximum allowed batch size 32",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_by_name(shelf, body, status, message):
@@ -199,7 +289,11 @@ def test_what_is_wrong_is_told_by_name(shelf, body, status, message):
 
 def test_a_bad_shape_is_refused_before_any_work(shelf):
     before = shelf.backend.forwards
-    for body in ({"collection": "papers", "query": "one", "mode": "best"}, {"collection": "papers", "query": 3}, []):
+    for body in (
+        {"collection": "papers", "query": "one", "mode": "best"},
+        {"collection": "papers", "query": 3},
+        [],
+    ):
         response = shelf.post("/search", body)
         assert response.status_code == 422
         assert response.text.startswith("Failed to deserialize the JSON body")
@@ -208,33 +302,66 @@ def test_a_bad_shape_is_refused_before_any_work(shelf):
 
 def test_a_server_without_a_store_says_how_to_get_one(server):
     bodies = {"/search": {"collection": "papers", "query": "one"}, "/collections/papers/points": {}}
-    for response in (*(server.post(path, body) for path, body in bodies.items()), server.get("/collections")):
+    for response in (
+        *(server.post(path, body) for path, body in bodies.items()),
+        server.get("/collections"),
+    ):
         assert response.status_code == 404
-        assert response.json()["error"] == "this server has no vector store: start it with --qdrant-url or --qdrant-path"
+        assert (
+            response.json()["error"]
+            == "this server has no vector store: start it with --qdrant-url or --qdrant-path"
+        )
 
 
 @pytest.mark.parametrize("number", [2**64, 10**30, -(10**30)])
 def test_numbers_beyond_64_bits_are_refused_by_name(shelf, number):
-    answer = shelf.post("/collections/papers/points", {"points": [{"id": number, "text": "one"}]}).json()
-    assert answer["failed"] == [{"index": 0, "id": None, "error": f"points[0]: `id` should be between 0 and {2**64 - 1}"}]
+    answer = shelf.post(
+        "/collections/papers/points", {"points": [{"id": number, "text": "one"}]}
+    ).json()
+    assert answer["failed"] == [
+        {"index": 0, "id": None, "error": f"points[0]: `id` should be between 0 and {2**64 - 1}"}
+    ]
     condition = {"must": [{"key": "n", "match": {"value": number}}]}
     response = shelf.post("/search", {"collection": "papers", "query": QUERY, "filter": condition})
-    assert (response.status_code, response.json()["error"][:47]) == (422, "Input validation error: `filter` cannot be read")
+    assert (response.status_code, response.json()["error"][:47]) == (
+        422,
+        "Input validation error: `filter` cannot be read",
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"query": "one", "prefetch_limit": 3201}, "`prefetch_limit` is 3201; one search looks at 3200 points"),
+        (
+            {"query": "one", "prefetch_limit": 3201},
+            "`prefetch_limit` is 3201; one search looks at 3200 points",
+        ),
         ({"query": "one", "limit": 2000, "offset": 1201}, "`offset` + `limit` is 3201; one search"),
-        ({"queries": ["one"] * 30, "limit": 200}, "`offset` + `limit` is 200 for each of 30 `queries`; one search"),
-        ({"query": "one", "limit": 201, "highlights": True}, "`limit` is 201; with `highlights`, 200 hits are the most"),
-        ({"queries": ["one"] * 3, "limit": 67, "highlights": True}, "`limit` is 67 for each of 3 `queries`; with `highl"),
-        ({"query": "one", "limit": 101, "relevant_spans": SPANS}, "`limit` is 101; with `relevant_spans`, 100 hits"),
-        ({"queries": ["one"] * 3, "limit": 34, "relevant_spans": SPANS}, "`limit` is 34 for each of 3 `queries`; with `rel"),
+        (
+            {"queries": ["one"] * 30, "limit": 200},
+            "`offset` + `limit` is 200 for each of 30 `queries`; one search",
+        ),
+        (
+            {"query": "one", "limit": 201, "highlights": True},
+            "`limit` is 201; with `highlights`, 200 hits are the most",
+        ),
+        (
+            {"queries": ["one"] * 3, "limit": 67, "highlights": True},
+            "`limit` is 67 for each of 3 `queries`; with `highl",
+        ),
+        (
+            {"query": "one", "limit": 101, "relevant_spans": SPANS},
+            "`limit` is 101; with `relevant_spans`, 100 hits",
+        ),
+        (
+            {"queries": ["one"] * 3, "limit": 34, "relevant_spans": SPANS},
+            "`limit` is 34 for each of 3 `queries`; with `rel",
+        ),
     ],
 )
-def test_a_search_that_would_look_at_too_many_points_is_refused_before_any_work(shelf, more, message):
+def test_a_search_that_would_look_at_too_many_points_is_refused_before_any_work(
+    shelf, more, message
+):
     before = shelf.backend.forwards
     response = shelf.post("/search", {"collection": "papers", **more})
     assert (response.status_code, response.json()["error_type"]) == (422, "Validation")
@@ -244,13 +371,20 @@ def test_a_search_that_would_look_at_too_many_points_is_refused_before_any_work(
 
 def test_flags_say_how_much_a_search_may_hold(spec):
     flags = {"max_search_points": 100_000, "max_search_bytes": 60}
-    with serving(spec, server=flags, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
+    with serving(
+        spec, server=flags, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
+    ) as running:
         running.post("/collections/papers/points", {"points": POINTS, "create": True})
         wide = {"collection": "papers", "query": QUERY, "prefetch_limit": 100_000, "group_by": None}
         response = running.post("/search", wide)
-        assert (response.status_code, "60 bytes (max-search-bytes)" in response.json()["error"]) == (422, True)
+        assert (
+            response.status_code,
+            "60 bytes (max-search-bytes)" in response.json()["error"],
+        ) == (422, True)
         assert len(running.post("/search", {**wide, "with_payload": False}).json()["hits"]) == 10
-        assert 'hybridtei_refusals_total{limit="max_search_bytes"} 1' in running.get("/metrics").text
+        assert (
+            'hybridtei_refusals_total{limit="max_search_bytes"} 1' in running.get("/metrics").text
+        )
 
 
 def test_a_field_that_is_not_known_is_refused_by_name(shelf):
@@ -262,7 +396,10 @@ def test_a_field_that_is_not_known_is_refused_by_name(shelf):
         response = shelf.post(path, body)
         assert response.status_code == 422
         assert "unknown field `rerank_limt`" in response.text
-    points = [{"id": 0, "text": TEXTS[0], "meta": {}}, {"id": 1, "text": TEXTS[1], "metadata": {"place": 1}}]
+    points = [
+        {"id": 0, "text": TEXTS[0], "meta": {}},
+        {"id": 1, "text": TEXTS[1], "metadata": {"place": 1}},
+    ]
     answer = shelf.post("/collections/papers/points", {"points": points}).json()
     assert answer["ids"] == [1]
     assert "unknown field `meta`" in answer["failed"][0]["error"]
@@ -272,7 +409,14 @@ def test_a_field_that_is_not_known_is_refused_by_name(shelf):
 def test_a_filter_that_the_store_refuses_is_the_clients_mistake(spec, tmp_path, key):
     store = EmbeddedStore(str(tmp_path / "store"))
     with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running:
-        assert running.post("/collections/papers/points", {"points": POINTS, "create": True}).status_code == 200
+        assert (
+            running.post(
+                "/collections/papers/points", {"points": POINTS, "create": True}
+            ).status_code
+            == 200
+        )
         condition = {"must": [{"key": key, "match": {"value": 1}}]}
-        refused = running.post("/search", {"collection": "papers", "query": QUERY, "filter": condition})
+        refused = running.post(
+            "/search", {"collection": "papers", "query": QUERY, "filter": condition}
+        )
         assert refused.status_code == 422, refused.text

@@ -18,7 +18,13 @@ from hybridtei.system.metrics import Registry
 from tests.inference.engine import small
 from tests.server.live import Running, serving
 
-TIMES = {"x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"}
+TIMES = {
+    "x-compute-time",
+    "x-total-time",
+    "x-tokenization-time",
+    "x-queue-time",
+    "x-inference-time",
+}
 TOLERANCE = 1e-6
 
 
@@ -39,7 +45,9 @@ def test_embed_all_gives_raw_states_of_every_token(server):
 
 def test_sparse_queries_that_are_looked_up(server):
     before = server.backend.forwards
-    response = server.post("/embed_sparse", {"inputs": ["one two one", "seven"], "query_encoder": "table"})
+    response = server.post(
+        "/embed_sparse", {"inputs": ["one two one", "seven"], "query_encoder": "table"}
+    )
     assert server.backend.forwards == before
     assert response.headers["x-query-encoder"] == "table"
     assert [[item["value"] for item in row] for row in response.json()] == [[1.0, 1.0], [1.0]]
@@ -54,22 +62,37 @@ def test_similarity_is_the_cosine_of_the_vectors(server):
     unit = vectors(server.post("/embed", {"inputs": ["one", "two", "one", "three four"]}))
     np.testing.assert_allclose(vectors(response), unit[1:] @ unit[0], atol=TOLERANCE)
     assert response.headers["x-compute-characters"] == "19"
-    for parameters in (None, {}, {"truncate": None, "truncation_direction": "left", "prompt_name": None}):
-        assert server.post("/similarity", {**body, "parameters": parameters}).json() == response.json()
+    for parameters in (
+        None,
+        {},
+        {"truncate": None, "truncation_direction": "left", "prompt_name": None},
+    ):
+        assert (
+            server.post("/similarity", {**body, "parameters": parameters}).json() == response.json()
+        )
 
 
 def test_task_makes_the_root_similarity():
     with serving(server={"task": "sentence-similarity"}) as running:
         assert running.post("/", {"inputs": "one"}).status_code == 422
-        assert running.post("/", {"inputs": {"source_sentence": "one", "sentences": ["two"]}}).status_code == 200
+        assert (
+            running.post(
+                "/", {"inputs": {"source_sentence": "one", "sentences": ["two"]}}
+            ).status_code
+            == 200
+        )
 
 
 def test_splade_gives_sparse_and_its_dense_form(splade_server: Running):
     (row,) = splade_server.post("/embed_sparse", {"inputs": "one two"}).json()
     (dense,) = splade_server.post("/embed", {"inputs": "one two", "normalize": False}).json()
     assert len(dense) == len(small.PIECES)
-    assert {i: value for i, value in enumerate(dense) if value} == {entry["index"]: entry["value"] for entry in row}
-    near = splade_server.post("/similarity", {"inputs": {"source_sentence": "one", "sentences": ["one", "two"]}}).json()
+    assert {i: value for i, value in enumerate(dense) if value} == {
+        entry["index"]: entry["value"] for entry in row
+    }
+    near = splade_server.post(
+        "/similarity", {"inputs": {"source_sentence": "one", "sentences": ["one", "two"]}}
+    ).json()
     assert near[0] == pytest.approx(1, abs=TOLERANCE)
     assert near[0] > near[1] > 0
 
@@ -77,7 +100,12 @@ def test_splade_gives_sparse_and_its_dense_form(splade_server: Running):
 @pytest.mark.parametrize(
     ("which", "path", "body", "error"),
     [
-        ("dense_server", "/embed_multivector", {"inputs": "one"}, "Model has no `multivector` output. It has: dense, tokens"),
+        (
+            "dense_server",
+            "/embed_multivector",
+            {"inputs": "one"},
+            "Model has no `multivector` output. It has: dense, tokens",
+        ),
         (
             "dense_server",
             "/embed_hybrid",
@@ -100,20 +128,31 @@ def test_an_output_the_model_lacks(request, which, path, body, error):
 
 def test_vertex_takes_as_many_instances_as_a_request_may_hold_inputs(server):
     response = server.post("/vertex", {"instances": [1] * 33})
-    assert (response.status_code, response.json()["error"]) == (422, "batch size 33 > maximum allowed batch size 32")
+    assert (response.status_code, response.json()["error"]) == (
+        422,
+        "batch size 33 > maximum allowed batch size 32",
+    )
 
 
 def test_ids_under_a_prompt_are_text_again(server):
     with_specials, without = ([2, small.IDS["one"], 3], [small.IDS["one"]])
-    answers = [server.post("/embed", {"inputs": ids, "prompt_name": "query"}) for ids in (with_specials, without)]
+    answers = [
+        server.post("/embed", {"inputs": ids, "prompt_name": "query"})
+        for ids in (with_specials, without)
+    ]
     text = server.post("/embed", {"inputs": "one", "prompt_name": "query"})
     assert [answer.json() for answer in answers] == [text.json()] * 2
-    assert {answer.headers["x-compute-tokens"] for answer in answers} == {text.headers["x-compute-tokens"]}
+    assert {answer.headers["x-compute-tokens"] for answer in answers} == {
+        text.headers["x-compute-tokens"]
+    }
 
 
 def test_much_work_beside_the_passes_is_refused_not_queued_for_ever(server):
     with server.service.beside.inside(server.service.beside.free):
-        refused = [server.post("/tokenize", {"inputs": "one"}), server.post("/decode", {"ids": [5]})]
+        refused = [
+            server.post("/tokenize", {"inputs": "one"}),
+            server.post("/decode", {"ids": [5]}),
+        ]
         assert [response.status_code for response in refused] == [429, 429]
         assert server.post("/embed", {"inputs": "one"}).status_code == 200
     assert server.post("/tokenize", {"inputs": "one"}).status_code == 200
@@ -123,7 +162,12 @@ def test_much_work_beside_the_passes_is_refused_not_queued_for_ever(server):
     ("path", "body", "status", "message"),
     [
         ("/tokenize", {"prompt": "one two three"}, 422, "field `inputs`"),
-        ("/decode", {"ids": [[5], [5] * 70_000]}, 422, "`ids` must have less than 16000 ids. Given: 70000"),
+        (
+            "/decode",
+            {"ids": [[5], [5] * 70_000]},
+            422,
+            "`ids` must have less than 16000 ids. Given: 70000",
+        ),
     ],
 )
 def test_refusals_name_the_field(server, path, body, status, message):
@@ -134,7 +178,9 @@ def test_refusals_name_the_field(server, path, body, status, message):
 
 def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer():
     """As objects they would take ten times as much, and stand still all that the event loop has to do."""
-    context = context_for(small.service(), ServerConfig(), ModelConfig(model_id="small"), Registry())
+    context = context_for(
+        small.service(), ServerConfig(), ModelConfig(model_id="small"), Registry()
+    )
 
     async def asked() -> Reply:
         return await tokenize(context, TokenizeRequest(inputs=["a " * 4000] * 32))
@@ -148,6 +194,12 @@ def test_many_tokens_are_written_aside_and_take_a_few_times_their_answer():
         tracemalloc.stop()
     texts = msgspec.json.decode(body)
     assert [len(tokens) for tokens in texts] == [4002] * 32
-    assert texts[0][1] == {"id": small.IDS["a"], "text": "a", "special": False, "start": 0, "stop": 1}
+    assert texts[0][1] == {
+        "id": small.IDS["a"],
+        "text": "a",
+        "special": False,
+        "start": 0,
+        "stop": 1,
+    }
     assert reply.numbers > OFFLOAD_NUMBERS
     assert peak < 4 * len(body)

@@ -56,7 +56,9 @@ def asked(folder: Path, call: Callable[[EmbeddedStore], Awaitable[T]]) -> T:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def fill(store: EmbeddedStore) -> None:
         await store.create("docs", plan(model_id="tiny"))
-        payloads = [{"text": f"ä\n {i} " + "x" * LARGE, "deep": [{"none": None}]} for i in range(COUNT)]
+        payloads = [
+            {"text": f"ä\n {i} " + "x" * LARGE, "deep": [{"none": None}]} for i in range(COUNT)
+        ]
         await store.upsert("docs", to_points(embeddings(COUNT), IDS, payloads))
 
     path = tmp_path_factory.mktemp("store")
@@ -73,7 +75,9 @@ def store(folder: Path) -> Counted:
 def keyed(store: Counted) -> Iterator[Running]:
     """A server with a key, and permits for one export or import."""
     with serving(
-        schemas=CollectionSchemas(store), server={"api_key": "key-flag"}, engine={"max_concurrent_requests": PAGE_POINTS}
+        schemas=CollectionSchemas(store),
+        server={"api_key": "key-flag"},
+        engine={"max_concurrent_requests": PAGE_POINTS},
     ) as running:
         yield running
 
@@ -98,7 +102,12 @@ def test_ids_payloads_and_vectors_are_equal(keyed, folder, export):
     assert json.loads(export.splitlines()[-1]) == {"points": COUNT}
     for written in (COUNT, 0):
         answer = imported(keyed, "copy", export)
-        assert answer.json() == {"collection": "copy", "created": written > 0, "points": COUNT, "written": written}
+        assert answer.json() == {
+            "collection": "copy",
+            "created": written > 0,
+            "points": COUNT,
+            "written": written,
+        }
     assert records(folder, "copy") == records(folder, "docs")
     assert keyed.client.head(EXPORT.format("copy"), headers=KEY).content == b""
     assert keyed.get(EXPORT.format("nowhere"), headers=KEY).status_code == 404
@@ -111,21 +120,32 @@ def test_a_broken_line_is_named_with_its_field(keyed, folder, export):
     assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
     assert "line 4: point " in answer.json()["error"]
     assert "vector `dense`: has 1 dimensions, the collection 16" in answer.json()["error"]
-    assert "line 5: should be" in imported(keyed, "broken", b"".join(export.splitlines(keepends=True)[:4])).json()["error"]
+    assert (
+        "line 5: should be"
+        in imported(keyed, "broken", b"".join(export.splitlines(keepends=True)[:4])).json()["error"]
+    )
     assert len(records(folder, "broken")) == 3
 
 
 def test_a_line_has_a_bound_and_a_body_no_coding(keyed, folder):
     too_long = (b" " * 1_000_000 for _ in range(MAX_LINE_BYTES // 1_000_000 + 2))
-    assert f"line 1: has more than {MAX_LINE_BYTES} bytes" in imported(keyed, "new", too_long).json()["error"]
-    coded = keyed.client.post(IMPORT.format("new"), content=b"x", headers={**KEY, "content-encoding": "gzip"})
+    assert (
+        f"line 1: has more than {MAX_LINE_BYTES} bytes"
+        in imported(keyed, "new", too_long).json()["error"]
+    )
+    coded = keyed.client.post(
+        IMPORT.format("new"), content=b"x", headers={**KEY, "content-encoding": "gzip"}
+    )
     assert coded.status_code == 415
     assert asked(folder, lambda store: store.describe("new")) is None
 
 
 def test_without_keys_the_server_says_what_the_role_is_for():
     with serving(schemas=CollectionSchemas(MemoryStore())) as running:
-        for answer in (running.get(EXPORT.format("docs")), running.post(IMPORT.format("docs"), b"nonsense")):
+        for answer in (
+            running.get(EXPORT.format("docs")),
+            running.post(IMPORT.format("docs"), b"nonsense"),
+        ):
             assert answer.status_code == 403
             assert "needs a key with the role `manage`, and this server has no keys" in answer.text
             assert "`/collections/docs/" in answer.text
@@ -134,7 +154,9 @@ def test_without_keys_the_server_says_what_the_role_is_for():
 def test_a_client_that_leaves_an_import_midway_imports_again(keyed, folder, export):
     def half() -> Iterator[bytes]:
         yield export[: len(export) // 2]
-        assert keyed.get(EXPORT.format("docs"), headers=KEY).status_code == 429  # all permits are taken
+        assert (
+            keyed.get(EXPORT.format("docs"), headers=KEY).status_code == 429
+        )  # all permits are taken
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

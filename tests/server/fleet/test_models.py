@@ -18,7 +18,13 @@ from tests.inference.engine import small
 def context(model_id: str, spec: Any = None, **settings: Any) -> Context:
     registry = Registry()
     service = small.service(spec, registry=registry)
-    return Context(service, ServerConfig(), ModelConfig(model_id=model_id, **settings), registry, RequestMetrics(registry, 64))
+    return Context(
+        service,
+        ServerConfig(),
+        ModelConfig(model_id=model_id, **settings),
+        registry,
+        RequestMetrics(registry, 64),
+    )
 
 
 def is_splade(candidate: Context) -> bool:
@@ -31,7 +37,9 @@ def run(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
 
 @pytest.fixture
 def two() -> Models:
-    return Models({"plain": context("org/plain"), "lexical": context("org/lexical", small.splade())})
+    return Models(
+        {"plain": context("org/plain"), "lexical": context("org/lexical", small.splade())}
+    )
 
 
 def test_without_a_name_the_first_that_can(two: Models) -> None:
@@ -44,11 +52,15 @@ def test_without_a_name_the_first_that_can(two: Models) -> None:
 @pytest.mark.parametrize("name", ["plain", "org/plain"])
 def test_a_name_decides_whatever_the_model_can(two: Models, name: str) -> None:
     assert two.choose(None, name, (is_splade,)).model.model_id == "org/plain"
-    assert two.choose("lexical", name, (is_splade,)).model.model_id == "org/lexical"  # the path stands above the body
+    assert (
+        two.choose("lexical", name, (is_splade,)).model.model_id == "org/lexical"
+    )  # the path stands above the body
 
 
 def test_an_unknown_name_tells_what_there_is(two: Models) -> None:
-    with pytest.raises(UnknownModel, match=r"`x{200}…` is not served here; served are `plain`, `lexical`"):
+    with pytest.raises(
+        UnknownModel, match=r"`x{200}…` is not served here; served are `plain`, `lexical`"
+    ):
         two.choose(None, "x" * 300, (is_splade,))
     with pytest.raises(UnknownModel, match="`nobody`"):
         two.choose("nobody", None, (is_splade,))
@@ -141,7 +153,9 @@ def test_what_one_model_may_do_is_not_handed_on_to_those_loaded_later() -> None:
         return context(config.model_id)
 
     async def scenario() -> None:
-        models = Models({"trusted": context("trusted", trust_remote_code=True, hf_token="secret")}, opener)
+        models = Models(
+            {"trusted": context("trusted", trust_remote_code=True, hf_token="secret")}, opener
+        )
         await ops.load(models, {"model_id": "later"})
         assert (loaded[0].trust_remote_code, loaded[0].hf_token) == (False, None)
         await models.stop()
@@ -181,7 +195,10 @@ def test_so_many_models_load_at_once_and_no_more() -> None:
             return context(config.model_id)
 
         models = Models({"only": context("org/only")}, opener)
-        loads = [asyncio.ensure_future(models.load(NamedModel(model_id="org/x", alias=f"x{n}"))) for n in range(8)]
+        loads = [
+            asyncio.ensure_future(models.load(NamedModel(model_id="org/x", alias=f"x{n}")))
+            for n in range(8)
+        ]
         await asyncio.sleep(0)  # each has begun
         with pytest.raises(InvalidInput, match="8 models are loading already"):
             await models.load(NamedModel(model_id="org/x", alias="ninth"))

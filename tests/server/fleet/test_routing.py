@@ -14,10 +14,29 @@ from hybridtei.config import ServerConfig
 from hybridtei.errors import NoInputs, OtherOrigin, RequestRefused, RoleNeeded
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server.http.body import BodyError, SchemaError
-from hybridtei.server.routing import ENDPOINT, HANDLERS, TABLE, Endpoint, ErrorResponse, OpenAICompatErrorResponse, row_of
+from hybridtei.server.routing import (
+    ENDPOINT,
+    HANDLERS,
+    TABLE,
+    Endpoint,
+    ErrorResponse,
+    OpenAICompatErrorResponse,
+    row_of,
+)
 
-TEI_STATUS = {"Unhealthy": 503, "Backend": 424, "Overloaded": 429, "Validation": 422, "Tokenizer": 422, "Empty": 400}
-OURS = {"NotFound": 404, "Forbidden": 403, "Unauthorized": 401}  # of several models and of keys, which TEI does not know
+TEI_STATUS = {
+    "Unhealthy": 503,
+    "Backend": 424,
+    "Overloaded": 429,
+    "Validation": 422,
+    "Tokenizer": 422,
+    "Empty": 400,
+}
+OURS = {
+    "NotFound": 404,
+    "Forbidden": 403,
+    "Unauthorized": 401,
+}  # of several models and of keys, which TEI does not know
 TIMED = {errors.TimedOut: 503}  # refused for want of time, not of room
 STORE = {errors.StoreError: 502, errors.StoreUnavailable: 503, errors.CollectionMismatch: 409}
 
@@ -34,10 +53,16 @@ def make(kind: type[Exception]) -> Exception:
         return errors.Ended("OUT_OF_RANGE", "what went wrong")
     if kind is errors.PartlyFailed:
         return errors.PartlyFailed("what went wrong", [], HeadOutputs())
-    return kind() if kind in (errors.Overloaded, errors.Unhealthy, OtherOrigin) else kind("what went wrong")
+    return (
+        kind()
+        if kind in (errors.Overloaded, errors.Unhealthy, OtherOrigin)
+        else kind("what went wrong")
+    )
 
 
-@pytest.mark.parametrize("kind", sorted(family(errors.HybridTeiError), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize(
+    "kind", sorted(family(errors.HybridTeiError), key=lambda kind: kind.__name__)
+)
 def test_every_class_is_mapped(kind):
     row = row_of(make(kind))
     nearest = next(parent for parent in kind.__mro__ if parent in TABLE)
@@ -49,12 +74,19 @@ def test_every_class_is_mapped(kind):
     if nearest in TIMED:
         assert (row.status, row.error_type) == (TIMED[nearest], "Overloaded")
         return
-    of_no_request = issubclass(kind, errors.LoadError | errors.UsageError | errors.NoAnswer) or kind is errors.HybridTeiError
+    of_no_request = (
+        issubclass(kind, errors.LoadError | errors.UsageError | errors.NoAnswer)
+        or kind is errors.HybridTeiError
+    )
     assert row.status == (500 if of_no_request else (TEI_STATUS | OURS)[row.error_type])
 
 
 def test_classes_named_in_the_module_are_all_in_the_tree():
-    named = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)}
+    named = {
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
     assert named <= family(errors.HybridTeiError)
 
 
@@ -76,7 +108,10 @@ def test_every_row_on_the_wire(kind, shape):
 def test_what_nobody_foresaw_is_500_without_its_words():
     response = ask(ZeroDivisionError("secret detail"), ErrorResponse)
     assert response.status_code == 500
-    assert response.json() == {"error": "internal error: ZeroDivisionError", "error_type": "Backend"}
+    assert response.json() == {
+        "error": "internal error: ZeroDivisionError",
+        "error_type": "Backend",
+    }
 
 
 def test_the_nearest_row_counts():
@@ -96,13 +131,17 @@ def ask(error: Exception, shape) -> httpx.Response:
     app = Litestar([route], exception_handlers=dict(HANDLERS), openapi_config=None, state=state)
 
     async def call() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://test"
+        ) as client:
             return await client.get("/")
 
     return asyncio.run(call())
 
 
-@pytest.mark.parametrize("error", [NoInputs("none"), SchemaError("none")], ids=["refused", "not understood"])
+@pytest.mark.parametrize(
+    "error", [NoInputs("none"), SchemaError("none")], ids=["refused", "not understood"]
+)
 def test_what_a_failed_request_held_is_let_go_with_its_answer(error):
     class Held:
         pass
@@ -115,5 +154,7 @@ def test_what_a_failed_request_held_is_let_go_with_its_answer(error):
     kept: list[weakref.ref] = []
     with pytest.raises(type(error)) as caught:
         handle()
-    HANDLERS[BodyError if isinstance(error, SchemaError) else errors.HybridTeiError](Request({"type": "http"}), caught.value)
+    HANDLERS[BodyError if isinstance(error, SchemaError) else errors.HybridTeiError](
+        Request({"type": "http"}), caught.value
+    )
     assert kept[0]() is None

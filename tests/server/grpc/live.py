@@ -32,25 +32,44 @@ def free_port() -> int:
 
 def method_of(name: str) -> Any:
     """By the method's name, which no two services share."""
-    return next(method for service in messages.services() for method in service.methods if method.name == name)
+    return next(
+        method
+        for service in messages.services()
+        for method in service.methods
+        if method.name == name
+    )
 
 
 def start(
-    channel: grpc.Channel, name: str, given: Any, *, metadata: Metadata = (), timeout: float = HANG, wait: bool = True
+    channel: grpc.Channel,
+    name: str,
+    given: Any,
+    *,
+    metadata: Metadata = (),
+    timeout: float = HANG,
+    wait: bool = True,
 ) -> Any:
     """A call: its answers where it streams them, else (answer, call); without `wait` what it will be.
 
     `given`: a dictionary or, for a stream, an iterable of them; bytes go as they are.
     """
     method = method_of(name)
-    takes, gives = messages.message(method.input_type.name), messages.message(method.output_type.name)
-    form = "_".join("stream" if streams else "unary" for streams in (method.client_streaming, method.server_streaming))
+    takes, gives = (
+        messages.message(method.input_type.name),
+        messages.message(method.output_type.name),
+    )
+    form = "_".join(
+        "stream" if streams else "unary"
+        for streams in (method.client_streaming, method.server_streaming)
+    )
 
     def written(item: Any) -> bytes:
         return item if isinstance(item, bytes) else takes(**item).SerializeToString()
 
     call = getattr(channel, form)(
-        f"/{method.containing_service.full_name}/{name}", request_serializer=written, response_deserializer=gives.FromString
+        f"/{method.containing_service.full_name}/{name}",
+        request_serializer=written,
+        response_deserializer=gives.FromString,
     )
     request = iter(given) if method.client_streaming else given
     if method.server_streaming:
@@ -86,7 +105,9 @@ class Rpc:
     def counted(self, name: str) -> float:
         """A metric with its labels, as its line begins."""
         lines = self.running.get("/metrics").text.splitlines()
-        return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0)
+        return next(
+            (float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0
+        )
 
     def is_well(self) -> None:
         """`Running.is_well`, and no caller waits."""
@@ -99,5 +120,8 @@ def rpc_serving(*args: Any, server: dict[str, Any] | None = None, **settings: An
     """`serving`, with gRPC."""
     own = {"hostname": "127.0.0.1", "grpc_port": free_port(), **(server or {})}
     address = f"127.0.0.1:{own['grpc_port']}"
-    with serving(*args, server=own, **settings) as running, grpc.insecure_channel(address) as channel:
+    with (
+        serving(*args, server=own, **settings) as running,
+        grpc.insecure_channel(address) as channel,
+    ):
         yield Rpc(running, address, channel)

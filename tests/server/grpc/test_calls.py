@@ -67,10 +67,18 @@ def headers_only(channel, path, one: Silent, **settings):
 
 def reflecting(channel, one: Silent, service: str = REFLECTIONS[0]):
     """A reflection call that was answered once, and is left open."""
-    path, parse = f"/{service}/ServerReflectionInfo", reflection_pb2.ServerReflectionResponse.FromString
-    ask = channel.stream_stream(path, reflection_pb2.ServerReflectionRequest.SerializeToString, parse)
+    path, parse = (
+        f"/{service}/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    ask = channel.stream_stream(
+        path, reflection_pb2.ServerReflectionRequest.SerializeToString, parse
+    )
     answers = ask(one.after(reflection_pb2.ServerReflectionRequest(list_services="")), timeout=HANG)
-    assert {named.name for named in next(answers).list_services_response.service} >= {*REFLECTIONS, "tei.v1.Embed"}
+    assert {named.name for named in next(answers).list_services_response.service} >= {
+        *REFLECTIONS,
+        "tei.v1.Embed",
+    }
     return answers
 
 
@@ -87,10 +95,17 @@ def is_serving(rpc: Rpc) -> bool:
 def test_idle_calls_without_a_key_lock_no_client_out(monkeypatch):
     monkeypatch.setattr(calls, "MAX_CALLS", 4)
     monkeypatch.setattr(calls, "MAX_KEYLESS_CALLS", 4)
-    with rpc_serving(server={"api_key": "secret"}) as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
+    with (
+        rpc_serving(server={"api_key": "secret"}) as rpc,
+        silent() as one,
+        grpc.insecure_channel(rpc.address) as channel,
+    ):
         refused = [start(channel, "EmbedStream", one.after()) for _ in range(8)]
         refused += [headers_only(channel, "/tei.v1.Embed/Embed", one) for _ in range(8)]
-        opened = [*(reflecting(channel, one, name) for name in REFLECTIONS), *(watching(channel) for _ in range(4))]
+        opened = [
+            *(reflecting(channel, one, name) for name in REFLECTIONS),
+            *(watching(channel) for _ in range(4)),
+        ]
         opened += [headers_only(channel, "/grpc.health.v1.Health/Check", one) for _ in range(8)]
         assert {code_of(call) for call in refused} == {"UNAUTHENTICATED"}
         assert rpc.ask("Embed", {"inputs": "one"}, metadata=KEY).embeddings
@@ -122,7 +137,10 @@ def test_at_the_bound_no_call_ends_that_the_server_works_for(monkeypatch):
     with rpc_serving(gate=hold) as rpc, ThreadPoolExecutor(2) as pool:
         working = [pool.submit(rpc.ask, "Embed", {"inputs": text}) for text in ("one", "two")]
         until(lambda: rpc.admission.free == 510)
-        assert rpc.refusal("Embed", {"inputs": "three"}) == ("RESOURCE_EXHAUSTED", "2 calls are open already")
+        assert rpc.refusal("Embed", {"inputs": "three"}) == (
+            "RESOURCE_EXHAUSTED",
+            "2 calls are open already",
+        )
         hold.let_go()
         assert all(future.result(HANG).embeddings for future in working)
         rpc.is_well()
@@ -143,7 +161,11 @@ OPEN = {
 def test_a_call_that_its_client_leaves_open_ends(monkeypatch, what):
     monkeypatch.setattr(calls, "IDLE_SECONDS", 0.2)
     patience = HANG if what in ("between two", "watch", "reflection") else 0.2
-    with rpc_serving(server={"body_timeout": patience}) as rpc, silent() as one, grpc.insecure_channel(rpc.address) as channel:
+    with (
+        rpc_serving(server={"body_timeout": patience}) as rpc,
+        silent() as one,
+        grpc.insecure_channel(rpc.address) as channel,
+    ):
         assert code_of(OPEN[what](channel, one)) == "DEADLINE_EXCEEDED"
         assert rpc.ask("Embed", {"inputs": "one"}).embeddings
         rpc.is_well()
@@ -163,7 +185,10 @@ def test_connections_are_bounded():
 
 
 def test_a_call_without_a_message_is_told_so(rpc):
-    assert code_of(rpc.channel.stream_stream("/tei.v1.Embed/Embed")(iter(()), timeout=HANG)) == "INTERNAL"
+    assert (
+        code_of(rpc.channel.stream_stream("/tei.v1.Embed/Embed")(iter(()), timeout=HANG))
+        == "INTERNAL"
+    )
     rpc.is_well()
 
 
@@ -184,7 +209,9 @@ def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
 
     async def scene() -> None:
         registry = Registry()
-        service = small.service(labelled("LABEL_0"), {"max_concurrent_requests": 16}, registry=registry)
+        service = small.service(
+            labelled("LABEL_0"), {"max_concurrent_requests": 16}, registry=registry
+        )
         context = context_for(service, ServerConfig(grpc_port=1), ModelConfig(), registry)
         admission, rerank = context.service.admission, METHODS["RerankStream"].answer
         await service.start()
@@ -194,8 +221,13 @@ def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
         assert read == []
         admission.give_back(sum(taken))
         assert (await stream).usage.load.inputs == len(read) == 3
-        first, second = (asyncio.Event(), asyncio.Event())  # of sixteen permits, one stream at a time may read
-        streams = [asyncio.ensure_future(rerank(context, requests(stop))) for stop in (first, second)]
+        first, second = (
+            asyncio.Event(),
+            asyncio.Event(),
+        )  # of sixteen permits, one stream at a time may read
+        streams = [
+            asyncio.ensure_future(rerank(context, requests(stop))) for stop in (first, second)
+        ]
         await turns()
         assert len(read) == 6
         second.set()
@@ -221,7 +253,11 @@ def test_a_stream_to_rerank_is_not_read_while_there_is_no_permit_for_it():
         (errors.NotANumber(), PRECONDITION, "score is NaN"),
         (errors.UnknownModel("x"), grpc.StatusCode.NOT_FOUND, "x"),
         (errors.NoKey("x"), grpc.StatusCode.UNAUTHENTICATED, "x"),
-        (errors.Ended(grpc.StatusCode.DEADLINE_EXCEEDED, "x"), grpc.StatusCode.DEADLINE_EXCEEDED, "x"),
+        (
+            errors.Ended(grpc.StatusCode.DEADLINE_EXCEEDED, "x"),
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "x",
+        ),
         (DecodeError("x"), grpc.StatusCode.INTERNAL, "x"),
         (KeyError("x"), grpc.StatusCode.INTERNAL, "internal error: KeyError"),
     ],

@@ -22,7 +22,9 @@ def in_a_thread(model: Path, flags: Sequence[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("profile", sorted(grpc_replay.PROFILES))
-@pytest.mark.parametrize("serve", [in_a_thread, pytest.param(grpc_replay.server, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "serve", [in_a_thread, pytest.param(grpc_replay.server, marks=pytest.mark.slow)]
+)
 def test_every_recorded_call_is_answered_as_recorded(profile, serve):
     if not (GOLDEN / "grpc.json").exists():
         pytest.skip("the recorded calls lie in ../shared/golden, which this checkout lacks")
@@ -34,7 +36,13 @@ def test_every_recorded_call_is_answered_as_recorded(profile, serve):
 def test_the_comparison_sees_differences():
     differ = grpc_replay.differ
     assert differ({"a": [1.0, {"b": "x"}]}, {"a": [1.001, {"b": "x"}]}, "") is None
-    for got in ({"a": [1.01, {"b": "x"}]}, {"a": [1.0, {"b": "y"}]}, {"a": [1.0]}, {}, {"a": [1.0, {"b": "x", "c": 1}]}):
+    for got in (
+        {"a": [1.01, {"b": "x"}]},
+        {"a": [1.0, {"b": "y"}]},
+        {"a": [1.0]},
+        {},
+        {"a": [1.0, {"b": "x", "c": 1}]},
+    ):
         assert differ(got, {"a": [1.0, {"b": "x"}]}, "") is not None
     entry = {"index": 3, "value": 0.5}
     assert differ([entry, {"index": 4, "value": 0.001}], [entry], "") is None

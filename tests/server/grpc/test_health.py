@@ -9,7 +9,10 @@ from tests.inference.engine import small
 from tests.server.grpc.live import rpc_serving
 from tests.server.live import HANG
 
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING, NOT_SERVING = (
+    health_pb2.HealthCheckResponse.SERVING,
+    health_pb2.HealthCheckResponse.NOT_SERVING,
+)
 NAMES = ("Info", "Tokenize", "Embed", "Predict", "Rerank")
 
 
@@ -30,13 +33,23 @@ def check(rpc, name):
 )
 def test_what_fits_the_model_serves(kind, serving, request):
     rpc = request.getfixturevalue(kind)
-    assert {name for name in NAMES if check(rpc, f"tei.v1.{name}") == SERVING} == {"Info", "Tokenize", *serving}
+    assert {name for name in NAMES if check(rpc, f"tei.v1.{name}") == SERVING} == {
+        "Info",
+        "Tokenize",
+        *serving,
+    }
     assert check(rpc, "") == SERVING
 
 
 def test_all_at_once(ranker_rpc):
-    told = health_pb2_grpc.HealthStub(ranker_rpc.channel).List(health_pb2.HealthListRequest(), timeout=HANG).statuses
-    assert {name: answer.status for name, answer in told.items()} == {name: check(ranker_rpc, name) for name in server.FITS}
+    told = (
+        health_pb2_grpc.HealthStub(ranker_rpc.channel)
+        .List(health_pb2.HealthListRequest(), timeout=HANG)
+        .statuses
+    )
+    assert {name: answer.status for name, answer in told.items()} == {
+        name: check(ranker_rpc, name) for name in server.FITS
+    }
 
 
 def test_a_name_nobody_has(rpc):
@@ -60,7 +73,9 @@ def test_it_needs_no_key_and_follows_the_engine_and_who_watches_is_told(monkeypa
     with rpc_serving(small.dense_only(), server={"api_key": "secret"}, gate=fail) as rpc:
         key = (("authorization", "Bearer secret"),)
         channel = grpc.insecure_channel(rpc.address)  # which outlives the server
-        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="tei.v1.Embed"))
+        watching = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="tei.v1.Embed")
+        )
         assert next(watching).status == SERVING
         gate["broken"] = True
         assert rpc.refusal("Embed", {"inputs": "one"}, metadata=key)[0] == "FAILED_PRECONDITION"
@@ -70,7 +85,9 @@ def test_it_needs_no_key_and_follows_the_engine_and_who_watches_is_told(monkeypa
         gate["broken"] = False
         assert next(watching).status == SERVING
     assert next(watching).status == NOT_SERVING
-    with pytest.raises(grpc.RpcError) as caught:  # and that ends it: the server did not wait for it to leave
+    with pytest.raises(
+        grpc.RpcError
+    ) as caught:  # and that ends it: the server did not wait for it to leave
         next(watching)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     channel.close()

@@ -14,12 +14,21 @@ from tests.server.live import HANG, Hold, until
 
 def test_single_calls_are_refused_and_streams_wait():
     hold = Hold()
-    with rpc_serving(engine={"max_concurrent_requests": 2}, gate=hold) as rpc, ThreadPoolExecutor(4) as pool:
+    with (
+        rpc_serving(engine={"max_concurrent_requests": 2}, gate=hold) as rpc,
+        ThreadPoolExecutor(4) as pool,
+    ):
         holders = [pool.submit(rpc.ask, "Embed", {"inputs": text}) for text in ("one", "two")]
         until(lambda: rpc.admission.free == 0)
-        streams = [pool.submit(rpc.ask, "EmbedStream", [{"inputs": text}] * 5) for text in ("three", "four")]
+        streams = [
+            pool.submit(rpc.ask, "EmbedStream", [{"inputs": text}] * 5)
+            for text in ("three", "four")
+        ]
         until(lambda: rpc.admission.waiting == 2)
-        assert rpc.refusal("Embed", {"inputs": "five"}) == ("RESOURCE_EXHAUSTED", "Model is overloaded")
+        assert rpc.refusal("Embed", {"inputs": "five"}) == (
+            "RESOURCE_EXHAUSTED",
+            "Model is overloaded",
+        )
         assert rpc.running.post("/embed", {"inputs": "five"}).status_code == 429
         assert rpc.ask("Tokenize", {"inputs": "one"}).tokens
         assert rpc.ask("TokenizeStream", [{"inputs": "one"}] * 3)
@@ -56,7 +65,9 @@ def test_whoever_leaves_costs_no_pass_and_no_permit(name, how):
         first = pool.submit(rpc.ask, "Embed", {"inputs": "one"})
         assert hold.entered.wait(HANG)
         channel = grpc.insecure_channel(rpc.address)
-        leaving, done = open_queued(rpc, channel, name, [0.3, 3, 30] if how == "too late" else [HANG])
+        leaving, done = open_queued(
+            rpc, channel, name, [0.3, 3, 30] if how == "too late" else [HANG]
+        )
         if how == "cancelled":
             leaving.cancel()
         elif how == "gone":
@@ -99,7 +110,10 @@ def open_call(channel: grpc.Channel, name: str, *, timeout: float):
         if name == "EmbedStream":
             done.wait(HANG)
 
-    given = {"Embed": {"inputs": "two"}, "Rerank": {"query": "five", "texts": ["two", "three"]}}.get(name) or many()
+    given = {
+        "Embed": {"inputs": "two"},
+        "Rerank": {"query": "five", "texts": ["two", "three"]},
+    }.get(name) or many()
     return start(channel, name, given, timeout=timeout, wait=False), done
 
 
@@ -108,7 +122,9 @@ def test_a_stream_holds_no_more_than_its_share(monkeypatch):
     hold = Hold()
     with rpc_serving(gate=hold) as rpc, ThreadPoolExecutor(1) as pool:
         permits = rpc.admission.free
-        stream = pool.submit(rpc.ask, "EmbedStream", [{"inputs": f"one {number}"} for number in range(20)])
+        stream = pool.submit(
+            rpc.ask, "EmbedStream", [{"inputs": f"one {number}"} for number in range(20)]
+        )
         until(lambda: rpc.admission.free == permits - 3)
         assert rpc.running.post("/embed", {"inputs": [""]}).status_code == 400
         assert rpc.admission.free == permits - 3

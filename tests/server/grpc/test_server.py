@@ -15,7 +15,9 @@ import httpx
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from hybridtei.config import EngineConfig, ServerConfig
 from hybridtei.errors import LoadError
@@ -46,14 +48,21 @@ def test_several_models_beside_http_and_reflection(hybrid, ranker):
         assert httpx.get(f"{url}/health").status_code == 200
         key = ("authorization", "Bearer secret")
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            embedded, _ = start(channel, "Embed", {"inputs": "baka"}, metadata=[key])  # the first that can
+            embedded, _ = start(
+                channel, "Embed", {"inputs": "baka"}, metadata=[key]
+            )  # the first that can
             assert embedded.embeddings
-            ranked, _ = start(channel, "Rerank", {"query": "baka", "texts": ["bulo", "bomo"]}, metadata=[key])
+            ranked, _ = start(
+                channel, "Rerank", {"query": "baka", "texts": ["bulo", "bomo"]}, metadata=[key]
+            )
             assert len(ranked.ranks) == 2
             named = [key, ("model", ranker.name)]
             assert start(channel, "Info", {}, metadata=named)[0].model_type == 2
             refused = {"embedding": [key, ("model", "nobody")], "reranker": named}
-            for metadata, code in ((refused["embedding"], "NOT_FOUND"), (refused["reranker"], "FAILED_PRECONDITION")):
+            for metadata, code in (
+                (refused["embedding"], "NOT_FOUND"),
+                (refused["reranker"], "FAILED_PRECONDITION"),
+            ):
                 with pytest.raises(grpc.RpcError) as caught:
                     start(channel, "Embed", {"inputs": "baka"}, metadata=metadata)
                 assert caught.value.code().name == code
@@ -70,15 +79,31 @@ def check_reflection(channel: grpc.Channel) -> None:
     assert embed.client_streaming
     assert embed.server_streaming
     assert embed.input_type.fields_by_name["normalize"].has_presence
-    assert pool.FindMessageTypeByName("tei.v1.RerankResponse").fields_by_name["ranks"].message_type.name == "Rank"
-    assert pool.FindServiceByName("grpc.health.v1.Health").methods_by_name.keys() == ["Check", "List", "Watch"]
+    assert (
+        pool.FindMessageTypeByName("tei.v1.RerankResponse")
+        .fields_by_name["ranks"]
+        .message_type.name
+        == "Rank"
+    )
+    assert pool.FindServiceByName("grpc.health.v1.Health").methods_by_name.keys() == [
+        "Check",
+        "List",
+        "Watch",
+    ]
     for name in REFLECTIONS:
         asked = pool.FindServiceByName(name).methods_by_name["ServerReflectionInfo"].input_type
         assert asked.full_name == name.replace("ServerReflection", "ServerReflectionRequest")
 
 
 def fake(folder: Path, seconds: str, *settings: str) -> list[str]:
-    return ["-m", "tests.server.processes.fake_process", str(folder), seconds, "grpc_port=0", *settings]
+    return [
+        "-m",
+        "tests.server.processes.fake_process",
+        str(folder),
+        seconds,
+        "grpc_port=0",
+        *settings,
+    ]
 
 
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))
@@ -109,7 +134,10 @@ def test_open_calls_whose_clients_say_nothing_do_not_keep_it_alive(hybrid):
         yield from said
         ended.wait(HANG)
 
-    with process(fake(hybrid, "0", "drain_seconds=3600")) as running, grpc.insecure_channel(address_of(running)) as channel:
+    with (
+        process(fake(hybrid, "0", "drain_seconds=3600")) as running,
+        grpc.insecure_channel(address_of(running)) as channel,
+    ):
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
         calls = [
             start(channel, "EmbedStream", silent({"inputs": "baka"})),

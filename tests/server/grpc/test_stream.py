@@ -16,7 +16,10 @@ class Scene:
     def __init__(self) -> None:
         self.read = self.left = self.inside = self.most_inside = 0
         self.sent: list[bytes] = []
-        self.reads, self.answers = asyncio.Event(), asyncio.Event()  # the client reads; the engine answers
+        self.reads, self.answers = (
+            asyncio.Event(),
+            asyncio.Event(),
+        )  # the client reads; the engine answers
         self.reads.set()
         self.answers.set()
 
@@ -52,7 +55,9 @@ class Scene:
         self.sent.append(body)
 
     def run(self, items: list[bytes], most: int) -> asyncio.Task[None]:
-        return asyncio.ensure_future(in_order(self.requests(items), self.begin, self.send, lambda count: count >= most))
+        return asyncio.ensure_future(
+            in_order(self.requests(items), self.begin, self.send, lambda count: count >= most)
+        )
 
 
 async def turns() -> None:

@@ -5,7 +5,12 @@ import pytest
 from tests.server.grpc.live import rpc_serving
 from tests.system.test_otlp import PARENT, TIMES, TRACE, collecting
 
-CALLS = [("Embed", "embed"), ("EmbedAll", "embed_all"), ("EmbedSparse", "embed_sparse"), ("Tokenize", "tokenize")]
+CALLS = [
+    ("Embed", "embed"),
+    ("EmbedAll", "embed_all"),
+    ("EmbedSparse", "embed_sparse"),
+    ("Tokenize", "tokenize"),
+]
 
 
 @pytest.mark.parametrize(("method", "name"), CALLS)
@@ -15,7 +20,9 @@ def test_a_call_is_one_span_of_the_callers_trace(method, name, stream):
     with collecting() as (address, collector):
         with rpc_serving(server={"otlp_endpoint": address}) as rpc:
             if stream:
-                rpc.ask(f"{method}Stream", [{"inputs": "one"}, {"inputs": "two"}], metadata=metadata)
+                rpc.ask(
+                    f"{method}Stream", [{"inputs": "one"}, {"inputs": "two"}], metadata=metadata
+                )
             else:
                 rpc.ask(method, {"inputs": "one"}, metadata=metadata)
         spans = collector.spans()

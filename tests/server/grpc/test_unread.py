@@ -19,12 +19,17 @@ from tests.server.live import HANG, until
 WIDE = small.model_spec(hidden_size=8192, max_input_length=512)
 TEXT = "one two three " * 160  # an answer of some 16 MB, of which a kernel takes a part
 LIMIT = 64_000_000
-OWN = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]  # or channels would share a connection
+OWN = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+]  # or channels would share a connection
 AS_MANY = 100  # messages of a stream, or calls of a connection
 
 
 @contextmanager
-def unread(rpc: Rpc, name: str, clients: int, messages_of_each: int = AS_MANY) -> Iterator[list[Any]]:
+def unread(
+    rpc: Rpc, name: str, clients: int, messages_of_each: int = AS_MANY
+) -> Iterator[list[Any]]:
     """Calls that ask for much, on a connection for each client. It takes nothing: answers are taken by iterating over them."""
     method = method_of(name)
     body = messages.message(method.input_type.name)(inputs=TEXT).SerializeToString()
@@ -38,8 +43,15 @@ def unread(rpc: Rpc, name: str, clients: int, messages_of_each: int = AS_MANY) -
 
     with ExitStack() as stack:
         stack.callback(over.set)
-        channels = [stack.enter_context(grpc.insecure_channel(rpc.address, options=OWN)) for _ in range(clients)]
-        opened = [channel.stream_stream(path)(asks(), timeout=HANG) for channel in channels for _ in range(calls)]
+        channels = [
+            stack.enter_context(grpc.insecure_channel(rpc.address, options=OWN))
+            for _ in range(clients)
+        ]
+        opened = [
+            channel.stream_stream(path)(asks(), timeout=HANG)
+            for channel in channels
+            for _ in range(calls)
+        ]
         yield opened  # and kept: a call ends when it is forgotten
 
 
@@ -56,17 +68,28 @@ def test_the_memory_for_answers_that_no_client_takes_is_bounded(name, clients):
             until(lambda: ended(opened))  # as much waits as may
             assert {call.code().name for call in ended(opened)} == {"RESOURCE_EXHAUSTED"}
             assert all("max-unsent-bytes" in call.details() for call in ended(opened))
-            until(lambda: unsent(rpc.running) > LIMIT // 3 and rpc.admission.free == 512)  # what was begun is answered
+            until(
+                lambda: unsent(rpc.running) > LIMIT // 3 and rpc.admission.free == 512
+            )  # what was begun is answered
             assert 0 < unsent(rpc.running) < LIMIT
-            assert resident() - before < 6 * LIMIT  # an answer is copied on its way, and the client has buffers too
-            assert len(rpc.ask("Embed", {"inputs": "one"}).embeddings) == 8192  # a quarter is for what is small
-            assert rpc.running.post("/embed_all", {"inputs": TEXT[:1500]}).status_code == 200  # HTTP has its own bound
+            assert (
+                resident() - before < 6 * LIMIT
+            )  # an answer is copied on its way, and the client has buffers too
+            assert (
+                len(rpc.ask("Embed", {"inputs": "one"}).embeddings) == 8192
+            )  # a quarter is for what is small
+            assert (
+                rpc.running.post("/embed_all", {"inputs": TEXT[:1500]}).status_code == 200
+            )  # HTTP has its own bound
         until(lambda: unsent(rpc.running) == 0)
         assert len(rpc.ask("EmbedAll", {"inputs": "one two"}).token_embeddings) > 0
 
 
 def test_one_stream_whose_client_takes_nothing_leaves_room_to_others():
-    with rpc_serving(WIDE, server={"max_unsent_bytes": LIMIT}) as rpc, unread(rpc, "EmbedAllStream", 1) as opened:
+    with (
+        rpc_serving(WIDE, server={"max_unsent_bytes": LIMIT}) as rpc,
+        unread(rpc, "EmbedAllStream", 1) as opened,
+    ):
         until(lambda: unsent(rpc.running) >= 16_000_000)
         for _ in range(20):
             assert len(rpc.ask("EmbedAll", {"inputs": "one two"}).token_embeddings) > 0

@@ -74,8 +74,16 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
         ("/embed", b'{"inputs":' + DEEP + b"}", "inputs[0][0]: "),
         ("/embed", b'{"truncate":null,"inputs":"a","truncate":null}', "duplicate field `truncate`"),
         ("/embed", b'{"inputs":"a","inputs":"a","other":"\xff"}', "duplicate field `inputs`"),
-        ("/embed", b'{"inputs":"a","inputs":"a","other":1' + b"0" * 5000 + b"}", "duplicate field `inputs`"),
-        ("/embed", b'{"inputs":"a","inputs":"a","other":' + DEEP + b"}", "duplicate field `inputs`"),
+        (
+            "/embed",
+            b'{"inputs":"a","inputs":"a","other":1' + b"0" * 5000 + b"}",
+            "duplicate field `inputs`",
+        ),
+        (
+            "/embed",
+            b'{"inputs":"a","inputs":"a","other":' + DEEP + b"}",
+            "duplicate field `inputs`",
+        ),
         ("/", b'{"inputs":"a","inputs":"a"}', "duplicate field `inputs`"),
         ("/embed_hybrid", {"inputs": "a", "outputs": ["vectors"]}, "outputs[0]: "),
         ("/embed_hybrid", {"inputs": "a", "outputs": ["tokens"]}, "outputs[0]: "),
@@ -83,7 +91,11 @@ def test_what_is_not_json_is_400_in_plain_text(asked, body, detail):
         ("/embed_hybrid", {"inputs": "a", "sparse_format": "csr"}, "sparse_format: "),
         ("/v1/embeddings", {"input": [1, "a"]}, "input: got ids beside texts"),
         ("/decode", {"ids": [2**32]}, "ids[0]: "),
-        ("/similarity", {"inputs": {"source_sentence": None, "sentences": ["a"]}}, "inputs.source_sentence: "),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": None, "sentences": ["a"]}},
+            "inputs.source_sentence: ",
+        ),
         ("/vertex", {"instances": None}, "instances: "),
     ],
 )
@@ -104,7 +116,11 @@ def test_json_of_another_shape_is_422_in_plain_text_and_names_the_field(asked, p
         ("/tokenize", {"inputs": "a", "prompt_name": "nobody"}, UNKNOWN_PROMPT),
         ("/embed", {"inputs": [[5], [999_999]]}, f"`inputs` holds the id 999999, {LAST_ID}"),
         ("/embed", {"inputs": [2**32 - 1]}, f"`inputs` holds the id 4294967295, {LAST_ID}"),
-        ("/embed", {"inputs": [small.IDS[small.CONTROL]]}, "`inputs` holds an input that becomes no token at all"),
+        (
+            "/embed",
+            {"inputs": [small.IDS[small.CONTROL]]},
+            "`inputs` holds an input that becomes no token at all",
+        ),
     ],
 )
 def test_values_outside_their_limits_in_teis_words(asked, path, body, error):
@@ -112,7 +128,10 @@ def test_values_outside_their_limits_in_teis_words(asked, path, body, error):
     response = asked.post(path, body)
     kind, status = ("Empty", 400) if error.endswith("empty") else ("Validation", 422)
     told = error if error.startswith("batch") else f"Input validation error: {error}"
-    assert (response.status_code, [*response.json().items()]) == (status, [("error", told), ("error_type", kind)])
+    assert (response.status_code, [*response.json().items()]) == (
+        status,
+        [("error", told), ("error_type", kind)],
+    )
     assert response.headers["content-type"] == "application/json"
     assert "x-compute-type" not in response.headers
 
@@ -135,7 +154,19 @@ def test_what_is_allowed(asked, path, body):
 
 
 @pytest.mark.parametrize(
-    "text", ["\0", "\0" * 50, "a\0b", "\u202e", "\ufeff", "\U0010ffff", "🙂" * 20, "\x7f\x1b[31m", "\r\n", " "]
+    "text",
+    [
+        "\0",
+        "\0" * 50,
+        "a\0b",
+        "\u202e",
+        "\ufeff",
+        "\U0010ffff",
+        "🙂" * 20,
+        "\x7f\x1b[31m",
+        "\r\n",
+        " ",
+    ],
 )
 @pytest.mark.parametrize("path", ["/embed_hybrid", "/tokenize"])
 def test_odd_text_is_text(asked, path, text):
@@ -144,17 +175,32 @@ def test_odd_text_is_text(asked, path, text):
 
 def test_which_content_types_are_jsons(asked):
     for kind in (None, "application/jsonx", "json", "text/json", "a/b; c=json"):
-        response = asked.post("/embed", b"not even JSON", headers={} if kind is None else {"content-type": kind})
+        response = asked.post(
+            "/embed", b"not even JSON", headers={} if kind is None else {"content-type": kind}
+        )
         assert (response.status_code, response.text) == (415, NOT_JSON)
         assert response.headers["content-type"] == "text/plain; charset=utf-8"
-    assert asked.post("/embed", {"inputs": "a"}, headers={"content-type": "application/json;"}).status_code == 200
+    assert (
+        asked.post(
+            "/embed", {"inputs": "a"}, headers={"content-type": "application/json;"}
+        ).status_code
+        == 200
+    )
 
 
 def test_compressed_bodies_are_refused(asked):
     for coding in ("gzip", "zstd, gzip", "br"):
         response = asked.post("/embed", b"\x1f\x8b", headers={**JSON, "content-encoding": coding})
-        assert (response.status_code, response.text) == (415, f"Expected a body without `content-encoding`. Given: {coding}")
-    assert asked.post("/embed", {"inputs": "a"}, headers={**JSON, "content-encoding": "identity"}).status_code == 200
+        assert (response.status_code, response.text) == (
+            415,
+            f"Expected a body without `content-encoding`. Given: {coding}",
+        )
+    assert (
+        asked.post(
+            "/embed", {"inputs": "a"}, headers={**JSON, "content-encoding": "identity"}
+        ).status_code
+        == 200
+    )
 
 
 def test_v1_embeddings_needs_no_content_type(asked):
@@ -169,7 +215,9 @@ def test_a_chunked_body_over_the_limit(asked):
 
 
 def test_a_chunked_body_under_the_limit(asked):
-    response = asked.client.post("/embed", content=iter([b'{"inp', b'uts":', b'"a"}']), headers=JSON)
+    response = asked.client.post(
+        "/embed", content=iter([b'{"inp', b'uts":', b'"a"}']), headers=JSON
+    )
     assert response.json() == asked.post("/embed", {"inputs": "a"}).json()
 
 
@@ -226,8 +274,16 @@ LONG = b'{"a":1},' * 1000
         ("/embed", b'{"x":[%b{}],"\\u0069nputs":"a","inputs":"b"}', 422),
         ("/embed", b'{"x":[%b{}],"inputs":"a","inputs":"b"} trailing', 422),
         ("/embed", b'{"x":[%b{"inputs":1,"\\u0069nputs":2}],"inputs":"b","other":"inputs"}', 200),
-        ("/similarity", b'{"x":[%b{}],"inputs":{"source_sentence":"a","source_sentence":"b","sentences":["c"]}}', 422),
-        ("/similarity", b'{"x":[%b{}],"inputs":{"source_sentence":"a","sentences":["c"]},"parameters":null,"y":"inputs"}', 200),
+        (
+            "/similarity",
+            b'{"x":[%b{}],"inputs":{"source_sentence":"a","source_sentence":"b","sentences":["c"]}}',
+            422,
+        ),
+        (
+            "/similarity",
+            b'{"x":[%b{}],"inputs":{"source_sentence":"a","sentences":["c"]},"parameters":null,"y":"inputs"}',
+            200,
+        ),
     ],
 )
 def test_a_field_given_twice_in_a_long_body(asked, path, body, status):

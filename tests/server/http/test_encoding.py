@@ -49,7 +49,13 @@ def test_numbers_as_tei_prints_them(value, text):
     assert encoding.to_json(np.array([value], dtype=np.float32)) == b"[" + text + b"]"
 
 
-@given(st.lists(st.dictionaries(st.integers(0, 50), st.floats(2**-10, 10, width=32), max_size=6), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 50), st.floats(2**-10, 10, width=32), max_size=6),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_sparse_formats_agree(rows):
     dense = np.zeros((len(rows), 51), dtype=np.float32)
     for i, row in enumerate(rows):
@@ -59,11 +65,17 @@ def test_sparse_formats_agree(rows):
     for i, row in enumerate(rows):
         tei = through(encoding.sparse(vectors, i, "tei", str))
         qdrant = through(encoding.sparse(vectors, i, "qdrant", str))
-        tokens = through(encoding.sparse(vectors, i, "tokens", lambda ids: [f"piece {k}" for k in ids]))
+        tokens = through(
+            encoding.sparse(vectors, i, "tokens", lambda ids: [f"piece {k}" for k in ids])
+        )
         wanted = sorted((index, np.float32(value)) for index, value in row.items())
         assert [(entry["index"], np.float32(entry["value"])) for entry in tei] == wanted
-        assert list(zip(qdrant["indices"], map(np.float32, qdrant["values"]), strict=True)) == wanted
-        assert {int(name.split()[1]): np.float32(value) for name, value in tokens.items()} == dict(wanted)
+        assert (
+            list(zip(qdrant["indices"], map(np.float32, qdrant["values"]), strict=True)) == wanted
+        )
+        assert {int(name.split()[1]): np.float32(value) for name, value in tokens.items()} == dict(
+            wanted
+        )
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
@@ -79,7 +91,10 @@ def test_views_with_gaps_and_structs():
         "every": [0, 2],
         "one": 5,
     }
-    assert through([SparseValue(1, 0.5), encoding.Fragment(b"[1]")]) == [{"index": 1, "value": 0.5}, [1]]
+    assert through([SparseValue(1, 0.5), encoding.Fragment(b"[1]")]) == [
+        {"index": 1, "value": 0.5},
+        [1],
+    ]
     with pytest.raises(TypeError):
         encoding.to_json(object())
 
@@ -97,7 +112,12 @@ def test_a_large_answer_is_written_in_pieces_and_comes_out_the_same():
         rows,
         [rows, rows[:1]],
         [],
-        {"object": "list", "data": [{"embedding": rows[0], "index": 0}], "usage": {"tokens": 3}, "row": rows[1]},
+        {
+            "object": "list",
+            "data": [{"embedding": rows[0], "index": 0}],
+            "usage": {"tokens": 3},
+            "row": rows[1],
+        },
         [{"score": np.float32(0.1), "label": "a"}],
         encoding.Fragment(b"[1]"),
     ]

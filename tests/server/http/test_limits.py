@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.config import EngineConfig
-from hybridtei.server.http.connection import BODY_BYTES_PER_SECOND, FILES_BESIDE, allow_files, body_deadline
+from hybridtei.server.http.connection import (
+    BODY_BYTES_PER_SECOND,
+    FILES_BESIDE,
+    allow_files,
+    body_deadline,
+)
 from tests.server.clock import SteppedClock
 from tests.server.http.raw import BODY, CHUNKED, GET, POST, WHOLE, connected, heard, statuses
 from tests.server.live import HANG, JSON, Hold, Running, serving, until
@@ -22,11 +27,15 @@ SOON = 0.2  # seconds: a bound that is reached at once
 def refusals(running: Running, limit: str) -> int:
     line = f'hybridtei_refusals_total{{limit="{limit}"}} '
     text = running.get("/metrics").text
-    return next((int(found.removeprefix(line)) for found in text.splitlines() if found.startswith(line)), 0)
+    return next(
+        (int(found.removeprefix(line)) for found in text.splitlines() if found.startswith(line)), 0
+    )
 
 
 @contextmanager
-def clocked(server: dict[str, int], **settings: Any) -> Iterator[tuple[Running, socket.socket, SteppedClock]]:
+def clocked(
+    server: dict[str, int], **settings: Any
+) -> Iterator[tuple[Running, socket.socket, SteppedClock]]:
     """A server, a connection to it, and the clock by which it keeps the bounds."""
     clock = SteppedClock()
     with serving(server=server, clock=clock, **settings) as running, connected(running) as client:
@@ -69,7 +78,13 @@ def drip(client: socket.socket, clock: SteppedClock, part: bytes, seconds: float
         clock.advance(0.5)
 
 
-HEADS = {"in a word": b"GE", "in the path": b"GET /heal", "in a name": GET + b"acc", "in a value": GET + b"a: b", "after": GET}
+HEADS = {
+    "in a word": b"GE",
+    "in the path": b"GET /heal",
+    "in a name": GET + b"acc",
+    "in a value": GET + b"a: b",
+    "after": GET,
+}
 DRIPS = {"after": b"x: y\r\n", "in a word": b""}
 
 
@@ -108,7 +123,9 @@ def test_a_body_that_takes_too_long_is_408_by_name(head, before):
         clock.advance(0.1)
         ((status, headers, body),) = heard(client)
         assert (status, headers[b"connection"]) == (408, b"close")
-        assert body == b"Failed to buffer the request body: it took too long to arrive (body-timeout)"
+        assert (
+            body == b"Failed to buffer the request body: it took too long to arrive (body-timeout)"
+        )
         assert refusals(running, "body_timeout") == 1
         running.is_well()
 
@@ -155,7 +172,9 @@ def test_zero_is_no_bound():
 
 def test_connections_beyond_the_most_are_told_so_and_a_place_that_is_free_is_given():
     with serving(server={"max_connections": 3}) as running, ExitStack() as stack:
-        first, second = (stack.enter_context(connected(running)) for _ in range(2))  # the third is the test's own
+        first, second = (
+            stack.enter_context(connected(running)) for _ in range(2)
+        )  # the third is the test's own
         first.sendall(WHOLE)
         assert first.recv(1 << 16).startswith(b"HTTP/1.1 200")
         second.sendall(WHOLE)
@@ -216,7 +235,10 @@ def test_open_files_are_allowed_as_connections_need_them(caplog):
 
 def test_every_bound_of_a_request_is_counted_by_its_name():
     engine = {"max_concurrent_requests": 2, "max_answer_bytes": 5000}
-    with serving(server={"payload_limit": 500, "max_client_batch_size": 3, "header_limit": 2000}, engine=engine) as running:
+    with serving(
+        server={"payload_limit": 500, "max_client_batch_size": 3, "header_limit": 2000},
+        engine=engine,
+    ) as running:
         asked = {
             "payload_limit": (413, running.post("/embed", {"inputs": "x" * 600})),
             "max_client_batch_size": (422, running.post("/embed", {"inputs": ["one"] * 4})),

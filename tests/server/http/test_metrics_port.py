@@ -17,18 +17,27 @@ def metrics_url(running: Process) -> str:
 
 
 def test_it_tells_what_there_is_to_tell_and_nothing_else():
-    with process(["-m", "tests.server.processes.fake_server", "0"], {"METRICS_PORT": "0"}) as running:
+    with process(
+        ["-m", "tests.server.processes.fake_server", "0"], {"METRICS_PORT": "0"}
+    ) as running:
         main = running.wait_ready()
         assert httpx.post(f"{main}/embed", json={"inputs": "x"}).status_code == 200
         with httpx.Client(base_url=metrics_url(running), trust_env=False) as client:
             for path in ("/metrics", "/", "/embed", "/m/small/info"):
                 told = client.get(path)
-                assert (told.status_code, told.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+                assert (told.status_code, told.headers["content-type"]) == (
+                    200,
+                    "text/plain; charset=utf-8",
+                )
                 assert "te_embed_success 1\n" in told.text
             head = client.head("/metrics")
             assert (head.status_code, head.text) == (200, "")
             refused = client.post("/embed", json={"inputs": "x"})
-            assert (refused.status_code, refused.headers["allow"], refused.text) == (405, "GET,HEAD", "")
+            assert (refused.status_code, refused.headers["allow"], refused.text) == (
+                405,
+                "GET,HEAD",
+                "",
+            )
         running.terminate()
         assert running.wait() == 0
 

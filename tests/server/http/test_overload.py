@@ -28,9 +28,13 @@ def at_capacity(**settings) -> Iterator[tuple[Running, Hold]]:
     hold = Hold()
     with serving(engine={"max_concurrent_requests": PERMITS}, gate=hold, **settings) as running:
         key = settings.get("server", {}).get("api_key")
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        headers = {"content-type": "application/json"} | (
+            {"authorization": f"Bearer {key}"} if key else {}
+        )
         body = json.dumps({"inputs": ["one"] * PERMITS})
-        holder = threading.Thread(target=lambda: running.client.post("/embed", content=body, headers=headers))
+        holder = threading.Thread(
+            target=lambda: running.client.post("/embed", content=body, headers=headers)
+        )
         holder.start()
         try:
             until(lambda: running.service.admission.free == 0)
@@ -62,8 +66,15 @@ def answers(client: socket.socket, count: int, *, heads: Sequence[int] = ()) -> 
     return found
 
 
-ENDPOINTS = {path: one.opt[ENDPOINT] for one in ROUTES if "POST" in one.http_methods for path in sorted(one.paths)}
-OF_MODELS = [path for path, needs in ENDPOINTS.items() if needs.takes_permits and not needs.needs_store]
+ENDPOINTS = {
+    path: one.opt[ENDPOINT]
+    for one in ROUTES
+    if "POST" in one.http_methods
+    for path in sorted(one.paths)
+}
+OF_MODELS = [
+    path for path, needs in ENDPOINTS.items() if needs.takes_permits and not needs.needs_store
+]
 
 
 @pytest.mark.parametrize("path", OF_MODELS)
@@ -72,7 +83,9 @@ def test_every_route_is_refused_before_its_body_comes(full, path):
         client.sendall(POST.replace(b"/embed", path.encode()) + b"content-length: 100\r\n\r\n")
         ((status, headers, body),) = answers(client, 1)
         assert (status, "Model is overloaded" in body.decode()) == (429, True)
-        assert ("retry-after" in headers) == (not ENDPOINTS[path].is_tei or path in ("/v1/embeddings", "/embeddings"))
+        assert ("retry-after" in headers) == (
+            not ENDPOINTS[path].is_tei or path in ("/v1/embeddings", "/embeddings")
+        )
 
 
 def test_with_teis_routes_only_the_answers_are_teis():
@@ -97,8 +110,12 @@ def test_what_needs_no_permit_is_answered(full):
 def test_the_key_comes_first():
     with at_capacity(server={"api_key": "secret"}) as (running, _):
         for key, status in ((None, 401), ("wrong", 401), ("secret", 429)):
-            headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-            assert running.client.post("/embed", content=BODY, headers=headers).status_code == status
+            headers = {"content-type": "application/json"} | (
+                {"authorization": f"Bearer {key}"} if key else {}
+            )
+            assert (
+                running.client.post("/embed", content=BODY, headers=headers).status_code == status
+            )
 
 
 CHUNK = CHUNKED + b"14\r\n" + BODY + b"\r\n0\r\n\r\n"
@@ -108,9 +125,18 @@ KINDS = {
     "without a body": (POST + b"content-length: 0\r\n\r\n", 429),
     "a long body": (POST + b"content-length: 100000\r\n\r\n" + b" " * 100_000, 429),
     "in chunks": (CHUNK, 429),
-    "a body that looks like a request": (POST + b"content-length: %d\r\n\r\n" % len(WHOLE) + WHOLE, 429),
-    "a head that expects to go on": (WHOLE.replace(b"host: x", b"host: x\r\nexpect: 100-continue"), 429),
-    "an offer to upgrade": (WHOLE.replace(b"host: x", b"host: x\r\nconnection: upgrade\r\nupgrade: h2c"), 429),
+    "a body that looks like a request": (
+        POST + b"content-length: %d\r\n\r\n" % len(WHOLE) + WHOLE,
+        429,
+    ),
+    "a head that expects to go on": (
+        WHOLE.replace(b"host: x", b"host: x\r\nexpect: 100-continue"),
+        429,
+    ),
+    "an offer to upgrade": (
+        WHOLE.replace(b"host: x", b"host: x\r\nconnection: upgrade\r\nupgrade: h2c"),
+        429,
+    ),
     "health": (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", 200),
     "tokens": (WHOLE.replace(b"/embed", b"/tokenize"), 200),
     "elsewhere": (WHOLE.replace(b"/embed", b"/nowhere"), 404),
@@ -118,8 +144,13 @@ KINDS = {
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(names=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=6), cuts=st.lists(st.integers(0, 2000), max_size=8))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    names=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(0, 2000), max_size=8),
+)
 def test_requests_in_any_pieces_are_answered_completely_and_in_order(full, names, cuts):
     stream = b"".join(KINDS[name][0] for name in names) + KINDS["health"][0]
     places = [0, *sorted(cut % len(stream) for cut in cuts), len(stream)]
@@ -135,7 +166,10 @@ def test_requests_in_any_pieces_are_answered_completely_and_in_order(full, names
 
 
 def test_a_request_that_is_the_last_closes_its_connection(full):
-    for last in (WHOLE.replace(b"host: x", b"connection: close"), WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0")):
+    for last in (
+        WHOLE.replace(b"host: x", b"connection: close"),
+        WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0"),
+    ):
         with connected(full) as client:
             client.sendall(last)
             assert answers(client, 1)[0][0] == 429
@@ -144,7 +178,10 @@ def test_a_request_that_is_the_last_closes_its_connection(full):
 
 def test_a_refused_body_that_does_not_come_ends_the_connection():
     clock = SteppedClock()
-    with at_capacity(server={"body_timeout": 10}, clock=clock) as (running, _), connected(running) as client:
+    with (
+        at_capacity(server={"body_timeout": 10}, clock=clock) as (running, _),
+        connected(running) as client,
+    ):
         client.sendall(WHOLE[:-5])
         assert answers(client, 1)[0][0] == 429
         running.get("/health")  # by now the server has done all that follows an answer
@@ -155,7 +192,11 @@ def test_a_refused_body_that_does_not_come_ends_the_connection():
 
 def test_a_refused_connection_is_read_again_after_one_pause_and_no_other_waits():
     clock = SteppedClock()
-    with at_capacity(clock=clock) as (running, hold), connected(running) as client, connected(running) as other:
+    with (
+        at_capacity(clock=clock) as (running, hold),
+        connected(running) as client,
+        connected(running) as other,
+    ):
         client.sendall(WHOLE)
         assert answers(client, 1)[0][0] == 429
         running.get("/health")

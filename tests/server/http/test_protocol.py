@@ -8,7 +8,19 @@ import pytest
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import Answering
 from hybridtei.server.http.protocol import HEADER_COUNT_LIMIT, URL_LIMIT_BYTES, BoundedHttpProtocol
-from tests.server.http.raw import BODY, CHUNKED, CLOSE, GET, LAST, POST, WHOLE, connected, fields, statuses, told
+from tests.server.http.raw import (
+    BODY,
+    CHUNKED,
+    CLOSE,
+    GET,
+    LAST,
+    POST,
+    WHOLE,
+    connected,
+    fields,
+    statuses,
+    told,
+)
 from tests.server.live import serving
 
 HEAD_LIMIT_BYTES = ServerConfig().header_limit
@@ -29,7 +41,10 @@ BEYOND = {
     "a path without end": (414, [b"GET /", *[b"a" * 100_000] * 20]),
     "a path just too long": (414, [b"GET /" + b"a" * URL_LIMIT_BYTES + b" HTTP/1.1\r\n\r\n"]),
     "behind another": (431, [GET + b"\r\n" + GET + fields(HEADER_COUNT_LIMIT) + b"\r\n"]),
-    "with a body": (431, [POST + fields(HEADER_COUNT_LIMIT) + b"content-length: 20\r\n\r\n" + BODY]),
+    "with a body": (
+        431,
+        [POST + fields(HEADER_COUNT_LIMIT) + b"content-length: 20\r\n\r\n" + BODY],
+    ),
 }
 
 
@@ -68,7 +83,9 @@ def test_refusals_need_no_key_and_count_as_no_request():
 def test_a_head_within_the_bounds_passes_however_it_is_cut(server, head):
     assert statuses(told(server, head)) == [200]
     step = max(1, len(head) // 97)
-    assert statuses(told(server, *(head[start : start + step] for start in range(0, len(head), step)))) == [200]
+    assert statuses(
+        told(server, *(head[start : start + step] for start in range(0, len(head), step)))
+    ) == [200]
 
 
 def test_what_is_read_of_an_endless_head_is_bounded(server, monkeypatch):
@@ -96,7 +113,10 @@ def test_bodies_do_not_count(server):
     long = json.dumps({"inputs": "one", "unknown": "x" * 1_000_000}).encode()
     plain = POST + b"content-length: %d\r\n" % len(long) + CLOSE + long
     assert statuses(told(server, plain)) == [200]
-    small = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (long[i : i + 5] for i in range(0, 300_000, 5)))
+    small = b"".join(
+        b"%x\r\n%b\r\n" % (len(part), part)
+        for part in (long[i : i + 5] for i in range(0, 300_000, 5))
+    )
     rest = long[300_000:]
     chunked = small + b"%x\r\n%b\r\n0\r\na: b\r\n\r\n" % (len(rest), rest)
     assert statuses(told(server, CHUNKED + chunked + GET + CLOSE)) == [200, 200]
@@ -175,8 +195,14 @@ def test_trailers_are_no_headers():
 
 
 def test_an_offer_to_upgrade_is_declined_and_the_body_read(server):
-    offer = POST.replace(b"host: x\r\n", b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n")
-    whole, chunked = offer + b"content-length: 20\r\n\r\n" + BODY, offer + b"transfer-encoding: chunked\r\n\r\n"
+    offer = POST.replace(
+        b"host: x\r\n",
+        b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n",
+    )
+    whole, chunked = (
+        offer + b"content-length: 20\r\n\r\n" + BODY,
+        offer + b"transfer-encoding: chunked\r\n\r\n",
+    )
     plain = told(server, LAST)[0][2]
     for parts in (
         [whole, LAST],
@@ -203,7 +229,11 @@ def test_a_head_waits_for_its_body_and_nothing_else_waits():
         def is_closing(self) -> bool:
             return False
 
-    head, body, leave = b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 is a body", b"HTTP/1.1 100 Continue\r\n\r\n"
+    head, body, leave = (
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 is a body",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+    )
     for given, wanted in (
         ([head, body], [head + body]),
         ([leave, head, memoryview(body), b"more"], [leave, head + body, b"more"]),
@@ -219,7 +249,9 @@ def test_a_head_waits_for_its_body_and_nothing_else_waits():
 
 
 def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(server):
-    head, body = WHOLE.replace(b"content-length", b"expect: 100-continue\r\ncontent-length").split(b"\r\n\r\n")
+    head, body = WHOLE.replace(b"content-length", b"expect: 100-continue\r\ncontent-length").split(
+        b"\r\n\r\n"
+    )
     with connected(server) as client:
         client.sendall(head + b"\r\n\r\n")
         assert client.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -22,13 +22,19 @@ from tests.server.live import Running, serving, until
 
 HANG = 60
 LIMIT = 64_000_000
-WIDE = small.model_spec(hidden_size=1024)  # of which 32 inputs have an answer of some 20 MB: no kernel takes all of it
+WIDE = small.model_spec(
+    hidden_size=1024
+)  # of which 32 inputs have an answer of some 20 MB: no kernel takes all of it
 TEXTS = {"inputs": ["one two three " * 20] * 32}
 
 
 def unsent(running: Running) -> int:
     """How many bytes the server says it keeps for its clients."""
-    line = next(line for line in running.get("/metrics").text.splitlines() if line.startswith("hybridtei_unsent_bytes "))
+    line = next(
+        line
+        for line in running.get("/metrics").text.splitlines()
+        if line.startswith("hybridtei_unsent_bytes ")
+    )
     return int(line.split()[1])
 
 
@@ -42,7 +48,9 @@ def asking(path: str, body: object) -> bytes:
 
 
 @contextmanager
-def unread(running: Running, count: int, request: tuple[str, object] = ("/embed_all", TEXTS)) -> Iterator[list[socket.socket]]:
+def unread(
+    running: Running, count: int, request: tuple[str, object] = ("/embed_all", TEXTS)
+) -> Iterator[list[socket.socket]]:
     """Clients that ask for much and read nothing of it."""
     with ExitStack() as stack:
         clients = [stack.enter_context(connected(running)) for _ in range(count)]
@@ -55,7 +63,9 @@ def test_answers_that_nobody_reads_are_bounded_all_together_and_queries_still_an
     with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
         size = len(running.post("/embed_all", TEXTS).content)
         with unread(running, 12):
-            until(lambda: refusals(running, "max_unsent_bytes") > 0)  # some are kept, some wait, and as many may not
+            until(
+                lambda: refusals(running, "max_unsent_bytes") > 0
+            )  # some are kept, some wait, and as many may not
             for _ in range(5):
                 assert running.post("/embed", {"inputs": "one"}).status_code == 200
                 assert 12 * size > LIMIT > unsent(running)
@@ -70,7 +80,13 @@ def test_answers_that_carry_stored_texts_are_weighed_by_their_bytes(tmp_path):
     store = CollectionSchemas(MemoryStore())
     with serving(spec_in(tmp_path), server=settings, schemas=store, model_id=MODEL) as running:
         for place in range(9):
-            points = [{"id": place, "text": f"one two {'three ' * place}", "payload": {"long": "x" * 1_900_000}}]
+            points = [
+                {
+                    "id": place,
+                    "text": f"one two {'three ' * place}",
+                    "payload": {"long": "x" * 1_900_000},
+                }
+            ]
             asked = running.post("/collections/papers/points", {"points": points, "create": True})
             assert asked.status_code == 200
         size = len(running.post(*search).content)
@@ -91,16 +107,22 @@ def received(client: socket.socket, most: int) -> bytes:
 def is_whole(answer: bytearray) -> bool:
     """True if head and content have arrived."""
     end = answer.find(b"\r\n\r\n")
-    return end >= 0 and len(answer) == end + 4 + int(answer[:end].partition(b"content-length: ")[2].split()[0])
+    return end >= 0 and len(answer) == end + 4 + int(
+        answer[:end].partition(b"content-length: ")[2].split()[0]
+    )
 
 
 def test_an_answer_that_waits_for_room_is_given_when_others_are_read(monkeypatch):
-    monkeypatch.setattr("hybridtei.server.http.protocol.UNREAD_SECONDS", 600.0)  # however slow this machine is just now
+    monkeypatch.setattr(
+        "hybridtei.server.http.protocol.UNREAD_SECONDS", 600.0
+    )  # however slow this machine is just now
     monkeypatch.setattr(Unsent.__init__, "__defaults__", (600.0,))
     with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running:
         with unread(running, 3) as clients:
             until(lambda: 'te_request_success{method="batch"} 3' in running.get("/metrics").text)
-            answers = {client: bytearray() for client in clients}  # in whatever order the server has begun them
+            answers = {
+                client: bytearray() for client in clients
+            }  # in whatever order the server has begun them
             while waiting := [client for client, answer in answers.items() if not is_whole(answer)]:
                 readable, _, _ = select(waiting, [], [], HANG)
                 assert readable, "the rest waits for room, though what was sent has been read"
@@ -139,9 +161,14 @@ def test_at_the_bound_nothing_is_begun_but_health_and_metrics():
 
 def test_the_next_request_of_a_connection_waits_for_its_reader():
     """Else one connection would have as many answers kept for it as it asks for."""
-    with serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running, unread(running, 1) as (client,):
+    with (
+        serving(WIDE, server={"max_unsent_bytes": LIMIT}) as running,
+        unread(running, 1) as (client,),
+    ):
         until(lambda: unsent(running) > 0)
-        kept = min(unsent(running) for _ in range(5))  # an answer of /metrics itself may be among them
+        kept = min(
+            unsent(running) for _ in range(5)
+        )  # an answer of /metrics itself may be among them
         client.sendall((GET + b"\r\n") * 5)
         assert running.get("/health").status_code == 200
         until(lambda: unsent(running) <= kept)

@@ -17,19 +17,25 @@ DOCUMENTS = [
 Open = Callable[..., Any]
 
 
-def score(page: Any, documents: list[str] = DOCUMENTS, query: str = QUERY, *, is_refused: bool = False) -> None:
+def score(
+    page: Any, documents: list[str] = DOCUMENTS, query: str = QUERY, *, is_refused: bool = False
+) -> None:
     """Ask, and wait until the table shows these documents: none of them is in the example that it showed before."""
     page.locator("#facts").filter(has_text="·").wait_for()
     page.fill("#query", query)
     page.fill("#documents", "\n".join(documents))
     page.click("#score")
     if not is_refused:
-        page.locator('#table tr[data-row="0"] .pick').get_by_text(documents[0], exact=True).wait_for()
+        page.locator('#table tr[data-row="0"] .pick').get_by_text(
+            documents[0], exact=True
+        ).wait_for()
 
 
 def column(page: Any, kind: str, rows: int) -> list[float]:
     """As the table shows it, in the documents' order."""
-    cells = [page.locator(f'#table tr[data-row="{row}"] td[data-kind="{kind}"]') for row in range(rows)]
+    cells = [
+        page.locator(f'#table tr[data-row="{row}"] td[data-kind="{kind}"]') for row in range(rows)
+    ]
     return [float(cell.get_attribute("data-value")) for cell in cells]
 
 
@@ -38,7 +44,9 @@ def order(page: Any, place: str = "#table tbody tr") -> list[int]:
 
 
 def vectors(server: Running, inputs: list[str], prompt_name: str | None = None) -> Any:
-    return server.post("/embed_hybrid", {"inputs": inputs, "prompt_name": prompt_name, "truncate": True}).json()
+    return server.post(
+        "/embed_hybrid", {"inputs": inputs, "prompt_name": prompt_name, "truncate": True}
+    ).json()
 
 
 def weights(entries: list[dict[str, Any]]) -> dict[int, float]:

@@ -18,10 +18,15 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Closed with the module: while it is open, no other event loop can run in this thread."""
-    playwright_api = pytest.importorskip("playwright.sync_api", reason="the package `playwright` is not installed")
+    playwright_api = pytest.importorskip(
+        "playwright.sync_api", reason="the package `playwright` is not installed"
+    )
     if CHROMIUM is None:
         pytest.skip(f"no browser on the PATH: {', '.join(NAMES)}")
-    with playwright_api.sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM) as browser:
+    with (
+        playwright_api.sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=CHROMIUM) as browser,
+    ):
         yield browser
 
 
@@ -31,7 +36,12 @@ def visit(browser: Any, tmp_path: Path) -> Open:
 
     @contextmanager
     def opened(
-        url: str, *, refused: tuple[int, ...] = (), width: int = 1280, clock: bool = False, **looks: Any
+        url: str,
+        *,
+        refused: tuple[int, ...] = (),
+        width: int = 1280,
+        clock: bool = False,
+        **looks: Any,
     ) -> Iterator[Any]:
         page = browser.new_page(viewport={"width": width, "height": 800}, **looks)
         page.set_default_timeout(20_000)
@@ -39,7 +49,10 @@ def visit(browser: Any, tmp_path: Path) -> Open:
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         own = (urljoin(url, "/"), "data:")  # `data:` are pictures of Swagger UI's style sheet
-        page.on("request", lambda request: None if request.url.startswith(own) else complaints.append(request.url))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith(own) else complaints.append(request.url),
+        )
         if clock:
             page.clock.install()
         page.goto(url)

@@ -38,5 +38,11 @@ def test_clients_get_teis_answer(accept):
 
 def test_without_the_header_and_in_several():
     assert not wants_page([])
-    assert wants_page([(b"accept", b"text/html"), (b"accept", b"application/xhtml+xml"), (b"accept", b"*/*;q=0.8")])
+    assert wants_page(
+        [
+            (b"accept", b"text/html"),
+            (b"accept", b"application/xhtml+xml"),
+            (b"accept", b"*/*;q=0.8"),
+        ]
+    )
     assert not wants_page([(b"accept", b"text/html"), (b"accept", b"application/json")])

@@ -10,7 +10,10 @@ import pytest
 from hybridtei import Encoder
 
 SCRIPT = files("hybridtei.server").joinpath("page/examples.js").read_text(encoding="utf-8")
-EXAMPLES = {one["id"]: one for one in json.loads(SCRIPT.partition("EXAMPLES = ")[2].rstrip().removesuffix(";"))}
+EXAMPLES = {
+    one["id"]: one
+    for one in json.loads(SCRIPT.partition("EXAMPLES = ")[2].rstrip().removesuffix(";"))
+}
 RRF_K = 60
 FIRST = {  # which kinds rank the answer first, beside the fusion, which always does
     "fusion": set(),
@@ -25,13 +28,17 @@ def encoder() -> Encoder:
 
 
 def scores(encoder: Encoder, example: Any) -> dict[str, Any]:
-    vectors = encoder.encode([example["query"], *example["documents"]], outputs=("dense", "sparse", "multivector"))
+    vectors = encoder.encode(
+        [example["query"], *example["documents"]], outputs=("dense", "sparse", "multivector")
+    )
     sparse = vectors.sparse.to_scipy()
     query, *documents = (vectors.multivector.row(row) for row in range(len(vectors.dense)))
     return {
         "dense": vectors.dense[1:] @ vectors.dense[0],
         "sparse": (sparse[1:] @ sparse[[0]].T).toarray().ravel(),
-        "multivector": np.array([(query @ document.T).max(axis=1).mean() for document in documents]),
+        "multivector": np.array(
+            [(query @ document.T).max(axis=1).mean() for document in documents]
+        ),
     }
 
 

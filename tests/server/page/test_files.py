@@ -20,11 +20,18 @@ def test_a_browser_gets_the_page(server, path):
     assert "accept" in response.headers["vary"]
 
 
-@pytest.mark.parametrize("accept", ["*/*", "application/json", "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"])
+@pytest.mark.parametrize(
+    "accept", ["*/*", "application/json", "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"]
+)
 def test_teis_answer_has_not_changed(server, accept):
-    given, tei = server.get("/", headers={"accept": accept}), server.get("/health", headers={"accept": accept})
+    given, tei = (
+        server.get("/", headers={"accept": accept}),
+        server.get("/health", headers={"accept": accept}),
+    )
     assert (given.status_code, given.content) == (200, b"")
-    assert [name for name, _ in given.headers.multi_items()] == [name for name, _ in tei.headers.multi_items()]
+    assert [name for name, _ in given.headers.multi_items()] == [
+        name for name, _ in tei.headers.multi_items()
+    ]
     assert given.headers["vary"] == tei.headers["vary"]
 
 
@@ -32,7 +39,9 @@ def test_head_and_post_are_teis_for_browsers_too(server):
     head = server.client.head("/", headers=BROWSER)
     assert (head.status_code, head.headers["content-length"]) == (200, "0")
     assert "content-type" not in head.headers
-    assert server.post("/", {"inputs": "one"}, headers={**BROWSER, "content-type": "application/json"}).json()
+    assert server.post(
+        "/", {"inputs": "one"}, headers={**BROWSER, "content-type": "application/json"}
+    ).json()
 
 
 def test_no_page_where_only_teis_routes_are():
@@ -49,16 +58,22 @@ def test_every_file_is_there_and_nothing_else(server):
             response = server.get(f"/page/{name}")
             assert response.status_code == 200
             assert response.headers["x-content-type-options"] == "nosniff"
-            assert response.headers["content-type"].startswith(("text/javascript", "text/css", "image/svg+xml", "text/html"))
+            assert response.headers["content-type"].startswith(
+                ("text/javascript", "text/css", "image/svg+xml", "text/html")
+            )
     for name in ("nope.js", "..%2fapp.py", "index.html", "__init__.py"):
         assert server.get(f"/page/{name}").status_code == 404
 
 
 def test_nothing_is_loaded_from_elsewhere_or_inserted_as_markup(server):
-    texts = {name: server.get(f"/page/{name}").text for name in FILES if name != "index.html"} | {"/": server.get("/page").text}
+    texts = {name: server.get(f"/page/{name}").text for name in FILES if name != "index.html"} | {
+        "/": server.get("/page").text
+    }
     for name, text in texts.items():
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), name
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage", text), name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage", text
+        ), name
     assert not re.search(r"<script(?![^>]*src=)|<style| style=| on[a-z]+=", texts["/"])
 
 

@@ -10,15 +10,22 @@ import pytest
 from tests.server.live import HANG, Running, process, serving
 from tests.server.page.browser import DOCUMENTS, QUERY, Open, column, score
 
-expect = pytest.importorskip("playwright.sync_api", reason="the package `playwright` is not installed").expect
+expect = pytest.importorskip(
+    "playwright.sync_api", reason="the package `playwright` is not installed"
+).expect
 pytestmark = pytest.mark.slow
 
 
 def test_live_view_is_of_metrics_and_rests_while_nobody_looks(server, visit):
     asked: list[str] = []
     with visit(server.url, clock=True) as page:
-        page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/metrics") else None)
-        page.locator("#table tbody tr").first.wait_for()  # what opens the page has read /metrics by then
+        page.on(
+            "request",
+            lambda request: asked.append(request.url) if request.url.endswith("/metrics") else None,
+        )
+        page.locator(
+            "#table tbody tr"
+        ).first.wait_for()  # what opens the page has read /metrics by then
 
         def second() -> None:
             with page.expect_response("**/metrics") as answered:
@@ -39,19 +46,26 @@ def test_live_view_is_of_metrics_and_rests_while_nobody_looks(server, visit):
 
         page.click("#live-pause")
         expect(page.locator("#live-state")).to_have_text("paused")
-        page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+        page.evaluate(
+            "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
+        )
         page.click("#live-pause")  # on again, but hidden
         expect(page.locator("#live-state")).to_have_text("paused")
         before = len(asked)
         page.clock.run_for(10_000)
         assert len(asked) == before
-        page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+        page.evaluate(
+            "delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))"
+        )
         second()
         assert len(asked) > before
 
 
 def test_a_key_is_asked_for_and_forgotten(visit):
-    with serving(server={"api_key": "s3cret"}) as running, visit(running.url, refused=(401,)) as page:
+    with (
+        serving(server={"api_key": "s3cret"}) as running,
+        visit(running.url, refused=(401,)) as page,
+    ):
         page.get_by_label("This server asks for an API key").fill("wrong")
         page.click("#key-form button")
         expect(page.locator("#key-error")).to_have_text("This key was refused.")
@@ -59,14 +73,21 @@ def test_a_key_is_asked_for_and_forgotten(visit):
         page.click("#key-form button")
         score(page)
         assert page.locator("#key-form").is_hidden()
-        assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+        assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [
+            0,
+            0,
+            "",
+        ]
         page.reload()
         expect(page.locator("#key-form")).to_be_visible()
         expect(page.locator("#main")).to_be_hidden()
 
 
 def test_refusals_are_told_where_they_happened(visit):
-    with serving(engine={"max_concurrent_requests": 2}) as running, visit(running.url, refused=(429,)) as page:
+    with (
+        serving(engine={"max_concurrent_requests": 2}) as running,
+        visit(running.url, refused=(429,)) as page,
+    ):
         score(page, is_refused=True)
         expect(page.locator("#ask-error")).to_contain_text("429")
         score(page, ["one", "two"])
@@ -83,7 +104,9 @@ def test_an_address_holds_the_question(server, visit):
         page.locator('[data-share="dense"]').dispatch_event("change")
         address, fused = page.url, column(page, "fused", len(DOCUMENTS))
     with visit(address) as page:
-        expect(page.locator("#table tbody tr")).to_have_count(len(DOCUMENTS))  # scored without a click
+        expect(page.locator("#table tbody tr")).to_have_count(
+            len(DOCUMENTS)
+        )  # scored without a click
         assert page.input_value("#query") == QUERY
         assert page.input_value("#documents").split("\n") == DOCUMENTS
         assert page.input_value("#example") == ""
@@ -146,11 +169,23 @@ def reach(page: Any, selector: str) -> None:
 
 def test_a_collection_is_searched(hybrid, visit, tmp_path):
     texts = ["baka bulo", "bomo", "bake balo baka"]
-    flags = ["--model-id", str(hybrid), "--qdrant-path", str(tmp_path / "store"), "--port", "0", "--hostname", "127.0.0.1"]
+    flags = [
+        "--model-id",
+        str(hybrid),
+        "--qdrant-path",
+        str(tmp_path / "store"),
+        "--port",
+        "0",
+        "--hostname",
+        "127.0.0.1",
+    ]
     with process(["-m", "hybridtei", "serve", *flags]) as running:
         url = running.wait_ready()
         with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
-            body = {"points": [{"id": i, "text": text} for i, text in enumerate(texts)], "create": True}
+            body = {
+                "points": [{"id": i, "text": text} for i, text in enumerate(texts)],
+                "create": True,
+            }
             assert client.post("/collections/papers/points", json=body).json()["upserted"] == 3
             asked = {"collection": "papers", "query": "baka", "explain": True, "highlights": True}
             wanted = client.post("/search", json=asked).json()["hits"]
@@ -163,7 +198,9 @@ def test_a_collection_is_searched(hybrid, visit, tmp_path):
             assert shown == [hit["id"] for hit in wanted]
             expect(page.locator("#hits li").first).to_contain_text(texts[shown[0]])
             expect(page.locator("#hits li").first).to_contain_text("dense #1")
-            without = sum(score["rank"] is None for hit in wanted for score in hit["scores"].values())
+            without = sum(
+                score["rank"] is None for hit in wanted for score in hit["scores"].values()
+            )
             assert page.locator("#hits").inner_text().count(" rescored (") == without > 0
             marked = [mark["text"] for hit in wanted for mark in hit["highlights"]]
             assert page.locator("#hits mark").all_inner_texts() == marked
@@ -184,7 +221,11 @@ def test_docs_show_every_operation(server: Running, visit: Open) -> None:
     paths = server.get("/api-doc/openapi.json").json()["paths"]
     with visit(f"{server.url}/docs/") as page:
         page.locator(".opblock").first.wait_for()
-        shown = zip(page.locator(".opblock-summary-method").all_inner_texts(), page.locator("[data-path]").all(), strict=True)
+        shown = zip(
+            page.locator(".opblock-summary-method").all_inner_texts(),
+            page.locator("[data-path]").all(),
+            strict=True,
+        )
         assert {(method.lower(), one.get_attribute("data-path")) for method, one in shown} == {
             (method, path) for path, operations in paths.items() for method in operations
         }
@@ -194,14 +235,18 @@ def test_docs_show_every_operation(server: Running, visit: Open) -> None:
         expect(page.locator(".live-responses-table .response-col_status").last).to_have_text("200")
 
 
-def test_the_first_example_is_scored_when_the_page_opens_unless_the_server_works(visit: Open) -> None:
+def test_the_first_example_is_scored_when_the_page_opens_unless_the_server_works(
+    visit: Open,
+) -> None:
     holds, free = threading.Event(), threading.Event()
     with serving() as running, ThreadPoolExecutor(1) as pool:
         running.backend.gate = lambda _: (holds.set(), free.wait(HANG))
         pool.submit(running.post, "/embed", {"inputs": ["one"]})
         assert holds.wait(HANG)
         with visit(running.url) as page:
-            expect(page.locator('[data-gauge="queue"] output')).not_to_have_text("–")  # a second after it opened
+            expect(page.locator('[data-gauge="queue"] output')).not_to_have_text(
+                "–"
+            )  # a second after it opened
             assert page.locator("#table tbody tr").count() == 0
         free.set()
         with visit(running.url) as page:

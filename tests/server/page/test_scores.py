@@ -9,9 +9,20 @@ import pytest
 from tests import tiny
 from tests.inference.engine import small
 from tests.server.live import Running, process, serving
-from tests.server.page.browser import DOCUMENTS, QUERY, column, competition_ranks, order, score, vectors, weights
+from tests.server.page.browser import (
+    DOCUMENTS,
+    QUERY,
+    column,
+    competition_ranks,
+    order,
+    score,
+    vectors,
+    weights,
+)
 
-expect = pytest.importorskip("playwright.sync_api", reason="the package `playwright` is not installed").expect
+expect = pytest.importorskip(
+    "playwright.sync_api", reason="the package `playwright` is not installed"
+).expect
 pytestmark = pytest.mark.slow
 
 
@@ -20,10 +31,16 @@ def expected(server: Running) -> dict[str, Any]:
     """The same from the API, by numpy."""
     (query,), documents = vectors(server, [QUERY], "query"), vectors(server, DOCUMENTS, "passage")
     wanted = weights(query["sparse"])
-    alike = [np.array(query["multivector"]) @ np.array(document["multivector"]).T for document in documents]
+    alike = [
+        np.array(query["multivector"]) @ np.array(document["multivector"]).T
+        for document in documents
+    ]
     return {
         "dense": [float(np.dot(query["dense"], document["dense"])) for document in documents],
-        "sparse": [sum(wanted.get(id_, 0) * weight for id_, weight in weights(d["sparse"]).items()) for d in documents],
+        "sparse": [
+            sum(wanted.get(id_, 0) * weight for id_, weight in weights(d["sparse"]).items())
+            for d in documents
+        ],
         "multivector": [float(matrix.max(axis=1).mean()) for matrix in alike],
         "alike": alike,
         "query": wanted,
@@ -37,7 +54,10 @@ def test_query_scores_heat_map_rerank(server, visit, expected):
         score(page)
         for kind in ("dense", "sparse", "multivector"):
             assert column(page, kind, len(DOCUMENTS)) == pytest.approx(expected[kind], abs=1e-6)
-        reciprocal = sum(1 / (60 + competition_ranks(expected[kind])) for kind in ("dense", "sparse", "multivector"))
+        reciprocal = sum(
+            1 / (60 + competition_ranks(expected[kind]))
+            for kind in ("dense", "sparse", "multivector")
+        )
         assert column(page, "fused", len(DOCUMENTS)) == pytest.approx(reciprocal)
         assert order(page)[0] == int(np.argmax(reciprocal))
 
@@ -51,16 +71,25 @@ def test_query_scores_heat_map_rerank(server, visit, expected):
         page.click("#rerank-run")
         expect(page.locator("#ranks li")).to_have_count(len(DOCUMENTS))
         ranking = server.post("/rerank", {"query": QUERY, "texts": DOCUMENTS}).json()
-        shown = {row: float(page.locator(f'#ranks li[data-row="{row}"]').get_attribute("data-score")) for row in range(4)}
+        shown = {
+            row: float(page.locator(f'#ranks li[data-row="{row}"]').get_attribute("data-score"))
+            for row in range(4)
+        }
         assert shown == pytest.approx({rank["index"]: rank["score"] for rank in ranking}, abs=1e-6)
-        assert [shown[row] for row in order(page, "#ranks li")] == sorted(shown.values(), reverse=True)
+        assert [shown[row] for row in order(page, "#ranks li")] == sorted(
+            shown.values(), reverse=True
+        )
         check_moves(page, competition_ranks(reciprocal))
         assert page.locator("img, b").count() == 0  # what was typed is text
         assert page.locator(".error:visible, #search:visible").count() == 0  # there is no store
 
 
-def check_weights(page: Any, server: Running, document: dict[int, float], query: dict[int, float]) -> None:
-    (tokens,) = server.post("/tokenize", {"inputs": [DOCUMENTS[2]], "add_special_tokens": False}).json()
+def check_weights(
+    page: Any, server: Running, document: dict[int, float], query: dict[int, float]
+) -> None:
+    (tokens,) = server.post(
+        "/tokenize", {"inputs": [DOCUMENTS[2]], "add_special_tokens": False}
+    ).json()
     shown = [token for token in tokens if token["id"] in document]
     marks = page.locator('#texts article[data-text="2"] .spelled mark')
     assert marks.all_inner_texts() == [token["text"] for token in shown]
@@ -76,12 +105,21 @@ def check_heat_map(page: Any, server: Running, expected: np.ndarray) -> None:
         (tokens,) = server.post("/tokenize", {"inputs": [text], "prompt_name": prompt_name}).json()
         return [token["text"] for token in tokens][1:]  # the first has no vector
 
-    assert page.locator("#heat-map thead th.token").all_inner_texts() == names(DOCUMENTS[2], "passage")
+    assert page.locator("#heat-map thead th.token").all_inner_texts() == names(
+        DOCUMENTS[2], "passage"
+    )
     assert page.locator("#heat-map th[scope=row]").all_inner_texts() == names(QUERY, "query")
-    cells = [float(cell.get_attribute("data-value")) for cell in page.locator("#heat-map td.heat").all()]
+    cells = [
+        float(cell.get_attribute("data-value")) for cell in page.locator("#heat-map td.heat").all()
+    ]
     np.testing.assert_allclose(np.reshape(cells, expected.shape), expected, atol=1e-6)
     rows = page.locator("#heat-map tbody tr").all()
-    best = [[("best" in cell.get_attribute("class")) for cell in row.locator("td.heat").all()].index(True) for row in rows]
+    best = [
+        [("best" in cell.get_attribute("class")) for cell in row.locator("td.heat").all()].index(
+            True
+        )
+        for row in rows
+    ]
     assert best == expected.argmax(axis=1).tolist()
 
 
@@ -111,7 +149,9 @@ def test_fusion_and_sorting(server, visit, expected):
         for kind in ("dense", "multivector"):
             page.click(f'[data-sort="{kind}"]')
             assert order(page) == sorted(range(4), key=lambda row, kind=kind: -expected[kind][row])
-            expect(page.locator("th", has=page.locator(f'[data-sort="{kind}"]'))).to_have_attribute("aria-sort", "descending")
+            expect(page.locator("th", has=page.locator(f'[data-sort="{kind}"]'))).to_have_attribute(
+                "aria-sort", "descending"
+            )
             page.keyboard.press("Enter")  # the heading keeps the focus
             assert order(page) == sorted(range(4), key=lambda row, kind=kind: expected[kind][row])
         page.click('[data-sort="place"]')
@@ -137,10 +177,16 @@ def test_terms_that_splade_adds_are_named(splade_server, visit):
         added = page.locator('#texts article[data-text="0"] .added mark')
         added.first.wait_for()
         asked = {"inputs": ["one two"], "prompt_name": "passage"}
-        (entries,), (tokens,) = (splade_server.post(path, asked).json() for path in ("/embed_sparse", "/tokenize"))
+        (entries,), (tokens,) = (
+            splade_server.post(path, asked).json() for path in ("/embed_sparse", "/tokenize")
+        )
         own = {token["id"] for token in tokens}
-        heaviest = sorted((e for e in entries if e["index"] not in own), key=lambda e: -e["value"])[: added.count()]
-        names = splade_server.post("/decode", {"ids": [[e["index"]] for e in heaviest], "skip_special_tokens": False}).json()
+        heaviest = sorted((e for e in entries if e["index"] not in own), key=lambda e: -e["value"])[
+            : added.count()
+        ]
+        names = splade_server.post(
+            "/decode", {"ids": [[e["index"]] for e in heaviest], "skip_special_tokens": False}
+        ).json()
         assert added.all_inner_texts() == [name.strip() for name in names] != []
 
 
@@ -157,10 +203,14 @@ def test_many_documents_go_in_parts_and_long_ones_are_cut(visit):
     documents = [*(f"{word} text" for word in small.WORDS), "seven " * 100]
     with serving(server={"max_client_batch_size": 8}) as running, visit(running.url) as page:
         score(page, documents)
-        expect(page.locator("#scores-notes")).to_contain_text(f"1 texts were cut to {small.LONGEST} tokens.")
+        expect(page.locator("#scores-notes")).to_contain_text(
+            f"1 texts were cut to {small.LONGEST} tokens."
+        )
         (query,) = vectors(running, [QUERY], "query")
         (last,) = vectors(running, documents[-1:], "passage")
-        assert column(page, "dense", len(documents))[-1] == pytest.approx(np.dot(query["dense"], last["dense"]), abs=1e-6)
+        assert column(page, "dense", len(documents))[-1] == pytest.approx(
+            np.dot(query["dense"], last["dense"]), abs=1e-6
+        )
         page.locator("#table .pick", has_text="seven seven").click()
         expect(page.locator("#heat-map thead th.token")).to_have_count(len(last["multivector"]))
         page.click("#rerank-run")
@@ -170,16 +220,23 @@ def test_many_documents_go_in_parts_and_long_ones_are_cut(visit):
 def test_several_models_one_embeds_another_ranks(hybrid, visit, tmp_path):
     ranker = tiny.write_classifier(tmp_path / "ranker", "bert")
     flags = [word for folder in (ranker, hybrid) for word in ("--model-id", str(folder))]
-    with process(["-m", "hybridtei", "serve", *flags, "--port", "0", "--hostname", "127.0.0.1"]) as running:
+    with process(
+        ["-m", "hybridtei", "serve", *flags, "--port", "0", "--hostname", "127.0.0.1"]
+    ) as running:
         url = running.wait_ready()
         with visit(url) as page, httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
             score(page, ["baka bulo", "bomo", "bake balo baka"], "baka")
-            assert (page.input_value("#model"), page.input_value("#ranker")) == (hybrid.name, "ranker")
+            assert (page.input_value("#model"), page.input_value("#ranker")) == (
+                hybrid.name,
+                "ranker",
+            )
             page.click("#rerank-run")
             expect(page.locator("#ranks li")).to_have_count(3)
             asked = {"query": "baka", "texts": ["baka bulo", "bomo", "bake balo baka"]}
             ranking = client.post("/m/ranker/rerank", json=asked).json()
-            shown = [float(row.get_attribute("data-score")) for row in page.locator("#ranks li").all()]
+            shown = [
+                float(row.get_attribute("data-score")) for row in page.locator("#ranks li").all()
+            ]
             assert shown == pytest.approx([rank["score"] for rank in ranking], abs=1e-6)
             page.select_option("#model", "ranker")
             expect(page.locator("#scores-notes")).to_contain_text("ranker has no dense output")

@@ -13,7 +13,10 @@ from tests.fake_backend import FakeBackend
 def load(config: ModelConfig, engine: EngineConfig) -> LoadedModel:
     spec = find_model(config)
     model = text_model(spec, engine)
-    poison, murder, slow = (int(model.reader.read([word], truncate=True)[0].input_ids[1]) for word in ("duti", "dura", "dato"))
+    poison, murder, slow = (
+        int(model.reader.read([word], truncate=True)[0].input_ids[1])
+        for word in ("duti", "dura", "dato")
+    )
 
     def gate(batch: PackedBatch) -> None:
         if (batch.input_ids == murder).any():

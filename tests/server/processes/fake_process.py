@@ -33,14 +33,18 @@ def wait(pause: str) -> None:
 
 def serve(folder: str, pause: str, settings: dict[str, int | str]) -> None:
     model = ModelConfig(model_id=folder)
-    of_engine = {name: value for name, value in settings.items() if name in EngineConfig.__struct_fields__}
+    of_engine = {
+        name: value for name, value in settings.items() if name in EngineConfig.__struct_fields__
+    }
     of_server = {name: value for name, value in settings.items() if name not in of_engine}
     engine = EngineConfig(**of_engine)
     config = ServerConfig(**{"hostname": "127.0.0.1", "port": 0, **of_server})
     logs.configure(json_output=False, level="info")
     spec, registry = find_model(model), Registry()
     reader = text_reader(spec, engine)
-    poison, murder = (int(reader.read([word], truncate=True)[0].input_ids[1]) for word in ("duti", "dura"))
+    poison, murder = (
+        int(reader.read([word], truncate=True)[0].input_ids[1]) for word in ("duti", "dura")
+    )
 
     def gate(batch: PackedBatch) -> None:
         wait(pause)
@@ -48,7 +52,9 @@ def serve(folder: str, pause: str, settings: dict[str, int | str]) -> None:
             raise SystemExit("murder")  # no lane survives what is no Exception
 
     backend = FakeBackend(spec, fail_on=poison, gate=gate)
-    service = EngineService(Model(spec, reader), backend, engine, budget_tokens=32, registry=registry)
+    service = EngineService(
+        Model(spec, reader), backend, engine, budget_tokens=32, registry=registry
+    )
     with ports(config) as sockets:
         run_server(create_app(service, config, model, registry=registry), config, sockets)
 

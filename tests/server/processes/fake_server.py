@@ -15,7 +15,10 @@ from tests.server.live import create_app
 if __name__ == "__main__":
     seconds, drain = float(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
     files = {name: os.environ.get(name.upper()) for name in ("api_key_file", "certfile", "keyfile")}
-    numbers = {"grpc_port": os.environ.get("GRPC_PORT"), "prometheus_port": os.environ.get("METRICS_PORT")}
+    numbers = {
+        "grpc_port": os.environ.get("GRPC_PORT"),
+        "prometheus_port": os.environ.get("METRICS_PORT"),
+    }
     ports_of = {name: int(number) for name, number in numbers.items() if number is not None}
     config = ServerConfig(hostname="127.0.0.1", port=0, drain_seconds=drain, **files, **ports_of)
     logs.configure(json_output=False, level="info")

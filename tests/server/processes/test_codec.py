@@ -19,5 +19,14 @@ def test_joined_encodings_mean_the_same(shapes):
         Encoding(np.arange(length), None if kind is None else np.full(length, kind), *numbers)
         for length, kind, numbers in shapes
     ]
-    assert [(one.key, one.shared) for one in apart(*joined(encodings))] == [(one.key, one.shared) for one in encodings]
-    assert {field.name for field in fields(Encoding)} == {"input_ids", "token_type_ids", "unseen", "adapter", "shared", "route"}
+    assert [(one.key, one.shared) for one in apart(*joined(encodings))] == [
+        (one.key, one.shared) for one in encodings
+    ]
+    assert {field.name for field in fields(Encoding)} == {
+        "input_ids",
+        "token_type_ids",
+        "unseen",
+        "adapter",
+        "shared",
+        "route",
+    }

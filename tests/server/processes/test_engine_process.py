@@ -32,14 +32,20 @@ from tests.vocabulary import texts
 
 SERVE = ["-m", "hybridtei", "serve", "--hostname", "127.0.0.1", "--port", "0", "--offline"]
 WEB = httpx.Client(timeout=HANG, trust_env=False, headers={"Connection": "close"})
-LINES = [text for text in texts(80, most=40) if not any(word in text for word in ("duti", "dura", "dato"))]  # see `fake_child`
+LINES = [
+    text
+    for text in texts(80, most=40)
+    if not any(word in text for word in ("duti", "dura", "dato"))
+]  # see `fake_child`
 MEGABYTES = 32
 
 
 def test_a_result_is_copied_once_into_the_memory_that_receives_it():
     here, there = Pipe()
     dense = np.random.default_rng(0).standard_normal((MEGABYTES * 1024, 256)).astype(np.float32)
-    sending = Thread(target=send, args=(there, [HeadOutputs(dense=dense), HeadOutputs(scores=dense[:2])]))
+    sending = Thread(
+        target=send, args=(there, [HeadOutputs(dense=dense), HeadOutputs(scores=dense[:2])])
+    )
     tracemalloc.start()
     sending.start()
     large, small = receive(here)
@@ -49,18 +55,24 @@ def test_a_result_is_copied_once_into_the_memory_that_receives_it():
     assert np.array_equal(large.dense, dense)
     assert np.array_equal(small.scores, dense[:2])
     assert dense[:2].nbytes < IN_BAND
-    assert most < 1.3 * dense.nbytes  # nothing at the sender, and once at the receiver, which grows by an eighth at a time
+    assert (
+        most < 1.3 * dense.nbytes
+    )  # nothing at the sender, and once at the receiver, which grows by an eighth at a time
 
 
 @asynccontextmanager
-async def engine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> AsyncIterator[tuple[EngineProcess, EngineService]]:
+async def engine(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> AsyncIterator[tuple[EngineProcess, EngineService]]:
     monkeypatch.setattr(engine_process, "MODULE", "tests.server.processes.fake_child")
     monkeypatch.setattr(engine_process, "RETRY_SECONDS", 0.0)
     config = EngineConfig()
     running = EngineProcess(config, {"json_output": False, "level": "off"})
     try:
         loaded, remote = running.load(ModelConfig(model_id=str(folder)))
-        service = EngineService(loaded.model, loaded.backend, config, budget_tokens=loaded.budget_tokens, engine=remote)
+        service = EngineService(
+            loaded.model, loaded.backend, config, budget_tokens=loaded.budget_tokens, engine=remote
+        )
         await service.start()
         yield running, service
         await service.stop(1)
@@ -98,7 +110,9 @@ async def test_errors_of_the_engine_and_of_its_end(hybrid, monkeypatch):
         waiting = asyncio.create_task(service.run(embedded("dato")))
         await asyncio.sleep(0.05)
         running._child.process.kill()
-        with pytest.raises(Unhealthy, match=r"ended \(SIGKILL\) and is started again: send the request again"):
+        with pytest.raises(
+            Unhealthy, match=r"ended \(SIGKILL\) and is started again: send the request again"
+        ):
             await waiting
         with pytest.raises(Unhealthy, match="SIGKILL"):
             await service.check_health()
@@ -108,12 +122,16 @@ async def test_errors_of_the_engine_and_of_its_end(hybrid, monkeypatch):
 
 async def test_messages_larger_than_any_buffer(hybrid, monkeypatch):
     async with engine(monkeypatch, hybrid) as (_, service):
-        many = Embed([" ".join(LINES[i : i + 40]) for i in range(20)] * 25, service.model.spec.heads)
+        many = Embed(
+            [" ".join(LINES[i : i + 40]) for i in range(20)] * 25, service.model.spec.heads
+        )
         large, small = await asyncio.gather(service.run(many), service.run(embedded("baka")))
         assert sum(large.lengths) * 8 > 2**18  # bytes of its ids; a socket holds less
         assert large.answer.numbers * 4 > 2**20
         assert np.array_equal(large.answer.dense[:20], large.answer.dense[-20:])
-        assert np.array_equal(small.answer.dense, (await service.run(embedded("baka"))).answer.dense)
+        assert np.array_equal(
+            small.answer.dense, (await service.run(embedded("baka"))).answer.dense
+        )
 
 
 async def test_a_process_that_stands_still_is_not_healthy_and_can_be_ended(hybrid, monkeypatch):
@@ -134,7 +152,10 @@ def test_a_model_that_does_not_load_is_told_as_ever(tmp_path):
 
 FORMS: tuple[Callable[[list[str]], tuple[str, Any]], ...] = (
     lambda given: ("/embed", {"inputs": given[0]}),
-    lambda given: ("/embed_hybrid", {"inputs": given, "outputs": ["dense", "sparse", "multivector"]}),
+    lambda given: (
+        "/embed_hybrid",
+        {"inputs": given, "outputs": ["dense", "sparse", "multivector"]},
+    ),
     lambda given: ("/embed_sparse", {"inputs": given}),
     lambda given: ("/embed_all", {"inputs": given[0]}),
     lambda given: ("/tokenize", {"inputs": given[0]}),
@@ -149,12 +170,19 @@ def server(hybrid: Path) -> Iterator[tuple[Process, str]]:
 
 
 def child_of(running: Process) -> psutil.Process | None:
-    return next((child for child in psutil.Process(running.process.pid).children() if child.is_running()), None)
+    return next(
+        (child for child in psutil.Process(running.process.pid).children() if child.is_running()),
+        None,
+    )
 
 
 def counted(url: str, name: str) -> float:
     lines = WEB.get(f"{url}/metrics").text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith((f"{name} ", f"{name}{{"))
+    )
 
 
 def test_answers_are_those_of_one_process(server, hybrid):
@@ -169,7 +197,10 @@ def test_answers_are_those_of_one_process(server, hybrid):
     with process([*SERVE, "--model-id", str(hybrid)]) as alone:
         other = alone.wait_ready()
         assert found == ask(other)
-        names = [{line for line in WEB.get(f"{one}/metrics").text.splitlines() if line.startswith("#")} for one in (url, other)]
+        names = [
+            {line for line in WEB.get(f"{one}/metrics").text.splitlines() if line.startswith("#")}
+            for one in (url, other)
+        ]
         assert names[0] == names[1]
     assert {status for status, _ in found} == {200, 400}
     until(lambda: counted(url, "hybridtei_forward_passes_total") > 0)
@@ -212,9 +243,13 @@ def test_killed_under_load_it_costs_one_error_and_no_descriptor(server, times):
     assert statuses == {200, 503}
     refused = {text for status, text in seen if status == 503}
     ended = "the engine's process ended (SIGKILL) and is started again: send the request again"
-    assert refused == {json.dumps({"error": ended, "error_type": "Unhealthy"}, separators=(",", ":"))}
+    assert refused == {
+        json.dumps({"error": ended, "error_type": "Unhealthy"}, separators=(",", ":"))
+    }
     assert counted(url, "te_embed_count") > requests
-    until(lambda: parent.num_fds() <= before + 1)  # the connections of the clients close a moment later
+    until(
+        lambda: parent.num_fds() <= before + 1
+    )  # the connections of the clients close a moment later
     assert len(psutil.Process(running.process.pid).children()) == 1
     assert running.errors == []
 
@@ -224,8 +259,16 @@ def test_it_does_not_outlive_the_server_and_obeys_no_signal_of_its_own(hybrid):
         with process([*SERVE, "--model-id", str(hybrid), "--engine-process", "true"]) as running:
             running.wait_ready()
             child = child_of(running)
-            for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a terminal and systemd tell every process
+            for ignored in (
+                signal.SIGINT,
+                signal.SIGTERM,
+                signal.SIGHUP,
+            ):  # a terminal and systemd tell every process
                 os.kill(child.pid, ignored)
             running.process.send_signal(number)
             assert running.wait() == (0 if number is signal.SIGTERM else -signal.SIGKILL)
-            until(lambda child=child: not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE)
+            until(
+                lambda child=child: (
+                    not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
+                )
+            )

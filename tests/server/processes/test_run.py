@@ -26,7 +26,9 @@ BODY = {"inputs": ["one two three"] * 4}
 
 def metric(url: str, name: str) -> float:
     text = httpx.get(f"{url}/metrics").text
-    return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)), 0)
+    return next(
+        (float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)), 0
+    )
 
 
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))
@@ -34,7 +36,9 @@ def test_a_signal_lets_open_requests_finish_and_the_status_is_0(number):
     with process([*FAKE, "0.2"]) as running, ThreadPoolExecutor(8) as pool:
         url = running.wait_ready()
         assert httpx.get(f"{url}/health").status_code == 200
-        waiting = [pool.submit(httpx.post, f"{url}/embed", json=BODY, timeout=HANG) for _ in range(8)]
+        waiting = [
+            pool.submit(httpx.post, f"{url}/embed", json=BODY, timeout=HANG) for _ in range(8)
+        ]
         while metric(url, "te_embed_count") < 8 * 4:
             pass
         running.process.send_signal(number)
@@ -55,7 +59,8 @@ STALLED = {
     "in a second head": GET + b"\r\n" + GET,
     "in a second body": GET + b"\r\n" + POST + b"{",
     "in a pipelined body": POST + b'{"inputs": "one"}' + POST + b"{",
-    "in a broken chunk": POST.replace(b"content-length: 17", b"transfer-encoding: chunked") + b"3\r\n{",
+    "in a broken chunk": POST.replace(b"content-length: 17", b"transfer-encoding: chunked")
+    + b"3\r\n{",
 }
 
 
@@ -64,7 +69,9 @@ def said_with_stalled(drain: str, *places: bytes) -> list[str]:
     with process([*FAKE, "0", drain]) as running, ExitStack() as stack:
         url = running.wait_ready()
         for sent in places:
-            stalled = stack.enter_context(socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=HANG))
+            stalled = stack.enter_context(
+                socket.create_connection(("127.0.0.1", httpx.URL(url).port), timeout=HANG)
+            )
             stalled.sendall(sent)
         assert httpx.get(f"{url}/health").status_code == 200
         running.terminate()
@@ -98,11 +105,15 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("namespaces")
-@pytest.mark.parametrize("line", ["", "loading minilm-hybrid", "outputs "], ids=["main", "loading", "loaded"])
+@pytest.mark.parametrize(
+    "line", ["", "loading minilm-hybrid", "outputs "], ids=["main", "loading", "loaded"]
+)
 def test_process_1_ends_at_a_signal_that_comes_before_ready(line):
     """Where the server is process 1, as in a container, the kernel drops a signal without a handler. `line`: what the log says
     when the signal comes; "": nothing yet, but `main` has begun."""
-    with process(["-c", f"import os, sys; os.execvp('unshare', [*{UNSHARE}, sys.executable, *{SERVE}])"]) as running:
+    with process(
+        ["-c", f"import os, sys; os.execvp('unshare', [*{UNSHARE}, sys.executable, *{SERVE}])"]
+    ) as running:
         while not any(line in said for said in running.lines):
             assert running.process.poll() is None, running.errors
             if not line and any(children(first) for first in children(running.process.pid)):
@@ -118,7 +129,9 @@ def test_process_1_ends_at_a_signal_that_comes_before_ready(line):
 def test_process_1_ends_with_the_status_of_the_server_and_reaps_what_ends():
     orphan = "import os; os.fork() or (os.fork() or os._exit(0)); os._exit(7)"
     code = f"from hybridtei.system.machine import leave_process_one; leave_process_one(); {orphan}"
-    done = subprocess.run([*UNSHARE, sys.executable, "-c", code], cwd=ROOT, timeout=HANG, check=False)
+    done = subprocess.run(
+        [*UNSHARE, sys.executable, "-c", code], cwd=ROOT, timeout=HANG, check=False
+    )
     assert done.returncode == 7
 
 
@@ -132,7 +145,9 @@ def test_a_signal_while_it_starts_ends_it_before_it_is_ready(caplog):
 
     config = ServerConfig(hostname="127.0.0.1", port=0)
     with caplog.at_level("INFO"):
-        server = DrainingServer(settings_of(app, config, ConnectionLimits(config, Registry())), drain_seconds=0)
+        server = DrainingServer(
+            settings_of(app, config, ConnectionLimits(config, Registry())), drain_seconds=0
+        )
         server.run()
     assert server.started
     assert "Ready" not in caplog.messages
@@ -142,6 +157,8 @@ async def test_a_signal_while_the_engine_is_looked_at_is_not_lost():
     """Python runs a signal's handler between any two steps of a line."""
     config = ServerConfig(hostname="127.0.0.1", port=0)
     settings = settings_of(None, config, ConnectionLimits(config, Registry()))
-    server = DrainingServer(settings, drain_seconds=0, dead=lambda: server.handle_exit(signal.SIGTERM, None))
+    server = DrainingServer(
+        settings, drain_seconds=0, dead=lambda: server.handle_exit(signal.SIGTERM, None)
+    )
     assert await server.on_tick(0)
     assert server.should_exit

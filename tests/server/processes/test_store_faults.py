@@ -23,7 +23,10 @@ from tests.retrieval.search.small_search import MODEL, TEXTS, spec_in
 from tests.retrieval.store.speaking import Failure, Qdrant, serving_grpc, serving_rest
 from tests.server.live import HANG, Running, commanded, serving, until
 
-POINTS = [{"id": place, "text": text} for place, text in enumerate(["baka bulo", "bomo", "bake balo baka"])]
+POINTS = [
+    {"id": place, "text": text}
+    for place, text in enumerate(["baka bulo", "bomo", "bake balo baka"])
+]
 SEARCH = {"collection": "papers", "query": "baka"}
 Serve = Callable[[Qdrant, int], AbstractContextManager[int]]
 
@@ -45,7 +48,9 @@ def upsert(client: Any) -> Any:
 def all_but_the_store_is_well(client: httpx.Client) -> None:
     assert client.post("/embed", json={"inputs": "baka"}).status_code == 200
     assert client.get("/health").status_code == 200
-    assert client.post("/search", json={**SEARCH, "limit": 0}).status_code == 422  # what is wrong is told as ever
+    assert (
+        client.post("/search", json={**SEARCH, "limit": 0}).status_code == 422
+    )  # what is wrong is told as ever
 
 
 def refused(response: httpx.Response, statuses: set[int], *words: str) -> None:
@@ -63,7 +68,11 @@ def found(client: httpx.Client) -> set[int]:
 
 def owner_of(folder: Path) -> psutil.Process:
     """The process that has the folder."""
-    (owner,) = [one for one in psutil.process_iter(["cmdline"]) if str(folder) in (one.info["cmdline"] or [])[-1:]]
+    (owner,) = [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if str(folder) in (one.info["cmdline"] or [])[-1:]
+    ]
     return owner
 
 
@@ -103,27 +112,52 @@ def test_metrics_tell_what_failed(serve: Serve, tmp_path: Path) -> None:
     with serve(state, 0) as port:
         scheme = "grpc" if serve is serving_grpc else "http"
         store = ServerStore(StoreConfig(qdrant_url=f"{scheme}://127.0.0.1:{port}"), patient=False)
-        with serving(spec_in(tmp_path), schemas=CollectionSchemas(store), model_id=MODEL) as running:
-            assert 'hybridtei_store_errors_total{kind="away"} 0' in running.get("/metrics").text.splitlines()
+        with serving(
+            spec_in(tmp_path), schemas=CollectionSchemas(store), model_id=MODEL
+        ) as running:
+            assert (
+                'hybridtei_store_errors_total{kind="away"} 0'
+                in running.get("/metrics").text.splitlines()
+            )
             state.failures += [Failure(503, "away")] * 1_000
             assert running.post("/search", SEARCH).status_code == 503
-            assert 'hybridtei_store_errors_total{kind="away"} 1' in running.get("/metrics").text.splitlines()
+            assert (
+                'hybridtei_store_errors_total{kind="away"} 1'
+                in running.get("/metrics").text.splitlines()
+            )
     state.local.close()
 
 
-def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answered(tmp_path: Path) -> None:
+def test_who_waits_for_a_killed_owner_is_told_at_once_and_who_asks_next_is_answered(
+    tmp_path: Path,
+) -> None:
     store = EmbeddedStore(str(tmp_path / "store"))
     spec = spec_in(tmp_path)
-    with serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running, ThreadPoolExecutor(8) as pool:
+    with (
+        serving(spec, schemas=CollectionSchemas(store), model_id=MODEL) as running,
+        ThreadPoolExecutor(8) as pool,
+    ):
         points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
-        assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10
-        asked = {"collection": "papers", "query": TEXTS[0], "mode": "dense"}  # one question of the store each
+        assert (
+            running.post("/collections/papers/points", {"points": points, "create": True}).json()[
+                "upserted"
+            ]
+            == 10
+        )
+        asked = {
+            "collection": "papers",
+            "query": TEXTS[0],
+            "mode": "dense",
+        }  # one question of the store each
         before = running.post("/search", asked).json()["hits"]
         owner = store.pid
         assert owner is not None
         os.kill(owner, signal.SIGSTOP)
         waiting = [pool.submit(running.post, "/search", asked) for _ in range(4)]
-        waiting += [pool.submit(running.post, "/collections/papers/points", {"points": points}) for _ in range(4)]
+        waiting += [
+            pool.submit(running.post, "/collections/papers/points", {"points": points})
+            for _ in range(4)
+        ]
         until(lambda: len(store._waiting) == 8)
         assert running.post("/embed", {"inputs": "one"}).status_code == 200
         os.kill(owner, signal.SIGKILL)
@@ -143,7 +177,9 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path)
         refused(client.post("/search", json=SEARCH), {503}, down)
         all_but_the_store_is_well(client)
         with serve(state, port):
-            until(lambda: upsert(client).status_code == 200)  # a channel looks for it again within two seconds
+            until(
+                lambda: upsert(client).status_code == 200
+            )  # a channel looks for it again within two seconds
             before = found(client)
             state.held.clear()  # it hangs
             refused(client.post("/search", json=SEARCH), {503}, "has not answered for 1.8 s")
@@ -166,10 +202,19 @@ def test_a_server_that_goes_away_is_searched_again_when_it_is_back(hybrid: Path)
 def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, EmbeddedStore]]:
     """A server whose collection is there, and the owner of its embedded engine, which is stopped."""
     store = EmbeddedStore(str(tmp_path / "store"))
-    with serving(spec_in(tmp_path), schemas=CollectionSchemas(store), model_id=MODEL, engine=engine) as running:
+    with serving(
+        spec_in(tmp_path), schemas=CollectionSchemas(store), model_id=MODEL, engine=engine
+    ) as running:
         points = [{"id": place, "text": text} for place, text in enumerate(TEXTS)]
-        assert running.post("/collections/papers/points", {"points": points, "create": True}).json()["upserted"] == 10
-        assert running.post("/search", {"collection": "papers", "query": TEXTS[0]}).status_code == 200
+        assert (
+            running.post("/collections/papers/points", {"points": points, "create": True}).json()[
+                "upserted"
+            ]
+            == 10
+        )
+        assert (
+            running.post("/search", {"collection": "papers", "query": TEXTS[0]}).status_code == 200
+        )
         owner = store.pid
         assert owner is not None
         os.kill(owner, signal.SIGSTOP)
@@ -181,7 +226,11 @@ def hanging(tmp_path: Path, **engine: Any) -> Iterator[tuple[Running, EmbeddedSt
 
 @pytest.mark.parametrize("path", ["/search", "/collections/papers/points"])
 def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path: Path, path: str) -> None:
-    body = {"collection": "papers", "query": "one"} if path == "/search" else {"points": [{"id": 1, "text": "one"}]}
+    body = (
+        {"collection": "papers", "query": "one"}
+        if path == "/search"
+        else {"points": [{"id": 1, "text": "one"}]}
+    )
     with hanging(tmp_path) as (running, _):
         running.service._deadlines = Deadlines(0.5)  # starting the engine may take longer
         response = running.post(path, body)
@@ -190,9 +239,18 @@ def test_the_time_of_a_request_holds_for_the_stores_part_too(tmp_path: Path, pat
         running.is_well()
 
 
-def test_a_store_that_hangs_holds_no_more_searches_than_there_are_permits_and_none_of_the_models(tmp_path: Path) -> None:
-    asked = {"collection": "papers", "query": "one", "mode": "dense"}  # one question of the store each
-    with hanging(tmp_path, max_concurrent_requests=2) as (running, owner), ThreadPoolExecutor(2) as pool:
+def test_a_store_that_hangs_holds_no_more_searches_than_there_are_permits_and_none_of_the_models(
+    tmp_path: Path,
+) -> None:
+    asked = {
+        "collection": "papers",
+        "query": "one",
+        "mode": "dense",
+    }  # one question of the store each
+    with (
+        hanging(tmp_path, max_concurrent_requests=2) as (running, owner),
+        ThreadPoolExecutor(2) as pool,
+    ):
         waiting = [pool.submit(running.post, "/search", asked) for _ in range(2)]
         until(lambda: len(owner._waiting) == 2)
         for path, body in (("/search", asked), ("/collections/papers/points", {"points": POINTS})):

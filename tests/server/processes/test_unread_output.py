@@ -53,8 +53,14 @@ def unread(tmp_path: Path) -> Iterator[Server]:
     try:
         with httpx.Client(base_url=server.url, timeout=HANG, trust_env=False) as client:
             for number in range(REQUESTS):
-                client.post("/embed", json={"inputs": f"one {number}"}, headers={**JSON, "authorization": "Bearer key"})
-            client.get("/health")  # a request's line is written after its answer, and before the next one's
+                client.post(
+                    "/embed",
+                    json={"inputs": f"one {number}"},
+                    headers={**JSON, "authorization": "Bearer key"},
+                )
+            client.get(
+                "/health"
+            )  # a request's line is written after its answer, and before the next one's
             server.process.send_signal(signal.SIGHUP)  # a line of no request
             assert client.get("/health").status_code == 200
         yield server

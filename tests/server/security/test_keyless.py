@@ -13,7 +13,9 @@ from tests.server.live import HANG, Running, serving, until
 SIZE = 1_900_000
 KEY = {"authorization": "Bearer secret"}
 BODY = {"inputs": [{"data": "one", "model": "small"}], "token": "secret"}
-LONG = json.dumps({"pad": "x" * SIZE, **BODY}).encode()  # the token stands last, as a Qdrant server sends it
+LONG = json.dumps(
+    {"pad": "x" * SIZE, **BODY}
+).encode()  # the token stands last, as a Qdrant server sends it
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,11 @@ def unfinished(running: Running, count: int) -> Iterator[list[socket.socket]]:
 
 def held(running: Running) -> int:
     """How many bytes of unfinished bodies the requests at work were given."""
-    return sum(len(connection.cycle.body) for connection in running.connections if connection.cycle is not None)
+    return sum(
+        len(connection.cycle.body)
+        for connection in running.connections
+        if connection.cycle is not None
+    )
 
 
 def refused(clients: list[socket.socket]) -> int:
@@ -64,12 +70,18 @@ def refused(clients: list[socket.socket]) -> int:
     return found
 
 
-def test_what_strangers_leave_unfinished_is_refused_beyond_the_bound_and_a_key_passes_by(monkeypatch):
+def test_what_strangers_leave_unfinished_is_refused_beyond_the_bound_and_a_key_passes_by(
+    monkeypatch,
+):
     monkeypatch.setattr("hybridtei.server.http.body.KEYLESS_SECONDS", HANG)
     with serving(server={"api_key": "secret"}) as running, unfinished(running, 24) as clients:
-        until(lambda: refused(clients) >= 24 - 16_000_000 // SIZE)  # all but those that the bound has room for
+        until(
+            lambda: refused(clients) >= 24 - 16_000_000 // SIZE
+        )  # all but those that the bound has room for
         assert running.post("/qdrant/inference", LONG, headers=KEY).status_code == 200
-        assert running.post("/qdrant/inference", BODY).status_code == 200  # comes whole, and so is never held
+        assert (
+            running.post("/qdrant/inference", BODY).status_code == 200
+        )  # comes whole, and so is never held
 
 
 def test_whole_bodies_are_answered_by_the_token_in_them(locked):
@@ -85,5 +97,8 @@ def test_a_body_without_a_key_that_takes_too_long_is_408(monkeypatch):
         client.sendall(HEAD + LONG[:100_000])
         ((status, headers, body),) = heard(client)
         assert (status, headers[b"connection"]) == (408, b"close")
-        assert b"it took too long to arrive (body-timeout) within 0.2 seconds without a key in a header" in body
+        assert (
+            b"it took too long to arrive (body-timeout) within 0.2 seconds without a key in a header"
+            in body
+        )
         until(lambda: held(running) == 0)

@@ -35,14 +35,23 @@ def name_of(key: Key | None) -> str | None:
 def test_each_key_opens_under_its_name_and_no_other_does(file):
     keys = Keyring("plain", file)
     assert not keys.is_open
-    assert {key: name_of(keys.find(key.encode())) for key in ("s3cret-1", "s3:cret-2", "plain")} == {
+    assert {
+        key: name_of(keys.find(key.encode())) for key in ("s3cret-1", "s3:cret-2", "plain")
+    } == {
         "s3cret-1": "search",
         "s3:cret-2": "batch.jobs",
         "plain": FLAG_NAME,
     }
     for wrong in (b"", b"s3cret-", b"s3cret-11", b"search", b"search:s3cret-1", b"S3CRET-1"):
         assert keys.find(wrong) is None
-    for header in (b"", b"s3cret-1", b"bearer s3cret-1", b"Bearer  s3cret-1", b"Bearer s3cret-1 ", b"Basic s3cret-1"):
+    for header in (
+        b"",
+        b"s3cret-1",
+        b"bearer s3cret-1",
+        b"Bearer  s3cret-1",
+        b"Bearer s3cret-1 ",
+        b"Basic s3cret-1",
+    ):
         assert keys.find_in_header(header) is None
     assert name_of(keys.find_in_header(b"Bearer s3cret-1")) == "search"
 
@@ -69,7 +78,9 @@ def test_no_key_is_open():
         ("#" * 1_000_001, "larger than"),
     ],
 )
-def test_a_file_that_is_no_list_of_keys_is_refused_by_its_line_without_its_words(tmp_path, content, told):
+def test_a_file_that_is_no_list_of_keys_is_refused_by_its_line_without_its_words(
+    tmp_path, content, told
+):
     path = tmp_path / "keys"
     path.write_text(content)
     with pytest.raises(LoadError, match=told) as refused:
@@ -96,7 +107,12 @@ def test_names_are_counted_and_logged_and_keys_are_not(file, caplog):
     with serving(server={"api_key_file": str(file), "api_key": "plain"}) as running:
         assert running.post("/embed", BODY).status_code == 401
         assert running.post("/embed", BODY, headers=bearing("s3cret-1")).status_code == 200
-        assert running.post("/models/unload", {"model": "small"}, headers=bearing("s3:cret-2")).status_code == 422
+        assert (
+            running.post(
+                "/models/unload", {"model": "small"}, headers=bearing("s3:cret-2")
+            ).status_code
+            == 422
+        )
         assert running.get("/info", headers=bearing("plain")).status_code == 200
         hook = {"inputs": [{"data": "one", "model": "small"}]}
         assert running.post("/qdrant/inference", {**hook, "token": "wrong"}).status_code == 401
@@ -105,7 +121,9 @@ def test_names_are_counted_and_logged_and_keys_are_not(file, caplog):
         for name, requests in {"search": 1, "batch.jobs": 2, FLAG_NAME: 1}.items():
             assert f'hybridtei_key_requests_total{{key="{name}"}} {requests}' in text
         ours = [
-            record.getMessage() for record in caplog.records if record.name.startswith(("hybridtei", "uvicorn", "litestar"))
+            record.getMessage()
+            for record in caplog.records
+            if record.name.startswith(("hybridtei", "uvicorn", "litestar"))
         ]
         told = text + "".join(ours)
         assert not any(key in told for key in ("s3cret", "cret-2", "Bearer s", "Bearer p"))
@@ -121,12 +139,19 @@ def test_a_pipelined_request_is_not_logged_under_the_key_of_the_one_before(file)
 
     log = logging.getLogger("hybridtei.system.tracing")
     handler, level = Callers(), log.level
-    with serving(server={"api_key_file": str(file), "api_key": "plain"}) as running, connected(running) as client:
+    with (
+        serving(server={"api_key_file": str(file), "api_key": "plain"}) as running,
+        connected(running) as client,
+    ):
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         try:
             keys = (b"s3cret-1", b"plain", b"s3:cret-2")
-            client.sendall(b"".join(WHOLE.replace(b"host: x", b"authorization: Bearer " + key) for key in keys) + GET + CLOSE)
+            client.sendall(
+                b"".join(WHOLE.replace(b"host: x", b"authorization: Bearer " + key) for key in keys)
+                + GET
+                + CLOSE
+            )
             assert statuses(heard(client)) == [200] * 4
         finally:
             log.removeHandler(handler)
@@ -153,8 +178,12 @@ def test_the_log_names_the_key(file):
         running.process.send_signal(signal.SIGHUP)
         until(lambda: any("the old keys stay in use" in line for line in running.lines))
         assert httpx.post(f"{url}/embed", json=BODY, headers=bearing("another")).status_code == 403
-        assert httpx.post(f"{url}/search", json=BODY, headers=bearing("another")).status_code == 404  # there is no store
+        assert (
+            httpx.post(f"{url}/search", json=BODY, headers=bearing("another")).status_code == 404
+        )  # there is no store
         running.terminate()
         assert running.wait() == 0
         assert any('embed{key="search"' in line for line in running.lines)
-        assert not any("s3cret" in line or "another" in line for line in [*running.lines, *running.errors])
+        assert not any(
+            "s3cret" in line or "another" in line for line in [*running.lines, *running.errors]
+        )

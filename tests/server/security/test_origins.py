@@ -29,13 +29,19 @@ def spec(tmp_path_factory):
 
 @contextmanager
 def stored(spec, **server: object) -> Iterator[Running]:
-    with serving(spec, server=server, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL) as running:
+    with serving(
+        spec, server=server, schemas=CollectionSchemas(MemoryStore()), model_id=MODEL
+    ) as running:
         yield running
 
 
 def write(running: Running, headers: dict[str, str], path: str = "/collections/papers/points"):
     host = f"127.0.0.1:{running.port}"
-    return running.post(path, BODY, headers={**JSON, **{name: value.format(host=host) for name, value in headers.items()}})
+    return running.post(
+        path,
+        BODY,
+        headers={**JSON, **{name: value.format(host=host) for name, value in headers.items()}},
+    )
 
 
 def test_without_a_key_only_its_own_pages_and_clients_write(spec):
@@ -45,12 +51,19 @@ def test_without_a_key_only_its_own_pages_and_clients_write(spec):
                 refused = write(running, headers, path)
                 assert (refused.status_code, refused.json()["error_type"]) == (403, "Forbidden")
                 assert "--cors-allow-origin" in refused.json()["error"]
-                assert refused.headers["access-control-allow-origin"] == "*"  # its own page may read why
+                assert (
+                    refused.headers["access-control-allow-origin"] == "*"
+                )  # its own page may read why
         assert running.post("/search", {"collection": "papers", "query": "one"}).status_code == 404
         for headers in OWN:
             assert write(running, headers).status_code == 200
         reading = {**JSON, **OTHERS[0]}
-        assert running.post("/search", {"collection": "papers", "query": "one"}, headers=reading).status_code == 200
+        assert (
+            running.post(
+                "/search", {"collection": "papers", "query": "one"}, headers=reading
+            ).status_code
+            == 200
+        )
 
 
 @pytest.mark.parametrize("allowed", ["https://evil.example", "*"])

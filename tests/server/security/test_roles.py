@@ -12,9 +12,21 @@ from tests.server.live import JSON, POSTS
 
 ROLES = ("infer", "search", "write", "manage")
 EVERYTHING = "everything"
-FILE = "".join(f"{role} roles={role}:key-{role}\n" for role in ROLES) + f"{EVERYTHING}:key-{EVERYTHING}\n"
+FILE = (
+    "".join(f"{role} roles={role}:key-{role}\n" for role in ROLES)
+    + f"{EVERYTHING}:key-{EVERYTHING}\n"
+)
 INFER = [
-    *(*POSTS, "/predict_tokens", "/score", "/v1/score", "/v1/rerank", "/v2/rerank", "/classify", "/v1/classify"),
+    *(
+        *POSTS,
+        "/predict_tokens",
+        "/score",
+        "/v1/score",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/classify",
+        "/v1/classify",
+    ),
     *("/v1/embed", "/v2/embed", "/api/embed", "/qdrant/inference", "/", "/m/small/embed"),
 ]
 ROUTES = [
@@ -23,8 +35,23 @@ ROUTES = [
     *((path, "write") for path in ("/collections/c/points", "/m/small/collections/c/points")),
     *((path, "manage") for path in ("/models/load", "/models/unload", "/collections/c/import")),
 ]
-CALLS = ["Embed", "EmbedSparse", "EmbedAll", "Predict", "PredictPair", "Rerank", "Tokenize", "Decode"]
-STREAMS = ["EmbedStream", "EmbedSparseStream", "RerankStream", "TokenizeStream", "PredictPairStream"]
+CALLS = [
+    "Embed",
+    "EmbedSparse",
+    "EmbedAll",
+    "Predict",
+    "PredictPair",
+    "Rerank",
+    "Tokenize",
+    "Decode",
+]
+STREAMS = [
+    "EmbedStream",
+    "EmbedSparseStream",
+    "RerankStream",
+    "TokenizeStream",
+    "PredictPairStream",
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +74,30 @@ def test_a_route_asks_for_its_role_before_the_body(rpc, path, role):
             assert answer.status_code not in (401, 403)
         else:
             assert answer.status_code == 403
-            assert f"this needs a key with the role `{role}`; the key `{name}` has {name}" in answer.text
+            assert (
+                f"this needs a key with the role `{role}`; the key `{name}` has {name}"
+                in answer.text
+            )
     for name in (EVERYTHING, "flag"):
-        assert rpc.running.post(path, b"nonsense", headers=bearing(name)).status_code not in (401, 403)
+        assert rpc.running.post(path, b"nonsense", headers=bearing(name)).status_code not in (
+            401,
+            403,
+        )
     refused = rpc.running.post(path, b"nonsense")
     assert refused.status_code == 401
     assert not refused.content or "no API key" in refused.text
 
 
-@pytest.mark.parametrize(("path", "role"), [("/collections", "search"), ("/collections/c/export", "manage")])
+@pytest.mark.parametrize(
+    ("path", "role"), [("/collections", "search"), ("/collections/c/export", "manage")]
+)
 def test_what_a_collection_holds_needs_a_role(rpc, path, role):
     def status(name: str) -> int:
         return rpc.running.get(path, headers=bearing(name)).status_code
 
-    assert [status(name) for name in ROLES] == [404 if name == role else 403 for name in ROLES]  # 404: it has no store
+    assert [status(name) for name in ROLES] == [
+        404 if name == role else 403 for name in ROLES
+    ]  # 404: it has no store
     assert (status("flag"), status("unknown")) == (404, 401)
 
 
@@ -84,14 +121,19 @@ def test_any_key_may_ask_what_is_served(rpc):
 def test_qdrants_token_has_its_roles_too(rpc):
     body = {"inputs": [{"data": "one", "model": "small"}]}
     for name, status in (("infer", 200), ("search", 403), ("nobody", 401)):
-        assert rpc.running.post("/qdrant/inference", {**body, "token": f"key-{name}"}).status_code == status
+        assert (
+            rpc.running.post("/qdrant/inference", {**body, "token": f"key-{name}"}).status_code
+            == status
+        )
 
 
 @pytest.mark.parametrize("name", [*CALLS, *STREAMS])
 def test_calls_ask_for_infer(rpc, name):
     message = [{}] if name in STREAMS else {}
     for role in ROLES:
-        code, details = rpc.refusal(name, message, metadata=[("authorization", f"Bearer key-{role}")])
+        code, details = rpc.refusal(
+            name, message, metadata=[("authorization", f"Bearer key-{role}")]
+        )
         assert (code == "PERMISSION_DENIED") == (role != "infer")
         if role != "infer":
             assert details == f"this needs a key with the role `infer`; the key `{role}` has {role}"
@@ -99,7 +141,10 @@ def test_calls_ask_for_infer(rpc, name):
 
 def test_any_key_may_ask_for_info(rpc):
     for role in ROLES:
-        assert rpc.ask("Info", {}, metadata=[("authorization", f"Bearer key-{role}")]).model_id == "small"
+        assert (
+            rpc.ask("Info", {}, metadata=[("authorization", f"Bearer key-{role}")]).model_id
+            == "small"
+        )
 
 
 @pytest.mark.parametrize(
@@ -120,11 +165,22 @@ def test_how_roles_are_written(tmp_path: Path, line: str, roles: tuple[str, ...]
 
 @pytest.mark.parametrize(
     "owner",
-    ["a roles=", "a roles=hush", "a roles=infer,hush", "a roles=infer,infer", "a roles=infer ,search", "a  roles=infer"],
+    [
+        "a roles=",
+        "a roles=hush",
+        "a roles=infer,hush",
+        "a roles=infer,infer",
+        "a roles=infer ,search",
+        "a  roles=infer",
+    ],
 )
-def test_roles_that_are_none_are_refused_by_their_line_without_its_words(tmp_path: Path, owner: str):
+def test_roles_that_are_none_are_refused_by_their_line_without_its_words(
+    tmp_path: Path, owner: str
+):
     (tmp_path / "keys").write_text(f"b:x\n{owner}:hush")
     with pytest.raises(LoadError, match="line 2: ") as refused:
         read_keys(tmp_path / "keys")
     assert "hush" not in str(refused.value)
-    assert "roles=ROLE" in str(refused.value) or "infer, search, write, manage" in str(refused.value)
+    assert "roles=ROLE" in str(refused.value) or "infer, search, write, manage" in str(
+        refused.value
+    )

@@ -9,7 +9,16 @@ from tests.server.live import Running, serving
 KEY = "s3cret-Kéy"
 RIGHT = f"Bearer {KEY}".encode()
 NO_KEY = "no API key or an unknown one: send the header `Authorization: Bearer KEY`"
-OPEN = ["/", "/health", "/ping", "/metrics", "/docs", "/docs/", "/docs/swagger-ui.css", "/api-doc/openapi.json"]
+OPEN = [
+    "/",
+    "/health",
+    "/ping",
+    "/metrics",
+    "/docs",
+    "/docs/",
+    "/docs/swagger-ui.css",
+    "/api-doc/openapi.json",
+]
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +29,21 @@ def locked() -> Iterator[Running]:
 
 @pytest.mark.parametrize(
     "given",
-    [None, b"Bearer", RIGHT + b"x", f"Basic {KEY}".encode(), f"Bearer {KEY}".encode("latin-1"), b"Bearer \xff\xfe"],
+    [
+        None,
+        b"Bearer",
+        RIGHT + b"x",
+        f"Basic {KEY}".encode(),
+        f"Bearer {KEY}".encode("latin-1"),
+        b"Bearer \xff\xfe",
+    ],
 )
 def test_anything_but_the_key_is_401_and_on_teis_routes_without_a_body(locked, given, caplog):
     headers = {} if given is None else {b"authorization": given}
     for path, body in (("/embed", b'{"inputs":"one"}'), ("/v1/embeddings", b"")):
-        response = locked.client.post(path, content=body, headers=headers)  # no content type: the key comes first
+        response = locked.client.post(
+            path, content=body, headers=headers
+        )  # no content type: the key comes first
         assert (response.status_code, response.content) == (401, b"")
         assert "content-type" not in response.headers
         assert NO_KEY in caplog.text
@@ -39,7 +57,11 @@ def test_anything_but_the_key_is_401_and_on_teis_routes_without_a_body(locked, g
 def test_a_missing_key_is_told_in_each_dialects_form(locked):
     said = {"message": NO_KEY, "code": 401, "type": "Unauthorized"}
     detail = [{"loc": ["body"], "msg": NO_KEY, "type": "Unauthorized"}]
-    told = {"/qdrant/inference": {"error": NO_KEY}, "/v2/embed": said, "/score": {**said, "detail": detail}}
+    told = {
+        "/qdrant/inference": {"error": NO_KEY},
+        "/v2/embed": said,
+        "/score": {**said, "detail": detail},
+    }
     for path, form in told.items():
         response = locked.post(path, {})
         assert (response.status_code, response.json()) == (401, form)

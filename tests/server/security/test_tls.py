@@ -19,7 +19,9 @@ from tests.server.grpc.live import free_port, start
 from tests.server.http.test_metrics_port import metrics_url
 from tests.server.live import HANG, JSON, process, serving, until
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="no openssl to make a certificate with"
+)
 BODY = {"inputs": "one two"}
 
 
@@ -30,7 +32,11 @@ def make(folder: Path, *more: str) -> dict[str, str]:
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
     out = ["-keyout", paths["keyfile"], "-out", paths["certfile"]]
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *(more or ["-nodes"])]
-    subprocess.run(["openssl", "req", "-x509", *kind, *subject, *out, "-days", "2"], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "req", "-x509", *kind, *subject, *out, "-days", "2"],
+        check=True,
+        capture_output=True,
+    )
     return paths
 
 
@@ -74,10 +80,14 @@ def test_grpc_over_tls(files):
 
 
 def serving_tls(files, port):
-    return serving(server={"hostname": "127.0.0.1", "grpc_port": port, **files}, verify=trusting(files))
+    return serving(
+        server={"hostname": "127.0.0.1", "grpc_port": port, **files}, verify=trusting(files)
+    )
 
 
-def test_a_reload_between_the_two_writes_keeps_the_old_pair_and_the_next_one_takes_the_new(tmp_path):
+def test_a_reload_between_the_two_writes_keeps_the_old_pair_and_the_next_one_takes_the_new(
+    tmp_path,
+):
     files, old, new = make(tmp_path / "a"), make(tmp_path / "b"), make(tmp_path / "c")
     port = free_port()
     environment = {**{name.upper(): path for name, path in files.items()}, "GRPC_PORT": str(port)}
@@ -90,7 +100,10 @@ def test_a_reload_between_the_two_writes_keeps_the_old_pair_and_the_next_one_tak
             until(lambda: sum(expected in line for line in running.lines) > seen)
 
         def check(trusted: dict[str, str]) -> None:
-            assert httpx.get(f"{url}/health", verify=trusting(trusted), trust_env=False).status_code == 200
+            assert (
+                httpx.get(f"{url}/health", verify=trusting(trusted), trust_env=False).status_code
+                == 200
+            )
             credentials = grpc.ssl_channel_credentials(Path(trusted["certfile"]).read_bytes())
             with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
                 assert start(channel, "Embed", {"inputs": "one"}, timeout=10)[0].embeddings
@@ -128,14 +141,26 @@ def test_what_is_no_certificate_is_refused_by_name(files, tmp_path):
 
 
 def test_connections_that_never_finish_their_handshake_are_bounded_and_keep_nobody_out(files):
-    with serving(server={"max_connections": 3, **files}, verify=trusting(files)) as running, ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", running.port))) for _ in range(8)]
+    with (
+        serving(server={"max_connections": 3, **files}, verify=trusting(files)) as running,
+        ExitStack() as stack,
+    ):
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", running.port)))
+            for _ in range(8)
+        ]
         for client in silent[:5]:  # all but the three that came last
             client.settimeout(HANG)
             assert client.recv(1) == b""
-        fresh = httpx.post(f"{running.url}/embed", json=BODY, verify=trusting(files), trust_env=False, timeout=HANG)
+        fresh = httpx.post(
+            f"{running.url}/embed", json=BODY, verify=trusting(files), trust_env=False, timeout=HANG
+        )
         assert fresh.status_code == 200
-        until(lambda: 'hybridtei_refusals_total{limit="max_connections"}' in running.get("/metrics").text)
+        until(
+            lambda: (
+                'hybridtei_refusals_total{limit="max_connections"}' in running.get("/metrics").text
+            )
+        )
 
 
 def test_a_handshake_has_its_time(files, monkeypatch):

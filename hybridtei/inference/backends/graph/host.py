@@ -68,7 +68,10 @@ def end_to_end(
     feed["places"] = shape.places
     if all_tokens > computed:
         more = all_tokens - computed
-        feed = {name: np.concatenate([values, np.repeat(values[:1], more)]) for name, values in feed.items()}
+        feed = {
+            name: np.concatenate([values, np.repeat(values[:1], more)])
+            for name, values in feed.items()
+        }
     feed |= {ROWS: shape.rows.reshape(-1), "seen": shape.seen}
     if QUERIES in inputs:
         feed |= {QUERIES: shape.queries, "starts": shape.starts}
@@ -125,14 +128,24 @@ class _Attended:
         queries[texts:].reshape(-1)[:prefix] = np.arange(prefix)
         starts[:texts], starts[texts : texts + parts] = prefix, columns * np.arange(parts)
         own_places = np.flatnonzero(np.arange(columns) < own[:, None])
-        return cls(np.concatenate([texts * columns + np.arange(prefix), own_places]), rows, seen, queries, starts)
+        return cls(
+            np.concatenate([texts * columns + np.arange(prefix), own_places]),
+            rows,
+            seen,
+            queries,
+            starts,
+        )
 
 
-def _rectangle(batch: PackedBatch, n: int, longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _rectangle(
+    batch: PackedBatch, n: int, longest: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """A rectangle of n rows and `longest` columns: each token's place int64[t], the token at each place int64[n * longest], and
     the mask of keys int64[n, longest]."""
     tokens = len(batch.input_ids)
-    if n == 1 and longest == tokens and batch.unseen is None:  # a single text has a short pass, where each call counts
+    if (
+        n == 1 and longest == tokens and batch.unseen is None
+    ):  # a single text has a short pass, where each call counts
         places = np.arange(tokens)
         return places, places, np.ones((1, tokens), dtype=np.int64)
     mask = np.zeros((n, longest), dtype=bool)
@@ -146,34 +159,48 @@ def _rectangle(batch: PackedBatch, n: int, longest: int) -> tuple[NDArray[np.int
     return places, rows, seen
 
 
-def in_rectangle(batch: PackedBatch, inputs: frozenset[str], padding_id: int, run: Callable[[Feed], Floats]) -> Floats:
+def in_rectangle(
+    batch: PackedBatch, inputs: frozenset[str], padding_id: int, run: Callable[[Feed], Floats]
+) -> Floats:
     """Run a graph that takes a padded batch: hidden states float32[t, h] of a packed one. `inputs`: the graph's names."""
     input_ids, mask = pad(batch.input_ids, batch.cu_seqlens, padding_id)
     feed: Feed = {"input_ids": input_ids, "attention_mask": seen_mask(mask, batch).astype(np.int64)}
     if "token_type_ids" in inputs:
         types = batch.token_type_ids
-        feed["token_type_ids"] = np.zeros_like(input_ids) if types is None else pad(types, batch.cu_seqlens, 0)[0]
+        feed["token_type_ids"] = (
+            np.zeros_like(input_ids) if types is None else pad(types, batch.cu_seqlens, 0)[0]
+        )
     return np.asarray(run(feed)[mask])
 
 
 class HostHeads:
     """The heads of `spec`. `words`: the table of word embeddings, if the lexical head reads it. `mlm`: SPLADE's."""
 
-    def __init__(self, spec: ModelSpec, words: Floats | None = None, mlm: MlmHead | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, words: Floats | None = None, mlm: MlmHead | None = None
+    ) -> None:
         self.spec = spec
         self._words = words
         self._mlm = mlm
         self._layers = HeadLayers.read(spec, None if mlm is None else mlm.layers)
 
-    def outputs(self, batch: PackedBatch, hidden: Floats, *, use_all_cores: bool = False) -> HeadOutputs:
+    def outputs(
+        self, batch: PackedBatch, hidden: Floats, *, use_all_cores: bool = False
+    ) -> HeadOutputs:
         """Compute the batch's requested heads from hidden states float32[t, h]."""
         kept, vectors = kept_rows(batch, self.spec)
-        words = self._words[batch.input_ids] if self._words is not None and wants_words(batch, self.spec) else None
+        words = (
+            self._words[batch.input_ids]
+            if self._words is not None and wants_words(batch, self.spec)
+            else None
+        )
         product = None if self._mlm is None else self._mlm.product(use_all_cores=use_all_cores)
         states = States(hidden, Segments(batch.cu_seqlens, batch.cu_seqlens), words, kept, product)
         found = compute(NUMPY, states, batch.heads, self.spec, self._layers)
         rows = found.pop(ENTRIES, None)
-        return outputs_of(found, batch, vectors, None if rows is None else SparseVectors.from_dense(rows))
+        return outputs_of(
+            found, batch, vectors, None if rows is None else SparseVectors.from_dense(rows)
+        )
 
 
 class HostBackend(Backend):
@@ -188,7 +215,9 @@ class HostBackend(Backend):
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         try:
             outputs = self.outputs(batch, use_all_cores=use_all_cores)
-        except Exception as error:  # runtimes have their own exceptions, and raise bare RuntimeErrors
+        except (
+            Exception
+        ) as error:  # runtimes have their own exceptions, and raise bare RuntimeErrors
             raise BackendError(f"the forward pass failed: {error}") from error
         self.count()
         return outputs

@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 from hybridtei.inference.backends.fidelity import Fidelity, Guard, check, compare
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import OnnxOps, family_graph, graph_by
-from hybridtei.inference.backends.graph.writer import MICROSOFT, Graph, digest, graphs_folder, integer_product_graph, made_once
+from hybridtei.inference.backends.graph.writer import (
+    MICROSOFT,
+    Graph,
+    digest,
+    graphs_folder,
+    integer_product_graph,
+    made_once,
+)
 from hybridtei.inference.backends.weights import graph_tensors
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
@@ -36,7 +43,11 @@ TINY = 1e-30  # the scale of a row or a group of zeros
 
 
 def int8_family_graph(
-    spec: ModelSpec, tensors: Mapping[str, Floats], max_weight: int = 127, *, rectangle: bool = False
+    spec: ModelSpec,
+    tensors: Mapping[str, Floats],
+    max_weight: int = 127,
+    *,
+    rectangle: bool = False,
 ) -> Graph:
     """`ops.family_graph` with the matrices of all linear maps in eight bits. `tensors`: the checkpoint's, by name."""
     ops = _Int8Ops(spec, tensors, max_weight, rectangle=rectangle)
@@ -65,16 +76,22 @@ class Int8Matrix:
         return matrix if self.divisor is None else np.asarray(matrix / self.divisor)
 
 
-def quantized(matrix: Floats, group: int, max_weight: int = 127, divisor: Floats | None = None) -> Int8Matrix:
+def quantized(
+    matrix: Floats, group: int, max_weight: int = 127, divisor: Floats | None = None
+) -> Int8Matrix:
     """Quantise: each group's largest magnitude becomes `max_weight`. `group` divides the columns. `divisor`: as in
     `Int8Matrix`."""
     grouped = (matrix if divisor is None else matrix * divisor).reshape(len(matrix), -1, group)
-    scale = np.maximum(np.abs(grouped).max(2, keepdims=True), np.float32(TINY)) / np.float32(max_weight)
+    scale = np.maximum(np.abs(grouped).max(2, keepdims=True), np.float32(TINY)) / np.float32(
+        max_weight
+    )
     return Int8Matrix(np.round(grouped / scale).astype(np.int8), scale, divisor)
 
 
 class _Int8Ops(OnnxOps):
-    def __init__(self, spec: ModelSpec, tensors: Mapping[str, Floats], max_weight: int, *, rectangle: bool) -> None:
+    def __init__(
+        self, spec: ModelSpec, tensors: Mapping[str, Floats], max_weight: int, *, rectangle: bool
+    ) -> None:
         super().__init__(spec, rectangle=rectangle)
         self.held: list[str] = []
         self._tensors = tensors
@@ -90,8 +107,16 @@ class _Int8Ops(OnnxOps):
         self.held.append(f"{name}.weight")
         constant = self.writer.constant
         zero, one = constant(np.array(128, np.uint8)), self._float(1)
-        inputs = rows, constant(np.ascontiguousarray(eight.values[:, 0].T)), one, constant(eight.scale[:, 0, 0]), zero
-        product = self._node("Mul", self._node("MatMulIntegerToFloat", *inputs, domain=MICROSOFT), size)
+        inputs = (
+            rows,
+            constant(np.ascontiguousarray(eight.values[:, 0].T)),
+            one,
+            constant(eight.scale[:, 0, 0]),
+            zero,
+        )
+        product = self._node(
+            "Mul", self._node("MatMulIntegerToFloat", *inputs, domain=MICROSOFT), size
+        )
         if bias:
             product = self._node("Add", product, self._weight(f"{name}.bias", (width,)))
         return Rows(product, width)
@@ -99,7 +124,9 @@ class _Int8Ops(OnnxOps):
     def _rows_in_bytes(self, x: str) -> tuple[str, str]:
         """Quantise rows: uint8[t, k], and each row's scale float32[t, 1]."""
         largest = self._node("ReduceMax", self._node("Abs", x), self._list(1), keepdims=1)
-        size = self._node("Max", self._node("Mul", largest, self._float(1 / 127)), self._float(TINY))
+        size = self._node(
+            "Max", self._node("Mul", largest, self._float(1 / 127)), self._float(TINY)
+        )
         zero = self.writer.constant(np.array(128, np.uint8))
         return self._node("QuantizeLinear", self._node("Div", x, size), self._float(1), zero), size
 
@@ -116,14 +143,18 @@ def int8_graph(spec: ModelSpec, weights: Weights) -> Graph:
     return made_once(graphs_folder() / f"int8-{facts}.msgpack", Graph, make)
 
 
-def make_int8(spec: ModelSpec, weights: Weights, guard: Guard, *, rectangle: bool = False) -> tuple[Graph, Fidelity]:
+def make_int8(
+    spec: ModelSpec, weights: Weights, guard: Guard, *, rectangle: bool = False
+) -> tuple[Graph, Fidelity]:
     """Quantise and judge. Raises LoadError with the figures if the graph is too far from float32."""
     graph = family_graph(spec)
     tensors = graph_tensors(graph, weights)
     made = int8_family_graph(spec, tensors, max_weight())
     fidelity = compare(OnnxBackend(spec, graph, weights), OnnxBackend(spec, made, weights))
     check(fidelity, guard, spec, "int8 is too far from float32")
-    return int8_family_graph(spec, tensors, max_weight(), rectangle=True) if rectangle else made, fidelity
+    return int8_family_graph(
+        spec, tensors, max_weight(), rectangle=True
+    ) if rectangle else made, fidelity
 
 
 @cache

@@ -27,7 +27,15 @@ from numpy.typing import NDArray
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.errors import BackendError, LoadError, UnsupportedArchitecture
 from hybridtei.inference.backends.base import busy_tokens, made_up
-from hybridtei.inference.backends.graph.host import Feed, HostBackend, HostHeads, end_to_end, ids_of, in_rectangle, padding_of
+from hybridtei.inference.backends.graph.host import (
+    Feed,
+    HostBackend,
+    HostHeads,
+    end_to_end,
+    ids_of,
+    in_rectangle,
+    padding_of,
+)
 from hybridtei.inference.backends.graph.onnx_files import check_file, hidden_output, words_beside
 from hybridtei.inference.backends.graph.ops import POOLED, family_graph
 from hybridtei.inference.backends.graph.packed_file import LEAST_BYTES, SLOWER, packed, parts
@@ -95,7 +103,11 @@ class Session:
         if is_packed:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._places = Places(threads)
-        beside = {} if folder is None else {"session.model_external_initializers_file_folder_path": str(folder)}
+        beside = (
+            {}
+            if folder is None
+            else {"session.model_external_initializers_file_folder_path": str(folder)}
+        )
         for key, text in {**ENTRIES, **self._places.entries, **beside}.items():
             options.add_session_config_entry(key, text)
         if tensors:
@@ -105,7 +117,9 @@ class Session:
         for key, text in SHRINKING.items():
             self._shrinking.add_run_config_entry(key, text)
         content = str(graph) if isinstance(graph, Path) else graph
-        self.inner = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
+        self.inner = ort.InferenceSession(
+            content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,)
+        )
         self.holds, self._has_run = True, False
         self.inputs = frozenset(node.name for node in self.inner.get_inputs())
         self.outputs = frozenset(node.name for node in self.inner.get_outputs())
@@ -166,17 +180,31 @@ def there(opening: Opening) -> Session | None:
 
 
 def _mapped(
-    path: Path, threads: Sequence[int], alone: Graph | None, tensors: Mapping[str, Floats], stack: ExitStack
+    path: Path,
+    threads: Sequence[int],
+    alone: Graph | None,
+    tensors: Mapping[str, Floats],
+    stack: ExitStack,
 ) -> list[Opening]:
     """Open the sessions of a packed file. `stack` closes the file, which must exist until all sessions are open."""
-    others: list[Callable[[], Session]] = [partial(Session, path, count, is_packed=True) for count in threads[1:]]
+    others: list[Callable[[], Session]] = [
+        partial(Session, path, count, is_packed=True) for count in threads[1:]
+    ]
     if alone is not None:
         beside = _tensors_beside(path)
-        changed = {name: shape for name, shape in alone.weights.items() if name not in beside}  # by the optimization
+        changed = {
+            name: shape for name, shape in alone.weights.items() if name not in beside
+        }  # by the optimization
         if 4 * sum(map(prod, changed.values())) < LEAST_BYTES:
-            content = alone.body + nested(7, b"".join(beside[name] for name in alone.weights if name in beside))
+            content = alone.body + nested(
+                7, b"".join(beside[name] for name in alone.weights if name in beside)
+            )
             held = {name: tensors[name] for name in changed}
-            others.append(partial(Session, content + declarations(changed), threads[-1], held, folder=path.parent))
+            others.append(
+                partial(
+                    Session, content + declarations(changed), threads[-1], held, folder=path.parent
+                )
+            )
     with memory.reused_blocks():
         first = opened(Session(path, threads[0], is_packed=True))
     openings = [Opening() for _ in others]
@@ -184,13 +212,17 @@ def _mapped(
     return [first, *openings]
 
 
-def _open(makers: Sequence[Callable[[], Session]], openings: Sequence[Opening], stack: ExitStack) -> None:
+def _open(
+    makers: Sequence[Callable[[], Session]], openings: Sequence[Opening], stack: ExitStack
+) -> None:
     with stack, memory.reused_blocks():
         for make, opening in zip(makers, openings, strict=True):
             try:
                 opening.set_result(make())
             except Exception as error:  # the library's own exceptions
-                log.warning("a session could not be opened, so the first session does its work: %s", error)
+                log.warning(
+                    "a session could not be opened, so the first session does its work: %s", error
+                )
                 opening.set_result(None)
     memory.trim()
 
@@ -226,11 +258,23 @@ class MlmHead:
     computes its whole graph, and other outputs do not need this product.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Weights, words: Floats, *, threads: int = 1, cache_gb: float = 0) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        words: Floats,
+        *,
+        threads: int = 1,
+        cache_gb: float = 0,
+    ) -> None:
         self.layers = mlm_layers(spec, weights, words)
-        graph = Graph(product_graph("rows", "matrix", "logits"), {"matrix": self.layers.table.shape})
+        graph = Graph(
+            product_graph("rows", "matrix", "logits"), {"matrix": self.layers.table.shape}
+        )
         counts = thread_counts(threads)
-        self._openings = open_sessions(graph, {"matrix": self.layers.table}, weights, counts, cache_gb=cache_gb)
+        self._openings = open_sessions(
+            graph, {"matrix": self.layers.table}, weights, counts, cache_gb=cache_gb
+        )
 
     def product(self, *, use_all_cores: bool) -> Product:
         """A function that multiplies float32[t, h] by the table."""
@@ -244,7 +288,15 @@ class OnnxBackend(HostBackend):
 
     name = "ort"
 
-    def __init__(self, spec: ModelSpec, graph: Graph, weights: Weights, *, threads: int = 1, cache_gb: float = 0) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        graph: Graph,
+        weights: Weights,
+        *,
+        threads: int = 1,
+        cache_gb: float = 0,
+    ) -> None:
         """`threads`: of one pass; above 1 for a single caller, since several multi-threaded passes slow each other down.
         `cache_gb`: as for `packed_file.packed`."""
         self.shares_prefixes = graph.causal
@@ -253,7 +305,9 @@ class OnnxBackend(HostBackend):
         table = None if words is None else tensors[words]
         self._start(spec, "int8" if graph.held else "float32", threads)
         alone = None if graph.held else family_graph(spec, alone=True)
-        self._open(open_sessions(graph, tensors, weights, self._counts, cache_gb=cache_gb, alone=alone))
+        self._open(
+            open_sessions(graph, tensors, weights, self._counts, cache_gb=cache_gb, alone=alone)
+        )
         mlm = None
         if spec.is_splade and table is not None:
             mlm = MlmHead(spec, weights, table, threads=threads, cache_gb=cache_gb)
@@ -261,7 +315,9 @@ class OnnxBackend(HostBackend):
         self._heads = HostHeads(spec, table, mlm)
 
     @classmethod
-    def from_file(cls, spec: ModelSpec, path: Path, *, dtype: str = "float32", threads: int = 1) -> OnnxBackend:
+    def from_file(
+        cls, spec: ModelSpec, path: Path, *, dtype: str = "float32", threads: int = 1
+    ) -> OnnxBackend:
         """Open a checkpoint's own ONNX file of its trunk, weights included. Raises LoadError and its subclasses."""
         if spec.is_splade:
             raise UnsupportedArchitecture(f"{path}: a SPLADE model's head is read from safetensors")
@@ -281,7 +337,9 @@ class OnnxBackend(HostBackend):
         # In mixed traffic MiniLM reaches 1.08 to 1.10 times the rate that it has with 512 (Xeon with AMX, 2 MB of L2 a core).
         self.busy_tokens = busy_tokens(spec.hidden_size, threads, most=256)
         self.lanes = both_lanes(available_cores()) if threads == 1 else (LaneKind.BULK,)
-        self._counts = thread_counts(threads)  # of the sessions for any batch; a further session takes single texts
+        self._counts = thread_counts(
+            threads
+        )  # of the sessions for any batch; a further session takes single texts
         self._output = "hidden"
 
     def _open(self, openings: Sequence[Opening]) -> None:
@@ -310,14 +368,20 @@ class OnnxBackend(HostBackend):
     def _probe(self, path: Path) -> None:
         """Run the graph to check its output's shape and its vocabulary. Raises LoadError."""
         spec = self.spec
-        texts = [Encoding(np.arange(size, dtype=np.int64) % spec.vocab_size) for size in (1, min(3, spec.max_input_length))]
+        texts = [
+            Encoding(np.arange(size, dtype=np.int64) % spec.vocab_size)
+            for size in (1, min(3, spec.max_input_length))
+        ]
         texts[0].input_ids[0] = spec.vocab_size - 1
         try:
             tokens = self.forward(pack(texts, frozenset({Head.TOKENS}), spec.positions)).tokens
         except BackendError as error:
             raise UnsupportedArchitecture(f"{path}: {error}") from error
         assert tokens is not None
-        if tokens.values.shape != (sum(map(len, texts)), spec.hidden_size) or not np.isfinite(tokens.values).all():
+        if (
+            tokens.values.shape != (sum(map(len, texts)), spec.hidden_size)
+            or not np.isfinite(tokens.values).all()
+        ):
             raise UnsupportedArchitecture(
                 f"{path}: gives states of shape {list(tokens.values.shape)} for {sum(map(len, texts))} tokens"
             )
@@ -326,7 +390,9 @@ class OnnxBackend(HostBackend):
         alone = self._alone if use_all_cores and len(batch) == 1 and batch.unseen is None else None
         if alone is not None:
             return self._of_one(batch, alone)
-        return self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
+        return self._heads.outputs(
+            batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores
+        )
 
     def close(self) -> None:
         """Free the weights."""

@@ -45,13 +45,20 @@ class Report:
 
 
 def export_model(
-    spec: ModelSpec, out: Path, dtype: Literal["float32", "int8"] = "float32", guard: Guard | None = None
+    spec: ModelSpec,
+    out: Path,
+    dtype: Literal["float32", "int8"] = "float32",
+    guard: Guard | None = None,
 ) -> Report:
     """Write a new model folder with an ONNX file. Raises LoadError, also if an int8 model fails `guard`."""
     if spec.is_splade:
-        raise UnsupportedArchitecture(f"{spec.folder}: SPLADE models can be served, but not exported")
+        raise UnsupportedArchitecture(
+            f"{spec.folder}: SPLADE models can be served, but not exported"
+        )
     if spec.sparse is not None and spec.sparse.kind == "code":
-        raise UnsupportedArchitecture(f"{spec.folder}: models with a SparseAutoEncoder can be served, but not exported")
+        raise UnsupportedArchitecture(
+            f"{spec.folder}: models with a SparseAutoEncoder can be served, but not exported"
+        )
     weights = Weights.open(spec.folder)
     graph, fidelity = family_graph(spec, rectangle=True), None
     words = word_table(spec, graph.weights)
@@ -76,7 +83,9 @@ def _write(graph: Graph, tensors: Mapping[str, Floats], path: Path) -> None:
     with data.open("wb") as file:
         for value in tensors.values():
             file.write(np.ascontiguousarray(value).data)
-    path.write_bytes(graph.body + declarations({name: value.shape for name, value in tensors.items()}, data.name))
+    path.write_bytes(
+        graph.body + declarations({name: value.shape for name, value in tensors.items()}, data.name)
+    )
 
 
 def _write_words(table: Floats, path: Path) -> None:
@@ -89,9 +98,15 @@ def _write_words(table: Floats, path: Path) -> None:
 def _copy_files(spec: ModelSpec, out: Path) -> None:
     """Copy all files except the trunk's weights, and also heads from other folders."""
     root = spec.folder.parent if spec.folder.name == "0_Transformer" else spec.folder
-    heads = {head.file for head in (spec.sparse, spec.multivector) if head is not None and head.file is not None}
+    heads = {
+        head.file
+        for head in (spec.sparse, spec.multivector)
+        if head is not None and head.file is not None
+    }
     for file in (*_described(root, spec.folder), *sorted(heads)):
-        target = out / (file.relative_to(root) if file.is_relative_to(root) else f"hybridtei_heads{file.suffix}")
+        target = out / (
+            file.relative_to(root) if file.is_relative_to(root) else f"hybridtei_heads{file.suffix}"
+        )
         if target.resolve() != file.resolve():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)

@@ -44,7 +44,9 @@ _PATHS: Mapping[str, Mapping[int, str]] = {
 
 def find_own_graph(spec: ModelSpec, dtype: str = "float32") -> Path | None:
     """A checkpoint's own ONNX file of its trunk in this precision, or None."""
-    roots = (spec.folder, spec.folder.parent) if spec.folder.name == "0_Transformer" else (spec.folder,)
+    roots = (
+        (spec.folder, spec.folder.parent) if spec.folder.name == "0_Transformer" else (spec.folder,)
+    )
     files = (root / name for root in roots for name in FILES.get(dtype, ()))
     return next((file for file in files if file.is_file()), None)
 
@@ -53,7 +55,10 @@ def check_file(path: Path) -> None:
     """Raises LoadError or MissingArtifact if the file is not ONNX, or needs files that are missing or outside its folder."""
     require(path)
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             locations = {name.decode() for name in _locations(content, 0, len(content), "model")}
     except (ValueError, IndexError, RecursionError) as error:
         raise LoadError(f"{path}: not readable as ONNX: {error}") from error
@@ -67,7 +72,9 @@ def words_beside(path: Path, spec: ModelSpec) -> Floats | None:
         return None
     file = path.parent / WORDS
     if not file.is_file():
-        raise UnsupportedArchitecture(f"{path}: the sparse head reads the word embeddings, which need safetensors")
+        raise UnsupportedArchitecture(
+            f"{path}: the sparse head reads the word embeddings, which need safetensors"
+        )
     return Weights.of_file(file).array("words", (spec.vocab_size, spec.hidden_size))
 
 
@@ -75,26 +82,44 @@ def hidden_output(session: ort.InferenceSession, spec: ModelSpec, path: Path) ->
     """The name of the output with a row for each token. Raises UnsupportedArchitecture if the graph is not a trunk."""
     inputs = {node.name: node for node in session.get_inputs()}
     if not NEEDED <= set(inputs) <= INPUTS:
-        raise UnsupportedArchitecture(f"{path}: takes {sorted(inputs)}; supported: {sorted(INPUTS)}, the last one optional")
+        raise UnsupportedArchitecture(
+            f"{path}: takes {sorted(inputs)}; supported: {sorted(INPUTS)}, the last one optional"
+        )
     for name, node in inputs.items():
-        if node.type != "tensor(int64)" or len(node.shape) != 2 or any(isinstance(size, int) for size in node.shape):
-            raise UnsupportedArchitecture(f"{path}: `{name}` is {node.type} {node.shape}; supported: int64 of any two sizes")
+        if (
+            node.type != "tensor(int64)"
+            or len(node.shape) != 2
+            or any(isinstance(size, int) for size in node.shape)
+        ):
+            raise UnsupportedArchitecture(
+                f"{path}: `{name}` is {node.type} {node.shape}; supported: int64 of any two sizes"
+            )
     fitting = [node.name for node in session.get_outputs() if _is_hidden(node, spec.hidden_size)]
     named = [name for name in HIDDEN if name in fitting]
     if not named and len(fitting) != 1:
         outputs = {node.name: f"{node.type} {node.shape}" for node in session.get_outputs()}
-        raise UnsupportedArchitecture(f"{path}: no output is float32[n, s, {spec.hidden_size}], or several are: {outputs}")
+        raise UnsupportedArchitecture(
+            f"{path}: no output is float32[n, s, {spec.hidden_size}], or several are: {outputs}"
+        )
     return (named or fitting)[0]
 
 
 def _is_hidden(node: ort.NodeArg, width: int) -> bool:
     free = node.shape[:2] if len(node.shape) == 3 else [0]
-    return node.type == "tensor(float)" and not any(isinstance(size, int) for size in free) and node.shape[2] == width
+    return (
+        node.type == "tensor(float)"
+        and not any(isinstance(size, int) for size in free)
+        and node.shape[2] == width
+    )
 
 
 def _locations(content: mmap.mmap, start: int, stop: int, message: str) -> Iterator[bytes]:
     """The files that the tensors of a message name as the place of their content."""
-    lying = ((field, place) for field, place in message_fields(content, start, stop) if isinstance(place, slice))
+    lying = (
+        (field, place)
+        for field, place in message_fields(content, start, stop)
+        if isinstance(place, slice)
+    )
     if message == "entry":
         entry = {field: content[place] for field, place in lying}
         if entry.get(1) == b"location":

@@ -31,7 +31,13 @@ from hybridtei.errors import LoadError
 from hybridtei.inference.backends.base import busy_tokens
 from hybridtei.inference.backends.graph.host import Feed, HostBackend, HostHeads, Sizes, end_to_end
 from hybridtei.inference.backends.graph.onnx_backend import MlmHead
-from hybridtei.inference.backends.graph.openvino_model import BY_TOKEN, Int8Form, Tensors, model_of, tensors_of
+from hybridtei.inference.backends.graph.openvino_model import (
+    BY_TOKEN,
+    Int8Form,
+    Tensors,
+    model_of,
+    tensors_of,
+)
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.weights import word_table
 from hybridtei.models.checkpoint.sizes import looks_positions_up
@@ -100,14 +106,20 @@ class OpenVinoBackend(HostBackend):
             raise LoadError(f"{weights.folder}: {error}") from error
         except Exception as error:  # bare RuntimeErrors
             raise LoadError(f"{weights.folder}: OpenVINO refuses the graph: {error}") from error
-        mlm = MlmHead(spec, weights, table, threads=threads) if spec.is_splade and table is not None else None
+        mlm = (
+            MlmHead(spec, weights, table, threads=threads)
+            if spec.is_splade and table is not None
+            else None
+        )
         weights.release()
         self._weights = weights
         self._inputs = self._models.of(LaneKind.EXPRESS, use_all_cores=False).inputs
         self._heads = HostHeads(spec, table, mlm)
 
     def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:
-        return self._heads.outputs(batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores)
+        return self._heads.outputs(
+            batch, self._hidden(batch, use_all_cores=use_all_cores), use_all_cores=use_all_cores
+        )
 
     def enter_lane(self, kind: LaneKind) -> None:
         """Choose the compiled model for this thread too."""
@@ -124,7 +136,9 @@ class OpenVinoBackend(HostBackend):
         del self._models
 
     def _hidden(self, batch: PackedBatch, *, use_all_cores: bool) -> Floats:
-        model = self._models.of(getattr(self._lane, "kind", LaneKind.EXPRESS), use_all_cores=use_all_cores)
+        model = self._models.of(
+            getattr(self._lane, "kind", LaneKind.EXPRESS), use_all_cores=use_all_cores
+        )
         _check_ids(batch, self.spec, self._inputs)
         return end_to_end(batch, self._inputs, model.run, _grown_sizes)
 
@@ -151,7 +165,9 @@ class _Models:
         _check_processor(core, settings["INFERENCE_PRECISION_HINT"])
         model = model_of(core, graph, tensors, by_token=by_token)
         if team:
-            self._all_cores = self._express = self._bulk = _compile(core, model, settings, threads=team, streams=1)
+            self._all_cores = self._express = self._bulk = _compile(
+                core, model, settings, threads=team, streams=1
+            )
             return
         self._all_cores = _compile(core, model, settings, threads=cores, streams=1)
         if cores == 1:  # a single stream runs in its caller's thread, but one caller at a time
@@ -159,7 +175,9 @@ class _Models:
         else:
             self._express = _compile(core, model, settings, threads=cores, streams=cores)
         with ThreadPoolExecutor(1, initializer=lower_priority, initargs=(bulk_niceness,)) as thread:
-            self._bulk = thread.submit(_compile, core, model, settings, threads=cores, streams=cores).result()
+            self._bulk = thread.submit(
+                _compile, core, model, settings, threads=cores, streams=cores
+            ).result()
 
     def free_unused(self) -> None:
         for model in {self._all_cores, self._express, self._bulk}:
@@ -239,7 +257,9 @@ def _settings(dtype: str, int8: Int8Form | None) -> Settings:
     return {"INFERENCE_PRECISION_HINT": ov.Type.f32, "DYNAMIC_QUANTIZATION_GROUP_SIZE": int8.group}
 
 
-def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int) -> _Compiled:
+def _compile(
+    core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, streams: int
+) -> _Compiled:
     """Compile with new threads: OpenVINO would reuse a closed model's threads, which may have another priority."""
     settings: dict[str, Any] = {
         **wanted,
@@ -255,9 +275,14 @@ def _compile(core: ov.Core, model: ov.Model, wanted: Settings, *, threads: int, 
         if not before or _threads() - before:
             break
     compiled = others[-1]
-    found, precision = compiled.get_property("INFERENCE_PRECISION_HINT"), wanted["INFERENCE_PRECISION_HINT"]
+    found, precision = (
+        compiled.get_property("INFERENCE_PRECISION_HINT"),
+        wanted["INFERENCE_PRECISION_HINT"],
+    )
     if found != precision:
-        raise LoadError(f"OpenVINO computes in {found.get_type_name()}, not in {precision.get_type_name()}")
+        raise LoadError(
+            f"OpenVINO computes in {found.get_type_name()}, not in {precision.get_type_name()}"
+        )
     return _Compiled(compiled)
 
 
@@ -269,18 +294,27 @@ def _threads() -> frozenset[str]:
 def _check_processor(core: ov.Core, precision: ov.Type) -> None:
     able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if precision == ov.Type.bf16 and "BF16" not in able:
-        raise LoadError(f"this processor does not compute in bfloat16, float32 runs everywhere (it has {', '.join(able)})")
+        raise LoadError(
+            f"this processor does not compute in bfloat16, float32 runs everywhere (it has {', '.join(able)})"
+        )
 
 
 def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str]) -> None:
     """Raises IndexError for ids outside a table, where OpenVINO would read other memory without an error."""
     types = batch.token_type_ids if "token_type_ids" in taken else None
-    positions = spec.config.get("max_position_embeddings") if looks_positions_up(spec.config) else None
+    positions = (
+        spec.config.get("max_position_embeddings") if looks_positions_up(spec.config) else None
+    )
     tables = (
         ("input id", batch.input_ids, spec.vocab_size),
         ("position", batch.position_ids, positions),
         ("token type", types, spec.config.get("type_vocab_size")),
     )
     for name, ids, size in tables:
-        if ids is not None and isinstance(size, int) and size > 0 and not 0 <= ids.min() <= ids.max() < size:
+        if (
+            ids is not None
+            and isinstance(size, int)
+            and size > 0
+            and not 0 <= ids.min() <= ids.max() < size
+        ):
             raise IndexError(f"{name}s from {ids.min()} to {ids.max()}, in a table of {size}")

@@ -16,7 +16,14 @@ import msgspec
 import numpy as np
 
 from hybridtei.batch import Head, pack
-from hybridtei.inference.backends.fidelity import Fidelity, Guard, check, fidelity, sample_encodings, sample_vectors
+from hybridtei.inference.backends.fidelity import (
+    Fidelity,
+    Guard,
+    check,
+    fidelity,
+    sample_encodings,
+    sample_vectors,
+)
 from hybridtei.inference.backends.graph.host import Feed, end_to_end
 from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
 from hybridtei.inference.backends.graph.openvino_model import (
@@ -65,9 +72,13 @@ class _Kept(msgspec.Struct, frozen=True):
 def open_int8(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenVinoBackend:
     """Open a model in int8 that passed the guard. Raises LoadError."""
     if group_of(_instructions()) == BY_TOKEN:
-        log.warning("this processor has AMX: --dtype bfloat16 is about as fast as int8, and nearer to float32")
+        log.warning(
+            "this processor has AMX: --dtype bfloat16 is about as fast as int8, and nearer to float32"
+        )
     form = int8_form(spec, weights)
-    return OpenVinoBackend(spec, family_graph(spec), weights, dtype="int8", int8=form, bulk_niceness=bulk_niceness)
+    return OpenVinoBackend(
+        spec, family_graph(spec), weights, dtype="int8", int8=form, bulk_niceness=bulk_niceness
+    )
 
 
 def group_of(instructions: Sequence[str]) -> int:
@@ -82,17 +93,26 @@ def int8_form(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> 
     """
     graph, group = family_graph(spec), group_of(_instructions())
     what = f"int8 on OpenVINO in {'whole tokens' if group == BY_TOKEN else f'groups of {group}'}"
-    path = graphs_folder() / f"int8-openvino-{digest(graph, spec.folder, f'{group} {ov.__version__}'.encode())}.msgpack"
+    path = (
+        graphs_folder()
+        / f"int8-openvino-{digest(graph, spec.folder, f'{group} {ov.__version__}'.encode())}.msgpack"
+    )
 
     def make() -> _Kept:
-        form = Int8Form(group, divisors(spec, graph, weights, gain=GAIN if group == BY_TOKEN else 0))
+        form = Int8Form(
+            group, divisors(spec, graph, weights, gain=GAIN if group == BY_TOKEN else 0)
+        )
         found = judged(spec, graph, weights, form)
         check(found, guard or GUARD, spec, f"{what} is too far from float32")
-        return _Kept(found, {name: divisor.tobytes() for name, divisor in (form.divisors or {}).items()})
+        return _Kept(
+            found, {name: divisor.tobytes() for name, divisor in (form.divisors or {}).items()}
+        )
 
     made = made_once(path, _Kept, make) if guard is None else make()
     log.info("%s: %s", what, made.fidelity)
-    return Int8Form(group, {name: np.frombuffer(data, np.float32) for name, data in made.divisors.items()})
+    return Int8Form(
+        group, {name: np.frombuffer(data, np.float32) for name, data in made.divisors.items()}
+    )
 
 
 def _instructions() -> list[str]:
@@ -106,12 +126,16 @@ def judged(spec: ModelSpec, graph: Graph, weights: Weights, form: Int8Form) -> F
     """The fidelity of a form to float32 on sample texts, with one model in memory at a time."""
     found = list[Floats]()
     for dtype in ("int8", "float32"):
-        with closing(OpenVinoBackend(spec, graph, weights, dtype=dtype, int8=form, threads=available_cores())) as backend:
+        with closing(
+            OpenVinoBackend(spec, graph, weights, dtype=dtype, int8=form, threads=available_cores())
+        ) as backend:
             found.append(sample_vectors(backend))
     return fidelity(*found)
 
 
-def divisors(spec: ModelSpec, graph: Graph, weights: Weights, *, gain: float = 0) -> dict[str, Floats]:
+def divisors(
+    spec: ModelSpec, graph: Graph, weights: Weights, *, gain: float = 0
+) -> dict[str, Floats]:
     """The divisors of matrices with at least `gain` products a number, from the sample texts in float32."""
     core = ov.Core()
     model = declared(core, graph)
@@ -122,7 +146,9 @@ def divisors(spec: ModelSpec, graph: Graph, weights: Weights, *, gain: float = 0
     found = dict[str, Floats]()
     for (_, names), size in zip(shared, largest, strict=True):
         if sum(graph.weights[name][0] for name in names) >= gain * len(size):
-            rows = np.maximum.reduce([np.abs(weights.float32(key)).max(0) for key in map(keys.__getitem__, names)])
+            rows = np.maximum.reduce(
+                [np.abs(weights.float32(key)).max(0) for key in map(keys.__getitem__, names)]
+            )
             found |= dict.fromkeys(names, smoothing(size, rows))
     return found
 
@@ -137,7 +163,9 @@ def _logarithms(sizes: Floats) -> Floats:
     return np.asarray(np.log(np.maximum(sizes, LEAST * sizes.max() + TINY)))
 
 
-def _largest(spec: ModelSpec, core: ov.Core, model: ov.Model, values: Sequence[ov.Output]) -> list[Floats]:
+def _largest(
+    spec: ModelSpec, core: ov.Core, model: ov.Model, values: Sequence[ov.Output]
+) -> list[Floats]:
     """The largest magnitude in each channel float32[k] of these values of a model, over the sample texts."""
     model.add_outputs(list(values))
     settings = {"INFERENCE_PRECISION_HINT": ov.Type.f32, "INFERENCE_NUM_THREADS": available_cores()}
@@ -146,9 +174,13 @@ def _largest(spec: ModelSpec, core: ov.Core, model: ov.Model, values: Sequence[o
     found: list[Floats] = []
 
     def run(feed: Feed) -> Floats:
-        hidden, *rest = request.infer({name: feed[name] for name in names}, share_outputs=True).values()
+        hidden, *rest = request.infer(
+            {name: feed[name] for name in names}, share_outputs=True
+        ).values()
         sizes = [np.abs(one).max(0) for one in rest]
-        found[:] = [np.maximum(one, other) for one, other in zip(found or sizes, sizes, strict=True)]
+        found[:] = [
+            np.maximum(one, other) for one, other in zip(found or sizes, sizes, strict=True)
+        ]
         return np.asarray(hidden)
 
     heads = frozenset({Head.DENSE})

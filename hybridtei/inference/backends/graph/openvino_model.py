@@ -67,7 +67,9 @@ def tensors_of(graph: Graph, weights: Weights, int8: Int8Form | None) -> Tensors
         if name in eight:
             width = tensor.shape[1]
             group = width if not int8.group or width % int8.group else int8.group
-            tensors[name] = quantized(tensor, group, divisor=None if divisors is None else divisors[name])
+            tensors[name] = quantized(
+                tensor, group, divisor=None if divisors is None else divisors[name]
+            )
         else:
             tensors[name] = tensor
     return tensors
@@ -92,14 +94,21 @@ def _decompose_attention(model: ov.Model) -> None:
             queries, keys, values, mask, scale = (node.input_value(place) for place in range(5))
             if _place(mask) not in masks:
                 masks[_place(mask)] = _additive_mask(mask)
-            scores = ops.add(ops.matmul(ops.multiply(queries, scale), keys, False, True), masks[_place(mask)])
-            _without_nan(node).replace(ops.matmul(ops.softmax(scores, -1), values, False, False).output(0))
+            scores = ops.add(
+                ops.matmul(ops.multiply(queries, scale), keys, False, True), masks[_place(mask)]
+            )
+            _without_nan(node).replace(
+                ops.matmul(ops.softmax(scores, -1), values, False, False).output(0)
+            )
 
 
 def _without_nan(attention: ov.Node) -> ov.Output:
     """The output of an attention operator, or of the `Select` after it, which replaces NaN."""
     readers = [reader.get_node() for reader in attention.output(0).get_target_inputs()]
-    return next((reader.output(0) for reader in readers if reader.get_type_name() == "Select"), attention.output(0))
+    return next(
+        (reader.output(0) for reader in readers if reader.get_type_name() == "Select"),
+        attention.output(0),
+    )
 
 
 def _additive_mask(mask: ov.Output) -> ov.Output:
@@ -118,7 +127,9 @@ def shared_inputs(model: ov.Model, matrices: Collection[str]) -> list[tuple[ov.O
         products = [reader.get_node() for reader in parameter.output(0).get_target_inputs()]
         read = [product.input_value(0) for product in products if not _is_constant(product)]
         if parameter.get_friendly_name() in matrices and len(read) == 1:
-            found.setdefault(_place(read[0]), (read[0], []))[1].append(parameter.get_friendly_name())
+            found.setdefault(_place(read[0]), (read[0], []))[1].append(
+                parameter.get_friendly_name()
+            )
     return list(found.values())
 
 
@@ -137,7 +148,9 @@ def give_weights(model: ov.Model, tensors: Tensors, *, by_token: bool = False) -
         if isinstance(tensor, Int8Matrix):
             products.replace(parameter.output(0), tensor)
         elif tensor is not None:
-            parameter.output(0).replace(ops.constant(np.asarray(_Lent(tensor)), shared_memory=True).output(0))
+            parameter.output(0).replace(
+                ops.constant(np.asarray(_Lent(tensor)), shared_memory=True).output(0)
+            )
         if tensor is not None:
             model.remove_parameter(parameter)
 
@@ -160,9 +173,13 @@ class _Products:
             x, place = product.input_value(0), _place(product.input_value(0))
             if self._by_token:
                 rows, scale = self._once(place, partial(_whole_tokens, x, matrix))
-                product.output(0).replace(ops.multiply(ops.matmul(rows, constant, False, True), scale).output(0))
+                product.output(0).replace(
+                    ops.multiply(ops.matmul(rows, constant, False, True), scale).output(0)
+                )
             else:
-                product.input(0).replace_source_output(self._once(place, partial(_divided, x, matrix)))
+                product.input(0).replace_source_output(
+                    self._once(place, partial(_divided, x, matrix))
+                )
                 reader.replace_source_output(constant.output(0))
 
     def _once(self, place: tuple[str, int], make: Callable[[], Any]) -> Any:
@@ -190,7 +207,9 @@ def _whole_tokens(x: ov.Output, matrix: Int8Matrix) -> tuple[ov.Node, ov.Node]:
     """Whole numbers float32[t, k], which a product turns into bytes, and each token's scale float32[t, 1]."""
     x = _divided(x, matrix)
     last, one = ops.constant(np.array([-1])), partial(ops.constant, dtype=np.float32)
-    largest = ops.maximum(ops.reduce_max(x, last, True), ops.negative(ops.reduce_min(x, last, True)))
+    largest = ops.maximum(
+        ops.reduce_max(x, last, True), ops.negative(ops.reduce_min(x, last, True))
+    )
     scale = ops.add(ops.multiply(largest, one(1 / 127)), one(TINY))
     bounds = one(-128), one(127)
     return ops.fake_quantize(ops.divide(x, scale), *bounds, *bounds, 256), scale
@@ -200,8 +219,12 @@ def _compressed(matrix: Int8Matrix) -> ov.Node:
     """The matrix float32[v, k] as a pattern that OpenVINO recognises and keeps in eight bits."""
     rows, groups, group = matrix.values.shape
     if groups == 1:
-        return ops.multiply(ops.convert(ops.constant(matrix.values[:, 0]), "f32"), ops.constant(matrix.scale[:, 0]))
-    grouped = ops.multiply(ops.convert(ops.constant(matrix.values), "f32"), ops.constant(matrix.scale))
+        return ops.multiply(
+            ops.convert(ops.constant(matrix.values[:, 0]), "f32"), ops.constant(matrix.scale[:, 0])
+        )
+    grouped = ops.multiply(
+        ops.convert(ops.constant(matrix.values), "f32"), ops.constant(matrix.scale)
+    )
     return ops.reshape(grouped, ops.constant(np.array([rows, groups * group])), False)
 
 

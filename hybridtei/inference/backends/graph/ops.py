@@ -24,7 +24,14 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import Positions
 from hybridtei.errors import UnsupportedArchitecture
-from hybridtei.inference.backends.graph.writer import BOOL, FLOAT, INT64, Attribute, Graph, OnnxWriter
+from hybridtei.inference.backends.graph.writer import (
+    BOOL,
+    FLOAT,
+    INT64,
+    Attribute,
+    Graph,
+    OnnxWriter,
+)
 from hybridtei.models.checkpoint.hub_layouts import check_code
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.families import run_family
@@ -41,7 +48,9 @@ def family_graph(spec: ModelSpec, *, rectangle: bool = False, alone: bool = Fals
     Raises LoadError, and UnsupportedArchitecture for an unknown family or setting.
     """
     if rectangle and spec.adapters is not None:
-        raise UnsupportedArchitecture(f"{spec.folder}: has adapters, and files for other readers of ONNX cannot choose one")
+        raise UnsupportedArchitecture(
+            f"{spec.folder}: has adapters, and files for other readers of ONNX cannot choose one"
+        )
     return graph_by(OnnxOps(spec, rectangle=rectangle, alone=alone), spec)
 
 
@@ -50,7 +59,9 @@ def graph_by(ops: OnnxOps, spec: ModelSpec) -> Graph:
     file = spec.folder / "config.json"
     check_code(spec.config, file)
     adapters = None if spec.adapters is None else spec.adapters.form
-    hidden = run_family(ops, spec.model_type, spec.config, str(file), adapters, is_native=spec.is_native)
+    hidden = run_family(
+        ops, spec.model_type, spec.config, str(file), adapters, is_native=spec.is_native
+    )
     return Graph(ops.model(hidden), ops.weights, matrices=tuple(ops.matrices), causal=ops.causal)
 
 
@@ -65,7 +76,11 @@ class OnnxOps:
         self.causal = True
         self._tanh_gelu = spec.tanh_gelu
         self._is_rectangle, self._is_alone = rectangle, alone
-        pools = alone and not (spec.dense_modules or spec.is_rounded) and spec.pooling in (("mean",), ("cls",), ("lasttoken",))
+        pools = (
+            alone
+            and not (spec.dense_modules or spec.is_rounded)
+            and spec.pooling in (("mean",), ("cls",), ("lasttoken",))
+        )
         self._pooling = spec.pooling[0] if pools else None
         self._made: dict[Any, Any] = {}
         types = ["token_type_ids"] if spec.has_token_types else []
@@ -73,10 +88,15 @@ class OnnxOps:
             for name in ("input_ids", "attention_mask", *types):
                 self.writer.input(name, ["n", "s"])
             self._seen = "attention_mask"
-            self._ids = {name: self._node("Reshape", name, self._list(-1)) for name in ("input_ids", *types)}
+            self._ids = {
+                name: self._node("Reshape", name, self._list(-1)) for name in ("input_ids", *types)
+            }
             self._ids["position_ids"] = self._counted_positions(spec.positions)
         else:
-            self._ids = {name: self.writer.input(name, ["t"]) for name in ("input_ids", "position_ids", *types)}
+            self._ids = {
+                name: self.writer.input(name, ["t"])
+                for name in ("input_ids", "position_ids", *types)
+            }
             self._seen = "input_ids"
             if not alone:
                 self.writer.input("places", ["t"])
@@ -91,7 +111,11 @@ class OnnxOps:
             return self.writer.model(hidden.value, "hidden", ["t", hidden.width])
         n, s = self._sides()
         shape = self._node("Concat", n, s, self._list(hidden.width), axis=0)
-        return self.writer.model(self._node("Reshape", hidden.value, shape), "last_hidden_state", ["n", "s", hidden.width])
+        return self.writer.model(
+            self._node("Reshape", hidden.value, shape),
+            "last_hidden_state",
+            ["n", "s", hidden.width],
+        )
 
     def _pooled(self, hidden: Rows) -> str:
         if self._pooling == "mean":
@@ -100,7 +124,9 @@ class OnnxOps:
 
     def embedding(self, name: str, rows: int, width: int, ids: str) -> Rows:
         table = self._weight(name, (rows, width))
-        return Rows(self._node("Gather", table, self._ids.get(ids) or self._int(0)), width)  # without types: type 0
+        return Rows(
+            self._node("Gather", table, self._ids.get(ids) or self._int(0)), width
+        )  # without types: type 0
 
     def parameter_rows(self, name: str, rows: int, width: int) -> Rows:
         return Rows(self._weight(name, (rows, width)), width, is_parameter=True)
@@ -140,9 +166,15 @@ class OnnxOps:
     def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows:
         names = [f"{name}.weight", *([f"{name}.bias"] if bias else [])]
         weights = [self._weight(one, (x.width,)) for one in names]
-        return Rows(self._node("LayerNormalization", x.value, *weights, epsilon=eps, axis=-1), x.width, x.is_parameter)
+        return Rows(
+            self._node("LayerNormalization", x.value, *weights, epsilon=eps, axis=-1),
+            x.width,
+            x.is_parameter,
+        )
 
-    def rms_norm(self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0) -> Rows:
+    def rms_norm(
+        self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0
+    ) -> Rows:
         weight = self._weight(f"{name}.weight", (dim or x.width,))
         if offset:
             weight = self._node("Add", weight, self._float(offset))
@@ -152,21 +184,29 @@ class OnnxOps:
         normed = self._node("Mul", self._node("Div", value, size), weight)
         return Rows(normed if dim is None else self._node("Flatten", normed, axis=1), x.width)
 
-    def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
+    def experts(
+        self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str
+    ) -> Rows:
         """Compute all experts in two products, and multiply those that are not chosen by zero."""
         count = logits.width
-        w1, w2 = (self._weight(f"{name}.mlp.{one}", (count * wide, x.width)) for one in ("w1", "w2"))
+        w1, w2 = (
+            self._weight(f"{name}.mlp.{one}", (count * wide, x.width)) for one in ("w1", "w2")
+        )
         bias = self._weight(f"{name}.bias", (x.width,))
         chances = self._node("Softmax", logits.value, axis=1)
         largest, places = self.writer.node("TopK", chances, self._list(chosen), outputs=2, axis=1)
         nothing = self._node("Mul", chances, self._float(0))
         share = self._node("ScatterElements", nothing, places, largest, axis=1)
         each = self.activate(Rows(self._node("Gemm", x.value, w1, transB=1), count * wide), act)
-        shared = self._node("Mul", self._heads(each, wide), self._node("Unsqueeze", share, self._list(2)))
+        shared = self._node(
+            "Mul", self._heads(each, wide), self._node("Unsqueeze", share, self._list(2))
+        )
         return Rows(self._node("Gemm", self._node("Flatten", shared, axis=1), w2, bias), x.width)
 
     def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
-        places = self._node("Unsqueeze", self._node("Cast", self._ids["position_ids"], to=FLOAT), self._list(1))
+        places = self._node(
+            "Unsqueeze", self._node("Cast", self._ids["position_ids"], to=FLOAT), self._list(1)
+        )
         angles = self._node("Mul", places, self.writer.constant(frequencies[None]))
         both = self._node("Unsqueeze", self._node("Concat", angles, angles, axis=1), self._list(1))
         cos, sin = self._node("Cos", both), self._node("Sin", both)
@@ -176,9 +216,13 @@ class OnnxOps:
 
     def rotate(self, x: Rows, rotation: Rotation, dim: int) -> Rows:
         heads = self._heads(x, dim)
-        one, other = self.writer.node("Split", heads, self._list(dim // 2, dim // 2), outputs=2, axis=2)
+        one, other = self.writer.node(
+            "Split", heads, self._list(dim // 2, dim // 2), outputs=2, axis=2
+        )
         turned = self._node("Concat", self._node("Neg", other), one, axis=2)
-        rotated = self._node("Add", self._node("Mul", heads, rotation.cos), self._node("Mul", turned, rotation.sin))
+        rotated = self._node(
+            "Add", self._node("Mul", heads, rotation.cos), self._node("Mul", turned, rotation.sin)
+        )
         return Rows(self._node("Flatten", rotated, axis=1), x.width)
 
     def attention(self, q: Rows, k: Rows, v: Rows, heads: Heads, bias: Any = None) -> Rows:
@@ -198,7 +242,10 @@ class OnnxOps:
             scale=float(heads.scale),
         )
         flat = self._node("Reshape", attended, self._list(-1, q.width))
-        return Rows(flat if self._is_rectangle or self._is_alone else self._node("Gather", flat, "places"), q.width)
+        return Rows(
+            flat if self._is_rectangle or self._is_alone else self._node("Gather", flat, "places"),
+            q.width,
+        )
 
     def alibi(self, slopes: NDArray[np.float32]) -> str:
         distance = self._node("Cast", self._node("Abs", self._distance()), to=FLOAT)
@@ -206,10 +253,16 @@ class OnnxOps:
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> str:
         table = self._weight(name, (int(buckets.max()) + 1, heads))
-        chosen = self._node("Gather", table, self._bucket(buckets, self._node("Neg", self._distance())))
-        return self._node("Unsqueeze", self._node("Transpose", chosen, perm=[2, 0, 1]), self._list(0))
+        chosen = self._node(
+            "Gather", table, self._bucket(buckets, self._node("Neg", self._distance()))
+        )
+        return self._node(
+            "Unsqueeze", self._node("Transpose", chosen, perm=[2, 0, 1]), self._list(0)
+        )
 
-    def disentangled(self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables) -> str:
+    def disentangled(
+        self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables
+    ) -> str:
         content_to_position, position_to_content = tables
         chosen = self._bucket(buckets, self._distance())
         n, s = self._sides()
@@ -217,17 +270,25 @@ class OnnxOps:
         parts = []
         if content_to_position is not None:
             places = self._node("Expand", chosen, square)
-            parts.append(self._node("GatherElements", self._against(q, content_to_position, heads), places, axis=3))
+            parts.append(
+                self._node(
+                    "GatherElements", self._against(q, content_to_position, heads), places, axis=3
+                )
+            )
         if position_to_content is not None:
             places = self._node("Expand", self._node("Transpose", chosen, perm=[1, 0]), square)
-            found = self._node("GatherElements", self._against(k, position_to_content, heads), places, axis=3)
+            found = self._node(
+                "GatherElements", self._against(k, position_to_content, heads), places, axis=3
+            )
             parts.append(self._node("Transpose", found, perm=[0, 1, 3, 2]))
         total = parts[0] if len(parts) == 1 else self._node("Add", *parts)
         return self._node("Mul", total, self._float(heads.scale))
 
     def _against(self, x: Rows, table: Rows, heads: Heads) -> str:
         """Products of each token's heads with their parts of each row of a table: float[n, heads, s, rows]."""
-        rectangle = self._node("Reshape", self._rectangle(x), self._list(0, 0, heads.count, heads.dim))
+        rectangle = self._node(
+            "Reshape", self._rectangle(x), self._list(0, 0, heads.count, heads.dim)
+        )
         rows = self._node("Reshape", table.value, self._list(-1, heads.count, heads.dim))
         tokens = self._node("Transpose", rectangle, perm=[0, 2, 1, 3])
         return self._node("MatMul", tokens, self._node("Transpose", rows, perm=[1, 2, 0]))
@@ -235,15 +296,23 @@ class OnnxOps:
     def _bucket(self, buckets: NDArray[np.int64], distance: str) -> str:
         longest = len(buckets) // 2
         distance = self._node("Clip", distance, self._int(-longest), self._int(longest))
-        return self._node("Gather", self.writer.constant(buckets), self._node("Add", distance, self._int(longest)))
+        return self._node(
+            "Gather", self.writer.constant(buckets), self._node("Add", distance, self._int(longest))
+        )
 
     def _rectangle(self, x: Rows) -> str:
         """float[t, width] -> [n, s, width]."""
         if self._is_alone:
             return self._node("Unsqueeze", x.value, self._list(0))
         n, s = self._sides()
-        shape = self._once(("shape", x.width), lambda: self._node("Concat", n, s, self._list(x.width), axis=0))
-        return self._node("Reshape", x.value if self._is_rectangle else self._node("Gather", x.value, "rows"), shape)
+        shape = self._once(
+            ("shape", x.width), lambda: self._node("Concat", n, s, self._list(x.width), axis=0)
+        )
+        return self._node(
+            "Reshape",
+            x.value if self._is_rectangle else self._node("Gather", x.value, "rows"),
+            shape,
+        )
 
     def _sides(self) -> tuple[str, str]:
         """The batch's `n` and `s`, int64[1] each."""
@@ -257,11 +326,17 @@ class OnnxOps:
         if positions.padding_id is None:
             n, s = self._sides()
             places = self._range(s)
-            return self._node("Reshape", self._node("Expand", places, self._node("Concat", n, s, axis=0)), self._list(-1))
+            return self._node(
+                "Reshape",
+                self._node("Expand", places, self._node("Concat", n, s, axis=0)),
+                self._list(-1),
+            )
         is_padding = self._node("Equal", "input_ids", self._int(positions.padding_id))
         counts = self._node("Cast", self._node("Not", is_padding), to=INT64)
         places = self._node("Mul", self._node("CumSum", counts, self._int(1)), counts)
-        return self._node("Reshape", self._node("Add", places, self._int(positions.padding_id)), self._list(-1))
+        return self._node(
+            "Reshape", self._node("Add", places, self._int(positions.padding_id)), self._list(-1)
+        )
 
     def _distance(self, *, apart: bool = False) -> str:
         """Query minus key: int64[s, s], or int64[n, 1, q, s] if queries have their own rectangle (`apart`)."""
@@ -273,7 +348,11 @@ class OnnxOps:
             queries, starts = self._queries()
             places = self._range(self._node("Shape", queries, start=1, end=2))
             first = self._node("Unsqueeze", starts, self._list(1, 2, 3))
-            return self._node("Sub", self._node("Add", first, self._node("Unsqueeze", places, self._list(1))), keys)
+            return self._node(
+                "Sub",
+                self._node("Add", first, self._node("Unsqueeze", places, self._list(1))),
+                keys,
+            )
 
         return self._once(("distance", apart), make)
 
@@ -283,9 +362,15 @@ class OnnxOps:
         def make() -> str:
             masks = [] if self._is_alone else [self._keys(apart)]
             if causal:
-                masks.append(self._node("GreaterOrEqual", self._distance(apart=apart), self._int(0)))
+                masks.append(
+                    self._node("GreaterOrEqual", self._distance(apart=apart), self._int(0))
+                )
             if window is not None:
-                masks.append(self._node("Less", self._node("Abs", self._distance(apart=apart)), self._int(window)))
+                masks.append(
+                    self._node(
+                        "Less", self._node("Abs", self._distance(apart=apart)), self._int(window)
+                    )
+                )
             return reduce(lambda one, other: self._node("And", one, other), masks) if masks else ""
 
         return self._once(("mask", causal, window), make)
@@ -294,10 +379,17 @@ class OnnxOps:
         """The mask of keys: bool[n, 1, s, s], or bool[n, 1, 1, s], which a mask of queries `apart` broadcasts."""
         keys = self._node("Unsqueeze", self._node("Cast", self._seen, to=BOOL), self._list(1, 2))
         n, s = self._sides()
-        return keys if apart else self._node("Expand", keys, self._node("Concat", n, self._list(1), s, s, axis=0))
+        return (
+            keys
+            if apart
+            else self._node("Expand", keys, self._node("Concat", n, self._list(1), s, s, axis=0))
+        )
 
     def _queries(self) -> tuple[str, str]:
-        return self._once("queries", lambda: (self.writer.input("queries", ["n", "q"]), self.writer.input("starts", ["n"])))
+        return self._once(
+            "queries",
+            lambda: (self.writer.input("queries", ["n", "q"]), self.writer.input("starts", ["n"])),
+        )
 
     def _range(self, size: str) -> str:
         """The whole numbers below a size int64[1]."""

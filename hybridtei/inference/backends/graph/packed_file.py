@@ -40,7 +40,9 @@ FACTOR = 1.9  # bound of the packed size, as a multiple of the input's
 DAYS = 30  # after this time an unused file is removed
 GB = 1_000_000_000
 GRAPH, TENSORS, WIDENED = "packed.onnx", "packed.bin", "widened.bin"
-TRAILER = struct.Struct("<16sQ32s")  # the end of TENSORS: MARK, the number of bytes before, GRAPH's digest
+TRAILER = struct.Struct(
+    "<16sQ32s"
+)  # the end of TENSORS: MARK, the number of bytes before, GRAPH's digest
 MARK = b"hybridtei packed"
 PART = ".part"
 MEMORY = Path("/dev/shm")
@@ -57,7 +59,9 @@ LEAST_TENSOR_BYTES = 1024
 # Kernels read packed matrices by aligned loads: a misaligned one in the mapped file ends the process (SIGSEGV). The runtime
 # writes tensors below a megabyte without alignment.
 ALIGNMENT, SMALL_BYTES = 64, 1 << 20
-PLACES = re.compile(rb"\d+(?=;)")  # "NAME|offset;bytes;0": the place and size of a tensor's packed form
+PLACES = re.compile(
+    rb"\d+(?=;)"
+)  # "NAME|offset;bytes;0": the place and size of a tensor's packed form
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,9 @@ class Packed:
 
 
 @contextmanager
-def packed(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, cache_gb: float) -> Iterator[Path | None]:
+def packed(
+    graph: Graph, tensors: Mapping[str, Floats], weights: Weights, cache_gb: float
+) -> Iterator[Path | None]:
     """Yield the optimized graph, with packed tensors beside it, which open sessions no longer need. None: the tensors are
     small, or there is no room. `cache_gb`: the bound of the cache folder; 0: use a temporary file.
 
@@ -84,14 +90,22 @@ def packed(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, cache_
     if graph.nbytes < LEAST_BYTES or sys.platform == "win32":
         yield None
         return
-    kept = _tried(lambda: _kept(graph, tensors, weights, needed, cache_gb), "the cache folder") if cache_gb else None
+    kept = (
+        _tried(lambda: _kept(graph, tensors, weights, needed, cache_gb), "the cache folder")
+        if cache_gb
+        else None
+    )
     if kept is not None:
         yield kept
         return
     with tempfile.TemporaryDirectory(prefix="hybridtei-", dir=_roomy(needed)) as folder:
         path = _tried(lambda: _written(graph, tensors, weights, Path(folder)), folder)
         if path is not None:
-            log.info("packed weights: %.0f MB in a file of this process in %s", _size(path.parent) / 1e6, Path(folder).parent)
+            log.info(
+                "packed weights: %.0f MB in a file of this process in %s",
+                _size(path.parent) / 1e6,
+                Path(folder).parent,
+            )
         yield path
 
 
@@ -101,7 +115,11 @@ def _tried(make: Callable[[], Path], place: str) -> Path | None:
     except LoadError:
         raise
     except Exception as error:  # ONNX Runtime raises its own exceptions on a full disk
-        log.warning("packed weights cannot be stored in %s, so this start packs them in memory: %s", place, error)
+        log.warning(
+            "packed weights cannot be stored in %s, so this start packs them in memory: %s",
+            place,
+            error,
+        )
         return None
 
 
@@ -142,7 +160,11 @@ def prune(bound: float) -> list[Packed]:
 def _prune(bound: float) -> list[Packed]:
     total, gone = 0, []
     for each in packed_files():
-        if each.path.suffix != PART and total + each.size <= bound and each.used > time.time() - DAYS * 86400:
+        if (
+            each.path.suffix != PART
+            and total + each.size <= bound
+            and each.used > time.time() - DAYS * 86400
+        ):
             total += each.size
             continue
         shutil.rmtree(each.path, ignore_errors=True)
@@ -163,7 +185,9 @@ def _writing(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-def _kept(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed: int, cache_gb: float) -> Path:
+def _kept(
+    graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed: int, cache_gb: float
+) -> Path:
     """The file in the cache folder, written if missing. Waits while another process writes to the folder."""
     path = packed_folder() / f"{weights.folder.name[:80]}-{_digest(graph, weights)}"
     if _is_whole(path):
@@ -174,13 +198,20 @@ def _kept(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, needed:
         if not _is_whole(path):
             _make_room(path, needed, cache_gb)
             began = time.monotonic()
-            with tempfile.TemporaryDirectory(suffix=PART, dir=path.parent, ignore_cleanup_errors=True) as part:
+            with tempfile.TemporaryDirectory(
+                suffix=PART, dir=path.parent, ignore_cleanup_errors=True
+            ) as part:
                 _written(graph, tensors, weights, Path(part))
                 for name in (GRAPH, TENSORS, ""):
                     _sync(Path(part, name))
                 shutil.rmtree(path, ignore_errors=True)
                 Path(part).rename(path)
-            log.info("packed weights: %s, %.0f MB, written in %.1f s", path, _size(path) / 1e6, time.monotonic() - began)
+            log.info(
+                "packed weights: %s, %.0f MB, written in %.1f s",
+                path,
+                _size(path) / 1e6,
+                time.monotonic() - began,
+            )
     return path / GRAPH
 
 
@@ -201,11 +232,16 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
     identity = weights.identity()
     content = graph.body + _declared(graph, tensors, weights, folder / WIDENED)
     options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4  # this module reports a full disk
+    options.intra_op_num_threads, options.log_severity_level = (
+        1,
+        4,
+    )  # this module reports a full disk
     options.optimized_model_filepath = str(folder / GRAPH)
     for key, text in {**SAVING, LEAST_TENSOR: str(_least_bytes(graph))}.items():
         options.add_session_config_entry(key, text)
-    ort.InferenceSession(content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,))
+    ort.InferenceSession(
+        content, options, providers=["CPUExecutionProvider"], disabled_optimizers=(SLOWER,)
+    )
     if not _is_aligned((folder / GRAPH).read_bytes()):
         raise OSError(f"ONNX Runtime {ort.__version__} wrote tensors at odd places")
     (folder / WIDENED).unlink(missing_ok=True)
@@ -213,7 +249,9 @@ def _written(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, fold
         raise LoadError(f"{weights.folder}: the weights changed while they were read: start again")
     weights.release()
     with (folder / TENSORS).open("ab") as file:
-        file.write(TRAILER.pack(MARK, file.tell(), hashlib.sha256((folder / GRAPH).read_bytes()).digest()))
+        file.write(
+            TRAILER.pack(MARK, file.tell(), hashlib.sha256((folder / GRAPH).read_bytes()).digest())
+        )
     return folder / GRAPH
 
 
@@ -221,31 +259,51 @@ def _least_bytes(graph: Graph) -> int:
     """The least bytes of a tensor in the file. Smaller tensors are in the graph, where each is aligned; these include all that
     would misalign the next tensor in the file."""
     sizes = [4 * prod(shape) for shape in graph.weights.values()]
-    sizes += [len(content) for tensor in _initializers(graph.body) for content in parts(tensor, 9)]  # .raw_data
-    return max([LEAST_TENSOR_BYTES, *(size + 1 for size in sizes if size % ALIGNMENT and size < SMALL_BYTES)])
+    sizes += [
+        len(content) for tensor in _initializers(graph.body) for content in parts(tensor, 9)
+    ]  # .raw_data
+    return max(
+        [
+            LEAST_TENSOR_BYTES,
+            *(size + 1 for size in sizes if size % ALIGNMENT and size < SMALL_BYTES),
+        ]
+    )
 
 
 def _is_aligned(onnx: bytes) -> bool:
     """True if all tensors in the graph's file, and their packed forms, are aligned there."""
     for tensor in _initializers(onnx):
-        facts = {next(parts(entry, 1)): next(parts(entry, 2)) for entry in parts(tensor, 13)}  # .external_data
-        packed = [int(number) for key, text in facts.items() if key.startswith(b"prepacked") for number in PLACES.findall(text)]
+        facts = {
+            next(parts(entry, 1)): next(parts(entry, 2)) for entry in parts(tensor, 13)
+        }  # .external_data
+        packed = [
+            int(number)
+            for key, text in facts.items()
+            if key.startswith(b"prepacked")
+            for number in PLACES.findall(text)
+        ]
         if any(place % ALIGNMENT for place in (int(facts.get(b"offset", 0)), *packed[::2])):
             return False
     return True
 
 
 def _initializers(onnx: bytes) -> Iterator[bytes]:
-    return (tensor for graph in parts(onnx, 7) for tensor in parts(graph, 5))  # ModelProto.graph.initializer
+    return (
+        tensor for graph in parts(onnx, 7) for tensor in parts(graph, 5)
+    )  # ModelProto.graph.initializer
 
 
 def parts(message: bytes, field: int) -> Iterator[bytes]:
     """The values of a protobuf message's field of messages or texts."""
     fields = message_fields(message, 0, len(message))
-    return (message[place] for number, place in fields if number == field and isinstance(place, slice))
+    return (
+        message[place] for number, place in fields if number == field and isinstance(place, slice)
+    )
 
 
-def _declared(graph: Graph, tensors: Mapping[str, Floats], weights: Weights, widened: Path) -> bytes:
+def _declared(
+    graph: Graph, tensors: Mapping[str, Floats], weights: Weights, widened: Path
+) -> bytes:
     """Declare the places of the graph's tensors: in the checkpoint's files, or widened in our own file."""
     content = []
     with widened.open("wb") as file:
@@ -272,7 +330,9 @@ def _processor() -> str:
     """The processor's facts that packed forms depend on: its kind and, on Linux, its flags."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        return platform.machine() + next(
+            (line for line in lines if line.startswith(("flags", "Features"))), ""
+        )
     return f"{platform.machine()} {platform.processor()}"
 
 

@@ -33,7 +33,12 @@ MICROSOFT = "com.microsoft"  # ONNX Runtime's own operators
 FLOAT, UINT8, INT8, INT32, INT64, BOOL = 1, 2, 3, 6, 7, 9  # TensorProto.DataType
 EXTERNAL = 1  # TensorProto.DataLocation
 _TYPES = {"float32": FLOAT, "uint8": UINT8, "int8": INT8, "int64": INT64}
-_ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING, _ATTRIBUTE_INTS = 1, 2, 3, 7  # AttributeProto.AttributeType
+_ATTRIBUTE_FLOAT, _ATTRIBUTE_INT, _ATTRIBUTE_STRING, _ATTRIBUTE_INTS = (
+    1,
+    2,
+    3,
+    7,
+)  # AttributeProto.AttributeType
 Attribute = float | int | str | Sequence[int]
 Dims = Sequence[str | int]
 
@@ -49,13 +54,17 @@ class OnnxWriter:
         self._opsets = {"": OPSET}
         self._count = 0
 
-    def node(self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Attribute) -> list[str]:
+    def node(
+        self, kind: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Attribute
+    ) -> list[str]:
         """Add an operator; return the names of its outputs."""
         names = [self._name() for _ in range(outputs)]
         self._opsets.setdefault(domain, 1)
         content = b"".join(nested(1, name.encode()) for name in inputs)
         content += b"".join(nested(2, name.encode()) for name in names) + nested(4, kind.encode())
-        content += b"".join(nested(5, _attribute(name, value)) for name, value in attributes.items())
+        content += b"".join(
+            nested(5, _attribute(name, value)) for name, value in attributes.items()
+        )
         self._nodes.append(content + (nested(7, domain.encode()) if domain else b""))
         return names
 
@@ -73,7 +82,9 @@ class OnnxWriter:
 
     def output(self, value: str, name: str, dims: Dims, kind: int = FLOAT) -> None:
         """Add an output: a value under the name `name`."""
-        self._nodes.append(nested(1, value.encode()) + nested(2, name.encode()) + nested(4, b"Identity"))
+        self._nodes.append(
+            nested(1, value.encode()) + nested(2, name.encode()) + nested(4, b"Identity")
+        )
         self._outputs.append(nested(12, _value(name, kind, dims)))
 
     def model(self, output: str, name: str, dims: Dims, kind: int = FLOAT) -> bytes:
@@ -82,7 +93,10 @@ class OnnxWriter:
         graph = b"".join(nested(1, node) for node in self._nodes) + nested(2, b"trunk")
         graph += b"".join(nested(5, _tensor(one, *key)) for key, one in self._constants.items())
         graph += b"".join((*self._inputs, *self._outputs))
-        opsets = b"".join(nested(8, nested(1, key.encode()) + _integer(2, number)) for key, number in self._opsets.items())
+        opsets = b"".join(
+            nested(8, nested(1, key.encode()) + _integer(2, number))
+            for key, number in self._opsets.items()
+        )
         return _integer(1, IR_VERSION) + opsets + nested(7, graph)
 
     def _name(self) -> str:
@@ -102,16 +116,24 @@ def declarations(shapes: Mapping[str, Sequence[int]], location: str = "checkpoin
 def declaration(name: str, shape: Sequence[int], location: str, offset: int) -> bytes:
     """The declaration of a float32 tensor in a file. Append it to a model."""
     entries = {"location": location, "offset": str(offset), "length": str(4 * prod(shape))}
-    external = b"".join(nested(13, nested(1, key.encode()) + nested(2, text.encode())) for key, text in entries.items())
+    external = b"".join(
+        nested(13, nested(1, key.encode()) + nested(2, text.encode()))
+        for key, text in entries.items()
+    )
     dims = b"".join(_integer(1, dim) for dim in shape)
-    tensor = dims + _integer(2, FLOAT) + nested(8, name.encode()) + external + _integer(14, EXTERNAL)
+    tensor = (
+        dims + _integer(2, FLOAT) + nested(8, name.encode()) + external + _integer(14, EXTERNAL)
+    )
     return nested(7, nested(5, tensor))
 
 
 def contents(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
     """Tensors with their content. Append them to a model."""
     arrays = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
-    content = (nested(5, _tensor(name, "float32", value.shape, value.tobytes())) for name, value in arrays.items())
+    content = (
+        nested(5, _tensor(name, "float32", value.shape, value.tobytes()))
+        for name, value in arrays.items()
+    )
     return nested(7, b"".join(content)) if tensors else b""
 
 
@@ -141,7 +163,12 @@ def integer_product_graph() -> bytes:
 def _attribute(name: str, value: Attribute) -> bytes:
     content = nested(1, name.encode())
     if isinstance(value, float):
-        return content + varint(2 << 3 | 5) + np.float32(value).tobytes() + _integer(20, _ATTRIBUTE_FLOAT)
+        return (
+            content
+            + varint(2 << 3 | 5)
+            + np.float32(value).tobytes()
+            + _integer(20, _ATTRIBUTE_FLOAT)
+        )
     if isinstance(value, int):
         return content + _integer(3, value) + _integer(20, _ATTRIBUTE_INT)
     if isinstance(value, str):
@@ -155,12 +182,17 @@ def _tensor(name: str, dtype: str, shape: Iterable[int], data: bytes) -> bytes:
 
 
 def _value(name: str, kind: int, dims: Dims) -> bytes:
-    shape = b"".join(nested(1, nested(2, dim.encode()) if isinstance(dim, str) else _integer(1, dim)) for dim in dims)
+    shape = b"".join(
+        nested(1, nested(2, dim.encode()) if isinstance(dim, str) else _integer(1, dim))
+        for dim in dims
+    )
     return nested(1, name.encode()) + nested(2, nested(1, _integer(1, kind) + nested(2, shape)))
 
 
 def _integer(field: int, value: int) -> bytes:
-    return varint(field << 3) + varint(value & 0xFFFF_FFFF_FFFF_FFFF)  # a negative one takes ten bytes
+    return varint(field << 3) + varint(
+        value & 0xFFFF_FFFF_FFFF_FFFF
+    )  # a negative one takes ten bytes
 
 
 @dataclass(frozen=True, slots=True)

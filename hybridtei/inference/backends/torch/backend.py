@@ -32,7 +32,13 @@ from hybridtei.inference.backends.heads import (
 )
 from hybridtei.inference.backends.torch import memory
 from hybridtei.inference.backends.torch.layout import PackedLayout
-from hybridtei.inference.backends.torch.memory import TooLarge, is_out_of_memory, split_on_oom, start_copy, to_device
+from hybridtei.inference.backends.torch.memory import (
+    TooLarge,
+    is_out_of_memory,
+    split_on_oom,
+    start_copy,
+    to_device,
+)
 from hybridtei.inference.backends.torch.ops import TORCH, entries_of
 from hybridtei.inference.backends.torch.trunk import Ids, Trunk
 from hybridtei.outputs import HeadOutputs, SparseVectors
@@ -43,7 +49,10 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Tokens of a pass. Two cores reach their full rate with a few hundred tokens; a GPU needs thousands.
-OFFSETS, KEPT = "offsets", "kept"  # names in a batch's integers: `cu_seqlens`, and the rows of tokens that get a vector
+OFFSETS, KEPT = (
+    "offsets",
+    "kept",
+)  # names in a batch's integers: `cu_seqlens`, and the rows of tokens that get a vector
 BUSY_TOKENS = {"cpu": 512, "cuda": 16384}
 
 
@@ -85,7 +94,9 @@ class TorchBackend(Backend):
         if loaded is None:
             from hybridtei.inference.backends.torch.load import load
 
-            loaded = load(spec, dtype=DTYPES[dtype], device=self.device, trust_remote_code=trust_remote_code)
+            loaded = load(
+                spec, dtype=DTYPES[dtype], device=self.device, trust_remote_code=trust_remote_code
+            )
         self._trunk, self._heads = loaded
         self.shares_prefixes = self._trunk.causal
         self.padding = Padding.ALL if self._trunk.padded else Padding.NONE
@@ -101,10 +112,14 @@ class TorchBackend(Backend):
             return split_on_oom(self._pass, batch, self.make_room)
         except BackendError:
             raise
-        except Exception as error:  # torch, transformers and a model's own code raise their own exceptions
+        except (
+            Exception
+        ) as error:  # torch, transformers and a model's own code raise their own exceptions
             fault = error
         if not self.answers():
-            raise DeviceLost(f"{self.device} does not answer any more; a restart is needed: {fault}") from fault
+            raise DeviceLost(
+                f"{self.device} does not answer any more; a restart is needed: {fault}"
+            ) from fault
         raise BackendError(f"the forward pass failed: {fault}") from fault
 
     def enter_lane(self, kind: LaneKind) -> None:
@@ -149,7 +164,12 @@ class TorchBackend(Backend):
             return limit
         self.make_room()
         allowed = self._allow(fraction) // sharing
-        return memory.max_tokens(lambda tokens: self._peak(tokens, longest), limit=limit, longest=longest, allowed=allowed)
+        return memory.max_tokens(
+            lambda tokens: self._peak(tokens, longest),
+            limit=limit,
+            longest=longest,
+            allowed=allowed,
+        )
 
     @property
     def trunk(self) -> Trunk:
@@ -178,7 +198,9 @@ class TorchBackend(Backend):
         """The result of `entries_of` for computed rows. Their number is read on a second stream, ahead of the next pass."""
         with self._beside():
             found = start_copy(entries_of(rows), self.device)()
-        return SparseVectors(found["indices"], found["values"], offsets_of(found["lengths"]), rows.shape[1])
+        return SparseVectors(
+            found["indices"], found["values"], offsets_of(found["lengths"]), rows.shape[1]
+        )
 
     def stage(self, batch: PackedBatch, kept: Offsets | None) -> Staged:
         """Fill and copy a pass's inputs. `kept`: from `kept_rows`."""
@@ -187,13 +209,17 @@ class TorchBackend(Backend):
         with self._beside():
             integers = self._trunk.integers(batch)
             more = {} if kept is None else {KEPT: kept}
-            there = to_device({**integers, OFFSETS: batch.cu_seqlens, **shared, **more}, self.device)
+            there = to_device(
+                {**integers, OFFSETS: batch.cu_seqlens, **shared, **more}, self.device
+            )
             ids = {name: there[name] for name in integers}
             layout = self._trunk.layout(batch, there[OFFSETS])
             layout.stage()
             if once is not None:
                 layout.once = there["computed"], there["rows"]
-            return Staged(batch, there, ids, layout, None if self._side is None else self._side.record_event())
+            return Staged(
+                batch, there, ids, layout, None if self._side is None else self._side.record_event()
+            )
 
     def launch(self, staged: Staged) -> dict[str, Tensor]:
         """Launch `compute` inside `alone`, without waiting: no line may read a number from the device or copy one to it."""
@@ -202,7 +228,9 @@ class TorchBackend(Backend):
             self._stream.wait_event(staged.arrived)
         if layout.once is not None:
             kept, rows = layout.once
-            hidden = self._trunk(batch, layout, {name: one[kept] for name, one in ids.items()})[rows]
+            hidden = self._trunk(batch, layout, {name: one[kept] for name, one in ids.items()})[
+                rows
+            ]
         else:
             hidden = self._trunk(batch, layout, ids)
         self.count()
@@ -227,7 +255,10 @@ class TorchBackend(Backend):
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        with torch.inference_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):  # its device too
+        with (
+            torch.inference_mode(),
+            nullcontext() if stream is None else torch.cuda.stream(stream),
+        ):  # its device too
             yield
 
     def _stream_done(self) -> None:

@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SIZES = (64, 128, 256, 512, 1024)  # tokens of recorded passes; a smaller pass is padded to the next size
+SIZES = (
+    64,
+    128,
+    256,
+    512,
+    1024,
+)  # tokens of recorded passes; a smaller pass is padded to the next size
 CALLS_TO_RECORD = 3  # the first run allocates, the second is recorded, the third is replayed
 # The largest deviation of states from the module's, relative to the largest state: sums have another order and fewer roundings.
 NEAR = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.1, "fp8": 0.3}
@@ -43,7 +49,9 @@ NEEDS = "on a CPU torch needs a C++ compiler (g++, or another one in CXX), on a 
 
 Compiler = str | Callable[..., Any]
 
-_COMPILING = threading.Lock()  # a compiler synchronises whole devices, which breaks another model's recording
+_COMPILING = (
+    threading.Lock()
+)  # a compiler synchronises whole devices, which breaks another model's recording
 _RECORDER = ThreadPoolExecutor(1, "torch-compile")
 
 
@@ -63,17 +71,25 @@ def compile_trunk(backend: TorchBackend, compiler: Compiler = "inductor") -> Non
     try:
         with _COMPILING, backend.alone():
             compiled = CompiledPass(trunk.model, backend.device, compiler)
-            worst = float(np.max([_deviation(backend, trunk, compiled, tokens) for tokens in compiled.probes]))
+            worst = float(
+                np.max([_deviation(backend, trunk, compiled, tokens) for tokens in compiled.probes])
+            )
     except Exception as error:  # compilers and their libraries raise their own exceptions
         words = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_LETTERS]
-        raise LoadError(f"{folder}: --torch-compile failed ({NEEDS}; else leave it out): {words}") from error
+        raise LoadError(
+            f"{folder}: --torch-compile failed ({NEEDS}; else leave it out): {words}"
+        ) from error
     if not worst <= NEAR[backend.dtype]:  # `not`, so that NaN fails too
         raise LoadError(
             f"{folder}: --torch-compile made code whose states differ from the module's by {worst:.2g} of the largest, and "
             f"{NEAR[backend.dtype]:.2g} is allowed in {backend.dtype}: leave it out"
         )
     trunk.compiled = compiled
-    log.info("torch.compile took %.0f s; states differ by %.2g of the largest", time.monotonic() - began, worst)
+    log.info(
+        "torch.compile took %.0f s; states differ by %.2g of the largest",
+        time.monotonic() - began,
+        worst,
+    )
 
 
 class CompiledPass:
@@ -85,17 +101,27 @@ class CompiledPass:
         self.probes = (SIZES[-1] + 1, *(self._sizes or SIZES[:1]))
         if self._sizes:
             _RECORDER.submit(importlib.import_module, "torch._inductor.cudagraph_trees").result()
-            own = fx.GraphModule(model, model.graph)  # torch caches compiled code by function, so two forms need two functions
+            own = fx.GraphModule(
+                model, model.graph
+            )  # torch caches compiled code by function, so two forms need two functions
             self._small = torch.compile(own, dynamic=True, mode="reduce-overhead")
         self._any_size = torch.compile(model, dynamic=True, backend=compiler)
 
     def __call__(self, ids: Ids, layout: PackedLayout) -> Tensor:
         count = len(ids["input_ids"])
-        size = None if layout.once is not None else next((size for size in self._sizes if count <= size), None)
+        size = (
+            None
+            if layout.once is not None
+            else next((size for size in self._sizes if count <= size), None)
+        )
         if size is not None:
-            return _RECORDER.submit(self._play, ids, layout, size, torch.cuda.current_stream(self._device)).result()
+            return _RECORDER.submit(
+                self._play, ids, layout, size, torch.cuda.current_stream(self._device)
+            ).result()
         with _one_thread():
-            found: Tensor = self._any_size(filled(ids, max(count, 2)), Outside(layout))  # torch compiles again for a size of 1
+            found: Tensor = self._any_size(
+                filled(ids, max(count, 2)), Outside(layout)
+            )  # torch compiles again for a size of 1
         return found[:count]
 
     def _play(self, ids: Ids, layout: PackedLayout, size: int, stream: torch.cuda.Stream) -> Tensor:
@@ -137,10 +163,15 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _deviation(backend: TorchBackend, trunk: PackedTrunk, compiled: CompiledPass, tokens: int) -> float:
+def _deviation(
+    backend: TorchBackend, trunk: PackedTrunk, compiled: CompiledPass, tokens: int
+) -> float:
     """The `deviation` of compiled states from the module's for a batch of `tokens` tokens."""
     longest = min(tokens, backend.spec.max_input_length)
-    batch = made_up(backend.spec, tokens // longest * [longest] + ([tokens % longest] if tokens % longest else []))
+    batch = made_up(
+        backend.spec,
+        tokens // longest * [longest] + ([tokens % longest] if tokens % longest else []),
+    )
     ids, layout = trunk.place(batch), trunk.layout(batch)
     calls = CALLS_TO_RECORD if backend.device.type == "cuda" else 1
     *_, found = (compiled(ids, layout) for _ in range(calls))

@@ -39,11 +39,18 @@ def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scale).clamp(-LARGEST, LARGEST).to(EIGHT_BITS), scale
 
 
-def product(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype) -> Tensor:
+def product(
+    rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype
+) -> Tensor:
     """Rows [n, k] with scales [n, 1] times weight [m, k] with scales [m, 1] -> dtype[n, m]."""
     if rows.device.type != "cpu":
         return torch._scaled_mm(
-            rows, weight.t(), scale_a=row_scales, scale_b=weight_scales.t(), out_dtype=dtype, use_fast_accum=True
+            rows,
+            weight.t(),
+            scale_a=row_scales,
+            scale_b=weight_scales.t(),
+            out_dtype=dtype,
+            use_fast_accum=True,
         )
     return emulated(rows, row_scales, weight, weight_scales).to(dtype)
 
@@ -68,13 +75,19 @@ def to_eight_bits(model: fx.GraphModule) -> int:
                 continue
             made[name] = exact.dtype
             delattr(model, name)
-            for kind, tensor in zip((name, f"{name}_scale"), quantised(exact.detach()), strict=True):
+            for kind, tensor in zip(
+                (name, f"{name}_scale"), quantised(exact.detach()), strict=True
+            ):
                 model.register_buffer(kind, tensor)
         with graph.inserting_before(node):
             if rows not in parts:  # an input of several matrices is quantised once
                 pair = graph.call_function(quantised, (rows,))
-                parts[rows] = [graph.call_function(operator.getitem, (pair, place)) for place in range(2)]
-            out = graph.call_function(product, (*parts[rows], matrix, graph.get_attr(f"{name}_scale"), made[name]))
+                parts[rows] = [
+                    graph.call_function(operator.getitem, (pair, place)) for place in range(2)
+                ]
+            out = graph.call_function(
+                product, (*parts[rows], matrix, graph.get_attr(f"{name}_scale"), made[name])
+            )
             if bias:
                 out = graph.call_function(operator.add, (out, *bias))
         node.replace_all_uses_with(out)
@@ -99,8 +112,12 @@ def open_fp8(
 
     on = torch.device(device)
     if on.type != "cuda" or torch.cuda.get_device_capability(on) < CAPABILITY:
-        raise LoadError(f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not {device}")
-    backend = TorchBackend(spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code)
+        raise LoadError(
+            f"fp8 needs a GPU of compute capability {'.'.join(map(str, CAPABILITY))} or later, not {device}"
+        )
+    backend = TorchBackend(
+        spec, dtype="bfloat16", device=device, trust_remote_code=trust_remote_code
+    )
     return judged(backend, guard or Guard())
 
 
@@ -109,9 +126,13 @@ def judged(backend: TorchBackend, guard: Guard) -> TorchBackend:
     from hybridtei.inference.backends.fidelity import check, fidelity, sample_vectors
 
     exact = sample_vectors(backend)
-    layers = to_eight_bits(backend.trunk.model) if isinstance(backend.trunk.model, fx.GraphModule) else 0
+    layers = (
+        to_eight_bits(backend.trunk.model) if isinstance(backend.trunk.model, fx.GraphModule) else 0
+    )
     if not layers:
-        raise LoadError(f"{backend.spec.folder}: fp8: no matrix of a known family has sides of a multiple of {STEP}")
+        raise LoadError(
+            f"{backend.spec.folder}: fp8: no matrix of a known family has sides of a multiple of {STEP}"
+        )
     backend.catch_up()
     found = fidelity(sample_vectors(backend), exact)
     log.info("fp8, %d matrices, against bfloat16: %s", layers, found)

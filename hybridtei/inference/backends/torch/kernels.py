@@ -47,7 +47,9 @@ class Sequences:
     lengths: list[int]
     offsets: Tensor
     seen: list[int] | None = None
-    masks: dict[tuple[int, int | None, bool], Tensor | None] = field(default_factory=dict)  # of groups, shared by all layers
+    masks: dict[tuple[int, int | None, bool], Tensor | None] = field(
+        default_factory=dict
+    )  # of groups, shared by all layers
 
     @property
     def device(self) -> torch.device:
@@ -74,7 +76,12 @@ class Sequences:
         """(rows of the keys, their int32 offsets, the largest number of keys in a sequence); None if all tokens are keys."""
         assert self.seen is not None
         starts = offsets_of(self.lengths)[:-1]
-        rows = np.concatenate([np.arange(start, start + count) for start, count in zip(starts, self.seen, strict=True)])
+        rows = np.concatenate(
+            [
+                np.arange(start, start + count)
+                for start, count in zip(starts, self.seen, strict=True)
+            ]
+        )
         there = to_device({"rows": rows, "offsets": offsets_of(self.seen)}, self.device)
         return there["rows"], there["offsets"].to(torch.int32), max(self.seen)
 
@@ -83,13 +90,23 @@ class Kernel(Protocol):
     """q [t, heads, head_dim], k and v [t, key_heads, head_dim] -> [t, heads, head_dim], as in `Layout.attend`."""
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sequences: Sequences,
+        *,
+        scale: float,
+        window: int | None,
+        causal: bool,
     ) -> Tensor: ...
 
 
 PADDING_ALLOWED = 1.25  # bound of a group's tokens, in times the useful ones
 BIAS_ENTRIES = 1 << 24  # scores of queries computed together: 64 MB in float32
-MASK_ENTRIES = 1 << 26  # of a group whose queries have different keys; a single sequence may have more
+MASK_ENTRIES = (
+    1 << 26
+)  # of a group whose queries have different keys; a single sequence may have more
 
 
 def per_sequence(
@@ -122,7 +139,14 @@ def per_sequence(
 
 
 def padded_groups(
-    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequences: Sequences,
+    *,
+    scale: float,
+    window: int | None,
+    causal: bool,
 ) -> Tensor:
     """A `Kernel` with one call for each group of sequences of similar lengths."""
     if q.shape[1] != k.shape[1]:  # with a mask, only torch's slowest kernel accepts fewer key heads
@@ -133,7 +157,9 @@ def padded_groups(
         if key not in sequences.masks:
             sequences.masks[key] = group.mask(window, causal)
         queries, keys, values = (x[group.tokens].transpose(1, 2) for x in (q, k, v))
-        rows = scaled_dot_product_attention(queries, keys, values, attn_mask=sequences.masks[key], scale=scale)
+        rows = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=sequences.masks[key], scale=scale
+        )
         out[group.targets] = rows.transpose(1, 2).flatten(0, 1)[group.places]
     return out
 
@@ -182,7 +208,11 @@ def like_lengths(lengths: list[int]) -> list[list[int]]:
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         length = lengths[place]
         size = len(groups[-1]) + 1 if groups else 0
-        fits = size and length * size <= PADDING_ALLOWED * (useful + length) and size * length**2 <= MASK_ENTRIES
+        fits = (
+            size
+            and length * size <= PADDING_ALLOWED * (useful + length)
+            and size * length**2 <= MASK_ENTRIES
+        )
         if not fits:
             groups.append([])
             useful = 0
@@ -232,10 +262,20 @@ def varlen(function: Callable[..., Any]) -> Kernel:
     grouped = "enable_gqa" in inspect.signature(function).parameters
 
     def kernel(
-        q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, *, scale: float, window: int | None, causal: bool
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sequences: Sequences,
+        *,
+        scale: float,
+        window: int | None,
+        causal: bool,
     ) -> Tensor:
         sides = window_of(window, causal, sequences.longest)
-        offsets, longest = (sequences.offsets_int32, sequences.offsets_int32), (sequences.longest, sequences.longest)
+        offsets, longest = (
+            (sequences.offsets_int32, sequences.offsets_int32),
+            (sequences.longest, sequences.longest),
+        )
         if sequences.seen is not None:
             if sides != (UNBOUNDED, UNBOUNDED):  # the library counts distances from the last key
                 return per_sequence(q, k, v, sequences, scale=scale, window=window, causal=causal)
@@ -272,7 +312,9 @@ TRIAL_WINDOW = 8
 LONGEST_SHOWN = 200  # characters of an error's text; torch adds pages
 
 
-def kernel_for(forms: Iterable[Form], dtype: torch.dtype, device: torch.device) -> tuple[str, Kernel]:
+def kernel_for(
+    forms: Iterable[Form], dtype: torch.dtype, device: torch.device
+) -> tuple[str, Kernel]:
     """(name, kernel) for the forms that a model's layers need. On a CPU one call a sequence costs less than padding."""
     name = PER_SEQUENCE
     if device.type == "cuda":
@@ -284,28 +326,44 @@ def kernel_for(forms: Iterable[Form], dtype: torch.dtype, device: torch.device) 
     return name, OPENERS[name]()
 
 
-def fault_of(name: str, forms: Iterable[Form], dtype: torch.dtype, device: torch.device) -> str | None:
+def fault_of(
+    name: str, forms: Iterable[Form], dtype: torch.dtype, device: torch.device
+) -> str | None:
     """The reason why a kernel cannot be used on this device, or None."""
     try:
         return trial(OPENERS[name](), forms, dtype, device)
-    except Exception as error:  # a kernel that lacks this card, precision or size can raise any exception
+    except (
+        Exception
+    ) as error:  # a kernel that lacks this card, precision or size can raise any exception
         return f"{type(error).__name__}: {str(error)[:LONGEST_SHOWN]}"
 
 
-def trial(kernel: Kernel, forms: Iterable[Form], dtype: torch.dtype, device: torch.device) -> str | None:
+def trial(
+    kernel: Kernel, forms: Iterable[Form], dtype: torch.dtype, device: torch.device
+) -> str | None:
     """Compare a kernel on this device with SDPA in float32, in each form. Return the fault, or None."""
     offsets = torch.as_tensor(offsets_of(TRIAL_LENGTHS), device=device)
     for dim, grouped, windowed, causal in sorted({_asked(form) for form in forms}):
         draw, window = torch.Generator().manual_seed(0), TRIAL_WINDOW if windowed else None
         heads = (4, 2, 2) if grouped else (4, 4, 4)
-        parts = [torch.randn(sum(TRIAL_LENGTHS), count, dim, generator=draw).to(device, dtype) for count in heads]
+        parts = [
+            torch.randn(sum(TRIAL_LENGTHS), count, dim, generator=draw).to(device, dtype)
+            for count in heads
+        ]
         found, exact = (
-            one(q, k, v, Sequences(TRIAL_LENGTHS, offsets), scale=0.3, window=window, causal=causal).float()
-            for one, (q, k, v) in ((kernel, parts), (per_sequence, [part.float() for part in parts]))
+            one(
+                q, k, v, Sequences(TRIAL_LENGTHS, offsets), scale=0.3, window=window, causal=causal
+            ).float()
+            for one, (q, k, v) in (
+                (kernel, parts),
+                (per_sequence, [part.float() for part in parts]),
+            )
         )
         worst = float((found - exact).abs().max())
         if not worst <= TOLERANCE[dtype]:  # `not`, so that NaN fails too
-            return f"it differs from SDPA by {worst:.2g}, with a window of {window}, causal: {causal}"
+            return (
+                f"it differs from SDPA by {worst:.2g}, with a window of {window}, causal: {causal}"
+            )
     return None
 
 

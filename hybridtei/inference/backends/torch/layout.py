@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from hybridtei.batch import Offsets
-from hybridtei.inference.backends.torch.kernels import Kernel, Sequences, padded_groups, per_sequence
+from hybridtei.inference.backends.torch.kernels import (
+    Kernel,
+    Sequences,
+    padded_groups,
+    per_sequence,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +35,9 @@ class DistanceBias:
         """The bias float[heads, queries, keys] of some queries, counted from the sequence's start, and all of its tokens.
         `sequence`: its rows in the batch."""
         longest = self.values.shape[1] // 2
-        return self.values[:, _distances(sequence, queries, self.values.device).clamp(-longest, longest) + longest]
+        return self.values[
+            :, _distances(sequence, queries, self.values.device).clamp(-longest, longest) + longest
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,10 +67,14 @@ class DisentangledBias:
 
     def of(self, sequence: slice, queries: slice) -> Tensor:
         longest = len(self.buckets) // 2
-        rows = self.buckets[longest - _distances(sequence, queries, self.buckets.device).clamp(-longest, longest)]
+        rows = self.buckets[
+            longest - _distances(sequence, queries, self.buckets.device).clamp(-longest, longest)
+        ]
         total: Tensor | None = None
         if self.content_to_position is not None:
-            scores = torch.einsum("qhd,rhd->hqr", self.queries[sequence][queries], self.content_to_position)
+            scores = torch.einsum(
+                "qhd,rhd->hqr", self.queries[sequence][queries], self.content_to_position
+            )
             total = scores.gather(2, rows.expand(len(scores), -1, -1))
         if self.position_to_content is not None:
             scores = torch.einsum("khd,rhd->hrk", self.keys[sequence], self.position_to_content)
@@ -115,16 +126,28 @@ class PackedLayout:
             _ = self._sequences.keys
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, causal: bool, bias: Bias | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        causal: bool,
+        bias: Bias | None = None,
     ) -> Tensor:
         """q, k, v [t, heads, head_dim] -> [t, heads, head_dim]. A token attends only to its own sequence.
 
         `window`: only to keys at a distance below it. `causal`: to no later key. k and v may have fewer heads (GQA).
         """
         if bias is not None:
-            return per_sequence(q, k, v, self._sequences, scale=scale, window=window, causal=causal, bias=bias)
+            return per_sequence(
+                q, k, v, self._sequences, scale=scale, window=window, causal=causal, bias=bias
+            )
         if self.once is None:
             return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)
         kept, rows = self.once
         q, k, v = (x[rows] for x in (q, k, v))
-        return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)[kept]
+        return self._kernel(q, k, v, self._sequences, scale=scale, window=window, causal=causal)[
+            kept
+        ]

@@ -36,15 +36,27 @@ from hybridtei.models.families import FAMILIES, run_family
 log = logging.getLogger(__name__)
 
 
-def load(spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool) -> tuple[Trunk, HeadLayers]:
+def load(
+    spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
+) -> tuple[Trunk, HeadLayers]:
     """(trunk, heads) with a checkpoint's weights. Heads on tokens (sparse weights, multi-vectors) have the trunk's dtype, all
     others float32. Raises LoadError."""
     trunk, mlm = _load_trunk(spec, dtype, device, trust_remote_code)
     layers = HeadLayers.read(spec, mlm)
-    by_token = placed(HeadLayers(lexical=layers.lexical, multivector=layers.multivector[-1:], mlm=mlm), dtype, device)
-    exact = placed(replace(layers, lexical=(), multivector=layers.multivector[:-1], mlm=None), torch.float32, device)
+    by_token = placed(
+        HeadLayers(lexical=layers.lexical, multivector=layers.multivector[-1:], mlm=mlm),
+        dtype,
+        device,
+    )
+    exact = placed(
+        replace(layers, lexical=(), multivector=layers.multivector[:-1], mlm=None),
+        torch.float32,
+        device,
+    )
     multivector = [*exact.multivector, *by_token.multivector]
-    return trunk, replace(exact, lexical=by_token.lexical, multivector=multivector, mlm=by_token.mlm)
+    return trunk, replace(
+        exact, lexical=by_token.lexical, multivector=multivector, mlm=by_token.mlm
+    )
 
 
 def _load_trunk(
@@ -60,7 +72,9 @@ def _load_trunk(
     except UnsupportedArchitecture as refused:
         if spec.is_splade or spec.adapters is not None:
             raise
-        computed = spec.is_native or (spec.model_type not in FAMILIES and own_code(spec.config) is None)
+        computed = spec.is_native or (
+            spec.model_type not in FAMILIES and own_code(spec.config) is None
+        )
         if not (computed or trust_remote_code):
             raise  # transformers' own class would compute another model than the publisher's code
         log.info("transformers runs this model, padded: %s", refused)
@@ -68,14 +82,22 @@ def _load_trunk(
     return PaddedTrunk(model, spec, device), None
 
 
-def load_family(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[PackedTrunk, MlmLayers | None]:
+def load_family(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> tuple[PackedTrunk, MlmLayers | None]:
     """(the family's trunk, a SPLADE's masked-language-model head or None). Raises LoadError."""
     check_code(spec.config, spec.folder / "config.json")
-    weights, keys, shapes = Weights.open(spec.folder), dict[str, str](), dict[str, tuple[int, ...]]()
+    weights, keys, shapes = (
+        Weights.open(spec.folder),
+        dict[str, str](),
+        dict[str, tuple[int, ...]](),
+    )
 
     def tensor_of(name: str, shape: tuple[int, ...]) -> Tensor:
         keys[name], shapes[name] = weights.checked(name, shape), shape
-        return checked_numbers(as_tensor(weights.stored(keys[name])).to(device, dtype), keys[name], spec.folder)
+        return checked_numbers(
+            as_tensor(weights.stored(keys[name])).to(device, dtype), keys[name], spec.folder
+        )
 
     family = partial(
         run_family,
@@ -89,7 +111,14 @@ def load_family(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tu
     module, forms = family_module(family, tensor_of, options)
     check_names(keys, weights)
     words = word_table(spec, shapes)
-    trunk = PackedTrunk(module, forms, spec, device=device, dtype=dtype, words=None if words is None else path_of(words))
+    trunk = PackedTrunk(
+        module,
+        forms,
+        spec,
+        device=device,
+        dtype=dtype,
+        words=None if words is None else path_of(words),
+    )
     if not spec.is_splade:
         return trunk, None
     assert words is not None
@@ -112,7 +141,12 @@ def placed(layers: Any, dtype: torch.dtype, device: torch.device) -> Any:
     if isinstance(layers, list | tuple):
         return type(layers)(placed(one, dtype, device) for one in layers)
     if is_dataclass(layers) and not isinstance(layers, type):
-        return replace(layers, **{one.name: placed(getattr(layers, one.name), dtype, device) for one in fields(layers)})
+        return replace(
+            layers,
+            **{
+                one.name: placed(getattr(layers, one.name), dtype, device) for one in fields(layers)
+            },
+        )
     return layers
 
 
@@ -122,15 +156,25 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
 
     code = own_code(spec.config) if trust_remote_code else None
     if code is not None:
-        log.warning("%s: runs `%s`, code of the publisher's own (--trust-remote-code)", spec.folder, code)
+        log.warning(
+            "%s: runs `%s`, code of the publisher's own (--trust-remote-code)", spec.folder, code
+        )
     try:
-        config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(
+            spec.folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     except (ValueError, OSError, KeyError) as error:
         classes = spec.config.get("auto_map")
         if classes and isinstance(classes, dict) and not trust_remote_code:
-            raise needs_code(spec.folder / "config.json", str(next(iter(classes.values())))) from error
-        raise UnsupportedArchitecture(f"{spec.folder / 'config.json'}: {_first_line(error)}") from error
-    except Exception as error:  # its type checks raise their own exceptions, some with several lines
+            raise needs_code(
+                spec.folder / "config.json", str(next(iter(classes.values())))
+            ) from error
+        raise UnsupportedArchitecture(
+            f"{spec.folder / 'config.json'}: {_first_line(error)}"
+        ) from error
+    except (
+        Exception
+    ) as error:  # its type checks raise their own exceptions, some with several lines
         raise LoadError(f"{spec.folder / 'config.json'}: {' '.join(str(error).split())}") from error
     if spec.tanh_gelu:
         in_config(config)
@@ -146,7 +190,9 @@ def load_model(spec: ModelSpec, *, dtype: torch.dtype, trust_remote_code: bool =
                 ignore_mismatched_sizes=True,  # so that `_check` can refuse them by name
                 **({} if code else _without_pooler(config)),
             )
-    except Exception as error:  # safetensors, pickle, shape and attribute errors have no common base class
+    except (
+        Exception
+    ) as error:  # safetensors, pickle, shape and attribute errors have no common base class
         raise LoadError(f"{spec.folder}: weights cannot be loaded: {_first_line(error)}") from error
     _check(report, spec.folder)
     for name, parameter in model.named_parameters():
@@ -191,7 +237,9 @@ def _check(report: dict[str, Any], folder: Path) -> None:
     }
     for what, names in faults.items():
         if names:
-            raise WeightMismatch(f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made up")
+            raise WeightMismatch(
+                f"{folder}: the weights {what}: {names[:5]}, {len(names)} in all; nothing was made up"
+            )
 
 
 def checked_numbers(tensor: Tensor, name: str, folder: Path) -> Tensor:

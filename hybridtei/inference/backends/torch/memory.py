@@ -36,10 +36,16 @@ def to_device(arrays: Mapping[str, NDArray[np.int64]], device: torch.device) -> 
     """Copy flat int64 arrays to a device as tensors. On a CPU they share memory."""
     if device.type == "cpu":
         return {name: torch.as_tensor(array) for name, array in arrays.items()}
-    staged = torch.empty(sum(map(len, arrays.values())), dtype=torch.int64, pin_memory=device.type == "cuda")
+    staged = torch.empty(
+        sum(map(len, arrays.values())), dtype=torch.int64, pin_memory=device.type == "cuda"
+    )
     np.concatenate([*arrays.values()], out=staged.numpy())
-    there = staged.to(device, non_blocking=True)  # torch keeps the pinned memory until the copy is done
-    return dict(zip(arrays, torch.split(there, [len(array) for array in arrays.values()]), strict=True))
+    there = staged.to(
+        device, non_blocking=True
+    )  # torch keeps the pinned memory until the copy is done
+    return dict(
+        zip(arrays, torch.split(there, [len(array) for array in arrays.values()]), strict=True)
+    )
 
 
 def placed(array: NDArray[np.int64], device: torch.device) -> Tensor:
@@ -91,7 +97,9 @@ def max_tokens(peak: Callable[[int], int | None], *, limit: int, longest: int, a
     size = limit
     while (taken := peak(size)) is None or taken > allowed:
         if size <= longest:
-            raise LoadError(f"an input of {longest} tokens does not fit into the memory that is free: lower `max-batch-tokens`")
+            raise LoadError(
+                f"an input of {longest} tokens does not fit into the memory that is free: lower `max-batch-tokens`"
+            )
         size = max(longest, 3 * size // 4)
     return size
 
@@ -100,14 +108,19 @@ def worst_batches(spec: ModelSpec, tokens: int, longest: int) -> list[PackedBatc
     """The passes of this size that need the most memory: of the longest sequences, and of the most; with all heads."""
     lengths = dict.fromkeys((min(longest, tokens), min(SHORT_TOKENS, longest)))
     rests = ([tokens % length] if tokens % length else [] for length in lengths)
-    return [made_up(spec, tokens // length * [length] + rest, spec.heads) for length, rest in zip(lengths, rests, strict=True)]
+    return [
+        made_up(spec, tokens // length * [length] + rest, spec.heads)
+        for length, rest in zip(lengths, rests, strict=True)
+    ]
 
 
 class TooLarge(Exception):
     """A batch needs more memory than the device has."""
 
 
-def split_on_oom(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, make_room: Callable[[], None]) -> HeadOutputs:
+def split_on_oom(
+    run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, make_room: Callable[[], None]
+) -> HeadOutputs:
     """Call `run` with a batch, or with parts of it. `make_room`: called after each failure, before the next try.
 
     Raises PartlyFailed if single sequences are too large, BackendError if all are, and the other errors of `run`.
@@ -124,11 +137,21 @@ def split_on_oom(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, 
             continue
         make_room()
         if len(rows) == 1:
-            refused.append(f"a sequence of {len(piece.input_ids)} tokens does not fit into memory: {why}")
+            refused.append(
+                f"a sequence of {len(piece.input_ids)} tokens does not fit into memory: {why}"
+            )
             continue
         middle = (rows.start + rows.stop) // 2
-        log.warning("a pass of %d sequences, %d tokens, is tried again in halves: %s", len(rows), len(piece.input_ids), why)
-        waiting += [range(middle, rows.stop), range(rows.start, middle)]  # the first half is popped first
+        log.warning(
+            "a pass of %d sequences, %d tokens, is tried again in halves: %s",
+            len(rows),
+            len(piece.input_ids),
+            why,
+        )
+        waiting += [
+            range(middle, rows.stop),
+            range(rows.start, middle),
+        ]  # the first half is popped first
     if refused and not done:
         raise BackendError(refused[0])
     joined = HeadOutputs.concat([outputs for _, outputs in done])
@@ -137,7 +160,9 @@ def split_on_oom(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch, 
     return joined
 
 
-def _attempt(run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch) -> tuple[HeadOutputs | None, str]:
+def _attempt(
+    run: Callable[[PackedBatch], HeadOutputs], batch: PackedBatch
+) -> tuple[HeadOutputs | None, str]:
     """Return (outputs, "") or (None, reason). The exception refers to a failed pass's memory, so it must not outlive this
     call."""
     try:
@@ -152,4 +177,6 @@ OUT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can
 
 def is_out_of_memory(error: Exception) -> bool:
     """True if an error means that the device or the host is out of memory."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in OUT_OF_MEMORY
+    )

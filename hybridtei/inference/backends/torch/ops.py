@@ -62,7 +62,9 @@ def family_module(
 class _Root(nn.Module):
     """Holds the tensors of a family, by their names without dots."""
 
-    def __init__(self, family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions) -> None:
+    def __init__(
+        self, family: Callable[[Any], Rows], tensor_of: TensorOf, options: ModuleOptions
+    ) -> None:
         super().__init__()
         self.family, self.tensor_of, self.options = family, tensor_of, options
         self.forms = set[Form]()
@@ -75,7 +77,9 @@ class _Root(nn.Module):
         """Register a tensor of the checkpoint once."""
         path = path_of(name)
         if path not in self._parameters:
-            self.register_parameter(path, nn.Parameter(self.tensor_of(name, shape), requires_grad=False))
+            self.register_parameter(
+                path, nn.Parameter(self.tensor_of(name, shape), requires_grad=False)
+            )
         found = self._parameters[path]
         assert found is not None
         return found
@@ -102,7 +106,12 @@ class TorchOps:
             weight = self._root.tensor_of(f"{name}.weight", (width, x.width))
             return Rows(functional.linear(x.value, weight, more), width, is_parameter=True)
         more = self._root.parameter(f"{name}.bias", width) if bias else None
-        return Rows(functional.linear(x.value, self._root.parameter(f"{name}.weight", width, x.width), more), width)
+        return Rows(
+            functional.linear(
+                x.value, self._root.parameter(f"{name}.weight", width, x.width), more
+            ),
+            width,
+        )
 
     def add(self, x: Rows, y: Rows) -> Rows:
         return Rows(x.value + y.value, x.width)
@@ -123,27 +132,42 @@ class TorchOps:
 
     def layer_norm(self, x: Rows, name: str, eps: float, *, bias: bool = True) -> Rows:
         more = self._root.parameter(f"{name}.bias", x.width) if bias else None
-        normed = functional.layer_norm(x.value, (x.width,), self._root.parameter(f"{name}.weight", x.width), more, eps)
+        normed = functional.layer_norm(
+            x.value, (x.width,), self._root.parameter(f"{name}.weight", x.width), more, eps
+        )
         return Rows(normed, x.width, x.is_parameter)
 
-    def rms_norm(self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0) -> Rows:
+    def rms_norm(
+        self, x: Rows, name: str, eps: float, *, dim: int | None = None, offset: float = 0.0
+    ) -> Rows:
         size = (dim or x.width,)
-        weight, value = self._root.parameter(f"{name}.weight", *size), x.value if dim is None else self._heads(x, dim)
+        weight, value = (
+            self._root.parameter(f"{name}.weight", *size),
+            x.value if dim is None else self._heads(x, dim),
+        )
         if offset:  # near 1, half precision is too coarse for the sum
-            normed = functional.rms_norm(value.float(), size, weight.float() + offset, eps).to(weight.dtype)
+            normed = functional.rms_norm(value.float(), size, weight.float() + offset, eps).to(
+                weight.dtype
+            )
         else:
             normed = functional.rms_norm(value, size, weight, eps)
         return Rows(normed if dim is None else normed.flatten(1), x.width)
 
-    def experts(self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str) -> Rows:
+    def experts(
+        self, x: Rows, logits: Rows, name: str, wide: int, *, chosen: int, act: str
+    ) -> Rows:
         """Compute all experts, and multiply those that are not chosen by zero, so that no shape depends on the choice."""
         count = logits.width
-        w1, w2 = (self._root.parameter(f"{name}.mlp.{one}", count * wide, x.width) for one in ("w1", "w2"))
+        w1, w2 = (
+            self._root.parameter(f"{name}.mlp.{one}", count * wide, x.width) for one in ("w1", "w2")
+        )
         largest, places = logits.value.float().softmax(1).topk(chosen, dim=1)
         share = torch.zeros_like(logits.value).scatter(1, places, largest.to(self._options.dtype))
         each = self.activate(Rows(x.value @ w1.T, count * wide), act)
         shared = (self._heads(each, wide) * share[:, :, None]).flatten(1)
-        return Rows(functional.linear(shared, w2.T, self._root.parameter(f"{name}.bias", x.width)), x.width)
+        return Rows(
+            functional.linear(shared, w2.T, self._root.parameter(f"{name}.bias", x.width)), x.width
+        )
 
     def rotation(self, frequencies: NDArray[np.float32], factor: float) -> Rotation:
         inverse = torch.as_tensor(frequencies, device=self._options.device)
@@ -161,7 +185,9 @@ class TorchOps:
         self._root.forms.add((heads, bias is not None))
         parts = (self._heads(one, heads.dim) for one in (q, k, v))
         biased = {} if bias is None else {"bias": bias}
-        attended = self._layout.attend(*parts, scale=heads.scale, window=heads.window, causal=heads.causal, **biased)
+        attended = self._layout.attend(
+            *parts, scale=heads.scale, window=heads.window, causal=heads.causal, **biased
+        )
         return Rows(attended.flatten(1), q.width)
 
     def adapter_rows(self, table: NDArray[np.float32]) -> Rows:
@@ -169,14 +195,20 @@ class TorchOps:
         return Rows(functional.embedding(self._ids["adapter_ids"], values), table.shape[1])
 
     def alibi(self, slopes: NDArray[np.float32]) -> AlibiBias:
-        return AlibiBias(torch.as_tensor(slopes, device=self._options.device, dtype=self._options.dtype))
+        return AlibiBias(
+            torch.as_tensor(slopes, device=self._options.device, dtype=self._options.dtype)
+        )
 
     def buckets(self, buckets: NDArray[np.int64], name: str, heads: int) -> DistanceBias:
         table = self._root.tensor_of(name, (int(buckets.max()) + 1, heads))
         return DistanceBias(table[torch.as_tensor(buckets, device=table.device)].T.contiguous())
 
-    def disentangled(self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables) -> DisentangledBias:
-        to_position, to_content = (None if one is None else self._heads(one, heads.dim) for one in tables)
+    def disentangled(
+        self, q: Rows, k: Rows, heads: Heads, buckets: NDArray[np.int64], tables: Tables
+    ) -> DisentangledBias:
+        to_position, to_content = (
+            None if one is None else self._heads(one, heads.dim) for one in tables
+        )
         queries, keys = (self._heads(one, heads.dim) for one in (q, k))
         places = torch.as_tensor(buckets, device=self._options.device)
         return DisentangledBias(queries, keys, places, to_position, to_content, heads.scale)
@@ -200,7 +232,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    return functional.layer_norm(x if weight is None else x.to(weight.dtype), x.shape[-1:], weight, bias, eps)
+    return functional.layer_norm(
+        x if weight is None else x.to(weight.dtype), x.shape[-1:], weight, bias, eps
+    )
 
 
 def segment_sum(x: Tensor, at: Segments) -> Tensor:
@@ -221,7 +255,9 @@ def _reduced(x: Tensor, at: Segments, how: str, alone: Callable[[Tensor, int], T
 
 
 def reduced_at_once(x: Tensor, at: Segments, how: str) -> Tensor:
-    return torch.segment_reduce(x, how, lengths=at.offsets.diff(), axis=0, unsafe=True)  # a check would wait for the device
+    return torch.segment_reduce(
+        x, how, lengths=at.offsets.diff(), axis=0, unsafe=True
+    )  # a check would wait for the device
 
 
 def reduce_at_once(sequences: int, longest: int) -> bool:
@@ -243,7 +279,9 @@ TORCH = Functions(
     segment_sum=segment_sum,
     segment_max=segment_max,
     largest=largest,
-    repeated=lambda x, at: torch.repeat_interleave(x, at.offsets.diff(), output_size=int(at.cu_seqlens[-1])),
+    repeated=lambda x, at: torch.repeat_interleave(
+        x, at.offsets.diff(), output_size=int(at.cu_seqlens[-1])
+    ),
     rows=lambda x, places: x[places],
 )
 

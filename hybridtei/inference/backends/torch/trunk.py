@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from hybridtei.batch import PackedBatch, each, pad, seen_mask
-from hybridtei.inference.backends.torch.kernels import PER_SEQUENCE, Form, Kernel, kernel_for, per_sequence
+from hybridtei.inference.backends.torch.kernels import (
+    PER_SEQUENCE,
+    Form,
+    Kernel,
+    kernel_for,
+    per_sequence,
+)
 from hybridtei.inference.backends.torch.layout import PackedLayout
 from hybridtei.inference.backends.torch.memory import to_device
 
@@ -71,14 +77,20 @@ class PackedTrunk:
         """The integers of `ids`. Zeros for inputs of the model that the batch lacks."""
         integers = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
         if self._spec.has_token_types:
-            integers["token_type_ids"] = 0 * batch.input_ids if batch.token_type_ids is None else batch.token_type_ids
+            integers["token_type_ids"] = (
+                0 * batch.input_ids if batch.token_type_ids is None else batch.token_type_ids
+            )
         if self._spec.adapters is not None:
-            integers["adapter_ids"] = 0 * batch.input_ids if batch.adapter_ids is None else batch.adapter_ids
+            integers["adapter_ids"] = (
+                0 * batch.input_ids if batch.adapter_ids is None else batch.adapter_ids
+            )
         return integers
 
     def layout(self, batch: PackedBatch, offsets: Tensor | None = None) -> PackedLayout:
         """The layout of a batch, with this trunk's attention. `offsets`: as in `PackedLayout`."""
-        return PackedLayout(batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets)
+        return PackedLayout(
+            batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets
+        )
 
     def place(self, batch: PackedBatch) -> dict[str, Tensor]:
         """Copy a batch's integers to the device."""
@@ -150,8 +162,12 @@ def forget_lengths(model: Any) -> bool:
 
 def _follows_length(module: Any) -> bool:
     declared = getattr(module, "rope_type", None)
-    kinds = declared.values() if isinstance(declared, dict) else [declared]  # one for all layers, or one for each kind of layer
-    return any(isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds)
+    kinds = (
+        declared.values() if isinstance(declared, dict) else [declared]
+    )  # one for all layers, or one for each kind of layer
+    return any(
+        isinstance(kind, str) and ("dynamic" in kind or kind == "longrope") for kind in kinds
+    )
 
 
 class _Fresh:
@@ -166,5 +182,7 @@ class _Fresh:
 
 def _copy(module: Any) -> Any:
     twin = copy.copy(module)
-    twin._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
+    twin._buffers = {
+        name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()
+    }
     return twin

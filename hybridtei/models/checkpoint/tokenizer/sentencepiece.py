@@ -17,11 +17,25 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from hybridtei.system.frames import message_fields
 
-SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
+SENTENCEPIECE = (
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+    "sentencepiece.model",
+)
 MAX_PIECE = 256  # characters; 31 in the longest piece of a public model
-MAX_MERGES, MAX_EXTRA_IDS = 4_000_000, 10_000  # of a BPE (Gemma has 580,604); of T5 (files have 100 to 300)
+MAX_MERGES, MAX_EXTRA_IDS = (
+    4_000_000,
+    10_000,
+)  # of a BPE (Gemma has 580,604); of T5 (files have 100 to 300)
 Built = tuple[RawTokenizer, list[AddedToken]]  # and of tokens that the file marks as unsplittable
-NORMAL, CONTROL, USER_DEFINED, BPE = 1, 3, 4, 2  # types of pieces and of a model in sentencepiece_model.proto
+NORMAL, CONTROL, USER_DEFINED, BPE = (
+    1,
+    3,
+    4,
+    2,
+)  # types of pieces and of a model in sentencepiece_model.proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,12 @@ def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
 
 def _read_pieces(folder: Path, names: Mapping[int, str]) -> _Pieces:
     file = next(folder / name for name in SENTENCEPIECE if (folder / name).is_file())
-    scores, types, trained, tables = list[tuple[str, float]](), list[int](), dict[int, Any](), dict[int, Any]()
+    scores, types, trained, tables = (
+        list[tuple[str, float]](),
+        list[int](),
+        dict[int, Any](),
+        dict[int, Any](),
+    )
     for number, value in _fields(file.read_bytes()):
         if number == 1:
             piece = dict(_fields(value))
@@ -67,14 +86,18 @@ def _read_pieces(folder: Path, names: Mapping[int, str]) -> _Pieces:
             (trained if number == 2 else tables).update(_fields(value))
     known = {piece for piece, _ in scores}
     for i, name in names.items():
-        if i < len(scores) and name not in known and types[i] in (CONTROL, USER_DEFINED):  # a reserved piece
+        if (
+            i < len(scores) and name not in known and types[i] in (CONTROL, USER_DEFINED)
+        ):  # a reserved piece
             scores[i] = (name, scores[i][1])
     if trained.get(3, 1) not in (1, BPE):
         raise ValueError("its pieces are words or characters, neither of Unigram nor of BPE")
     return _Pieces(scores, types, trained.get(40, 0), trained.get(3, 1) == BPE, tables.get(2, b""))
 
 
-def unigram(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, form: str) -> Built:
+def unigram(
+    folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, form: str
+) -> Built:
     """Source: XLMRobertaConverter, CamembertConverter, T5Converter, AlbertConverter, DebertaV2Converter."""
     pieces = _read_pieces(folder, names)
     if pieces.is_bpe:
@@ -82,36 +105,71 @@ def unigram(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str],
     scores, unknown, before, after = pieces.scores, pieces.unknown, list[Any](), list[Any]()
     words: list[Any] = [pre_tokenizers.WhitespaceSplit()]
     if form == "XLMRoberta":  # fairseq's ids: four special tokens, then the file's pieces
-        scores = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *scores[3:], ("<mask>", 0.0)]
+        scores = [
+            ("<s>", 0.0),
+            ("<pad>", 0.0),
+            ("</s>", 0.0),
+            ("<unk>", 0.0),
+            *scores[3:],
+            ("<mask>", 0.0),
+        ]
     elif form == "Camembert":
-        own = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
+        own = [
+            ("<s>NOTUSED", 0.0),
+            ("<pad>", 0.0),
+            ("</s>NOTUSED", 0.0),
+            ("<unk>", 0.0),
+            ("<unk>NOTUSED", -100.0),
+        ]
         scores = [*own, *scores[1:], ("<mask>", 0.0)]
     elif form == "T5":
         if int(settings.get("extra_ids", 100)) > MAX_EXTRA_IDS:
             raise ValueError(f"`extra_ids` is {settings['extra_ids']}, more than {MAX_EXTRA_IDS}")
-        scores = [*scores, *((f"<extra_id_{i}>", 0.0) for i in reversed(range(int(settings.get("extra_ids", 100)))))]
+        scores = [
+            *scores,
+            *(
+                (f"<extra_id_{i}>", 0.0)
+                for i in reversed(range(int(settings.get("extra_ids", 100))))
+            ),
+        ]
     elif form == "Albert":  # a number does not keep the comma
-        scores = [(text, score - 100 * (text[-1:] == "," and text[-2:-1].isdigit())) for text, score in scores]
+        scores = [
+            (text, score - 100 * (text[-1:] == "," and text[-2:-1].isdigit()))
+            for text, score in scores
+        ]
         before = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-        before += [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
+        before += (
+            [] if settings.get("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
+        )
     if form == "DebertaV2":
-        after = [*([] if pieces.charsmap else [normalizers.NFC()]), normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")]
+        after = [
+            *([] if pieces.charsmap else [normalizers.NFC()]),
+            normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
+        ]
         after += [normalizers.Strip()]
         words = [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct") else []
     if form in ("Albert", "DebertaV2") and settings.get("do_lower_case", form == "Albert"):
         before.append(normalizers.Lowercase())
-    raw = RawTokenizer(models.Unigram(scores, unk_id=3 if form in ("XLMRoberta", "Camembert") else unknown))
+    raw = RawTokenizer(
+        models.Unigram(scores, unk_id=3 if form in ("XLMRoberta", "Camembert") else unknown)
+    )
     raw.normalizer = normalizers.Sequence([*before, *pieces.normalizers, *after])
     scheme = "always" if settings.get("add_prefix_space", True) else "never"
-    raw.pre_tokenizer = pre_tokenizers.Sequence([*words, pre_tokenizers.Metaspace(prepend_scheme=scheme)])
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [*words, pre_tokenizers.Metaspace(prepend_scheme=scheme)]
+    )
     raw.decoder = decoders.Metaspace(prepend_scheme=scheme)
     extra = [
-        AddedToken(text, special=True, normalized=False) for text, _ in scores if form == "T5" and text.startswith("<extra_id_")
+        AddedToken(text, special=True, normalized=False)
+        for text, _ in scores
+        if form == "T5" and text.startswith("<extra_id_")
     ]
     return raw, [*pieces.marked, *extra]
 
 
-def bpe(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, prefix: bool) -> Built:
+def bpe(
+    folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, prefix: bool
+) -> Built:
     """Source: LlamaConverter and GemmaConverter (`prefix`: a space goes before a text)."""
     pieces = _read_pieces(folder, names)
     if not pieces.is_bpe:
@@ -120,15 +178,22 @@ def bpe(folder: Path, settings: Mapping[str, Any], names: Mapping[int, str], *, 
     if not prefix and "\t" not in vocab and "<0x09>" in vocab:
         vocab["\t"] = vocab.pop("<0x09>")
     unk = pieces.scores[pieces.unknown][0]
-    raw = RawTokenizer(models.BPE(vocab, _merges(pieces, vocab), unk_token=unk, fuse_unk=True, byte_fallback=True))
-    prefix, legacy = prefix and settings.get("add_prefix_space") is not False, settings.get("legacy") is not False
+    raw = RawTokenizer(
+        models.BPE(vocab, _merges(pieces, vocab), unk_token=unk, fuse_unk=True, byte_fallback=True)
+    )
+    prefix, legacy = (
+        prefix and settings.get("add_prefix_space") is not False,
+        settings.get("legacy") is not False,
+    )
     if prefix and not legacy:
         raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     else:
         first = [normalizers.Prepend("▁")] if prefix else []
         raw.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
-    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
     return raw, pieces.marked
 
 

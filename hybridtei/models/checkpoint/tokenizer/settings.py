@@ -27,9 +27,20 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import token_text
 Side = Literal["left", "right"]
 
 # Defaults of keys that tokenizer_config.json lacks, by class, without the ending "Fast".
-BERT_NAMES = ("Bert", "ConvBert", "DistilBert", "Electra", "LayoutLM", "MPNet", "MobileBert", "SqueezeBert")
+BERT_NAMES = (
+    "Bert",
+    "ConvBert",
+    "DistilBert",
+    "Electra",
+    "LayoutLM",
+    "MPNet",
+    "MobileBert",
+    "SqueezeBert",
+)
 BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in BERT_NAMES)
-BYTE_LEVEL_CLASSES = frozenset(f"{name}Tokenizer" for name in ("Bart", "GPT2", "LED", "Longformer", "Roberta"))
+BYTE_LEVEL_CLASSES = frozenset(
+    f"{name}Tokenizer" for name in ("Bart", "GPT2", "LED", "Longformer", "Roberta")
+)
 # Classes that make their template from the two keys -> (begin token, end token, default of `add_bos_token`).
 TEMPLATE_CLASSES: Mapping[str, tuple[str, str, bool]] = {
     "CodeLlamaTokenizer": ("<s>", "</s>", True),
@@ -38,10 +49,15 @@ TEMPLATE_CLASSES: Mapping[str, tuple[str, str, bool]] = {
     "GemmaTokenizer": ("<bos>", "<eos>", True),
     "LlamaTokenizer": ("<s>", "</s>", True),
 }
-AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})  # these use tokenizer.json alone
+AS_WRITTEN = frozenset(
+    {"PreTrainedTokenizer", "TokenizersBackend"}
+)  # these use tokenizer.json alone
 # The default class of a model type, from transformers' table.
 CLASS_OF_TYPE: Mapping[str, str] = {
-    **dict.fromkeys(("bert", "convbert", "distilbert", "electra", "ernie", "megatron-bert", "nomic_bert"), "BertTokenizer"),
+    **dict.fromkeys(
+        ("bert", "convbert", "distilbert", "electra", "ernie", "megatron-bert", "nomic_bert"),
+        "BertTokenizer",
+    ),
     **dict.fromkeys(("bart", "data2vec-text", "longformer", "roberta"), "RobertaTokenizer"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
     "llama": "LlamaTokenizer",
@@ -78,7 +94,9 @@ def read_tokenizer_settings(
     """Return the settings of a folder. `config`: its published config.json; `lowercase`: sentence-transformers'
     `do_lower_case`. Raises LoadError, naming the key."""
     written = read_object(folder / "tokenizer_config.json", optional=True)
-    name = str(written.get("tokenizer_class") or CLASS_OF_TYPE.get(model_type, "")).removesuffix("Fast")
+    name = str(written.get("tokenizer_class") or CLASS_OF_TYPE.get(model_type, "")).removesuffix(
+        "Fast"
+    )
     side = written.get("truncation_side")
     if side not in (None, "left", "right"):
         raise written.wrong("truncation_side", "'left' or 'right'")
@@ -89,7 +107,11 @@ def read_tokenizer_settings(
         small = written.flag("do_lower_case", True)
         chinese = written.flag("tokenize_chinese_chars", True)
         bert = bool(small), written.flag("strip_accents"), bool(chinese)
-    end = token_text(written.get("eos_token")) or GTE_QWEN2_END if _is_gte_qwen2(model_type, config) else None
+    end = (
+        token_text(written.get("eos_token")) or GTE_QWEN2_END
+        if _is_gte_qwen2(model_type, config)
+        else None
+    )
     split = bool(written.flag("split_special_tokens", False))
     return TokenizerSettings(bert, space, split, _template(written, name), end, side, lowercase)
 
@@ -102,7 +124,9 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
             if isinstance(one, BertNormalizer):
                 changed += _set_bert(one, settings.bert)
     if settings.lowercase and not any(_lowers(one) for one in _parts(raw.normalizer, Normalizers)):
-        raw.normalizer = Normalizers([Lowercase(), *filter(None, _parts(raw.normalizer, Normalizers))])
+        raw.normalizer = Normalizers(
+            [Lowercase(), *filter(None, _parts(raw.normalizer, Normalizers))]
+        )
     if settings.add_prefix_space is not None:
         for one in _parts(raw.pre_tokenizer, PreTokenizers):
             changed += _set_prefix_space(one, settings.add_prefix_space)
@@ -113,24 +137,40 @@ def apply_settings(raw: RawTokenizer, settings: TokenizerSettings, file: Path) -
         before = raw.encode("").ids
         raw.post_processor = _processor(raw, *settings.template, file)
         changed += ["add_bos_token", "add_eos_token"] if raw.encode("").ids != before else []
-    if settings.end is not None and (end := raw.token_to_id(settings.end)) is not None and raw.encode("").ids[-1:] != [end]:
+    if (
+        settings.end is not None
+        and (end := raw.token_to_id(settings.end)) is not None
+        and raw.encode("").ids[-1:] != [end]
+    ):
         template = _processor(raw, None, settings.end, file)
-        raw.post_processor = template if raw.post_processor is None else Processors([raw.post_processor, template])
+        raw.post_processor = (
+            template if raw.post_processor is None else Processors([raw.post_processor, template])
+        )
         changed.append(f"{settings.end} appended, as {GTE_QWEN2} needs")
     return changed
 
 
 def truncation_side(raw: RawTokenizer, settings: TokenizerSettings) -> Side:
     """Return the side that is cut: from the settings, else from `raw`, which has tokenizer.json's truncation, else right."""
-    return settings.truncation_side or ("left" if (raw.truncation or {}).get("direction") == "left" else "right")
+    return settings.truncation_side or (
+        "left" if (raw.truncation or {}).get("direction") == "left" else "right"
+    )
 
 
 def _template(written: JsonObject, name: str) -> tuple[str | None, str | None] | None:
     if name not in TEMPLATE_CLASSES or not written.keys() & {"add_bos_token", "add_eos_token"}:
         return None
     bos, eos, has_bos = TEMPLATE_CLASSES[name]
-    first = token_text(written.get("bos_token")) or bos if written.flag("add_bos_token", has_bos) else None
-    last = token_text(written.get("eos_token")) or eos if written.flag("add_eos_token", False) else None
+    first = (
+        token_text(written.get("bos_token")) or bos
+        if written.flag("add_bos_token", has_bos)
+        else None
+    )
+    last = (
+        token_text(written.get("eos_token")) or eos
+        if written.flag("add_eos_token", False)
+        else None
+    )
     return first, last
 
 
@@ -141,7 +181,11 @@ def _is_gte_qwen2(model_type: str, config: Mapping[str, Any]) -> bool:
 
 
 def _set_bert(normalizer: BertNormalizer, wanted: tuple[bool, bool | None, bool]) -> list[str]:
-    keys = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
+    keys = {
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+    }
     changed = []
     for (key, attribute), value in zip(keys.items(), wanted, strict=True):
         if getattr(normalizer, attribute) != value:
@@ -164,10 +208,16 @@ def _set_prefix_space(one: object, wanted: bool) -> list[str]:
     return ["add_prefix_space"]
 
 
-def _processor(raw: RawTokenizer, first: str | None, last: str | None, file: Path) -> TemplateProcessing:
+def _processor(
+    raw: RawTokenizer, first: str | None, last: str | None, file: Path
+) -> TemplateProcessing:
     """Return the template that transformers 4.57's `update_post_processor` makes."""
     tokens = [token for token in (first, last) if token is not None]
-    wrong = [token for token in tokens if raw.token_to_id(token) is None or token[:1] == "$" or {" ", ":"} & {*token}]
+    wrong = [
+        token
+        for token in tokens
+        if raw.token_to_id(token) is None or token[:1] == "$" or {" ", ":"} & {*token}
+    ]
     if wrong:
         raise LoadError(
             f"{file}: `add_bos_token` or `add_eos_token` cannot add the token {wrong[0]!r}: the vocabulary lacks it, or "
@@ -179,7 +229,9 @@ def _processor(raw: RawTokenizer, first: str | None, last: str | None, file: Pat
         return " ".join(f"{part}:{type_id}" for part in parts if part is not None)
 
     ids = [(token, raw.token_to_id(token)) for token in tokens]
-    return TemplateProcessing(single=side("$A", 0), pair=f"{side('$A', 0)} {side('$B', 1)}", special_tokens=ids)
+    return TemplateProcessing(
+        single=side("$A", 0), pair=f"{side('$A', 0)} {side('$B', 1)}", special_tokens=ids
+    )
 
 
 def _parts(component: Any, kind: Any) -> list[Any]:

@@ -21,7 +21,10 @@ from hybridtei.errors import LoadError, MissingArtifact
 from hybridtei.models.checkpoint.files import read_json, read_object, require
 from hybridtei.models.checkpoint.tokenizer.sentencepiece import SENTENCEPIECE, Built, bpe, unigram
 
-TOKENIZER, SETTINGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER, SETTINGS = (
+    "tokenizer.json",
+    ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+)
 WORDS, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
 FILES = (WORDS, VOCABULARY, MERGES, *SENTENCEPIECE)
 MAX_BYTES = 64_000_000  # of a vocabulary file; 5 MB in the largest public model
@@ -48,7 +51,9 @@ def read_raw(folder: Path) -> RawTokenizer:
 def read_tokenizer(folder: Path) -> dict[str, Any]:
     """Return a folder's `tokenizer.json`, existing or built. Raises MissingArtifact or LoadError, naming the file."""
     file = folder / TOKENIZER
-    return read_object(require(file)) if file.is_file() else dict(json.loads(build(folder).to_str()))
+    return (
+        read_object(require(file)) if file.is_file() else dict(json.loads(build(folder).to_str()))
+    )
 
 
 class _Added(msgspec.Struct):
@@ -76,11 +81,17 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     try:
         vocab = settings["model"]["vocab"]
         # Unigram has a list of pieces and their scores.
-        words = dict(vocab) if isinstance(vocab, dict) else {entry[0]: place for place, entry in enumerate(vocab)}
+        words = (
+            dict(vocab)
+            if isinstance(vocab, dict)
+            else {entry[0]: place for place, entry in enumerate(vocab)}
+        )
         added = {token["content"]: token["id"] for token in settings.get("added_tokens") or []}
     except (KeyError, TypeError, IndexError, ValueError) as error:
         file = folder / TOKENIZER
-        raise LoadError(f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each") from error
+        raise LoadError(
+            f"{file}: its `model` should hold a `vocab`, and `added_tokens` a `content` and `id` each"
+        ) from error
     return {**words, **added}
 
 
@@ -95,7 +106,9 @@ def removed_ids(folder: Path, tokenizer_config: Mapping[str, Any]) -> frozenset[
         added = read_added(folder) or []
         return frozenset(int(token["id"]) for token in added if token.get("content") in names)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise LoadError(f"{file}: `added_tokens` should list objects with `id` and `content`") from error
+        raise LoadError(
+            f"{file}: `added_tokens` should list objects with `id` and `content`"
+        ) from error
 
 
 def token_text(value: object) -> str | None:
@@ -114,7 +127,9 @@ def build(folder: Path) -> RawTokenizer:
 def _built(folder: Path, *_: tuple[str, int, int]) -> str:
     found = [name for name in FILES if (folder / name).is_file()]
     if not found:
-        raise MissingArtifact(f"{folder / TOKENIZER}: missing, and so is each file to build it from: {', '.join(FILES)}")
+        raise MissingArtifact(
+            f"{folder / TOKENIZER}: missing, and so is each file to build it from: {', '.join(FILES)}"
+        )
     settings = _settings(folder)
     name = _class_name(folder, settings)
     try:
@@ -126,7 +141,9 @@ def _built(folder: Path, *_: tuple[str, int, int]) -> str:
         raw = _assembled(folder, CLASSES[name], settings)
     except (MissingArtifact, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises bare Exceptions, and panics, for other files
+    except (
+        BaseException
+    ) as error:  # the library raises bare Exceptions, and panics, for other files
         raise LoadError(
             f"{folder / TOKENIZER}: missing, and cannot be built from {', '.join(found)}: {error}. "
             "Let transformers write it, with sentencepiece and protobuf installed, by these two lines of Python:\n"
@@ -140,7 +157,10 @@ def _settings(folder: Path) -> dict[str, Any]:
     """Return tokenizer_config.json. Without `added_tokens_decoder`, special_tokens_map.json overrides it."""
     settings = read_object(folder / "tokenizer_config.json", optional=True)
     named = "added_tokens_decoder" in settings
-    return {**settings, **({} if named else read_object(folder / "special_tokens_map.json", optional=True))}
+    return {
+        **settings,
+        **({} if named else read_object(folder / "special_tokens_map.json", optional=True)),
+    }
 
 
 def _class_name(folder: Path, settings: Settings) -> str:
@@ -148,7 +168,11 @@ def _class_name(folder: Path, settings: Settings) -> str:
     config = read_object(folder / "config.json", optional=True)
     named = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "")
     generic = named in ("", "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
-    wanted = config.get("model_type") if generic else named.removesuffix("Fast").removesuffix("Tokenizer")
+    wanted = (
+        config.get("model_type")
+        if generic
+        else named.removesuffix("Fast").removesuffix("Tokenizer")
+    )
     return next((key for key, kind in CLASSES.items() if wanted in (key, *kind.also)), str(wanted))
 
 
@@ -159,19 +183,33 @@ def _assembled(folder: Path, kind: TokenizerClass, settings: Settings) -> RawTok
     named = {**kind.specials, **{key: value for key, value in settings.items() if key in ROBERTA}}
     specials = {key: _token(value) for key, value in named.items() if value is not None}
     more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
-    for token in (*specials.values(), *map(_token, more.values() if isinstance(more, dict) else more)):
+    for token in (
+        *specials.values(),
+        *map(_token, more.values() if isinstance(more, dict) else more),
+    ):
         tokens.setdefault(token.content, token)
     raw.add_tokens([*tokens.values()])  # a token missing from the vocabulary gets the next id
     for i, token in declared.items():
         if raw.token_to_id(token.content) != i:
-            raise ValueError(f"the token {token.content!r} has the id {raw.token_to_id(token.content)}, stated is {i}")
+            raise ValueError(
+                f"the token {token.content!r} has the id {raw.token_to_id(token.content)}, stated is {i}"
+            )
     contents = {key.removesuffix("_token"): token.content for key, token in specials.items()}
     first, second = kind.form or _flagged(settings, contents, starts=kind.starts)
-    ids = {content: raw.token_to_id(content) or 0 for key, content in contents.items() if "{" + key + "}" in first + second}
+    ids = {
+        content: raw.token_to_id(content) or 0
+        for key, content in contents.items()
+        if "{" + key + "}" in first + second
+    }
     if kind.trims:
         sides = [(contents[key], ids[contents[key]]) for key in ("sep", "cls")]
-        prefix, trims = bool(settings.get("add_prefix_space")), bool(settings.get("trim_offsets", True))
-        raw.post_processor = processors.RobertaProcessing(sides[0], sides[1], trim_offsets=trims, add_prefix_space=prefix)
+        prefix, trims = (
+            bool(settings.get("add_prefix_space")),
+            bool(settings.get("trim_offsets", True)),
+        )
+        raw.post_processor = processors.RobertaProcessing(
+            sides[0], sides[1], trim_offsets=trims, add_prefix_space=prefix
+        )
     elif ids:
         parts = [[part.format(**contents) for part in form.split()] for form in (first, second)]
         raw.post_processor = processors.TemplateProcessing(
@@ -191,7 +229,11 @@ def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
     """Return the tokens that the folder adds, by id, in order."""
     added = settings.get("added_tokens_decoder")
     if not added:
-        specials = {_token(value).content for key, value in settings.items() if key in ROBERTA and value is not None}
+        specials = {
+            _token(value).content
+            for key, value in settings.items()
+            if key in ROBERTA and value is not None
+        }
         legacy = read_object(folder / "added_tokens.json", optional=True)
         added = {i: {"content": text, "special": text in specials, "normalized": text not in specials}
                  for text, i in legacy.items()}  # fmt: skip
@@ -201,12 +243,18 @@ def _declared(folder: Path, settings: Settings) -> dict[int, AddedToken]:
 def _token(value: Any) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=True, normalized=False, lstrip=value == "<mask>")
-    return AddedToken(**{"special": True, **{key: part for key, part in value.items() if key != "__type"}})
+    return AddedToken(
+        **{"special": True, **{key: part for key, part in value.items() if key != "__type"}}
+    )
 
 
-def _words(folder: Path, settings: Settings, _: Mapping[int, str], *, unknown: str = "[UNK]") -> Built:
+def _words(
+    folder: Path, settings: Settings, _: Mapping[int, str], *, unknown: str = "[UNK]"
+) -> Built:
     unk = settings.get("unk_token") or unknown
-    raw = RawTokenizer(models.WordPiece.from_file(str(require(folder / WORDS)), unk_token=_token(unk).content))
+    raw = RawTokenizer(
+        models.WordPiece.from_file(str(require(folder / WORDS)), unk_token=_token(unk).content)
+    )
     raw.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
         strip_accents=settings.get("strip_accents"),
@@ -217,11 +265,22 @@ def _words(folder: Path, settings: Settings, _: Mapping[int, str], *, unknown: s
 
 
 def _byte_level(
-    folder: Path, settings: Settings, _: Mapping[int, str], *, split: str | None = None, composed: bool = False
+    folder: Path,
+    settings: Settings,
+    _: Mapping[int, str],
+    *,
+    split: str | None = None,
+    composed: bool = False,
 ) -> Built:
     files = [str(require(folder / name)) for name in (VOCABULARY, MERGES)]
-    raw = RawTokenizer(models.BPE.from_file(*files, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
-    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")), use_regex=split is None)
+    raw = RawTokenizer(
+        models.BPE.from_file(
+            *files, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False
+        )
+    )
+    bytes_of = pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(settings.get("add_prefix_space")), use_regex=split is None
+    )
     words = [] if split is None else [pre_tokenizers.Split(Regex(split), behavior="isolated")]
     raw.pre_tokenizer = pre_tokenizers.Sequence([*words, bytes_of]) if words else bytes_of
     raw.decoder = decoders.ByteLevel()
@@ -230,10 +289,28 @@ def _byte_level(
     return raw, []
 
 
-BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+BERT = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
 ENDS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-ROBERTA = {**ENDS, "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}
-ALBERT = {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT, "unk_token": "<unk>", "pad_token": "<pad>"}
+ROBERTA = {
+    **ENDS,
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+ALBERT = {
+    "bos_token": "[CLS]",
+    "eos_token": "[SEP]",
+    **BERT,
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+}
 T5 = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
 GPT2 = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
@@ -257,24 +334,51 @@ class TokenizerClass:
 
 
 CLASSES: Mapping[str, TokenizerClass] = {
-    "Bert": TokenizerClass(_words, BERT, ("bert", "distilbert", "electra", "ernie", "nomic_bert", "DistilBert", "Electra")),
-    "MPNet": TokenizerClass(_words, {**ROBERTA, "unk_token": "[UNK]"}, ("mpnet",), PLAIN, trims=True),
-    "Roberta": TokenizerClass(
-        _byte_level, ROBERTA, ("roberta", "data2vec-text", "longformer", "Longformer"), PLAIN, trims=True
+    "Bert": TokenizerClass(
+        _words,
+        BERT,
+        ("bert", "distilbert", "electra", "ernie", "nomic_bert", "DistilBert", "Electra"),
     ),
-    "Deberta": TokenizerClass(_byte_level, {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}, ("deberta",)),
-    "ModernBert": TokenizerClass(partial(_byte_level, composed=True), BERT, ("modernbert",), ("{cls} $A {sep}", "$B {sep}")),
+    "MPNet": TokenizerClass(
+        _words, {**ROBERTA, "unk_token": "[UNK]"}, ("mpnet",), PLAIN, trims=True
+    ),
+    "Roberta": TokenizerClass(
+        _byte_level,
+        ROBERTA,
+        ("roberta", "data2vec-text", "longformer", "Longformer"),
+        PLAIN,
+        trims=True,
+    ),
+    "Deberta": TokenizerClass(
+        _byte_level, {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}, ("deberta",)
+    ),
+    "ModernBert": TokenizerClass(
+        partial(_byte_level, composed=True), BERT, ("modernbert",), ("{cls} $A {sep}", "$B {sep}")
+    ),
     "GPT2": TokenizerClass(_byte_level, GPT2, ("gpt2",), None),
-    "Qwen2": TokenizerClass(partial(_byte_level, split=QWEN2_SPLIT, composed=True), QWEN2, ("qwen2", "qwen3"), None),
+    "Qwen2": TokenizerClass(
+        partial(_byte_level, split=QWEN2_SPLIT, composed=True), QWEN2, ("qwen2", "qwen3"), None
+    ),
     "XLMRoberta": TokenizerClass(
-        partial(unigram, form="XLMRoberta"), ROBERTA, ("xlm-roberta", "xlm-roberta-xl", "gte", "jina_embeddings_v3"), PLAIN
+        partial(unigram, form="XLMRoberta"),
+        ROBERTA,
+        ("xlm-roberta", "xlm-roberta-xl", "gte", "jina_embeddings_v3"),
+        PLAIN,
     ),
     "Camembert": TokenizerClass(partial(unigram, form="Camembert"), ROBERTA, ("camembert",), PLAIN),
-    "T5": TokenizerClass(partial(unigram, form="T5"), T5, ("t5", "mt5", "MT5"), ("$A {eos}", "$B {eos}")),
+    "T5": TokenizerClass(
+        partial(unigram, form="T5"), T5, ("t5", "mt5", "MT5"), ("$A {eos}", "$B {eos}")
+    ),
     "Albert": TokenizerClass(partial(unigram, form="Albert"), ALBERT, ("albert",)),
     "DebertaV2": TokenizerClass(
-        partial(unigram, form="DebertaV2"), {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT}, ("deberta-v2",)
+        partial(unigram, form="DebertaV2"),
+        {"bos_token": "[CLS]", "eos_token": "[SEP]", **BERT},
+        ("deberta-v2",),
     ),
-    "Llama": TokenizerClass(partial(bpe, prefix=True), ENDS, ("llama", "mistral"), None, starts=True),
-    "Gemma": TokenizerClass(partial(bpe, prefix=False), GEMMA, ("gemma", "gemma2", "gemma3_text"), None, starts=True),
+    "Llama": TokenizerClass(
+        partial(bpe, prefix=True), ENDS, ("llama", "mistral"), None, starts=True
+    ),
+    "Gemma": TokenizerClass(
+        partial(bpe, prefix=False), GEMMA, ("gemma", "gemma2", "gemma3_text"), None, starts=True
+    ),
 }

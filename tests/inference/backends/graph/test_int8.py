@@ -24,14 +24,24 @@ from tests.sampled import sampled
 from tests.tiny import change
 
 Copied = Callable[[Path], Path]
-LOOSE = Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.8, mean=0.93)  # random weights lose more
+LOOSE = (
+    Guard(worst=0.9, mean=0.98) if tolerances.EXACT_INT8 else Guard(worst=0.8, mean=0.93)
+)  # random weights lose more
 
 
 # Tables, and what DeBERTa multiplies one of them by, once.
-NO_MATRIX = re.compile(r"(embeddings|embed_tokens|shared|relative_attention_bias|pos_key_proj|pos_query_proj)\.weight$")
+NO_MATRIX = re.compile(
+    r"(embeddings|embed_tokens|shared|relative_attention_bias|pos_key_proj|pos_query_proj)\.weight$"
+)
 
 pytestmark = pytest.mark.usefixtures("cache")
-INT8_FAMILIES = (*tiny.QUICK, "deberta-v2", "t5", "gemma3_text", "gte")  # each other form of a layer's products
+INT8_FAMILIES = (
+    *tiny.QUICK,
+    "deberta-v2",
+    "t5",
+    "gemma3_text",
+    "gte",
+)  # each other form of a layer's products
 
 
 def parts(folder: Path) -> tuple[ModelSpec, Weights]:
@@ -39,7 +49,9 @@ def parts(folder: Path) -> tuple[ModelSpec, Weights]:
 
 
 @pytest.mark.parametrize("model_type", sampled(INT8_FAMILIES, tiny.QUICK))
-def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits(tmp_path: Path, model_type: str) -> None:
+def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits(
+    tmp_path: Path, model_type: str
+) -> None:
     """Every family in int8: `python -m conformance.families`."""
     spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
     graph = family_graph(spec)
@@ -48,30 +60,48 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
     backend = OnnxBackend(spec, made, weights)
     assert backend.dtype == "int8"
     assert compare(OnnxBackend(spec, graph, weights), backend) == fidelity
-    matrices = {name for name, shape in graph.weights.items() if len(shape) == 2 and not NO_MATRIX.search(name)}
+    matrices = {
+        name
+        for name, shape in graph.weights.items()
+        if len(shape) == 2 and not NO_MATRIX.search(name)
+    }
     assert set(made.held) == matrices
     assert set(made.weights) == set(graph.weights) - matrices
     model = onnx.load_from_string(made.body)
-    eight = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.INT8]
-    assert sorted(tuple(tensor.dims)[::-1] for tensor in eight) == sorted(graph.weights[name] for name in made.held)
+    eight = [
+        tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.INT8
+    ]
+    assert sorted(tuple(tensor.dims)[::-1] for tensor in eight) == sorted(
+        graph.weights[name] for name in made.held
+    )
     assert not [node for node in model.graph.node if set(node.input) & set(made.held)]
 
 
-@pytest.mark.parametrize(("labels", "task"), [(1, "SequenceClassification"), (5, "TokenClassification")])
-def test_a_model_without_vectors_of_texts_is_judged_by_its_states(tmp_path: Path, labels: int, task: str) -> None:
+@pytest.mark.parametrize(
+    ("labels", "task"), [(1, "SequenceClassification"), (5, "TokenClassification")]
+)
+def test_a_model_without_vectors_of_texts_is_judged_by_its_states(
+    tmp_path: Path, labels: int, task: str
+) -> None:
     folder = tiny.write_classifier(tmp_path, "bert", labels, task=task, seed=1)
     spec, weights = read_spec(folder), Weights.open(folder)
     made, fidelity = make_int8(spec, weights, LOOSE)
     assert fidelity.passes(LOOSE)
     exact, eight = (OnnxBackend(spec, graph, weights) for graph in (family_graph(spec), made))
     batch = made_up(spec, [9], spec.heads)
-    found, expected = (one.scores if labels == 1 else one.tags.values for one in (eight.forward(batch), exact.forward(batch)))
+    found, expected = (
+        one.scores if labels == 1 else one.tags.values
+        for one in (eight.forward(batch), exact.forward(batch))
+    )
     assert 0 < np.abs(found - expected).max() < 0.1 * max(1.0, float(np.abs(expected).max()))
 
 
 def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> None:
     spec, weights = parts(bert)
-    with pytest.raises(LoadError, match=rf"{bert}: int8 is too far.*0\.\d+ at worst, 0\.\d+ on average.*0\.99999 at worst"):
+    with pytest.raises(
+        LoadError,
+        match=rf"{bert}: int8 is too far.*0\.\d+ at worst, 0\.\d+ on average.*0\.99999 at worst",
+    ):
         make_int8(spec, weights, Guard(worst=0.99999))
 
 
@@ -87,7 +117,9 @@ def test_a_graph_is_made_once_for_the_weights_it_is_made_of(bert, copied, cache,
     first = int8_graph(*parts(bert))
     assert int8_graph(*parts(bert)) == first
     assert len(made) == len(list(cache.iterdir())) == 1
-    other = change(copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()})
+    other = change(
+        copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()}
+    )
     assert int8_graph(*parts(other)) != first
     assert len(made) == len(list(cache.iterdir())) == 2
 

@@ -37,7 +37,8 @@ def onnx(folder: Path) -> OnnxBackend:
 def rows(backend: OnnxBackend | TorchBackend, *, use_all_cores: bool = False) -> Floats:
     spec = backend.spec
     outputs = backend.forward(
-        pack(random_encodings(spec), frozenset({Head.SPARSE}), spec.positions), use_all_cores=use_all_cores
+        pack(random_encodings(spec), frozenset({Head.SPARSE}), spec.positions),
+        use_all_cores=use_all_cores,
     )
     assert outputs.token_weights is None
     return outputs.splade.to_dense()
@@ -54,20 +55,29 @@ def agree(folder: Path) -> None:
     [
         ("xlm-roberta", {}),
         ("bert", {"hidden_act": "relu", "layer_norm_eps": 0.1}),
-        ("modernbert", {"classifier_bias": True, "decoder_bias": False, "classifier_activation": "relu"}),
+        (
+            "modernbert",
+            {"classifier_bias": True, "decoder_bias": False, "classifier_activation": "relu"},
+        ),
     ],
 )
-def test_families_agree_with_torch(tmp_path: Path, model_type: str, settings: dict[str, Any]) -> None:
+def test_families_agree_with_torch(
+    tmp_path: Path, model_type: str, settings: dict[str, Any]
+) -> None:
     """Torch's are held to transformers, family by family."""
     agree(tiny.write_family(tmp_path, model_type, task="ForMaskedLM", seed=3, **settings))
 
 
 def test_a_pass_over_all_cores_changes_nothing(splade: Path) -> None:
     backend = onnx(splade)
-    np.testing.assert_allclose(rows(backend, use_all_cores=True), rows(backend), atol=tolerances.WEIGHTS["float32"], rtol=0)
+    np.testing.assert_allclose(
+        rows(backend, use_all_cores=True), rows(backend), atol=tolerances.WEIGHTS["float32"], rtol=0
+    )
 
 
-def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(splade: Path, copied: Copied) -> None:
+def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(
+    splade: Path, copied: Copied
+) -> None:
     own = 0.6 * torch.randn(99, tiny.HIDDEN, generator=torch.Generator().manual_seed(7))
     folder = change(copied(splade), lambda tensors: {**tensors, DECODER: own})
     agree(folder)
@@ -75,14 +85,28 @@ def test_an_untied_decoder_of_its_own_counts_whatever_the_configuration_says(spl
 
 def test_names_of_old_checkpoints_are_understood(splade: Path, copied: Copied) -> None:
     def old(name: str) -> str:
-        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        )
 
-    agree(change(copied(splade), lambda tensors: {old(name): tensor for name, tensor in tensors.items()}))
+    agree(
+        change(
+            copied(splade), lambda tensors: {old(name): tensor for name, tensor in tensors.items()}
+        )
+    )
 
 
-@pytest.mark.parametrize("name", [BIAS, "cls.predictions.transform.dense.weight", "cls.predictions.transform.LayerNorm.weight"])
-def test_a_head_that_lacks_a_tensor_is_refused_by_name(splade: Path, copied: Copied, name: str) -> None:
-    folder = change(copied(splade), lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name})
+@pytest.mark.parametrize(
+    "name",
+    [BIAS, "cls.predictions.transform.dense.weight", "cls.predictions.transform.LayerNorm.weight"],
+)
+def test_a_head_that_lacks_a_tensor_is_refused_by_name(
+    splade: Path, copied: Copied, name: str
+) -> None:
+    folder = change(
+        copied(splade),
+        lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name},
+    )
     with pytest.raises(WeightMismatch, match=rf"{folder}.*lack `{name}`"):
         onnx(folder)
 

@@ -28,12 +28,20 @@ from tests.inference.backends.outputs import columns_of, random_encodings, run, 
 from tests.resident import resident
 from tests.sampled import paired
 
-ACTIVATIONS = ["linear.Identity", "activation.Tanh", "activation.ReLU", "activation.GELU", "activation.SiLU"]
+ACTIVATIONS = [
+    "linear.Identity",
+    "activation.Tanh",
+    "activation.ReLU",
+    "activation.GELU",
+    "activation.SiLU",
+]
 
 
 def onnx(spec: ModelSpec, threads: int = 1) -> OnnxBackend:
     """By a graph that was made from other weights of the same shape."""
-    return OnnxBackend(spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), threads=threads)
+    return OnnxBackend(
+        spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), threads=threads
+    )
 
 
 def agree(spec: ModelSpec) -> None:
@@ -44,20 +52,32 @@ def agree(spec: ModelSpec) -> None:
 
 def test_poolings_side_by_side_and_dense_layers_agree(tmp_path: Path) -> None:
     widths = (len(POOLINGS) * tiny.HIDDEN, 16, 8, 8, 8, 5)
-    dense = [(*sizes, f"torch.nn.modules.{name}") for sizes, name in zip(pairwise(widths), ACTIVATIONS, strict=True)]
-    spec = read_spec(tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling=[*POOLINGS], dense=dense))
+    dense = [
+        (*sizes, f"torch.nn.modules.{name}")
+        for sizes, name in zip(pairwise(widths), ACTIVATIONS, strict=True)
+    ]
+    spec = read_spec(
+        tiny.write_modules(tiny.write_family(tmp_path, "bert"), pooling=[*POOLINGS], dense=dense)
+    )
     assert len(spec.dense_modules) == len(ACTIVATIONS)
     agree(spec)
 
 
 @pytest.mark.parametrize(
     ("inputs", "activation"),
-    paired([["hidden"], ["embedding"], ["hidden", "embedding"], ["embedding", "hidden"]], [None, "gelu", "tanh"]),
+    paired(
+        [["hidden"], ["embedding"], ["hidden", "embedding"], ["embedding", "hidden"]],
+        [None, "gelu", "tanh"],
+    ),
 )
 def test_our_lexical_heads_agree(tmp_path: Path, inputs: list[str], activation: str | None) -> None:
     folder = tiny.write_bert(tmp_path)
-    width = tiny.HIDDEN * len(inputs) if activation is None else 8  # the linear head has the last layer only
-    tiny.write_own_heads(folder, inputs=inputs, width=width, sparse={"inputs": inputs, "activation": activation})
+    width = (
+        tiny.HIDDEN * len(inputs) if activation is None else 8
+    )  # the linear head has the last layer only
+    tiny.write_own_heads(
+        folder, inputs=inputs, width=width, sparse={"inputs": inputs, "activation": activation}
+    )
     agree(read_spec(folder))
 
 
@@ -79,7 +99,9 @@ def test_a_text_alone_is_computed_as_among_others(tmp_path: Path, family: str) -
 @pytest.mark.usefixtures("cache")
 def test_a_text_alone_reads_the_weights_of_the_packed_file(tmp_path, monkeypatch, family, pooling):
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
-    spec = replace(read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"), pooling=(pooling,))
+    spec = replace(
+        read_spec(tiny.write_family(tmp_path / family, family), pooling="mean"), pooling=(pooling,)
+    )
     agree_alone(OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder), cache_gb=1))
 
 
@@ -89,7 +111,10 @@ def agree_alone(backend: OnnxBackend) -> None:
     assert backend._alone is not None
     for text in random_encodings(backend.spec):
         for heads in (frozenset({Head.DENSE}), backend.spec.heads):
-            found, expected = (columns_of(run(backend, [text], heads, use_all_cores=wide), 0) for wide in (True, False))
+            found, expected = (
+                columns_of(run(backend, [text], heads, use_all_cores=wide), 0)
+                for wide in (True, False)
+            )
             assert found.keys() == expected.keys()
             for name, values in expected.items():
                 np.testing.assert_array_equal(found[name], values)
@@ -110,7 +135,9 @@ def test_a_session_that_cannot_be_opened_leaves_its_work_to_the_first(bert, monk
     wait(backend._openings)
     assert "could not be opened" in caplog.text
     text = random_encodings(spec)[:1]
-    found, expected = (columns_of(run(backend, text, spec.heads, use_all_cores=wide), 0) for wide in (True, False))
+    found, expected = (
+        columns_of(run(backend, text, spec.heads, use_all_cores=wide), 0) for wide in (True, False)
+    )
     np.testing.assert_array_equal(found["dense"], expected["dense"])
     backend.close()
 
@@ -123,19 +150,29 @@ def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no protobuf"])
 def test_a_graph_that_onnxruntime_does_not_take_is_a_load_error(bert: Path, content: bytes) -> None:
     with pytest.raises(LoadError, match=f"{bert}: ONNX Runtime refuses the graph"):
-        OnnxBackend(read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert))
+        OnnxBackend(
+            read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert)
+        )
 
 
-def test_word_embeddings_that_could_be_two_tables_are_an_error(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_word_embeddings_that_could_be_two_tables_are_an_error(
+    hybrid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec, graph = read_spec(hybrid), tiny.graph_of("bert")
     shape = (spec.vocab_size, spec.hidden_size)
     backend = OnnxBackend.__init__
     assert [found for found in graph.weights.values() if found == shape] == [shape]
     monkeypatch.setattr(
-        "hybridtei.inference.backends.graph.onnx_backend.open_sessions", lambda *_, **__: [opened(cast(Any, NoSession))]
+        "hybridtei.inference.backends.graph.onnx_backend.open_sessions",
+        lambda *_, **__: [opened(cast(Any, NoSession))],
     )
     with pytest.raises(LoadError, match=f"{hybrid}: 2 tensors could be"):
-        backend(object.__new__(OnnxBackend), spec, Graph(b"", {**graph.weights, "twin": shape}), Weights.open(hybrid))
+        backend(
+            object.__new__(OnnxBackend),
+            spec,
+            Graph(b"", {**graph.weights, "twin": shape}),
+            Weights.open(hybrid),
+        )
 
 
 class NoSession:
@@ -146,7 +183,9 @@ class NoSession:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_a_large_pass_took_is_freed(tmp_path: Path) -> None:
-    spec = read_spec(tiny.write_bert(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=1))
+    spec = read_spec(
+        tiny.write_bert(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=1)
+    )
     backend = OnnxBackend(spec, family_graph(spec), Weights.open(spec.folder))
     backend.free_unused()
     memory.trim()

@@ -34,7 +34,13 @@ IDS = {"input_ids": ["n", "s"], "attention_mask": ["n", "s"]}
 ROWS = ["n", "s", tiny.HIDDEN]
 
 
-def own_file(folder: Path, *, external: bool = False, path: str = "onnx/model.onnx", output: str = "last_hidden_state") -> Path:
+def own_file(
+    folder: Path,
+    *,
+    external: bool = False,
+    path: str = "onnx/model.onnx",
+    output: str = "last_hidden_state",
+) -> Path:
     """The checkpoint's trunk as a file that holds its weights, as optimum would write it; its safetensors are gone then."""
     spec, weights = read_spec(folder), Weights.open(folder)
     graph = tiny.graph_of(spec.model_type, rectangle=True)
@@ -42,37 +48,61 @@ def own_file(folder: Path, *, external: bool = False, path: str = "onnx/model.on
     for name in graph.weights:
         key = weights.find(name)
         assert key is not None
-        model.graph.initializer.append(numpy_helper.from_array(np.array(weights.float32(key)), name))
+        model.graph.initializer.append(
+            numpy_helper.from_array(np.array(weights.float32(key)), name)
+        )
     for node in model.graph.node:
         node.output[:] = [output if name == "last_hidden_state" else name for name in node.output]
     model.graph.output[0].name = output
     file = folder / path
     file.parent.mkdir(exist_ok=True)
-    onnx.save(model, file, save_as_external_data=external, location="model.onnx_data" if external else None, size_threshold=64)
+    onnx.save(
+        model,
+        file,
+        save_as_external_data=external,
+        location="model.onnx_data" if external else None,
+        size_threshold=64,
+    )
     (folder / "model.safetensors").unlink()
     return file
 
 
-def toy(file: Path, inputs: dict[str, Any], outputs: dict[str, Any], kind: int = TensorProto.INT64) -> Path:
+def toy(
+    file: Path, inputs: dict[str, Any], outputs: dict[str, Any], kind: int = TensorProto.INT64
+) -> Path:
     """A graph with the given ends, which computes nothing sensible."""
     nodes = [
-        helper.make_node("ConstantOfShape", ["shape"], [name], value=helper.make_tensor("v", TensorProto.FLOAT, [1], [0.0]))
+        helper.make_node(
+            "ConstantOfShape",
+            ["shape"],
+            [name],
+            value=helper.make_tensor("v", TensorProto.FLOAT, [1], [0.0]),
+        )
         for name in outputs
     ]
     graph = helper.make_graph(
         nodes,
         "toy",
         [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+            for name, shape in outputs.items()
+        ],
         [numpy_helper.from_array(np.array([1, 1, tiny.HIDDEN], np.int64), "shape")],
     )
     file.parent.mkdir(exist_ok=True)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), file)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), file
+    )
     return file
 
 
-@pytest.mark.parametrize(("external", "output"), [(False, "last_hidden_state"), (True, "a_name_of_its_own")])
-def test_a_checkpoint_with_nothing_but_onnx_is_served(bert: Path, copied: Copied, external: bool, output: str) -> None:
+@pytest.mark.parametrize(
+    ("external", "output"), [(False, "last_hidden_state"), (True, "a_name_of_its_own")]
+)
+def test_a_checkpoint_with_nothing_but_onnx_is_served(
+    bert: Path, copied: Copied, external: bool, output: str
+) -> None:
     folder, texts = copied(bert), random_encodings(read_spec(bert))
     path = own_file(folder, external=external, output=output)
     assert (path.parent / "model.onnx_data").exists() == external
@@ -95,13 +125,28 @@ def test_a_head_that_reads_word_embeddings_needs_them(hybrid: Path, copied: Copi
         ({"input_ids": ["n", "s"]}, {"hidden": ROWS}, "takes", TensorProto.INT64),
         ({**IDS, "position_ids": ["n", "s"]}, {"hidden": ROWS}, "takes", TensorProto.INT64),
         ({**IDS, "input_ids": ["n", 128]}, {"hidden": ROWS}, "of any two sizes", TensorProto.INT64),
-        ({**IDS, "attention_mask": [1, "s"]}, {"hidden": ROWS}, "of any two sizes", TensorProto.INT64),
-        ({**IDS, "attention_mask": ["n", 1, "s"]}, {"hidden": ROWS}, "of any two sizes", TensorProto.INT64),
+        (
+            {**IDS, "attention_mask": [1, "s"]},
+            {"hidden": ROWS},
+            "of any two sizes",
+            TensorProto.INT64,
+        ),
+        (
+            {**IDS, "attention_mask": ["n", 1, "s"]},
+            {"hidden": ROWS},
+            "of any two sizes",
+            TensorProto.INT64,
+        ),
         (IDS, {"sentence_embedding": ["n", tiny.HIDDEN]}, "no output is", TensorProto.INT64),
         (IDS, {"hidden": ["n", 128, tiny.HIDDEN]}, "no output is", TensorProto.INT64),
         (IDS, {"one": ROWS, "other": ROWS}, "or several are", TensorProto.INT64),
         (IDS, {"hidden": ROWS}, r"tensor\(int32\)", TensorProto.INT32),
-        (IDS, {"hidden": ROWS}, "", TensorProto.INT64),  # whose states have another shape than it promises
+        (
+            IDS,
+            {"hidden": ROWS},
+            "",
+            TensorProto.INT64,
+        ),  # whose states have another shape than it promises
     ],
 )
 def test_a_graph_with_other_ends_is_refused(bert, copied, inputs, outputs, message, kind):
@@ -120,17 +165,27 @@ def test_a_file_that_knows_fewer_words_is_refused(bert: Path, copied: Copied) ->
 
 
 @pytest.mark.parametrize(
-    ("location", "where"), paired(["../secret", "/etc/hostname", "a/../../secret"], ["initializer", "attribute", "subgraph"])
+    ("location", "where"),
+    paired(
+        ["../secret", "/etc/hostname", "a/../../secret"], ["initializer", "attribute", "subgraph"]
+    ),
 )
-def test_a_file_that_leads_out_of_its_folder_is_refused(tmp_path: Path, location: str, where: str) -> None:
+def test_a_file_that_leads_out_of_its_folder_is_refused(
+    tmp_path: Path, location: str, where: str
+) -> None:
     tensor = TensorProto(name="w", data_type=1, dims=[1], data_location=TensorProto.EXTERNAL)
     for key, value in (("location", location), ("length", "4")):
         entry = tensor.external_data.add()
         entry.key, entry.value = key, value
     node = helper.make_node("Constant", [], ["w"], value=tensor)
     inner = helper.make_graph([node], "inner", [], [])
-    nodes = {"attribute": [node], "subgraph": [helper.make_node("If", ["c"], ["o"], then_branch=inner, else_branch=inner)]}
-    graph = helper.make_graph(nodes.get(where, []), "g", [], [], [tensor] if where == "initializer" else [])
+    nodes = {
+        "attribute": [node],
+        "subgraph": [helper.make_node("If", ["c"], ["o"], then_branch=inner, else_branch=inner)],
+    }
+    graph = helper.make_graph(
+        nodes.get(where, []), "g", [], [], [tensor] if where == "initializer" else []
+    )
     (tmp_path / "model.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     with pytest.raises(LoadError, match="leads out of"):
         check_file(tmp_path / "model.onnx")
@@ -145,7 +200,13 @@ def test_a_file_that_lacks_its_data_is_refused_by_name(bert: Path, copied: Copie
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff" * 50, b"no protobuf", b"\x3a\xff\xff\xff\x7f", b"version https://git-lfs.github.com/spec/v1"]
+    "content",
+    [
+        b"\xff" * 50,
+        b"no protobuf",
+        b"\x3a\xff\xff\xff\x7f",
+        b"version https://git-lfs.github.com/spec/v1",
+    ],
 )
 def test_a_file_that_is_no_onnx_is_a_load_error(bert: Path, copied: Copied, content: bytes) -> None:
     folder = copied(bert)
@@ -154,8 +215,15 @@ def test_a_file_that_is_no_onnx_is_a_load_error(bert: Path, copied: Copied, cont
         OnnxBackend.from_file(read_spec(folder), folder / "model.onnx")
 
 
-def exported(folder: Path, out: Path, dtype: Literal["float32", "int8"] = "float32", pooling: str | None = None) -> OnnxBackend:
-    report = export_model(find_model(ModelConfig(model_id=str(folder), pooling=pooling)), out, dtype, LOOSE)
+def exported(
+    folder: Path,
+    out: Path,
+    dtype: Literal["float32", "int8"] = "float32",
+    pooling: str | None = None,
+) -> OnnxBackend:
+    report = export_model(
+        find_model(ModelConfig(model_id=str(folder), pooling=pooling)), out, dtype, LOOSE
+    )
     assert str(report.path) in str(report)
     assert (report.fidelity is None) == (dtype == "float32")
     spec = read_spec(out, pooling=pooling)
@@ -166,7 +234,9 @@ def exported(folder: Path, out: Path, dtype: Literal["float32", "int8"] = "float
 
 
 @pytest.mark.parametrize("name", ["hybrid", "m3"])
-def test_a_folder_gives_what_its_checkpoint_gives(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
+def test_a_folder_gives_what_its_checkpoint_gives(
+    request: pytest.FixtureRequest, tmp_path: Path, name: str
+) -> None:
     folder: Path = request.getfixturevalue(name)
     backend, theirs = exported(folder, tmp_path / "out"), TorchBackend(read_spec(folder))
     assert backend.spec.heads == theirs.spec.heads
@@ -177,15 +247,22 @@ def test_a_folder_gives_what_its_checkpoint_gives(request: pytest.FixtureRequest
 def test_a_file_of_eight_bits_is_served_as_such(bert: Path, tmp_path: Path) -> None:
     backend = exported(bert, tmp_path / "out", "int8")
     assert backend.dtype == "int8"
-    found, expected = (run(one, random_encodings(backend.spec)).dense for one in (backend, TorchBackend(read_spec(bert))))
+    found, expected = (
+        run(one, random_encodings(backend.spec)).dense
+        for one in (backend, TorchBackend(read_spec(bert)))
+    )
     assert found is not None
-    cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    cosines = (
+        (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    )
     assert cosines.mean() > LOOSE.mean
 
 
 def test_too_much_loss_writes_nothing(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="too far"):
-        export_model(find_model(ModelConfig(model_id=str(bert))), tmp_path / "out", "int8", Guard(worst=1.1))
+        export_model(
+            find_model(ModelConfig(model_id=str(bert))), tmp_path / "out", "int8", Guard(worst=1.1)
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -206,17 +283,28 @@ def test_large_weights_lie_beside_the_file_and_others_in_it(bert, tmp_path, monk
 def test_the_ends_are_named_as_optimum_names_them(bert: Path, tmp_path: Path) -> None:
     exported(bert, tmp_path / "out")
     session = ort.InferenceSession(tmp_path / "out" / "onnx" / "model.onnx")
-    assert [node.name for node in session.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert [node.name for node in session.get_inputs()] == [
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+    ]
     assert [node.name for node in session.get_outputs()] == ["last_hidden_state"]
 
 
 def test_splade_is_refused(splade: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedArchitecture, match="SPLADE"):
-        export_model(find_model(ModelConfig(model_id=str(splade), pooling="splade")), tmp_path / "out")
+        export_model(
+            find_model(ModelConfig(model_id=str(splade), pooling="splade")), tmp_path / "out"
+        )
 
 
-def test_the_command_tells_what_it_wrote_or_why_not(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words, low = ["export", str(bert), str(tmp_path / "out"), "--dtype"], ["--min-cosine", "0.5", "--min-mean-cosine", "0.5"]
+def test_the_command_tells_what_it_wrote_or_why_not(
+    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, low = (
+        ["export", str(bert), str(tmp_path / "out"), "--dtype"],
+        ["--min-cosine", "0.5", "--min-mean-cosine", "0.5"],
+    )
     assert cli.main([*words, "int8", *low]) == 0
     assert f"{tmp_path / 'out' / 'onnx' / 'model_quantized.onnx'}: " in capsys.readouterr().out
     assert cli.main([*words, "int8", "--min-cosine", "1.1"]) == 1

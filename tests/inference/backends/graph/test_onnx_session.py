@@ -23,13 +23,19 @@ WEIGHTS = Weights(Path("/folder"), {})
 
 
 def opened(*threads: int) -> list[Session]:
-    return [session for one in open_sessions(GRAPH, {"matrix": MATRIX}, WEIGHTS, threads) if (session := one.result())]
+    return [
+        session
+        for one in open_sessions(GRAPH, {"matrix": MATRIX}, WEIGHTS, threads)
+        if (session := one.result())
+    ]
 
 
 def test_every_session_computes_the_product() -> None:
     for session in opened(1, 2, 1):
         assert session.inputs == {"rows"}
-        np.testing.assert_allclose(session.run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            session.run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5
+        )
         assert session.run("product", {"rows": ROWS[:0]}).shape == (0, 70)
 
 
@@ -42,18 +48,26 @@ def test_a_session_keeps_nothing_of_its_first_pass_and_of_one_that_shrinks() -> 
     assert kept == [True, False, True, False, True]
 
 
-@pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
+@pytest.mark.skipif(
+    len(own_processors()) < 2, reason="this process has one processor, or a part of several"
+)
 def test_threads_of_a_session_over_all_cores_have_a_processor_each() -> None:
     before = set(os.listdir("/proc/self/task"))
     sessions = opened(1, len(own_processors()))
     new = set(os.listdir("/proc/self/task")) - before
     expected, end = [{one} for one in own_processors()[1:]], time.monotonic() + 60
-    while sorted(map(os.sched_getaffinity, map(int, new)), key=min) != expected:  # each moves once it has started
+    while (
+        sorted(map(os.sched_getaffinity, map(int, new)), key=min) != expected
+    ):  # each moves once it has started
         assert time.monotonic() < end
-    np.testing.assert_allclose(sessions[1].run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        sessions[1].run("product", {"rows": ROWS}), ROWS @ MATRIX.T, rtol=1e-5, atol=1e-5
+    )
 
 
-@pytest.mark.skipif(len(own_processors()) < 2, reason="this process has one processor, or a part of several")
+@pytest.mark.skipif(
+    len(own_processors()) < 2, reason="this process has one processor, or a part of several"
+)
 def test_a_pass_over_all_cores_leaves_its_thread_where_it_may_run() -> None:
     everywhere, during = os.sched_getaffinity(0), list[set[int]]()
 

@@ -33,11 +33,15 @@ from tests.sampled import sampled
 ABLE = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 ABLE_ONLY = pytest.mark.skipif(not ABLE, reason="this processor has no bfloat16")
 DTYPES = ["float32", pytest.param("bfloat16", marks=ABLE_ONLY)]
-ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only there has each thread a priority of its own")
+ON_LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="only there has each thread a priority of its own"
+)
 
 
 def openvino(spec: ModelSpec, **settings: Any) -> OpenVinoBackend:
-    return OpenVinoBackend(spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), **settings)
+    return OpenVinoBackend(
+        spec, tiny.graph_of(spec.model_type), Weights.open(spec.folder), **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,11 @@ def test_the_trunk_computes_in_the_precision_asked_for(bert: Path, dtype: str) -
     models = openvino(spec, dtype=dtype)._models
     for model in (models._all_cores, models._express, models._bulk):
         run_time = [operation.rt_info for operation in model._model.get_runtime_model().get_ops()]
-        used = {of["runtimePrecision"].astype(str) for of in run_time if of["layerType"].astype(str) == "FullyConnected"}
+        used = {
+            of["runtimePrecision"].astype(str)
+            for of in run_time
+            if of["layerType"].astype(str) == "FullyConnected"
+        }
         assert used == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
 
 
@@ -91,7 +99,10 @@ def test_what_went_in_is_not_touched_by_any_pass(m3_backend: OpenVinoBackend) ->
     """Lent inputs are: a pass of another request, on ids of the same shape, writes over them."""
     model = m3_backend._models._express
     shapes = {name: (3, 7) if name == "seen" else (21,) for name in model.inputs}
-    feeds = [{name: np.full(shape, value, dtype=np.int64) for name, shape in shapes.items()} for value in (1, 5)]
+    feeds = [
+        {name: np.full(shape, value, dtype=np.int64) for name, shape in shapes.items()}
+        for value in (1, 5)
+    ]
     for feed in feeds * 3:
         model.run(feed)
         model._idle.insert(0, model._model.create_infer_request())  # others come and go
@@ -99,7 +110,9 @@ def test_what_went_in_is_not_touched_by_any_pass(m3_backend: OpenVinoBackend) ->
         assert all((array == value).all() for array in feed.values())
 
 
-@pytest.mark.parametrize(("least", "parts", "waste"), [(1, 8, 1.25), (8, 16, 1.125), (8, 32, 1.0625)])
+@pytest.mark.parametrize(
+    ("least", "parts", "waste"), [(1, 8, 1.25), (8, 16, 1.125), (8, 32, 1.0625)]
+)
 def test_sizes_grow_a_little_to_one_of_few(least: int, parts: int, waste: float) -> None:
     sizes = [openvino_backend.grown(size, least, parts) for size in range(1, 1025)]
     assert all(size <= larger < size * waste + least for size, larger in enumerate(sizes, 1))
@@ -144,7 +157,9 @@ def test_each_kind_of_lane_computes_at_its_own_priority(hybrid: Path, kind: Lane
             if ticks[busiest] > 5:
                 break
         assert ticks[busiest] > 5
-        assert os.getpriority(os.PRIO_PROCESS, busiest) == (lower if kind is LaneKind.BULK else ours)
+        assert os.getpriority(os.PRIO_PROCESS, busiest) == (
+            lower if kind is LaneKind.BULK else ours
+        )
     del keeper
 
 
@@ -162,10 +177,21 @@ def cpu_ticks() -> dict[int, int]:
 
 def test_importing_it_does_not_bring_telemetry(tmp_path: Path) -> None:
     program = "import hybridtei.inference.backends.graph.openvino_backend, sys; print(sys.modules['openvino_telemetry'])"
-    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "None"
-    assert not [path for path in tmp_path.rglob("*") if "intel" in path.name.lower() or "openvino" in path.name.lower()]
+    assert not [
+        path
+        for path in tmp_path.rglob("*")
+        if "intel" in path.name.lower() or "openvino" in path.name.lower()
+    ]
 
 
 WRONG = [
@@ -177,7 +203,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=["id", "negative", "position", "type"])
-def test_numbers_beyond_a_table_are_refused(hybrid_backend: OpenVinoBackend, wrong: Encoding) -> None:
+def test_numbers_beyond_a_table_are_refused(
+    hybrid_backend: OpenVinoBackend, wrong: Encoding
+) -> None:
     """OpenVINO itself would answer, with whatever lies beyond the table."""
     with pytest.raises(BackendError, match=r"forward pass failed.*in a table of"):
         run(hybrid_backend, [wrong])
@@ -202,25 +230,35 @@ def test_a_graph_of_another_family_is_a_mismatch(bert: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no protobuf"])
 def test_a_graph_that_openvino_does_not_take_is_a_load_error(bert: Path, content: bytes) -> None:
     with pytest.raises(LoadError, match=f"{bert}: OpenVINO refuses the graph"):
-        OpenVinoBackend(read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert))
+        OpenVinoBackend(
+            read_spec(bert), Graph(content, tiny.graph_of("bert").weights), Weights.open(bert)
+        )
 
 
-def test_bfloat16_is_refused_where_the_processor_lacks_it(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_refused_where_the_processor_lacks_it(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Older(ov.Core):  # type: ignore[misc]
         def get_property(self, *_: object) -> list[str]:
             return ["FP32", "INT8"]
 
     monkeypatch.setattr(ov, "Core", Older)
-    with pytest.raises(LoadError, match=rf"{bert}: this processor does not compute in bfloat16.*FP32, INT8"):
+    with pytest.raises(
+        LoadError, match=rf"{bert}: this processor does not compute in bfloat16.*FP32, INT8"
+    ):
         openvino(read_spec(bert), dtype="bfloat16")
     openvino(read_spec(bert)).close()
 
 
 @ABLE_ONLY
-def test_another_precision_than_the_one_asked_for_is_a_load_error(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_precision_than_the_one_asked_for_is_a_load_error(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Stubborn(ov.Core):  # type: ignore[misc]
         def compile_model(self, model: Any, device: str, settings: dict[str, Any]) -> Any:
-            return super().compile_model(model, device, {**settings, "INFERENCE_PRECISION_HINT": "f32"})
+            return super().compile_model(
+                model, device, {**settings, "INFERENCE_PRECISION_HINT": "f32"}
+            )
 
     monkeypatch.setattr(ov, "Core", Stubborn)
     with pytest.raises(LoadError, match=f"{bert}: OpenVINO computes in f32, not in bf16"):

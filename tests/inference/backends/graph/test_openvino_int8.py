@@ -48,7 +48,9 @@ CLOSE, FAR = Fidelity(0.999, 0.9999, 0.99), Fidelity(0.98, 0.999, 0.99)
 
 
 def in_form(spec: ModelSpec, form: Int8Form = Int8Form(16)) -> OpenVinoBackend:  # noqa: B008
-    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder), dtype="int8", int8=form, threads=2)
+    return OpenVinoBackend(
+        spec, family_graph(spec), Weights.open(spec.folder), dtype="int8", int8=form, threads=2
+    )
 
 
 def unit(backend: OpenVinoBackend, texts: list[Encoding]) -> np.ndarray:
@@ -57,14 +59,27 @@ def unit(backend: OpenVinoBackend, texts: list[Encoding]) -> np.ndarray:
     return dense / np.linalg.norm(dense, axis=1, keepdims=True)
 
 
-@given(st.integers(1, 5), st.integers(1, 4), st.sampled_from([1, 16, 48]), st.floats(1e-6, 1e6), st.integers(0, 99))
-def test_each_number_is_within_half_a_step(rows: int, groups: int, group: int, size: float, seed: int) -> None:
-    matrix = np.random.default_rng(seed).normal(size=(rows, groups * group)).astype(np.float32) * np.float32(size)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.sampled_from([1, 16, 48]),
+    st.floats(1e-6, 1e6),
+    st.integers(0, 99),
+)
+def test_each_number_is_within_half_a_step(
+    rows: int, groups: int, group: int, size: float, seed: int
+) -> None:
+    matrix = np.random.default_rng(seed).normal(size=(rows, groups * group)).astype(
+        np.float32
+    ) * np.float32(size)
     found = quantized(matrix, group)
     assert found.values.shape == (rows, groups, group)
     assert found.scale.shape == (rows, groups, 1)
     assert np.abs(found.values).max(2).min() == 127
-    assert (np.abs(found.float32() - matrix) <= np.repeat(found.scale[..., 0], group, axis=1) * np.float32(0.5001)).all()
+    assert (
+        np.abs(found.float32() - matrix)
+        <= np.repeat(found.scale[..., 0], group, axis=1) * np.float32(0.5001)
+    ).all()
 
 
 def test_a_group_of_zeros_stays_one() -> None:
@@ -72,7 +87,9 @@ def test_a_group_of_zeros_stays_one() -> None:
 
 
 @pytest.mark.parametrize("model_type", sampled(INT8_FAMILIES, tiny.QUICK))
-def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits(tmp_path: Path, model_type: str) -> None:
+def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits(
+    tmp_path: Path, model_type: str
+) -> None:
     """Every family in int8: `python -m conformance.families`."""
     spec, weights = parts(tiny.write_family(tmp_path, model_type, seed=1))
     graph, backend = family_graph(spec), in_form(spec)
@@ -80,18 +97,35 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
     found = compare(OpenVinoBackend(spec, graph, weights, threads=2), backend)
     assert found.passes(LOOSE)
     assert found.worst < 1
-    matrices = [name for name, shape in graph.weights.items() if len(shape) == 2 and not NO_MATRIX.search(name)]
+    matrices = [
+        name
+        for name, shape in graph.weights.items()
+        if len(shape) == 2 and not NO_MATRIX.search(name)
+    ]
     ops = [op.rt_info for op in backend._models._express._model.get_runtime_model().get_ops()]
-    products = [op["runtimePrecision"].astype(str) for op in ops if op["layerType"].astype(str) == "FullyConnected"]
+    products = [
+        op["runtimePrecision"].astype(str)
+        for op in ops
+        if op["layerType"].astype(str) == "FullyConnected"
+    ]
     assert products == ["i8"] * len(matrices)
-    shared = [names for _, names in shared_inputs(declared(openvino_int8.ov.Core(), graph), graph.matrices)]
-    assert sorted(name for names in shared for name in names) == sorted(graph.matrices)  # each has one input
+    shared = [
+        names
+        for _, names in shared_inputs(declared(openvino_int8.ov.Core(), graph), graph.matrices)
+    ]
+    assert sorted(name for names in shared for name in names) == sorted(
+        graph.matrices
+    )  # each has one input
 
 
 def test_a_matrix_that_also_multiplies_a_table_is_served(tmp_path: Path) -> None:
     """DeBERTa v3 projects the embeddings of distances by the matrices of queries and keys."""
-    spec, weights = parts(tiny.write_family(tmp_path, "deberta-v2", share_att_key=True, norm_rel_ebd="layer_norm"))
-    assert compare(OpenVinoBackend(spec, family_graph(spec), weights, threads=2), in_form(spec)).passes(LOOSE)
+    spec, weights = parts(
+        tiny.write_family(tmp_path, "deberta-v2", share_att_key=True, norm_rel_ebd="layer_norm")
+    )
+    assert compare(
+        OpenVinoBackend(spec, family_graph(spec), weights, threads=2), in_form(spec)
+    ).passes(LOOSE)
 
 
 def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None:
@@ -113,7 +147,9 @@ def test_neighbours_and_their_order_change_next_to_nothing(hybrid: Path) -> None
         ("", SAFEST),
     ],
 )
-def test_the_form_is_that_of_the_first_instruction_that_the_processor_has(instructions: str, group: int) -> None:
+def test_the_form_is_that_of_the_first_instruction_that_the_processor_has(
+    instructions: str, group: int
+) -> None:
     assert group_of(instructions.split()) == group
     assert min(size for size in GROUPS.values() if size != BY_TOKEN) == SAFEST
 
@@ -129,14 +165,26 @@ def test_int8_on_amx_names_bfloat16(bert, group, lines, monkeypatch, caplog):
 
 @pytest.mark.parametrize(
     ("bad", "group"),
-    paired([FAR, Fidelity(0.999, 0.9999, 0.96), Fidelity(float("nan"), 1, 1), Fidelity(1, 1, float("nan"))], [BY_TOKEN, 128]),
+    paired(
+        [
+            FAR,
+            Fidelity(0.999, 0.9999, 0.96),
+            Fidelity(float("nan"), 1, 1),
+            Fidelity(1, 1, float("nan")),
+        ],
+        [BY_TOKEN, 128],
+    ),
 )
-def test_a_model_that_loses_too_much_is_refused_with_all_figures(bert, cache, bad, group, monkeypatch):
+def test_a_model_that_loses_too_much_is_refused_with_all_figures(
+    bert, cache, bad, group, monkeypatch
+):
     monkeypatch.setattr(openvino_int8, "group_of", lambda _: group)
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: bad)
     form = "whole tokens" if group == BY_TOKEN else f"groups of {group}"
     figures = re.escape(f"{bad}; asked for: 0.997 at worst, 0.997 on average, 97% of neighbours")
-    with pytest.raises(LoadError, match=rf"{bert}: int8 on OpenVINO in {form} is too far from float32.*: {figures}"):
+    with pytest.raises(
+        LoadError, match=rf"{bert}: int8 on OpenVINO in {form} is too far from float32.*: {figures}"
+    ):
         int8_form(*parts(bert))
     assert not cache.exists()
 
@@ -168,7 +216,11 @@ def test_channels_of_outliers_are_divided_and_their_columns_multiplied() -> None
     for size in (None, divisor):
         rounded = quantized(x if size is None else x / size, 64).float32()
         eight = quantized(matrix, 64, divisor=size)
-        errors.append(np.abs(rounded @ (eight.float32() if size is None else eight.float32() * size).T - exact).mean())
+        errors.append(
+            np.abs(
+                rounded @ (eight.float32() if size is None else eight.float32() * size).T - exact
+            ).mean()
+        )
     assert errors[1] < errors[0] / 2
 
 
@@ -183,7 +235,9 @@ def test_whole_tokens_keep_their_vectors_whoever_their_neighbours_are(bert: Path
     assert found.passes(LOOSE)
     assert found.worst < 1
     texts = sixty_four(spec.vocab_size)
-    assert (unit(backend, texts) * np.concatenate([unit(backend, [text]) for text in texts])).sum(1).min() > 0.999
+    assert (unit(backend, texts) * np.concatenate([unit(backend, [text]) for text in texts])).sum(
+        1
+    ).min() > 0.999
 
 
 def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache, monkeypatch):
@@ -197,8 +251,12 @@ def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache
     first, again = (int8_form(*parts(bert)) for _ in range(2))
     assert first.group == again.group
     assert list(first.divisors) == list(again.divisors)
-    assert all(np.array_equal(first.divisors[name], again.divisors[name]) for name in first.divisors)
-    other = change(copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()})
+    assert all(
+        np.array_equal(first.divisors[name], again.divisors[name]) for name in first.divisors
+    )
+    other = change(
+        copied(bert), lambda tensors: {name: tensor * 1.01 for name, tensor in tensors.items()}
+    )
     int8_form(*parts(other))
     assert asked == [bert, other]
     with pytest.raises(LoadError, match="too far"):  # a guard of one's own is asked again
@@ -209,7 +267,9 @@ def test_a_form_is_judged_once_for_the_weights_it_is_made_of(bert, copied, cache
     assert asked == [bert, other, bert, bert]
 
 
-def test_what_passed_another_guard_is_not_kept(bert: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_passed_another_guard_is_not_kept(
+    bert: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: FAR)
     int8_form(*parts(bert), LOOSE)
     assert not cache.exists()
@@ -219,7 +279,9 @@ def test_what_passed_another_guard_is_not_kept(bert: Path, cache: Path, monkeypa
 
 def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(bert, caplog, monkeypatch):
     monkeypatch.setattr(openvino_int8, "judged", lambda *_: FAR)
-    monkeypatch.setattr("hybridtei.inference.backends.graph.int8.Guard", lambda: LOOSE)  # random weights
+    monkeypatch.setattr(
+        "hybridtei.inference.backends.graph.int8.Guard", lambda: LOOSE
+    )  # random weights
     monkeypatch.setattr("hybridtei.inference.backends.select._sums_exactly", lambda: True)
     with caplog.at_level(logging.WARNING):
         backend = open_backend(ModelConfig(model_id=str(bert), dtype="int8"), read_spec(bert))

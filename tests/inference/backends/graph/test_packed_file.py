@@ -25,14 +25,23 @@ from hybridtei.errors import LoadError
 from hybridtei.inference.backends.graph import packed_file as module
 from hybridtei.inference.backends.graph.onnx_backend import OnnxBackend
 from hybridtei.inference.backends.graph.ops import family_graph
-from hybridtei.inference.backends.graph.packed_file import GRAPH, PART, TENSORS, packed_files, packed_folder, prune
+from hybridtei.inference.backends.graph.packed_file import (
+    GRAPH,
+    PART,
+    TENSORS,
+    packed_files,
+    packed_folder,
+    prune,
+)
 from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats
 from tests import tiny
 from tests.inference.backends.outputs import random_encodings
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files are kept where folders can be locked")
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="files are kept where folders can be locked"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +53,12 @@ def packed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def halved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in bfloat16."""
-    folder = tiny.write_family(tmp_path_factory.mktemp("halved"), "qwen3", hidden_size=128, intermediate_size=512)
-    return tiny.change(folder, lambda tensors: {name: one.to(torch.bfloat16) for name, one in tensors.items()})
+    folder = tiny.write_family(
+        tmp_path_factory.mktemp("halved"), "qwen3", hidden_size=128, intermediate_size=512
+    )
+    return tiny.change(
+        folder, lambda tensors: {name: one.to(torch.bfloat16) for name, one in tensors.items()}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +106,9 @@ def test_states_are_those_of_sessions_that_pack_for_themselves(request, expected
 
 
 @pytest.mark.parametrize("family", ["mpnet", "deberta-v2"])
-def test_matrices_behind_a_table_of_odd_size_are_aligned(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_behind_a_table_of_odd_size_are_aligned(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their tables of distances are int64[n]; a pass over the mapped matrices behind one ended the process."""
     folder = tiny.write_family(tmp_path, family)
     mapped = states(folder)
@@ -102,7 +117,9 @@ def test_matrices_behind_a_table_of_odd_size_are_aligned(family: str, tmp_path: 
     np.testing.assert_array_equal(mapped, states(folder))
 
 
-def test_small_models_are_kept_nowhere(widened: Path, expected: Floats, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_models_are_kept_nowhere(
+    widened: Path, expected: Floats, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "LEAST_BYTES", 10**9)
     np.testing.assert_array_equal(states(widened), expected)
     assert not cache.exists()
@@ -131,8 +148,12 @@ def other_graph(path: Path) -> None:
     (path / GRAPH).write_bytes(b"")
 
 
-@pytest.mark.parametrize("spoil", [cut, longer, other_graph, lambda path: (path / GRAPH).unlink(), shutil.rmtree])
-def test_a_file_that_is_not_whole_is_written_again(widened: Path, expected: Floats, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "spoil", [cut, longer, other_graph, lambda path: (path / GRAPH).unlink(), shutil.rmtree]
+)
+def test_a_file_that_is_not_whole_is_written_again(
+    widened: Path, expected: Floats, spoil: Callable[[Path], None]
+) -> None:
     states(widened)
     spoil(kept())
     np.testing.assert_array_equal(states(widened), expected)
@@ -140,7 +161,9 @@ def test_a_file_that_is_not_whole_is_written_again(widened: Path, expected: Floa
     assert module._is_whole(kept())
 
 
-def test_weights_that_changed_at_equal_size_and_time_have_another_file(widened: Path, tmp_path: Path) -> None:
+def test_weights_that_changed_at_equal_size_and_time_have_another_file(
+    widened: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(widened, tmp_path / "model")
     before, file = states(folder), folder / "model.safetensors"
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
@@ -151,9 +174,12 @@ def test_weights_that_changed_at_equal_size_and_time_have_another_file(widened: 
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "value"), [(ort, "__version__", "1.99.0"), (module, "_processor", lambda: "another")]
+    ("owner", "name", "value"),
+    [(ort, "__version__", "1.99.0"), (module, "_processor", lambda: "another")],
 )
-def test_another_release_or_processor_has_another_file(widened, expected, monkeypatch, owner, name, value):
+def test_another_release_or_processor_has_another_file(
+    widened, expected, monkeypatch, owner, name, value
+):
     states(widened)
     monkeypatch.setattr(owner, name, value)
     np.testing.assert_array_equal(states(widened), expected)
@@ -213,10 +239,14 @@ def full() -> Iterator[None]:
 def test_a_full_disk_leaves_nothing_behind_and_each_session_packs(request, expected, name, caplog):
     np.testing.assert_array_equal(states(request.getfixturevalue(name)), expected)
     assert not packed_files()
-    assert len([record for record in caplog.records if "packed weights" in record.getMessage()]) == 2  # here, and in memory
+    assert (
+        len([record for record in caplog.records if "packed weights" in record.getMessage()]) == 2
+    )  # here, and in memory
 
 
-def test_a_cache_folder_that_is_deleted_while_it_is_served(widened: Path, expected: Floats, cache: Path) -> None:
+def test_a_cache_folder_that_is_deleted_while_it_is_served(
+    widened: Path, expected: Floats, cache: Path
+) -> None:
     backend = backend_of(widened)
     shutil.rmtree(cache)
     np.testing.assert_array_equal(states_by(backend), expected)
@@ -224,7 +254,9 @@ def test_a_cache_folder_that_is_deleted_while_it_is_served(widened: Path, expect
     assert module._is_whole(kept())
 
 
-def test_several_that_start_at_once_write_one_file(widened: Path, expected: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_that_start_at_once_write_one_file(
+    widened: Path, expected: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times, write = [], module._written
     monkeypatch.setattr(module, "_written", lambda *given: times.append(1) or write(*given))
     with ThreadPoolExecutor(4) as threads:
@@ -245,10 +277,14 @@ backend_of(Path(sys.argv[1]))
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(halved: Path, expected: Floats) -> None:
+def test_a_process_that_is_killed_at_any_moment_leaves_nothing_wrong(
+    halved: Path, expected: Floats
+) -> None:
     """50 times; what one leaves is in nobody's way."""
     for number in range(50):
-        with subprocess.Popen([sys.executable, "-c", OPEN, halved], stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            [sys.executable, "-c", OPEN, halved], stdout=subprocess.PIPE
+        ) as process:
             process.stdout.readline()
             time.sleep(number * 0.005)
             process.kill()
@@ -266,7 +302,12 @@ def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes()
         os.utime(path, (time.time() - days * 86400,) * 2)
         return path
 
-    old, beyond, third, last = made("old", 1, 31), made("beyond", 60, 3), made("third", 40, 2), made("last", 50, 1)
+    old, beyond, third, last = (
+        made("old", 1, 31),
+        made("beyond", 60, 3),
+        made("third", 40, 2),
+        made("last", 50, 1),
+    )
     left = made("left" + PART, 1, 0)
     with ThreadPoolExecutor(1) as thread:
         with module._writing(packed_folder()):  # by another start
@@ -276,7 +317,9 @@ def test_what_is_old_or_left_or_beyond_the_bound_is_removed_once_nobody_writes()
     assert {each.path for each in packed_files()} == {third, last}
 
 
-def test_the_command_packs_lists_and_prunes(widened: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_packs_lists_and_prunes(
+    widened: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["pack", str(widened), "--pooling", "mean"]) == 0
     told = capsys.readouterr().out
     assert str(kept()) in told
@@ -288,6 +331,8 @@ def test_the_command_packs_lists_and_prunes(widened: Path, capsys: pytest.Captur
     assert not packed_files()
 
 
-def test_the_command_says_where_nothing_is_kept(widened: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_where_nothing_is_kept(
+    widened: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["pack", str(widened), "--pooling", "mean", "--packed-cache-gb", "0"]) == 1
     assert "no weights are kept" in capsys.readouterr().err

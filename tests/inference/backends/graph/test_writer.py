@@ -9,12 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
-from hybridtei.inference.backends.graph.writer import Graph, declarations, graphs_folder, made_once, product_graph
+from hybridtei.inference.backends.graph.writer import (
+    Graph,
+    declarations,
+    graphs_folder,
+    made_once,
+    product_graph,
+)
 
 NAMES = st.text(min_size=1, max_size=200)
 
 
-@given(shapes=st.dictionaries(NAMES, st.lists(st.integers(0, 2**20), max_size=3).map(tuple), max_size=5))
+@given(
+    shapes=st.dictionaries(
+        NAMES, st.lists(st.integers(0, 2**20), max_size=3).map(tuple), max_size=5
+    )
+)
 def test_declarations_are_tensors_without_content(shapes: dict[str, tuple[int, ...]]) -> None:
     model = onnx.load_from_string(product_graph("rows", "matrix", "product") + declarations(shapes))
     assert [node.op_type for node in model.graph.node] == ["Gemm", "Identity"]
@@ -23,12 +33,18 @@ def test_declarations_are_tensors_without_content(shapes: dict[str, tuple[int, .
         entries = {entry.key: entry.value for entry in tensor.external_data}
         assert tensor.data_location == onnx.TensorProto.EXTERNAL
         assert tensor.data_type == onnx.TensorProto.FLOAT
-        assert entries == {"location": "checkpoint", "offset": "0", "length": str(4 * int(np.prod(tensor.dims, dtype=object)))}
+        assert entries == {
+            "location": "checkpoint",
+            "offset": "0",
+            "length": str(4 * int(np.prod(tensor.dims, dtype=object))),
+        }
 
 
 def test_a_product_is_a_valid_model_of_a_product() -> None:
     matrix = np.arange(21, dtype=np.float32).reshape(7, 3)
-    model = onnx.load_from_string(product_graph("rows", "matrix", "product") + declarations({"matrix": (7, 3)}))
+    model = onnx.load_from_string(
+        product_graph("rows", "matrix", "product") + declarations({"matrix": (7, 3)})
+    )
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(matrix, "matrix"))
     onnx.checker.check_model(model, full_check=True)
     (product,) = ReferenceEvaluator(model).run(None, {"rows": matrix[:2]})
@@ -48,34 +64,48 @@ def never() -> Graph:
 @given(
     onnx=st.binary(max_size=2000),
     held=st.lists(st.text(), max_size=2).map(tuple),
-    weights=st.dictionaries(st.text(), st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_size=5),
+    weights=st.dictionaries(
+        st.text(), st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_size=5
+    ),
     causal=st.booleans(),
 )
 def test_what_was_made_once_is_read(tmp_path_factory, onnx, held, weights, causal):
-    path, graph = tmp_path_factory.mktemp("kept") / "deep" / "graph", Graph(onnx, weights, held, causal=causal)
+    path, graph = (
+        tmp_path_factory.mktemp("kept") / "deep" / "graph",
+        Graph(onnx, weights, held, causal=causal),
+    )
     assert made_once(path, Graph, lambda: graph) is graph
     assert made_once(path, Graph, never) == graph
     assert [*path.parent.iterdir()] == [path]  # no part is left
 
 
-def test_a_file_that_is_damaged_or_cut_short_anywhere_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_damaged_or_cut_short_anywhere_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path, other = tmp_path / "graph", Graph(b"other", {})
     made_once(path, Graph, lambda: GRAPH)
     whole = path.read_bytes()
     for place in range(len(whole)):
-        for spoiled in (whole[:place], whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]):
+        for spoiled in (
+            whole[:place],
+            whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :],
+        ):
             path.write_bytes(spoiled)
             assert made_once(path, Graph, lambda: other) is other
     assert caplog.text.count(f"{path}: damaged") == 2 * len(whole)
 
 
-def test_what_is_of_another_kind_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_of_another_kind_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made_once(tmp_path / "graph", str, lambda: "text")
     assert made_once(tmp_path / "graph", Graph, lambda: GRAPH) is GRAPH
     assert "not readable" in caplog.text
 
 
-def test_a_folder_in_its_place_costs_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_in_its_place_costs_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert made_once(tmp_path, Graph, lambda: GRAPH) is GRAPH
     assert "cannot be kept" in caplog.text
 

@@ -20,7 +20,11 @@ from tests import tiny, tolerances
 from tests.inference.backends.outputs import columns_of, run, sixty_four
 
 
-def equal(backend: TorchBackend, encodings: list[Encoding], formulas: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+def equal(
+    backend: TorchBackend,
+    encodings: list[Encoding],
+    formulas: Callable[[torch.Tensor, torch.Tensor], Any],
+) -> None:
     """`formulas`: what should come out of (ids, the states that transformers computes of each text alone)."""
     model = AutoModel.from_pretrained(backend.spec.folder, attn_implementation="eager").eval()
     outputs = run(backend, encodings)
@@ -29,31 +33,54 @@ def equal(backend: TorchBackend, encodings: list[Encoding], formulas: Callable[[
         with torch.inference_mode():
             expected = formulas(ids, model(input_ids=ids[None]).last_hidden_state[0])
         for name, values in expected.items():
-            np.testing.assert_allclose(found[name], values.numpy(), atol=tolerances.WEIGHTS["float32"], rtol=0, err_msg=name)
+            np.testing.assert_allclose(
+                found[name],
+                values.numpy(),
+                atol=tolerances.WEIGHTS["float32"],
+                rtol=0,
+                err_msg=name,
+            )
 
 
 def test_m3_heads_equal_the_formulas(tmp_path: Path) -> None:
     backend = TorchBackend(read_spec(tiny.write_m3(tmp_path, suffix=".safetensors")))
-    sparse, colbert = (load_file(tmp_path / f"{name}_linear.safetensors") for name in ("sparse", "colbert"))
+    sparse, colbert = (
+        load_file(tmp_path / f"{name}_linear.safetensors") for name in ("sparse", "colbert")
+    )
 
     def formulas(_: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
         first, many = (
-            torch.nn.functional.linear(hidden, head["weight"].float(), head["bias"].float()) for head in (sparse, colbert)
+            torch.nn.functional.linear(hidden, head["weight"].float(), head["bias"].float())
+            for head in (sparse, colbert)
         )
-        return {"dense": hidden[0], "token_weights": torch.relu(first).squeeze(1), "multivector": many[1:], "tokens": hidden}
+        return {
+            "dense": hidden[0],
+            "token_weights": torch.relu(first).squeeze(1),
+            "multivector": many[1:],
+            "tokens": hidden,
+        }
 
     equal(backend, sixty_four(backend.spec.vocab_size)[:12], formulas)
 
 
 def test_our_own_heads_equal_the_formulas(hybrid: Path, tmp_path: Path) -> None:
-    backend, tensors = TorchBackend(read_spec(hybrid)), tiny.write_own_heads(tmp_path)  # the same seed, so the same weights
+    backend, tensors = (
+        TorchBackend(read_spec(hybrid)),
+        tiny.write_own_heads(tmp_path),
+    )  # the same seed, so the same weights
     table = AutoModel.from_pretrained(hybrid).get_input_embeddings()
     functional = torch.nn.functional
 
     def formulas(ids: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
         joined = torch.cat([hidden, functional.layer_norm(table(ids), (tiny.HIDDEN,))], 1)
-        inner = functional.gelu(functional.linear(joined, tensors["sparse.hidden.weight"], tensors["sparse.hidden.bias"]))
-        weights = torch.relu(functional.linear(inner, tensors["sparse.out.weight"], tensors["sparse.out.bias"]))
+        inner = functional.gelu(
+            functional.linear(
+                joined, tensors["sparse.hidden.weight"], tensors["sparse.hidden.bias"]
+            )
+        )
+        weights = torch.relu(
+            functional.linear(inner, tensors["sparse.out.weight"], tensors["sparse.out.bias"])
+        )
         ordinary = ~torch.isin(ids, torch.tensor([0, 1, 2, 3]))
         many = hidden[ordinary] @ tensors["multivector.weight"].T
         return {"dense": hidden.mean(0), "token_weights": weights.squeeze(1), "multivector": many}
@@ -62,14 +89,22 @@ def test_our_own_heads_equal_the_formulas(hybrid: Path, tmp_path: Path) -> None:
 
 
 def test_every_output_is_float32_whatever_the_precision(hybrid: Path) -> None:
-    columns = columns_of(run(TorchBackend(read_spec(hybrid), dtype="bfloat16"), sixty_four(90)[:3]), 1)
+    columns = columns_of(
+        run(TorchBackend(read_spec(hybrid), dtype="bfloat16"), sixty_four(90)[:3]), 1
+    )
     assert set(columns) == {"dense", "token_weights", "multivector", "tokens"}
     assert {values.dtype for values in columns.values()} == {np.dtype(np.float32)}
 
 
-def test_the_hosts_work_is_done_before_the_turn_to_launch(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hosts_work_is_done_before_the_turn_to_launch(
+    hybrid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a GPU's passes are launched one at a time: its lock stands here in place of a CPU's, which has none."""
-    backend, turn, seen = TorchBackend(read_spec(hybrid)), threading.Lock(), list[tuple[str, bool]]()
+    backend, turn, seen = (
+        TorchBackend(read_spec(hybrid)),
+        threading.Lock(),
+        list[tuple[str, bool]](),
+    )
     backend._launching = turn
 
     def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

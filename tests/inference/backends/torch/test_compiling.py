@@ -26,7 +26,11 @@ from hybridtei.system.machine import LaneKind
 from tests import tiny, tolerances
 
 BATCHES = ([5, 9], [2], [120, 3, 40], [1, 1, 1], [1])
-FAMILIES = ["bert", "qwen3", "deberta-v2"]  # positions in a table, by rotation, as biases of attention
+FAMILIES = [
+    "bert",
+    "qwen3",
+    "deberta-v2",
+]  # positions in a table, by rotation, as biases of attention
 
 
 class Counting:
@@ -88,7 +92,9 @@ def test_a_prefix_is_computed_once_by_compiled_code(tmp_path: Path) -> None:
     compile_trunk(backend, compiler)
     made = compiler.made
     texts = [Encoding(np.append(np.arange(5, 25), last)) for last in range(30, 40)]
-    assert_alike(backend, exact, pack(texts, frozenset({Head.DENSE}), backend.spec.positions, prefix=20))
+    assert_alike(
+        backend, exact, pack(texts, frozenset({Head.DENSE}), backend.spec.positions, prefix=20)
+    )
     assert compiler.made == made
 
 
@@ -103,7 +109,9 @@ def test_what_fills_a_recorded_pass_reaches_no_text(tmp_path: Path, model_type: 
         with torch.inference_mode():
             found, expected = trunk.model(filled(ids, size), layout), trunk.model(ids, layout)
         assert found.shape[0] == size
-        np.testing.assert_allclose(found[:count], expected, atol=tolerances.HIDDEN["float32"], rtol=0)
+        np.testing.assert_allclose(
+            found[:count], expected, atol=tolerances.HIDDEN["float32"], rtol=0
+        )
 
 
 def test_a_trunk_in_eight_bits_is_compiled(tmp_path: Path) -> None:
@@ -132,8 +140,14 @@ def test_inductor_serves_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("compiler", "why"),
     [
-        (Counting(lambda out: 2 * out if out.is_floating_point() else out), "is allowed in float32: leave it out"),
-        (Counting(lambda out: out * float("nan") if len(out) == SIZES[0] else out), "differ from the module's by nan"),
+        (
+            Counting(lambda out: 2 * out if out.is_floating_point() else out),
+            "is allowed in float32: leave it out",
+        ),
+        (
+            Counting(lambda out: out * float("nan") if len(out) == SIZES[0] else out),
+            "differ from the module's by nan",
+        ),
         (failing, f"failed ({NEEDS}; else leave it out): BackendCompilerFailed"),
         (failing, "no compiler is here"),
         ("no such", "no such"),
@@ -152,9 +166,13 @@ def test_code_that_fails_or_differs_is_refused(tmp_path: Path, compiler: Any, wh
 
 
 def test_backends_and_modules_that_are_not_compiled_are_refused(bert: Path) -> None:
-    config, spec = ModelConfig(model_id=str(bert), backend="ort", torch_compile=True), read_spec(bert)
+    config, spec = (
+        ModelConfig(model_id=str(bert), backend="ort", torch_compile=True),
+        read_spec(bert),
+    )
     with pytest.raises(
-        LoadError, match=r"--torch-compile is for the torch backend, and the model runs on ort here \(asked for\)"
+        LoadError,
+        match=r"--torch-compile is for the torch backend, and the model runs on ort here \(asked for\)",
     ):
         open_backend(config, spec)
     trunk = PaddedTrunk(AutoModel.from_pretrained(bert).eval(), spec, torch.device("cpu"))
@@ -166,7 +184,9 @@ def test_backends_and_modules_that_are_not_compiled_are_refused(bert: Path) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "qwen3"])
-def test_on_a_gpu_compiled_and_recorded_passes_compute_what_the_modules_do(tmp_path: Path, model_type: str, dtype: str) -> None:
+def test_on_a_gpu_compiled_and_recorded_passes_compute_what_the_modules_do(
+    tmp_path: Path, model_type: str, dtype: str
+) -> None:
     backend = of_family(tmp_path, model_type, dtype=dtype, device="cuda")
     exact = TorchBackend(backend.spec, dtype=dtype, device="cuda")
     compile_trunk(backend)

@@ -45,7 +45,9 @@ class Failing:
         hidden: torch.Tensor = self._trunk(batch, *others)
         if len(batch.input_ids) > self.tokens:
             self.held.append(weakref.ref(hidden))
-            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {len(batch.input_ids)} MiB.\nMore of it")
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {len(batch.input_ids)} MiB.\nMore of it"
+            )
         return hidden
 
 
@@ -56,7 +58,9 @@ def backend(hybrid: Path) -> TorchBackend:
     return backend
 
 
-def batch(backend: TorchBackend, lengths: list[int], heads: frozenset[Head] | None = None) -> PackedBatch:
+def batch(
+    backend: TorchBackend, lengths: list[int], heads: frozenset[Head] | None = None
+) -> PackedBatch:
     draw = np.random.default_rng(0)
     encodings = [Encoding(draw.integers(5, backend.spec.vocab_size, n)) for n in lengths]
     return pack(encodings, heads or backend.spec.heads, backend.spec.positions)
@@ -76,7 +80,9 @@ def test_short_memory_costs_passes_and_no_answer(backend: TorchBackend) -> None:
 def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend: TorchBackend) -> None:
     backend._trunk.tokens = 40
     alive: list[int] = []
-    backend.make_room = lambda: alive.append(sum(held() is not None for held in backend._trunk.held))  # type: ignore[method-assign]
+    backend.make_room = lambda: alive.append(
+        sum(held() is not None for held in backend._trunk.held)
+    )  # type: ignore[method-assign]
     gc.disable()  # nothing may wait for the collector
     try:
         backend.forward(batch(backend, [30, 30, 30]))
@@ -88,7 +94,9 @@ def test_what_a_refused_pass_had_allocated_is_gone_before_the_next(backend: Torc
 
 def test_a_sequence_that_does_not_fit_is_named_with_its_length(backend: TorchBackend) -> None:
     backend._trunk.tokens = 40
-    with pytest.raises(PartlyFailed, match="a sequence of 70 tokens does not fit into memory: CUDA out of memory") as caught:
+    with pytest.raises(
+        PartlyFailed, match="a sequence of 70 tokens does not fit into memory: CUDA out of memory"
+    ) as caught:
         backend.forward(batch(backend, [10, 70, 20]))
     assert caught.value.rows == [0, 2]
     assert "More of it" not in str(caught.value)
@@ -98,8 +106,18 @@ def test_a_sequence_that_does_not_fit_is_named_with_its_length(backend: TorchBac
     ("error", "short"),
     [
         (torch.OutOfMemoryError("CUDA out of memory."), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            True,
+        ),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            ),
+            True,
+        ),
         (MemoryError(), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
@@ -114,12 +132,16 @@ def ids(backend: TorchBackend, length: int, seed: int) -> list[int]:
 
 
 async def test_a_server_whose_device_is_lost_says_so_and_is_unhealthy(backend, monkeypatch, caplog):
-    service = EngineService(small.model(backend.spec), backend, EngineConfig(tokenization_workers=1), budget_tokens=400)
+    service = EngineService(
+        small.model(backend.spec), backend, EngineConfig(tokenization_workers=1), budget_tokens=400
+    )
     await service.start()
     await service.run(Embed([ids(backend, 9, 0)], DENSE))
     monkeypatch.setattr(backend, "answers", lambda: False)
     backend._trunk.error = RuntimeError("CUDA error: device-side assert triggered")
-    with pytest.raises(BackendError, match="the engine stopped: cpu does not answer any more; a restart is needed"):
+    with pytest.raises(
+        BackendError, match="the engine stopped: cpu does not answer any more; a restart is needed"
+    ):
         await service.run(Embed([ids(backend, 9, 1)], DENSE))
     with pytest.raises(Unhealthy):
         await service.check_health()
@@ -153,7 +175,9 @@ def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid: Path) 
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert backend.forwards > before + 1
     assert found.dense is not None
-    np.testing.assert_allclose(found.dense, expected.dense, atol=tolerances.WEIGHTS["float16"], rtol=0)
+    np.testing.assert_allclose(
+        found.dense, expected.dense, atol=tolerances.WEIGHTS["float16"], rtol=0
+    )
 
 
 @pytest.mark.gpu
@@ -166,4 +190,6 @@ def test_a_gpu_computes_what_the_cpu_does(hybrid: Path, dtype: str) -> None:
     ours, theirs = there.forward(asked), exact.forward(asked)
     assert ours.dense is not None
     np.testing.assert_allclose(ours.dense, theirs.dense, atol=tolerances.WEIGHTS[dtype], rtol=0)
-    np.testing.assert_allclose(ours.tokens.values, theirs.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0)
+    np.testing.assert_allclose(
+        ours.tokens.values, theirs.tokens.values, atol=tolerances.HIDDEN[dtype], rtol=0
+    )

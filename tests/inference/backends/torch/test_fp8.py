@@ -14,7 +14,14 @@ from torch.nn import functional
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends.fidelity import Guard
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.inference.backends.torch.fp8 import EIGHT_BITS, emulated, judged, product, quantised, to_eight_bits
+from hybridtei.inference.backends.torch.fp8 import (
+    EIGHT_BITS,
+    emulated,
+    judged,
+    product,
+    quantised,
+    to_eight_bits,
+)
 from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny
 from tests.inference.backends.outputs import columns_of, run, sixty_four
@@ -28,7 +35,9 @@ def rows(count: int, width: int, seed: int = 0, scale: float = 1.0) -> torch.Ten
 
 
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 99), st.sampled_from([1e-6, 1.0, 1e4]))
-def test_each_number_keeps_its_first_digits(count: int, width: int, seed: int, scale: float) -> None:
+def test_each_number_keeps_its_first_digits(
+    count: int, width: int, seed: int, scale: float
+) -> None:
     exact = rows(count, width, seed, scale)
     eight, scales = quantised(exact)
     assert eight.dtype == EIGHT_BITS
@@ -56,7 +65,9 @@ def test_torchs_own_scaled_product_computes_the_same() -> None:
     """The function that a GPU is called with, on a CPU."""
     x, weight = quantised(rows(32, 64)), quantised(rows(48, 64, 1))
     try:
-        found = torch._scaled_mm(x[0], weight[0].t(), scale_a=x[1], scale_b=weight[1].t(), out_dtype=torch.bfloat16)
+        found = torch._scaled_mm(
+            x[0], weight[0].t(), scale_a=x[1], scale_b=weight[1].t(), out_dtype=torch.bfloat16
+        )
     except (RuntimeError, NotImplementedError) as error:
         pytest.skip(f"this torch has it for GPUs only: {error}")
     torch.testing.assert_close(found.float(), emulated(*x, *weight), atol=0.1, rtol=2**-7)
@@ -76,7 +87,9 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_only_matrices_of_fitting_sides_are_replaced_and_shape_bias_and_precision_stay(bias: bool) -> None:
+def test_only_matrices_of_fitting_sides_are_replaced_and_shape_bias_and_precision_stay(
+    bias: bool,
+) -> None:
     model = fx.symbolic_trace(Two(bias=bias).to(torch.bfloat16))
     x = rows(6, 32).to(torch.bfloat16)
     with torch.inference_mode():
@@ -102,12 +115,17 @@ def test_neighbours_change_next_to_nothing(hybrid: Path) -> None:
     texts = sixty_four(backend.spec.vocab_size)[:16]
     together = run(backend, texts)
     for place, text in enumerate(texts):
-        alone, beside = columns_of(run(backend, [text]), 0)["dense"], columns_of(together, place)["dense"]
+        alone, beside = (
+            columns_of(run(backend, [text]), 0)["dense"],
+            columns_of(together, place)["dense"],
+        )
         assert alone @ beside / np.linalg.norm(alone) / np.linalg.norm(beside) > 0.999
 
 
 def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> None:
-    with pytest.raises(LoadError, match=r"fp8 is too far.*0\.\d+ at worst.*asked for: 1\.1 at worst"):
+    with pytest.raises(
+        LoadError, match=r"fp8 is too far.*0\.\d+ at worst.*asked for: 1\.1 at worst"
+    ):
         judged(TorchBackend(read_spec(bert), dtype="bfloat16"), Guard(worst=1.1))
 
 
@@ -116,8 +134,12 @@ def test_a_model_that_loses_too_much_is_refused_with_the_figures(bert: Path) -> 
 def test_the_gpus_product_is_the_emulated_one() -> None:
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs compute capability 9.0")
-    x, weight = ([part.cuda() for part in quantised(rows(*shape))] for shape in ((33, 64, 0), (48, 64, 1)))
-    torch.testing.assert_close(product(*x, *weight, torch.bfloat16).float(), emulated(*x, *weight), atol=0.1, rtol=2**-7)
+    x, weight = (
+        [part.cuda() for part in quantised(rows(*shape))] for shape in ((33, 64, 0), (48, 64, 1))
+    )
+    torch.testing.assert_close(
+        product(*x, *weight, torch.bfloat16).float(), emulated(*x, *weight), atol=0.1, rtol=2**-7
+    )
 
 
 def test_a_gpu_takes_the_products_arguments() -> None:
@@ -126,4 +148,8 @@ def test_a_gpu_takes_the_products_arguments() -> None:
         rows, weight = (torch.empty(n, 32, device="cuda", dtype=EIGHT_BITS) for n in (16, 64))
         scales = (torch.empty(n, 1, device="cuda") for n in (16, 64))
         found = product(rows, next(scales), weight, next(scales), torch.bfloat16)
-    assert (tuple(found.shape), found.dtype, found.device.type) == ((16, 64), torch.bfloat16, "cuda")
+    assert (tuple(found.shape), found.dtype, found.device.type) == (
+        (16, 64),
+        torch.bfloat16,
+        "cuda",
+    )

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from hybridtei.batch import offsets_of
 from hybridtei.inference.backends.heads import POOLINGS, Segments
-from hybridtei.inference.backends.torch.ops import TORCH, reduce_at_once, reduced_at_once, segment_max, segment_sum
+from hybridtei.inference.backends.torch.ops import (
+    TORCH,
+    reduce_at_once,
+    reduced_at_once,
+    segment_max,
+    segment_sum,
+)
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
 
@@ -18,7 +24,9 @@ def segments(lengths: list[int]) -> Segments:
 
 
 def rows(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, Segments]:
-    return torch.randn(sum(lengths), 5, generator=torch.Generator().manual_seed(seed)), segments(lengths)
+    return torch.randn(sum(lengths), 5, generator=torch.Generator().manual_seed(seed)), segments(
+        lengths
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

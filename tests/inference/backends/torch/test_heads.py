@@ -28,7 +28,9 @@ LISTS = [["mean", "cls"], ["lasttoken", "max", "weightedmean"], list(POOLINGS)]
 
 def hidden_rows(seed: int = 0) -> tuple[torch.Tensor, Segments]:
     draw, offsets = torch.Generator().manual_seed(seed), offsets_of(LENGTHS)
-    return torch.randn(sum(LENGTHS), tiny.HIDDEN, generator=draw), Segments(offsets, torch.as_tensor(offsets))
+    return torch.randn(sum(LENGTHS), tiny.HIDDEN, generator=draw), Segments(
+        offsets, torch.as_tensor(offsets)
+    )
 
 
 def padded(hidden: torch.Tensor, side: str) -> dict[str, torch.Tensor]:
@@ -46,10 +48,14 @@ def padded(hidden: torch.Tensor, side: str) -> dict[str, torch.Tensor]:
 def test_pooling_equals_sentence_transformers(modes: list[str], side: str) -> None:
     hidden, at = hidden_rows()
     theirs = Pooling(tiny.HIDDEN, pooling_mode=modes)(padded(hidden, side))["sentence_embedding"]
-    torch.testing.assert_close(pooled(TORCH, hidden, at, modes), theirs, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    torch.testing.assert_close(
+        pooled(TORCH, hidden, at, modes), theirs, atol=tolerances.WEIGHTS["float32"], rtol=0
+    )
 
 
-@pytest.mark.parametrize(("name", "bias"), paired(["Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"], [True, False]))
+@pytest.mark.parametrize(
+    ("name", "bias"), paired(["Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"], [True, False])
+)
 def test_a_dense_layer_equals_sentence_transformers(tmp_path: Path, name: str, bias: bool) -> None:
     torch.manual_seed(0)
     module = Dense(tiny.HIDDEN, 7, bias=bias, activation_function=getattr(torch.nn, name)())
@@ -58,7 +64,9 @@ def test_a_dense_layer_equals_sentence_transformers(tmp_path: Path, name: str, b
     hidden, at = hidden_rows()
     layers = placed([dense_layer(declared)], torch.float32, torch.device("cpu"))
     ours = dense(TORCH, hidden, at, ["mean"], layers)
-    theirs = module({"sentence_embedding": pooled(TORCH, hidden, at, ["mean"])})["sentence_embedding"]
+    theirs = module({"sentence_embedding": pooled(TORCH, hidden, at, ["mean"])})[
+        "sentence_embedding"
+    ]
     torch.testing.assert_close(ours, theirs.detach(), atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
@@ -67,25 +75,39 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_s
 
 
 def flat(sequences: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([token for sequence in sequences for token in sequence]), offsets_of([len(s) for s in sequences])
+    return np.array([token for sequence in sequences for token in sequence]), offsets_of(
+        [len(s) for s in sequences]
+    )
 
 
 @given(SEQUENCES)
 def test_which_tokens_have_a_vector(sequences: list[list[int]]) -> None:
     """All but the first, all but special ones wherever they stand, or all."""
-    laws = {"first": lambda place, _: place > 0, "specials": lambda _, token: token not in SPECIAL, "none": lambda *_: True}
+    laws = {
+        "first": lambda place, _: place > 0,
+        "specials": lambda _, token: token not in SPECIAL,
+        "none": lambda *_: True,
+    }
     for drop, law in laws.items():
         kept, offsets = kept_tokens(drop, *flat(sequences), SPECIAL)
-        expected = [[law(place, token) for place, token in enumerate(sequence)] for sequence in sequences]
+        expected = [
+            [law(place, token) for place, token in enumerate(sequence)] for sequence in sequences
+        ]
         assert kept.tolist() == [one for row in expected for one in row]
         assert np.diff(offsets).tolist() == [sum(row) for row in expected]
 
 
 def test_inputs_of_lexical_weights_are_joined_in_the_order_named() -> None:
-    states, words = (torch.randn(50, tiny.HIDDEN, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    states, words = (
+        torch.randn(50, tiny.HIDDEN, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 2)
+    )
     first, second = torch.ones(2, tiny.HIDDEN)
     normed = torch.nn.functional.layer_norm(words, words.shape[-1:])
-    for inputs, parts in ((("hidden", "embedding"), (states, normed)), (("embedding", "hidden"), (normed, states))):
+    for inputs, parts in (
+        (("hidden", "embedding"), (states, normed)),
+        (("embedding", "hidden"), (normed, states)),
+    ):
         layer = LinearLayer(torch.cat([first, 2 * second])[None])
         expected = torch.relu(parts[0].sum(1) + 2 * parts[1].sum(1))
         torch.testing.assert_close(lexical(TORCH, states, words, inputs, [layer]), expected)

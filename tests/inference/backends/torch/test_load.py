@@ -9,10 +9,19 @@ from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny
 
 
-def test_what_reads_tokens_comes_in_the_trunks_precision_and_the_rest_exactly(tmp_path: Path) -> None:
+def test_what_reads_tokens_comes_in_the_trunks_precision_and_the_rest_exactly(
+    tmp_path: Path,
+) -> None:
     folder = tiny.write_m3(tmp_path)
-    tiny.write_modules(folder, pooling=["mean"], dense=[(tiny.HIDDEN, 4, "torch.nn.modules.activation.Tanh")])
-    _, heads = load(read_spec(folder), dtype=torch.bfloat16, device=torch.device("cpu"), trust_remote_code=False)
+    tiny.write_modules(
+        folder, pooling=["mean"], dense=[(tiny.HIDDEN, 4, "torch.nn.modules.activation.Tanh")]
+    )
+    _, heads = load(
+        read_spec(folder), dtype=torch.bfloat16, device=torch.device("cpu"), trust_remote_code=False
+    )
     layers = {"exact": heads.dense, "half": [*heads.lexical, *heads.multivector]}
-    found = {name: {one.weight.dtype for one in some} | {one.bias.dtype for one in some} for name, some in layers.items()}
+    found = {
+        name: {one.weight.dtype for one in some} | {one.bias.dtype for one in some}
+        for name, some in layers.items()
+    }
     assert found == {"exact": {torch.float32}, "half": {torch.bfloat16}}

@@ -36,8 +36,16 @@ class Card:
         return cost if cost <= self.room else None
 
 
-@given(st.integers(0, 10**6), st.integers(1, 10**5), st.integers(1, 8192), st.integers(1, 10**5), st.integers(1, 10**10))
-def test_what_is_found_fits_and_was_tried(fixed: int, per_token: int, longest: int, limit: int, allowed: int) -> None:
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 10**5),
+    st.integers(1, 8192),
+    st.integers(1, 10**5),
+    st.integers(1, 10**10),
+)
+def test_what_is_found_fits_and_was_tried(
+    fixed: int, per_token: int, longest: int, limit: int, allowed: int
+) -> None:
     limit = max(limit, longest)
     card = Card(fixed, per_token, 2 * allowed)
     if fixed + per_token * longest > allowed:
@@ -103,11 +111,16 @@ class Memory:
 @given(LENGTHS)
 def test_in_parts_as_at_once(lengths: list[int]) -> None:
     whole, memory = batch(lengths), Memory(40)
-    expected, found = FakeBackend(SPEC).forward(whole), split_on_oom(memory.run, whole, memory.make_room)
+    expected, found = (
+        FakeBackend(SPEC).forward(whole),
+        split_on_oom(memory.run, whole, memory.make_room),
+    )
     np.testing.assert_array_equal(found.dense, expected.dense)
     np.testing.assert_array_equal(found.tokens.values, expected.tokens.values)
     np.testing.assert_array_equal(found.tokens.offsets, expected.tokens.offsets)
-    assert sum(asked for asked in memory.asked if asked <= 40) == sum(lengths)  # each token is computed once
+    assert sum(asked for asked in memory.asked if asked <= 40) == sum(
+        lengths
+    )  # each token is computed once
 
 
 @given(LENGTHS, st.integers(0, 39))
@@ -124,7 +137,9 @@ def test_only_what_does_not_fit_by_itself_fails(lengths: list[int], room: int) -
         return
     assert isinstance(caught.value, PartlyFailed)
     assert caught.value.rows == fitting
-    np.testing.assert_array_equal(caught.value.outputs.dense, FakeBackend(SPEC).forward(whole).take(fitting).dense)
+    np.testing.assert_array_equal(
+        caught.value.outputs.dense, FakeBackend(SPEC).forward(whole).take(fitting).dense
+    )
 
 
 def test_another_fault_is_not_tried_again() -> None:
@@ -144,7 +159,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
-def test_what_arrived_becomes_single_precision_without_a_change_and_of_its_own(dtype: torch.dtype) -> None:
+def test_what_arrived_becomes_single_precision_without_a_change_and_of_its_own(
+    dtype: torch.dtype,
+) -> None:
     arrived = (1000 * torch.randn(50, generator=torch.Generator().manual_seed(0))).to(dtype)
     found = of_its_own(arrived)
     assert found.dtype == (np.int64 if dtype == torch.int64 else np.float32)

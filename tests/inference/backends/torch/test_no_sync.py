@@ -18,7 +18,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -38,7 +42,10 @@ from tests.sampled import paired
 
 DEVICE = torch.device("cuda" if torch.backends.cuda.is_built() else "meta")
 FEW, MANY = (7, 1, 60), (3, 17, 5, 1, 9, 2, 30) * 10  # collapsed one by one, and at once
-KERNELS: Mapping[str, Callable[[], Kernel]] = {"varlen": torch_varlen, "padded groups": lambda: padded_groups}
+KERNELS: Mapping[str, Callable[[], Kernel]] = {
+    "varlen": torch_varlen,
+    "padded groups": lambda: padded_groups,
+}
 
 
 class CopyWaits(RuntimeError):
@@ -63,7 +70,10 @@ def device_of_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]
 
     def to_device(arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
         assert device.type == DEVICE.type
-        return {name: torch.empty(len(array), dtype=torch.int64, device=DEVICE) for name, array in arrays.items()}
+        return {
+            name: torch.empty(len(array), dtype=torch.int64, device=DEVICE)
+            for name, array in arrays.items()
+        }
 
     replace_copies(monkeypatch, to_device)
     with FakeTensorMode() as mode, NoCopies(), torch.inference_mode():
@@ -89,11 +99,15 @@ def there(value: Any, mode: FakeTensorMode) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(there(one, mode) for one in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {one.name: there(getattr(value, one.name), mode) for one in dataclasses.fields(value)}
+        changed = {
+            one.name: there(getattr(value, one.name), mode) for one in dataclasses.fields(value)
+        }
         return dataclasses.replace(value, **changed)
     if isinstance(value, types.FunctionType) and value.__closure__:
         cells = tuple(types.CellType(there(cell.cell_contents, mode)) for cell in value.__closure__)
-        return types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+        return types.FunctionType(
+            value.__code__, value.__globals__, value.__name__, value.__defaults__, cells
+        )
     return value
 
 
@@ -106,7 +120,10 @@ def _moved(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def launched(
-    backend: TorchBackend, batch: PackedBatch, monkeypatch: pytest.MonkeyPatch, kernel: Kernel | None = None
+    backend: TorchBackend,
+    batch: PackedBatch,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: Kernel | None = None,
 ) -> dict[str, Tensor]:
     """The result of a pass on the fake device."""
     kept, _ = kept_rows(batch, backend.spec)
@@ -125,7 +142,11 @@ def batch_of(spec: ModelSpec, lengths: tuple[int, ...], unseen: int = 0) -> Pack
     """All heads of the model, of texts of these lengths."""
     draw = np.random.default_rng(0)
     texts = [
-        Encoding(draw.integers(0, spec.vocab_size, length + unseen), unseen=unseen, adapter=0 if spec.adapters is None else 1)
+        Encoding(
+            draw.integers(0, spec.vocab_size, length + unseen),
+            unseen=unseen,
+            adapter=0 if spec.adapters is None else 1,
+        )
         for length in lengths
     ]
     return pack(texts, spec.heads, spec.positions)
@@ -139,7 +160,9 @@ def write_hybrid(folder: Path) -> Path:
 def write_poolings(folder: Path) -> Path:
     width = len(heads.POOLINGS) * tiny.HIDDEN
     return tiny.write_modules(
-        tiny.write_family(folder, "bert"), pooling=[*heads.POOLINGS], dense=[(width, 8, "torch.nn.modules.activation.Tanh")]
+        tiny.write_family(folder, "bert"),
+        pooling=[*heads.POOLINGS],
+        dense=[(width, 8, "torch.nn.modules.activation.Tanh")],
     )
 
 
@@ -154,37 +177,62 @@ CASES: dict[str, Case] = {
     "our heads": (write_hybrid, None),
     "every pooling": (write_poolings, None),
     "SPLADE": (partial(tiny.write_family, model_type="bert", task="ForMaskedLM"), "splade"),
-    "SPLADE, modernbert": (partial(tiny.write_family, model_type="modernbert", task="ForMaskedLM"), "splade"),
+    "SPLADE, modernbert": (
+        partial(tiny.write_family, model_type="modernbert", task="ForMaskedLM"),
+        "splade",
+    ),
     "classifier": (partial(tiny.write_classifier, model_type="bert", labels=3), None),
-    "tagger": (partial(tiny.write_classifier, model_type="bert", labels=3, task="TokenClassification"), None),
+    "tagger": (
+        partial(tiny.write_classifier, model_type="bert", labels=3, task="TokenClassification"),
+        None,
+    ),
 }
 
 
 @pytest.mark.parametrize(("case", "kernel"), paired([*CASES], [*KERNELS]))
-def test_a_launch_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kernel: str) -> None:
+def test_a_launch_waits_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kernel: str
+) -> None:
     (write, pooling), lengths = CASES[case], MANY if kernel == "varlen" else FEW
     spec = read_spec(write(tmp_path), pooling=pooling)
     batch = batch_of(spec, lengths)
     found = launched(TorchBackend(spec), batch, monkeypatch, KERNELS[kernel]())
     assert {tensor.device.type for tensor in found.values()} == {DEVICE.type}
-    assert found["tokens" if Head.TOKENS in spec.heads else next(iter(found))].shape[0] in (len(batch), len(batch.input_ids))
+    assert found["tokens" if Head.TOKENS in spec.heads else next(iter(found))].shape[0] in (
+        len(batch),
+        len(batch.input_ids),
+    )
     assert len(found) == len(spec.heads)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_nor_does_one_of_tokens_that_none_attends_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+def test_nor_does_one_of_tokens_that_none_attends_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
     spec = read_spec(tiny.write_m3(tmp_path))
-    assert len(launched(TorchBackend(spec), batch_of(spec, FEW, unseen=3), monkeypatch, KERNELS[kernel]())) == 4
+    assert (
+        len(
+            launched(
+                TorchBackend(spec), batch_of(spec, FEW, unseen=3), monkeypatch, KERNELS[kernel]()
+            )
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_nor_does_one_that_computes_a_prefix_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+def test_nor_does_one_that_computes_a_prefix_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
     spec = read_spec(tiny.write_family(tmp_path, "qwen3"), pooling="lasttoken")
     texts = [Encoding(np.append(np.arange(5, 25), last)) for last in range(30, 40)]
     batch = pack(texts, spec.heads, spec.positions, prefix=20)
     backend = TorchBackend(spec)
     assert backend.shares_prefixes
-    assert launched(backend, batch, monkeypatch, KERNELS[kernel]())["dense"].shape == (10, tiny.HIDDEN)
+    assert launched(backend, batch, monkeypatch, KERNELS[kernel]())["dense"].shape == (
+        10,
+        tiny.HIDDEN,
+    )
 
 
 def test_nor_does_one_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +259,9 @@ def test_nor_does_a_sparse_code(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda x: torch.as_tensor(np.arange(3), device=x.device), CopyWaits),
     ],
 )
-def test_what_waits_is_seen(monkeypatch: pytest.MonkeyPatch, wait: Callable[[Tensor], object], error: type[Exception]) -> None:
+def test_what_waits_is_seen(
+    monkeypatch: pytest.MonkeyPatch, wait: Callable[[Tensor], object], error: type[Exception]
+) -> None:
     with device_of_fakes(monkeypatch):
         rows = torch.empty(4, 3, device=DEVICE)
         with pytest.raises(error):

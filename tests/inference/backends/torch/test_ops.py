@@ -21,14 +21,18 @@ def test_rows_that_several_matrices_multiply_become_eight_bits_once(tmp_path: Pa
     encodings = random_encodings(backend.spec)
     exact = hidden_of(backend, encodings)
     model = backend.trunk.model
-    assert to_eight_bits(model) == 2 * 6  # of two layers: query, key, value and output; two of the MLP
+    assert (
+        to_eight_bits(model) == 2 * 6
+    )  # of two layers: query, key, value and output; two of the MLP
     assert sum(node.target is quantised for node in model.graph.nodes) == 2 * 4
     for ours, theirs in zip(hidden_of(backend, encodings), exact, strict=True):
         assert 0 < np.abs(ours - theirs).max() < 1
 
 
 @pytest.mark.parametrize("model_type", ["deberta-v2", "mpnet"])
-def test_a_bias_of_some_queries_at_a_time_is_the_same(tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_of_some_queries_at_a_time_is_the_same(
+    tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = TorchBackend(read_spec(tiny.write_family(tmp_path, model_type), pooling="mean"))
     encodings = random_encodings(backend.spec)
     whole = hidden_of(backend, encodings)

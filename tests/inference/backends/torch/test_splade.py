@@ -20,7 +20,17 @@ from hybridtei.models.checkpoint.spec import read_spec
 from tests import tiny, tolerances
 
 # roberta's and camembert's heads are that of xlm-roberta
-KNOWN = ["bert", "distilbert", "xlm-roberta", "modernbert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3", "deberta-v2"]
+KNOWN = [
+    "bert",
+    "distilbert",
+    "xlm-roberta",
+    "modernbert",
+    "mpnet",
+    "nomic_bert",
+    "gte",
+    "jina_embeddings_v3",
+    "deberta-v2",
+]
 
 
 def weights_of(folder: Path, encodings: list[Encoding]) -> np.ndarray:
@@ -37,7 +47,10 @@ def encodings_below(vocab_size: int) -> list[Encoding]:
 def expected_weights(model: Any, encodings: list[Encoding]) -> np.ndarray:
     """The formula, on the logits of each text alone."""
     with torch.inference_mode():
-        logits = [model(input_ids=torch.tensor(encoding.input_ids)[None]).logits[0] for encoding in encodings]
+        logits = [
+            model(input_ids=torch.tensor(encoding.input_ids)[None]).logits[0]
+            for encoding in encodings
+        ]
     return torch.stack([torch.log1p(torch.relu(part)).max(0).values for part in logits]).numpy()
 
 
@@ -56,7 +69,9 @@ def test_weights_equal_the_formula_on_the_logits_of_each_text_alone(tmp_path, mo
     encodings = encodings_below(model.config.vocab_size)
     expected = expected_weights(model, encodings)
     assert 0.05 < (expected > 0).mean() < 0.95
-    np.testing.assert_allclose(weights_of(folder, encodings), expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
+    np.testing.assert_allclose(
+        weights_of(folder, encodings), expected, atol=tolerances.WEIGHTS["float32"], rtol=0
+    )
 
 
 def test_a_head_that_nobody_described_is_refused(tmp_path: Path) -> None:
@@ -67,7 +82,10 @@ def test_a_head_that_nobody_described_is_refused(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 20))
 def test_slices_of_any_size_give_the_same(lengths: list[int], slice_tokens: int) -> None:
-    hidden, offsets = torch.randn(sum(lengths), 6, generator=torch.Generator().manual_seed(0)), offsets_of(lengths)
+    hidden, offsets = (
+        torch.randn(sum(lengths), 6, generator=torch.Generator().manual_seed(0)),
+        offsets_of(lengths),
+    )
     whole = torch.stack([part.max(0).values for part in torch.split(hidden, lengths)])
     sizes: list[int] = []
 

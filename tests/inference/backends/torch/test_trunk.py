@@ -30,11 +30,16 @@ def hidden_of(backend: TorchBackend, encodings: list[Encoding]) -> list[np.ndarr
 
 
 @pytest.mark.parametrize("model_type", ["xlm-roberta", "roberta", "camembert", "mpnet"])
-def test_a_padding_id_inside_a_text_does_not_count_as_a_position(tmp_path: Path, model_type: str) -> None:
+def test_a_padding_id_inside_a_text_does_not_count_as_a_position(
+    tmp_path: Path, model_type: str
+) -> None:
     """The configuration's, or where it names none, transformers' own."""
     folder = tiny.write_family(tmp_path, model_type)
     padding = read_spec(folder, pooling="mean").config["pad_token_id"]
-    encodings = [Encoding(np.array(ids)) for ids in ([0, padding, 9, 10, padding, padding, 11, 2], [0, 9, 2], [padding, 9])]
+    encodings = [
+        Encoding(np.array(ids))
+        for ids in ([0, padding, 9, 10, padding, padding, 11, 2], [0, 9, 2], [padding, 9])
+    ]
     for told in (padding, ...):
         tiny.edit_json(folder / "config.json", pad_token_id=told)
         backend = TorchBackend(read_spec(folder, pooling="mean"))
@@ -49,9 +54,13 @@ def test_a_padding_id_inside_a_text_does_not_count_as_a_position(tmp_path: Path,
         ("distilbert", "ForMaskedLM", {"n_layers": 1}, r"transformer\.layer\.1\."),
     ],
 )
-def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(tmp_path, model_type, task, changes, left):
+def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(
+    tmp_path, model_type, task, changes, left
+):
     folder = tiny.write_family(tmp_path, model_type, task=task)
-    TorchBackend(read_spec(folder, pooling="mean"))  # whatever else the task's head brings along may stay unused
+    TorchBackend(
+        read_spec(folder, pooling="mean")
+    )  # whatever else the task's head brings along may stay unused
     tiny.edit_json(folder / "config.json", **changes)
     with pytest.raises(WeightMismatch, match=rf"{folder}.*{left}"):
         TorchBackend(read_spec(folder, pooling="mean"))
@@ -69,7 +78,9 @@ def test_a_trunk_weight_that_is_left_over_is_an_error_that_names_it(tmp_path, mo
         ("encoder.layer.1.attention.self.query.lora_A.weight", False),
     ],
 )
-def test_buffers_and_heads_may_be_left_over_a_table_or_an_adapter_may_not(name: str, may: bool) -> None:
+def test_buffers_and_heads_may_be_left_over_a_table_or_an_adapter_may_not(
+    name: str, may: bool
+) -> None:
     assert left_over([name]) == ([] if may else [name])
 
 
@@ -91,9 +102,15 @@ MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "dynamic": ("qwen2", {"rope_parameters": DYNAMIC, "max_position_embeddings": ORIGINAL}),
     "longrope of one kind of layer": (
         "modernbert",
-        {"rope_parameters": {"full_attention": LONG, "sliding_attention": PLAIN}, "max_position_embeddings": 256},
+        {
+            "rope_parameters": {"full_attention": LONG, "sliding_attention": PLAIN},
+            "max_position_embeddings": 256,
+        },
     ),
-    "dynamic, encoder": ("nomic_bert", {"rope_parameters": DYNAMIC, "max_position_embeddings": ORIGINAL}),
+    "dynamic, encoder": (
+        "nomic_bert",
+        {"rope_parameters": DYNAMIC, "max_position_embeddings": ORIGINAL},
+    ),
 }
 
 
@@ -118,9 +135,16 @@ def test_a_text_alone_equals_it_beside_a_long_one(folder: Path, backend: TorchBa
     texts = around(backend)
     together = hidden_of(backend, texts)
     for text, row in zip(texts, together, strict=True):
-        fresh = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        fresh = AutoModel.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        ).eval()
         with torch.inference_mode():
-            close(row, fresh(input_ids=torch.tensor(text.input_ids)[None], use_cache=False).last_hidden_state[0].numpy())
+            close(
+                row,
+                fresh(input_ids=torch.tensor(text.input_ids)[None], use_cache=False)
+                .last_hidden_state[0]
+                .numpy(),
+            )
         close(row, hidden_of(backend, [text])[0])
     for row, again in zip(together[::-1], hidden_of(backend, texts[::-1]), strict=True):
         close(row, again)
@@ -130,7 +154,9 @@ def test_threads_do_not_see_each_others_lengths(backend: TorchBackend) -> None:
     texts = around(backend)
     alone = [hidden_of(backend, [text])[0] for text in texts]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda place: hidden_of(backend, [texts[place % len(texts)]])[0], range(60)))
+        found = list(
+            pool.map(lambda place: hidden_of(backend, [texts[place % len(texts)]])[0], range(60))
+        )
     for place, row in enumerate(found):
         close(row, alone[place % len(texts)])
 

@@ -33,7 +33,10 @@ WORDPIECE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cased files, class that lowers": ({}, {"lowercase": False}),
     "told not to lower": ({"do_lower_case": False}, {"lowercase": True}),
     "accents stay": ({"strip_accents": False}, {}),
-    "accents go": ({"strip_accents": True, "do_lower_case": False}, {"lowercase": False, "strip_accents": False}),
+    "accents go": (
+        {"strip_accents": True, "do_lower_case": False},
+        {"lowercase": False, "strip_accents": False},
+    ),
     "Chinese is not split": ({"tokenize_chinese_chars": False}, {}),
     "special tokens are text": ({"split_special_tokens": True}, {}),
     "cut on the left": ({"truncation_side": "left"}, {}),
@@ -45,12 +48,17 @@ def reader(folder: Path) -> TextReader:
 
 
 def ids(folder: Path, texts: list[str] = TEXTS) -> list[list[int]]:
-    return [one.input_ids.tolist() for one in reader(folder).read(texts, truncate=True, allow_empty=True)]
+    return [
+        one.input_ids.tolist()
+        for one in reader(folder).read(texts, truncate=True, allow_empty=True)
+    ]
 
 
 def theirs(folder: Path) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return [tokenizer(text, truncation=True, max_length=vocabulary.LONGEST).input_ids for text in TEXTS]
+    return [
+        tokenizer(text, truncation=True, max_length=vocabulary.LONGEST).input_ids for text in TEXTS
+    ]
 
 
 def edited(folder: Path, written: dict[str, Any], normalizer: dict[str, Any]) -> Path:
@@ -65,20 +73,33 @@ def edited(folder: Path, written: dict[str, Any], normalizer: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [*paired([*WORDPIECE], ["BertTokenizer", None]), *paired([*WORDPIECE], ["PreTrainedTokenizerFast", "BertTokenizerFast"])],
+    [
+        *paired([*WORDPIECE], ["BertTokenizer", None]),
+        *paired([*WORDPIECE], ["PreTrainedTokenizerFast", "BertTokenizerFast"]),
+    ],
 )
-def test_a_wordpiece_model_reads_as_transformers_does(tmp_path: Path, change: str, name: str | None) -> None:
+def test_a_wordpiece_model_reads_as_transformers_does(
+    tmp_path: Path, change: str, name: str | None
+) -> None:
     written, normalizer = WORDPIECE[change]
     folder = edited(
-        tiny.write_family(tmp_path, "bert"), {**written, "tokenizer_class": ... if name is None else name}, normalizer
+        tiny.write_family(tmp_path, "bert"),
+        {**written, "tokenizer_class": ... if name is None else name},
+        normalizer,
     )
     assert ids(folder) == theirs(folder)
 
 
 @pytest.mark.parametrize(("written", "there"), [(True, False), (False, True), (..., True)])
-def test_a_byte_level_model_has_a_space_before_texts_as_told(tmp_path: Path, written: Any, there: bool) -> None:
+def test_a_byte_level_model_has_a_space_before_texts_as_told(
+    tmp_path: Path, written: Any, there: bool
+) -> None:
     folder = tiny.write_family(tmp_path, "roberta")
-    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="RobertaTokenizer", add_prefix_space=written)
+    tiny.edit_json(
+        folder / "tokenizer_config.json",
+        tokenizer_class="RobertaTokenizer",
+        add_prefix_space=written,
+    )
     described = json.loads((folder / "tokenizer.json").read_text())
     described["pre_tokenizer"]["add_prefix_space"] = there
     (folder / "tokenizer.json").write_text(json.dumps(described))
@@ -103,18 +124,30 @@ RECORDED: list[tuple[dict[str, bool], list[list[int]]]] = [
     ({"add_bos_token": False, "add_eos_token": True}, [[277, 2], [277, 2, 278, 2], [2]]),
     ({"add_bos_token": True, "add_eos_token": True}, [[0, 277, 2], [0, 277, 2, 0, 278, 2], [0, 2]]),
 ]
-WRITTEN = [[0, 277, 2], [0, 277, 2, 2, 278, 2], [0, 2]]  # of tokenizer.json: no key, or a class that does not read them
+WRITTEN = [
+    [0, 277, 2],
+    [0, 277, 2, 2, 278, 2],
+    [0, 2],
+]  # of tokenizer.json: no key, or a class that does not read them
 
 
 @pytest.mark.parametrize(
     ("keys", "recorded", "name"),
     [
         (*one, name)
-        for one, name in zip(RECORDED, ["LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizerFast"] * 2, strict=False)
+        for one, name in zip(
+            RECORDED,
+            ["LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizerFast"] * 2,
+            strict=False,
+        )
     ],
 )
 def test_begin_and_end_follow_the_publishers_keys(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, keys: dict[str, bool], recorded: list[list[int]]
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    keys: dict[str, bool],
+    recorded: list[list[int]],
 ) -> None:
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class=name, **keys)
@@ -125,35 +158,56 @@ def test_begin_and_end_follow_the_publishers_keys(
 
 
 @pytest.mark.parametrize(
-    ("name", "keys"), [("LlamaTokenizer", {}), ("PreTrainedTokenizerFast", {"add_bos_token": False, "add_eos_token": False})]
+    ("name", "keys"),
+    [
+        ("LlamaTokenizer", {}),
+        ("PreTrainedTokenizerFast", {"add_bos_token": False, "add_eos_token": False}),
+    ],
 )
 def test_without_the_keys_or_the_class_the_template_of_the_file_counts(
     tmp_path: Path, name: str, keys: dict[str, bool]
 ) -> None:
     folder = tiny.write_family(tmp_path, "roberta")
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class=name, **keys)
-    assert [raw.ids for raw in reader(folder).tokenizer.encode(["baka", ("baka", "bake"), ""])] == WRITTEN
+    assert [
+        raw.ids for raw in reader(folder).tokenizer.encode(["baka", ("baka", "bake"), ""])
+    ] == WRITTEN
 
 
 def test_a_token_that_the_vocabulary_lacks_is_named(tmp_path: Path) -> None:
     folder = tiny.write_family(tmp_path, "roberta")
-    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer", add_eos_token=True, eos_token="<none>")
+    tiny.edit_json(
+        folder / "tokenizer_config.json",
+        tokenizer_class="LlamaTokenizer",
+        add_eos_token=True,
+        eos_token="<none>",
+    )
     with pytest.raises(LoadError, match="cannot add the token '<none>'"):
         reader(folder)
 
 
 @pytest.mark.parametrize("token", ["$A", "$", "a b", "b:1"])
-def test_a_token_that_a_template_would_read_otherwise_is_refused(tmp_path: Path, token: str) -> None:
+def test_a_token_that_a_template_would_read_otherwise_is_refused(
+    tmp_path: Path, token: str
+) -> None:
     folder = tiny.write_family(tmp_path, "roberta")
     described = json.loads((folder / "tokenizer.json").read_text())
     described["added_tokens"].append({**described["added_tokens"][0], "id": 600, "content": token})
     (folder / "tokenizer.json").write_text(json.dumps(described))
-    tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizer", add_eos_token=True, eos_token=token)
+    tiny.edit_json(
+        folder / "tokenizer_config.json",
+        tokenizer_class="LlamaTokenizer",
+        add_eos_token=True,
+        eos_token=token,
+    )
     with pytest.raises(LoadError, match="cannot add the token"):
         reader(folder)
 
 
-@pytest.mark.parametrize("name", ["modeling_qwen.Qwen2Model", "Alibaba-NLP/gte-Qwen2-1.5B-instruct--modeling_qwen.Qwen2Model"])
+@pytest.mark.parametrize(
+    "name",
+    ["modeling_qwen.Qwen2Model", "Alibaba-NLP/gte-Qwen2-1.5B-instruct--modeling_qwen.Qwen2Model"],
+)
 def test_gte_qwen2_ends_each_text(tmp_path: Path, name: str) -> None:
     folder = tiny.write_family(tmp_path, "qwen2")
     tiny.edit_json(folder / "config.json", auto_map={"AutoModel": name})
@@ -165,7 +219,9 @@ def test_gte_qwen2_ends_each_text(tmp_path: Path, name: str) -> None:
     assert ids(folder, ["baka"])[0][-1] != end
 
 
-def test_only_models_that_are_read_otherwise_than_before_have_another_fingerprint(tmp_path: Path) -> None:
+def test_only_models_that_are_read_otherwise_than_before_have_another_fingerprint(
+    tmp_path: Path,
+) -> None:
     folder = tiny.write_family(tmp_path, "bert")
     tiny.edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
 

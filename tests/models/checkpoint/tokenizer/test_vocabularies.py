@@ -35,7 +35,16 @@ CHARSMAP = zlib.decompress(
     )
 )
 TEXTS = [
-    *("baka bemo", "Baka, ＡＢ", "  bona  7, duti ", "é bé", "bona\nbebo\u3000baka", "", "x <mask> [MASK] baka", "東京"),
+    *(
+        "baka bemo",
+        "Baka, ＡＢ",
+        "  bona  7, duti ",
+        "é bé",
+        "bona\nbebo\u3000baka",
+        "",
+        "x <mask> [MASK] baka",
+        "東京",
+    ),
     *("</s> baka [SEP] bebo", "<x>baka"),
 ]
 PAIRS = [("baka bebo", "bona")]
@@ -44,17 +53,33 @@ FAIRSEQ, T5, ALBERT = (
     ("<pad>", "</s>", "<unk>"),
     ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
 )
-DEBERTA, LLAMA, GEMMA = ("[PAD]", "[CLS]", "[SEP]", "[UNK]"), ("<unk>", "<s>", "</s>"), ("<pad>", "<eos>", "<bos>", "<unk>")
+DEBERTA, LLAMA, GEMMA = (
+    ("[PAD]", "[CLS]", "[SEP]", "[UNK]"),
+    ("<unk>", "<s>", "</s>"),
+    ("<pad>", "<eos>", "<bos>", "<unk>"),
+)
 FILES: Mapping[str, tuple[str, dict[str, Any], bytes]] = {
     "XLMRoberta": ("sentencepiece.bpe.model", {}, sentencepiece(FAIRSEQ, charsmap=CHARSMAP)),
     "Camembert": ("sentencepiece.bpe.model", {}, sentencepiece(FAIRSEQ, charsmap=CHARSMAP)),
     "T5": ("spiece.model", {"extra_ids": 3}, sentencepiece(T5, charsmap=CHARSMAP)),
     "Albert": ("spiece.model", {}, sentencepiece(ALBERT, charsmap=CHARSMAP)),
-    "Albert, cased": ("spiece.model", {"do_lower_case": False, "keep_accents": True}, sentencepiece(ALBERT)),
+    "Albert, cased": (
+        "spiece.model",
+        {"do_lower_case": False, "keep_accents": True},
+        sentencepiece(ALBERT),
+    ),
     "DebertaV2": ("spm.model", {}, sentencepiece(DEBERTA, charsmap=CHARSMAP, unknown="[UNK]")),
-    "DebertaV2, lower": ("spm.model", {"do_lower_case": True}, sentencepiece(DEBERTA, charsmap=CHARSMAP, unknown="[UNK]")),
+    "DebertaV2, lower": (
+        "spm.model",
+        {"do_lower_case": True},
+        sentencepiece(DEBERTA, charsmap=CHARSMAP, unknown="[UNK]"),
+    ),
     "Llama": ("tokenizer.model", {}, sentencepiece(LLAMA, bpe=True)),
-    "Llama, eos": ("tokenizer.model", {"add_bos_token": False, "add_eos_token": True}, sentencepiece(LLAMA, bpe=True)),
+    "Llama, eos": (
+        "tokenizer.model",
+        {"add_bos_token": False, "add_eos_token": True},
+        sentencepiece(LLAMA, bpe=True),
+    ),
     "Llama, padded": ("tokenizer.model", {"pad_token": "[PAD]"}, sentencepiece(LLAMA, bpe=True)),
     "Gemma": ("tokenizer.model", {}, sentencepiece(GEMMA, bpe=True)),
 }
@@ -76,7 +101,9 @@ def ids(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_sentencepiece_file_gives_the_ids_that_sentencepiece_gives(tmp_path: Path, name: str) -> None:
+def test_a_sentencepiece_file_gives_the_ids_that_sentencepiece_gives(
+    tmp_path: Path, name: str
+) -> None:
     """The oracle: slow tokenizers of transformers 4.57.6 over sentencepiece 0.2.3; recorded, since neither is installed."""
     recorded = json.loads(Path(__file__).with_name("sentencepiece_ids.json").read_text())
     assert ids(write_pieces(tmp_path, name)) == recorded[name]
@@ -90,7 +117,11 @@ WORDPIECE = [*SPECIALS, "baka", "bemo", "b", "##e", "Ba", "##ka"]
     "settings",
     [
         {"tokenizer_class": "BertTokenizer"},
-        {"tokenizer_class": "BertTokenizerFast", "do_lower_case": False, "tokenize_chinese_chars": False},
+        {
+            "tokenizer_class": "BertTokenizerFast",
+            "do_lower_case": False,
+            "tokenize_chinese_chars": False,
+        },
         {
             "tokenizer_class": "BertTokenizer",
             "strip_accents": False,
@@ -99,10 +130,15 @@ WORDPIECE = [*SPECIALS, "baka", "bemo", "b", "##e", "Ba", "##ka"]
         },
         {"tokenizer_class": "MPNetTokenizer"},
         {"tokenizer_class": "DistilBertTokenizer", "additional_special_tokens": ["<x>"]},
-        {"tokenizer_class": "ElectraTokenizer", "added_tokens_decoder": {"15": {"content": "duti", "special": False}}},
+        {
+            "tokenizer_class": "ElectraTokenizer",
+            "added_tokens_decoder": {"15": {"content": "duti", "special": False}},
+        },
     ],
 )
-def test_a_list_of_words_is_read_as_transformers_reads_it(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_a_list_of_words_is_read_as_transformers_reads_it(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(WORDPIECE) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert_same(tmp_path)
@@ -117,14 +153,26 @@ def test_a_list_of_words_is_read_as_transformers_reads_it(tmp_path: Path, settin
             "add_prefix_space": True,
             "mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": True},
         },
-        {"tokenizer_class": "GPT2Tokenizer", **dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>")},
-        {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<x>", "pad_token": "<pad>", "unk_token": None},
+        {
+            "tokenizer_class": "GPT2Tokenizer",
+            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>"),
+        },
+        {
+            "tokenizer_class": "Qwen2Tokenizer",
+            "eos_token": "<x>",
+            "pad_token": "<pad>",
+            "unk_token": None,
+        },
     ],
 )
-def test_merged_bytes_are_read_as_transformers_reads_them(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_merged_bytes_are_read_as_transformers_reads_them(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     tokenizer("roberta").backend_tokenizer.model.save(str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert_same(tmp_path, *(text for text in TEXTS if " <mask>" not in text or "mask_token" in settings))
+    assert_same(
+        tmp_path, *(text for text in TEXTS if " <mask>" not in text or "mask_token" in settings)
+    )
 
 
 def assert_same(folder: Path, *texts: str) -> None:
@@ -141,7 +189,9 @@ def assert_same(folder: Path, *texts: str) -> None:
 def test_files_of_before_tokenizer_config_are_read(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(WORDPIECE))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    (tmp_path / "special_tokens_map.json").write_text('{"cls_token": "<s>", "additional_special_tokens": ["bemo"]}')
+    (tmp_path / "special_tokens_map.json").write_text(
+        '{"cls_token": "<s>", "additional_special_tokens": ["bemo"]}'
+    )
     (tmp_path / "added_tokens.json").write_text('{"second": 16, "first": 15}')
     assert_same(tmp_path)
     assert read_vocabulary(tmp_path)["second"] == 16
@@ -154,13 +204,17 @@ def old_files(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
 
-def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_words(bert: Path, copied: Copied) -> None:
+def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_words(
+    bert: Path, copied: Copied
+) -> None:
     folder = copied(bert)
     texts = ["baka bemo, duti?", "Bona"]
     expected, removed = Encoder.load(folder).encode(texts).dense, read_spec(folder).removed_ids
     old_files(folder)
     assert read_spec(folder).removed_ids == removed != frozenset()
-    np.testing.assert_allclose(Encoder.load(folder).encode(texts).dense, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        Encoder.load(folder).encode(texts).dense, expected, rtol=0, atol=1e-6
+    )
     first = fingerprint(read_spec(folder))
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("baka", "kaba"))
     second = fingerprint(read_spec(folder))
@@ -171,8 +225,14 @@ def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_wo
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"tokenizer_config.json": b'{"tokenizer_class": "BertJapaneseTokenizer"}'}, "class 'BertJapanese'"),
-        ({"tokenizer_config.json": b'{"tokenizer_class": "LlamaTokenizer"}'}, "expected are those of BPE"),
+        (
+            {"tokenizer_config.json": b'{"tokenizer_class": "BertJapaneseTokenizer"}'},
+            "class 'BertJapanese'",
+        ),
+        (
+            {"tokenizer_config.json": b'{"tokenizer_class": "LlamaTokenizer"}'},
+            "expected are those of BPE",
+        ),
         ({"tokenizer_config.json": b"{}"}, "class 'None'"),
         ({"added_tokens.json": b'{"duti": 77}'}, "'duti' has the id 86, stated is 77"),
         ({"spiece.model": b""}, "empty"),
@@ -182,7 +242,9 @@ def test_a_model_without_tokenizer_json_is_served_alike_and_told_apart_by_its_wo
         ({"spiece.model": b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"}, "64 bits"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_the_cure(tmp_path: Path, changed: dict[str, bytes], why: str) -> None:
+def test_what_cannot_be_built_is_refused_with_the_cure(
+    tmp_path: Path, changed: dict[str, bytes], why: str
+) -> None:
     write_pieces(tmp_path, "Albert")
     for name, content in changed.items():
         (tmp_path / name).write_bytes(content)
@@ -194,7 +256,9 @@ def test_what_cannot_be_built_is_refused_with_the_cure(tmp_path: Path, changed: 
         assert str(caught.value).endswith(f"from transformers import AutoTokenizer\n{line}")
 
 
-def test_numbers_of_a_file_make_no_vocabulary_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_a_file_make_no_vocabulary_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """100 bytes of settings took as many tokens as they said, and pieces within one another as many merges as letters."""
     words = write_pieces(tmp_path / "t5", "T5")
     tiny.edit_json(words / "tokenizer_config.json", extra_ids=200_000)
@@ -208,5 +272,7 @@ def test_numbers_of_a_file_make_no_vocabulary_without_end(tmp_path: Path, monkey
 def test_a_folder_without_any_vocabulary_names_the_files(tmp_path: Path) -> None:
     tiny.write_bert(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(MissingArtifact, match=r"tokenizer\.json: missing.*vocab\.txt.*sentencepiece\.bpe\.model"):
+    with pytest.raises(
+        MissingArtifact, match=r"tokenizer\.json: missing.*vocab\.txt.*sentencepiece\.bpe\.model"
+    ):
         read_spec(tmp_path)

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.retrieval.ingest import chunking
-from hybridtei.retrieval.ingest.chunking import Chunker, longest_document, settings_for, tokens_around
+from hybridtei.retrieval.ingest.chunking import (
+    Chunker,
+    longest_document,
+    settings_for,
+    tokens_around,
+)
 from tests.inference.engine import small
 from tests.retrieval.ingest.small_ingest import raw, written
 
@@ -48,7 +53,9 @@ def test_chunks_fit_and_cover_and_stand_where_they_say(model_and_path, chunker, 
 
 
 def test_a_text_that_fits_is_left_as_it_is(chunker):
-    assert [chunk.text for chunk in chunker.chunks_of(["one two.  three\n\nfour"])[0]] == ["one two.  three\n\nfour"]
+    assert [chunk.text for chunk in chunker.chunks_of(["one two.  three\n\nfour"])[0]] == [
+        "one two.  three\n\nfour"
+    ]
 
 
 def test_chunks_end_where_sentences_do(chunker):
@@ -67,7 +74,11 @@ def test_neighbours_share_no_more_than_the_overlap(model_and_path):
         assert (max(shared) > 0) == (overlap > 0)
         for one, count in zip(chunks, shared, strict=False):
             assert (
-                len(model.reader.tokenizer.encode([one.text[-count:] if count > 0 else ""], add_special_tokens=False)[0])
+                len(
+                    model.reader.tokenizer.encode(
+                        [one.text[-count:] if count > 0 else ""], add_special_tokens=False
+                    )[0]
+                )
                 <= overlap
             )
 
@@ -102,8 +113,12 @@ def test_without_chunking_a_document_is_one(model_and_path):
 def test_a_prompt_takes_its_place_in_every_chunk(tmp_path: Path):
     model = small.model(small.model_spec(prompts=PROMPTED))
     _, path = written(tmp_path)
-    (chunks,) = Chunker(model, raw(path), settings_for(model, 40, 0)).chunks_of(["one two three four " * 30])
-    encodings = Embed([chunk.text for chunk in chunks], model.spec.heads, truncate=False, input_type="document").read(model)
+    (chunks,) = Chunker(model, raw(path), settings_for(model, 40, 0)).chunks_of(
+        ["one two three four " * 30]
+    )
+    encodings = Embed(
+        [chunk.text for chunk in chunks], model.spec.heads, truncate=False, input_type="document"
+    ).read(model)
     assert [len(encoding) for encoding in encodings] == [chunk.tokens for chunk in chunks]
     assert tokens_around(model) > 2
 
@@ -130,23 +145,39 @@ def test_defaults(model_and_path):
     assert settings_for(long, None, None).tokens == chunking.DEFAULT_TOKENS
 
 
-LONG = " ".join(f"{one} {two} {three}." for one in small.WORDS for two in small.WORDS[:6] for three in ("meaning", "text"))
+LONG = " ".join(
+    f"{one} {two} {three}."
+    for one in small.WORDS
+    for two in small.WORDS[:6]
+    for three in ("meaning", "text")
+)
 
 
 @pytest.mark.parametrize("overlap", [0, 4])
 def test_late_chunks_are_cut_as_others_and_know_what_is_read_with_them(model_and_path, overlap):
     model, path = model_and_path
-    plain, late = (Chunker(model, raw(path), settings_for(model, 18, overlap, late=kind)) for kind in (False, True))
+    plain, late = (
+        Chunker(model, raw(path), settings_for(model, 18, overlap, late=kind))
+        for kind in (False, True)
+    )
     ((plain,), (chunks, short)) = plain.chunks_of([LONG]), late.chunks_of([LONG, "one two"])
-    assert [(chunk.text, chunk.start, chunk.tokens) for chunk in chunks] == [(one.text, one.start, one.tokens) for one in plain]
+    assert [(chunk.text, chunk.start, chunk.tokens) for chunk in chunks] == [
+        (one.text, one.start, one.tokens) for one in plain
+    ]
     assert [chunk.window for chunk in short] == [(0, 7)]
     assert len({chunk.window for chunk in chunks}) > 10
     for chunk in chunks:
         begin, end = chunk.window
         assert begin <= chunk.start < chunk.end <= end
         assert read_tokens(model, LONG[begin:end]) <= small.LONGEST
-        assert begin == 0 or end == len(LONG) or read_tokens(model, LONG[begin:end]) > small.LONGEST - 12
-        poorer = min(chunk.start - begin if begin else end, end - chunk.end if end < len(LONG) else end)
+        assert (
+            begin == 0
+            or end == len(LONG)
+            or read_tokens(model, LONG[begin:end]) > small.LONGEST - 12
+        )
+        poorer = min(
+            chunk.start - begin if begin else end, end - chunk.end if end < len(LONG) else end
+        )
         assert poorer > 0, "no chunk stands at a window's edge that is not the text's"
 
 

@@ -10,7 +10,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 @given(TEXT, TEXT, TEXT, TEXT)
 def test_keys_differ_where_documents_do(source, one, other_source, other):
-    assert (document_key(source, one) == document_key(other_source, other)) == ((source, one) == (other_source, other))
+    assert (document_key(source, one) == document_key(other_source, other)) == (
+        (source, one) == (other_source, other)
+    )
 
 
 def test_a_digest_changes_with_all_that_is_stored():
@@ -22,12 +24,23 @@ def test_a_digest_changes_with_all_that_is_stored():
         Document("s", "d", "text", "title", {"a": 1}),
     ]
     assert same.digest() == plain.digest()
-    assert len({plain.digest(), plain.digest(b"settings of 0.1"), *(other.digest() for other in others)}) == 5
+    assert (
+        len(
+            {
+                plain.digest(),
+                plain.digest(b"settings of 0.1"),
+                *(other.digest() for other in others),
+            }
+        )
+        == 5
+    )
 
 
 def test_payloads():
     chunk, digest = Chunk(1, "chunk", 6, 3), "AAECAwQFBgcICQoLDA0ODw"
-    full = payload_of(Document("s", "d", "first chunk", "T", {"year": 1958}), chunk, 2, digest, "abc")
+    full = payload_of(
+        Document("s", "d", "first chunk", "T", {"year": 1958}), chunk, 2, digest, "abc"
+    )
     place = {
         "text": "chunk",
         "document_id": "d",

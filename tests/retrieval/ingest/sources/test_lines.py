@@ -10,7 +10,9 @@ from hybridtei.retrieval.ingest.tables import bounded_lines
 
 
 @given(
-    st.lists(st.binary(max_size=40).filter(lambda data: b"\n" not in data and not data.endswith(b"\r"))),
+    st.lists(
+        st.binary(max_size=40).filter(lambda data: b"\n" not in data and not data.endswith(b"\r"))
+    ),
     st.sampled_from([b"\n", b"\r\n"]),
     st.integers(1, 30),
     st.booleans(),
@@ -40,7 +42,10 @@ def test_a_line_of_megabytes_is_never_held(monkeypatch):
             return data
 
     found = list(bounded_lines(Counting(b"x" * 10_000_000 + b"\nnext\n"), 100))
-    assert [(line.number, line.is_whole, line.offset) for line in found] == [(1, False, 0), (2, True, 10_000_001)]
+    assert [(line.number, line.is_whole, line.offset) for line in found] == [
+        (1, False, 0),
+        (2, True, 10_000_001),
+    ]
     assert len(found[0].data) <= lines.KEPT_BYTES
     assert Counting.largest <= lines.SKIP_BYTES
 

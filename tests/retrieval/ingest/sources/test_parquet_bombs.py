@@ -30,12 +30,16 @@ print(json.dumps([[one.location, one.reason] if isinstance(one, Rejection) else 
 def read(path: Path) -> list[tuple[str, str | None]]:
     """(location, reason against it) of what a process of little memory reads."""
     command = [sys.executable, "-c", READ, str(path), str(MEMORY)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
     return [(location, reason) for location, reason in json.loads(done.stdout)]
 
 
 def repeated(text: str, count: int) -> pyarrow.Array:
-    return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([text]))
+    return pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([text])
+    )
 
 
 def written(path: Path, **columns: pyarrow.Array) -> Path:
@@ -51,17 +55,24 @@ def test_one_long_text_repeated(tmp_path):
 
 
 def test_a_list_of_one_long_text_repeated(tmp_path):
-    lists = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, 1001], pyarrow.int32()), repeated("x" * 20_000_000, 1001))
-    ((_, one), (_, other)) = read(written(tmp_path / "in.parquet", text=pyarrow.array(["a", "b"]), tags=lists))
+    lists = pyarrow.ListArray.from_arrays(
+        pyarrow.array([0, 1, 1001], pyarrow.int32()), repeated("x" * 20_000_000, 1001)
+    )
+    ((_, one), (_, other)) = read(
+        written(tmp_path / "in.parquet", text=pyarrow.array(["a", "b"]), tags=lists)
+    )
     assert "20000001 bytes up to `tags`" in one
     assert "20000000001 bytes up to `tags`" in other
 
 
 def test_a_list_of_very_many_numbers(tmp_path):
     numbers = pyarrow.ListArray.from_arrays(
-        pyarrow.array([0, 10_000_000], pyarrow.int32()), pyarrow.nulls(10_000_000, pyarrow.int8()).cast("int64", safe=False)
+        pyarrow.array([0, 10_000_000], pyarrow.int32()),
+        pyarrow.nulls(10_000_000, pyarrow.int8()).cast("int64", safe=False),
     )
-    ((location, reason),) = read(written(tmp_path / "in.parquet", text=pyarrow.array(["a"]), numbers=numbers))
+    ((location, reason),) = read(
+        written(tmp_path / "in.parquet", text=pyarrow.array(["a"]), numbers=numbers)
+    )
     assert location == "after row 0"
     assert "`numbers.list.element`" in reason
     assert "allowed are 64000000" in reason
@@ -70,14 +81,26 @@ def test_a_list_of_very_many_numbers(tmp_path):
 def test_pages_that_unfold_to_much(tmp_path):
     long = pyarrow.array(["x" * 100_000_000])
     path = tmp_path / "in.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": long}), path, compression="zstd", use_dictionary=False)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": long}), path, compression="zstd", use_dictionary=False
+    )
     ((_, reason),) = read(path)
     assert "would become 1000" in reason
 
 
 def test_many_equal_texts_and_nested_values_are_none(tmp_path):
     lists = pyarrow.array([["a", None], [], None] * 1000)
-    maps = pyarrow.array([[("k", "v")], [], None] * 1000, pyarrow.map_(pyarrow.string(), pyarrow.string()))
+    maps = pyarrow.array(
+        [[("k", "v")], [], None] * 1000, pyarrow.map_(pyarrow.string(), pyarrow.string())
+    )
     structs = pyarrow.array([{"a": "b", "c": [1.5]}, None, {"a": None, "c": None}] * 1000)
-    found = read(written(tmp_path / "in.parquet", text=repeated("one text", 3000), lists=lists, maps=maps, structs=structs))
+    found = read(
+        written(
+            tmp_path / "in.parquet",
+            text=repeated("one text", 3000),
+            lists=lists,
+            maps=maps,
+            structs=structs,
+        )
+    )
     assert [reason for _, reason in found] == [None] * 3000

@@ -72,7 +72,9 @@ def test_other_fields(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"body": "a", "key": "k", "id": "meta"}\n{"body": "b"}\n')
     documents, rejected = read(read_jsonl, path, ReadOptions(text_field="body", id_field="key"))
-    assert [(one.document_id, one.text, one.metadata) for one in documents] == [("k", "a", {"id": "meta"})]
+    assert [(one.document_id, one.text, one.metadata) for one in documents] == [
+        ("k", "a", {"id": "meta"})
+    ]
     assert "has no `key`" in rejected["line 2"]
 
 
@@ -85,7 +87,10 @@ def test_csv(tmp_path):
         + b',1\r\n6,"un"closed,2\r\n7,,3\r\n8,last,NaN\r\n'
     )
     documents, rejected = read(read_csv, path)
-    assert [(one.document_id, one.text) for one in documents] == [("1", "two\nlines, one cell"), ("8", "last")]
+    assert [(one.document_id, one.text) for one in documents] == [
+        ("1", "two\nlines, one cell"),
+        ("8", "last"),
+    ]
     assert documents[0].metadata == {"score": "0.5"}
     assert rejected["line 4"] == "the row has 2 cells, the header 3"
     assert rejected["line 5"] == "the row has 4 cells, the header 3"
@@ -123,7 +128,10 @@ def test_parquet(tmp_path):
     )
     pyarrow.parquet.write_table(table, path)
     documents, rejected = read(read_parquet, path)
-    assert [(one.document_id, one.metadata) for one in documents] == [("a", {"score": 0.5}), ("row-5", {})]
+    assert [(one.document_id, one.metadata) for one in documents] == [
+        ("a", {"score": 0.5}),
+        ("row-5", {}),
+    ]
     assert "is empty" in rejected["row 2"]
     assert "allowed are" in rejected["row 3"]
     assert "`score` is nan" in rejected["row 4"]
@@ -132,7 +140,9 @@ def test_parquet(tmp_path):
 def test_parquet_with_text_that_is_none(tmp_path):
     path = tmp_path / "in.parquet"
     bad = pyarrow.Array.from_buffers(
-        pyarrow.string(), 2, [None, pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0\4\0\0\0"), pyarrow.py_buffer(b"a\xffok")]
+        pyarrow.string(),
+        2,
+        [None, pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0\4\0\0\0"), pyarrow.py_buffer(b"a\xffok")],
     )
     pyarrow.parquet.write_table(pyarrow.table({"text": bad}), path)
     documents, rejected = read(read_parquet, path)
@@ -151,7 +161,13 @@ def test_what_is_no_parquet(tmp_path):
 def test_a_row_of_many_lines_is_bounded(tmp_path):
     path = tmp_path / "in.csv"
     path.write_text(
-        'id,text\n1,"' + '",\n"'.join(["x" * 50] * 5) + '"\n' + '2,"' + 'y\n","' * 10_000 + '"\n' + "3,last\n" * 1000
+        'id,text\n1,"'
+        + '",\n"'.join(["x" * 50] * 5)
+        + '"\n'
+        + '2,"'
+        + 'y\n","' * 10_000
+        + '"\n'
+        + "3,last\n" * 1000
     )
     documents, rejected = read(read_csv, path)
     assert documents[-1].text == "last"

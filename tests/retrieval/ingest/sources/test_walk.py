@@ -40,7 +40,9 @@ def test_links_lead_nowhere_else_and_a_pipe_is_not_waited_for(tmp_path):
 
 
 def test_a_beir_folder_is_its_corpus(tmp_path):
-    (tmp_path / "corpus.jsonl").write_text('{"_id": "d1", "title": "T", "text": "x", "metadata": {}}\n')
+    (tmp_path / "corpus.jsonl").write_text(
+        '{"_id": "d1", "title": "T", "text": "x", "metadata": {}}\n'
+    )
     (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "query"}\n')
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n")
@@ -65,7 +67,9 @@ def test_a_file_that_is_gone_again(tmp_path):
     assert "cannot be read" in found.reason
 
 
-@pytest.mark.parametrize(("name", "why"), [("nothing", "no such file"), ("a.docx", "should be a folder, or end in")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("nothing", "no such file"), ("a.docx", "should be a folder, or end in")]
+)
 def test_no_source(tmp_path, name, why):
     (tmp_path / "a.docx").write_text("x")
     with pytest.raises(InvalidInput, match=why):

@@ -36,7 +36,11 @@ def pdf_of(text: str) -> bytes:
 
 def test_text_is_one_document(tmp_path):
     found = read(tmp_path / "a.txt", b"\xef\xbb\xbfone\n\ntwo \xc3\xa9\n")
-    assert (found.document_id, found.source, found.indexed_text) == ("label", "label", "one\n\ntwo é")
+    assert (found.document_id, found.source, found.indexed_text) == (
+        "label",
+        "label",
+        "one\n\ntwo é",
+    )
 
 
 def test_markdown_opens_with_its_title(tmp_path):

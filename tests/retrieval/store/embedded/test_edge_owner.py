@@ -87,7 +87,9 @@ async def outcome(task: asyncio.Task[None]) -> StoreUnavailable | None:
     return None
 
 
-async def test_closing_waits_for_what_was_asked_and_the_store_is_found_again_as_it_was(tmp_path: Path) -> None:
+async def test_closing_waits_for_what_was_asked_and_the_store_is_found_again_as_it_was(
+    tmp_path: Path,
+) -> None:
     store = await opened(tmp_path)
     await store.upsert("c", points(0, 50))
     asked = leg(embeddings(1), filter=of_ids(range(50)))
@@ -150,14 +152,19 @@ async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end
     store = await opened(tmp_path)
     os.kill(pid_of(store), signal.SIGSTOP)
     store._timeout_s = HANG if end == "cancelled" else 0.5
-    writing = [asyncio.create_task(store.upsert("c", points(begin, begin + 10), plan())) for begin in range(0, 200, 10)]
+    writing = [
+        asyncio.create_task(store.upsert("c", points(begin, begin + 10), plan()))
+        for begin in range(0, 200, 10)
+    ]
     while len(store._waiting) < len(writing):
         await asyncio.sleep(0)
     if end == "cancelled":
         for write in writing:
             write.cancel()
     ended = await asyncio.gather(*writing, return_exceptions=True)
-    assert {type(one) for one in ended} == {asyncio.CancelledError if end == "cancelled" else StoreUnavailable}
+    assert {type(one) for one in ended} == {
+        asyncio.CancelledError if end == "cancelled" else StoreUnavailable
+    }
     assert end == "cancelled" or "has not answered for 0.5 s" in str(ended[0])
     os.kill(pid_of(store), signal.SIGCONT)
     store._timeout_s = HANG
@@ -167,11 +174,16 @@ async def test_a_call_whose_caller_is_gone_is_never_executed(tmp_path: Path, end
     await store.close()
 
 
-async def test_an_owner_that_greets_nobody_is_said_to_build_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_owner_that_greets_nobody_is_said_to_build_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = await opened(tmp_path)
     os.kill(pid_of(store), signal.SIGSTOP)
     monkeypatch.setattr(module, "START_S", 0.1)
-    with pytest.raises(StoreUnavailable, match=r"has not answered for 0.1 s: it may be building an index; try later$"):
+    with pytest.raises(
+        StoreUnavailable,
+        match=r"has not answered for 0.1 s: it may be building an index; try later$",
+    ):
         await EmbeddedStore(str(tmp_path)).count("c")
     os.kill(pid_of(store), signal.SIGCONT)
     await store.close()
@@ -184,7 +196,10 @@ async def test_more_calls_than_may_wait_are_refused_at_once(tmp_path: Path) -> N
     while len(store._waiting) < len(waiting):
         await asyncio.sleep(0)
     store._timeout_s = 0.05
-    with pytest.raises(StoreUnavailable, match=r"1000 calls wait for the embedded Qdrant engine.*\(qdrant-timeout\)"):
+    with pytest.raises(
+        StoreUnavailable,
+        match=r"1000 calls wait for the embedded Qdrant engine.*\(qdrant-timeout\)",
+    ):
         await store.count("c")
     os.kill(pid_of(store), signal.SIGCONT)
     assert await asyncio.gather(*waiting) == [0] * len(waiting)
@@ -213,7 +228,9 @@ async def test_no_more_calls_wait_than_can_be_answered_in_time(tmp_path: Path) -
         await asyncio.sleep(0)
     with pytest.raises(StoreAtCapacity, match=r"7 calls wait.*, about [0-9.]+ s of work"):
         await store.collections()
-    waiting.append(asyncio.create_task(store._call("collections", is_bounded=False)))  # whoever has time may wait
+    waiting.append(
+        asyncio.create_task(store._call("collections", is_bounded=False))
+    )  # whoever has time may wait
     os.kill(pid, signal.SIGCONT)
     assert await asyncio.gather(*waiting) == [["c"]] * 8
     await store.close()
@@ -223,7 +240,10 @@ async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path
     """With bounds that are a few thousand times smaller."""
 
     class Small(EmbeddedStore):
-        command = ("-c", CHANGED.format("frames.MAX_FRAME, folder.MAX_ANSWER_BYTES = 100_000, 50_000"))
+        command = (
+            "-c",
+            CHANGED.format("frames.MAX_FRAME, folder.MAX_ANSWER_BYTES = 100_000, 50_000"),
+        )
 
     store = Small(str(tmp_path), timeout_s=HANG)
     await store.create("c", plan())
@@ -234,7 +254,10 @@ async def test_an_answer_that_is_too_large_is_an_error_and_ends_nothing(tmp_path
         lambda: store.retrieve("c", list(range(600)), with_vectors=True),
         lambda: store.scroll("c", limit=600, with_vectors=True),
     ):
-        with pytest.raises(StoreError, match=r"600 points are too large: .* allowed are 50000; ask for fewer at once"):
+        with pytest.raises(
+            StoreError,
+            match=r"600 points are too large: .* allowed are 50000; ask for fewer at once",
+        ):
             await ask()
     assert await store.count("c") == 600
     assert pid_of(store) == pid
@@ -256,14 +279,19 @@ async def test_a_panic_closes_a_collection_to_writing_and_no_other(tmp_path: Pat
 
     poisoned = Poisoned(str(tmp_path))
     for _ in range(2):
-        with pytest.raises(StoreError, match=f"'c' in {tmp_path} is read-only.*delete and refill it"):
+        with pytest.raises(
+            StoreError, match=f"'c' in {tmp_path} is read-only.*delete and refill it"
+        ):
             await poisoned.upsert("c", points(10, 11))
     assert await poisoned.count("c") >= 10
     assert len(await poisoned.query("c", leg(embeddings(1)))) == 10
     await ended(poisoned)
 
     again = EmbeddedStore(str(tmp_path))
-    with pytest.raises(StoreError, match=r"'c' in .* is damaged and cannot be opened: restore its folder, or drop it"):
+    with pytest.raises(
+        StoreError,
+        match=r"'c' in .* is damaged and cannot be opened: restore its folder, or drop it",
+    ):
         await again.count("c")
     await again.upsert("d", points(10, 20))
     assert await again.count("d") == 20

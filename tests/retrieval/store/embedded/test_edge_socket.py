@@ -15,10 +15,23 @@ import pytest
 from hybridtei.errors import StoreError, StoreUnavailable
 from hybridtei.retrieval.store import embedded_process
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.embedded_process import is_own, listening_at, release, socket_path, take
+from hybridtei.retrieval.store.embedded_process import (
+    is_own,
+    listening_at,
+    release,
+    socket_path,
+    take,
+)
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
-from tests.retrieval.store.embedded.test_edge_owner import CHANGED, HANG, ended, opened, pid_of, points
+from tests.retrieval.store.embedded.test_edge_owner import (
+    CHANGED,
+    HANG,
+    ended,
+    opened,
+    pid_of,
+    points,
+)
 from tests.retrieval.store.stores import plan
 
 JOINED = """
@@ -66,7 +79,10 @@ async def test_the_socket_is_this_users_alone_and_gone_with_its_process(tmp_path
     store = await opened(tmp_path)
     place = listening_at(tmp_path)
     assert place is not None
-    assert (stat.S_IMODE(place.stat().st_mode), stat.S_IMODE(place.parent.stat().st_mode)) == (0o600, 0o700)
+    assert (stat.S_IMODE(place.stat().st_mode), stat.S_IMODE(place.parent.stat().st_mode)) == (
+        0o600,
+        0o700,
+    )
     assert listening_at(tmp_path / ".." / tmp_path.name) == place
     await ended(store)
     assert not place.exists()
@@ -76,7 +92,13 @@ async def test_commands_that_start_at_once_share_one_process(tmp_path: Path) -> 
     await ended(await opened(tmp_path))
     command = machine.python_command("-c", JOINED, str(tmp_path))
     started = [
-        subprocess.Popen(command, env=machine.child_environment(), stdout=subprocess.PIPE, text=True, start_new_session=True)
+        subprocess.Popen(
+            command,
+            env=machine.child_environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         for _ in range(6)
     ]
     told = {(await asyncio.to_thread(one.communicate, None, HANG))[0] for one in started}
@@ -84,7 +106,9 @@ async def test_commands_that_start_at_once_share_one_process(tmp_path: Path) -> 
     assert told.pop().startswith("0 ")
 
 
-async def test_a_process_has_no_output_or_keys_of_its_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_has_no_output_or_keys_of_its_starter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HYBRIDTEI_API_KEY", "secret")
     store = await opened(tmp_path)
     pid = pid_of(store)
@@ -106,7 +130,11 @@ async def test_another_user_is_not_served(tmp_path: Path) -> None:
     script = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({place.name!r}); print(s.recv(9))"
     seen = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-c", f"import os; os.chdir({str(place.parent)!r}); os.setuid(65534); {script}"],
+        [
+            sys.executable,
+            "-c",
+            f"import os; os.chdir({str(place.parent)!r}); os.setuid(65534); {script}",
+        ],
         capture_output=True,
         text=True,
     )
@@ -119,16 +147,24 @@ async def test_another_release_is_named_beside_this_one(tmp_path: Path) -> None:
     newer = CHANGED.replace("{}", "process.release = lambda: 'hybridtei 9 with qdrant-edge-py 8'")
     command = machine.python_command("-c", newer, str(tmp_path))
     started = subprocess.run(
-        command, env=machine.child_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+        command,
+        env=machine.child_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=True,
     )
     assert started.stdout == b'["ready", null]\n'
     other = EmbeddedStore(str(tmp_path))
-    with pytest.raises(StoreError, match=r"in use by hybridtei 9 with qdrant-edge-py 8, and this is hybridtei 0"):
+    with pytest.raises(
+        StoreError, match=r"in use by hybridtei 9 with qdrant-edge-py 8, and this is hybridtei 0"
+    ):
         await other.create("c", plan())
     await other.close()
 
 
-async def test_half_a_request_holds_up_nobody_and_its_client_is_disconnected(tmp_path: Path) -> None:
+async def test_half_a_request_holds_up_nobody_and_its_client_is_disconnected(
+    tmp_path: Path,
+) -> None:
     store = changed(tmp_path, "process.STALLED_TICKS, process.TICK_S = 4, 0.05")
     await store.create("c", plan())
     client = connected(tmp_path)
@@ -145,7 +181,9 @@ async def test_half_a_request_holds_up_nobody_and_its_client_is_disconnected(tmp
     await store.close()
 
 
-async def test_a_call_that_does_not_end_ends_the_process_and_the_next_is_answered(tmp_path: Path) -> None:
+async def test_a_call_that_does_not_end_ends_the_process_and_the_next_is_answered(
+    tmp_path: Path,
+) -> None:
     slow = "process.DEADLINE_S = 5.0; folder.Folder.count = lambda *_: __import__('time').sleep(99)"
     store = changed(tmp_path, slow)
     await store.create("c", plan())
@@ -169,7 +207,11 @@ async def test_a_full_disk_is_named(tmp_path: Path) -> None:
 
 async def test_reading_where_no_collection_is_makes_nothing(tmp_path: Path) -> None:
     store = EmbeddedStore(str(tmp_path / "store"))
-    assert (await store.collections(), await store.aliases(), await store.describe("c")) == ([], {}, None)
+    assert (await store.collections(), await store.aliases(), await store.describe("c")) == (
+        [],
+        {},
+        None,
+    )
     with pytest.raises(StoreError, match=f"no collection 'c' in {tmp_path}/store"):
         await store.count("c")
     await store.close()
@@ -184,13 +226,17 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
 def test_a_folder_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - nfs4 host:/share rw\n")
+    mounts.write_text(
+        f"36 35 {os.major(device)}:{os.minor(device)} / /mnt rw - nfs4 host:/share rw\n"
+    )
     monkeypatch.setattr(embedded_process, "MOUNTS", mounts)
     with pytest.raises(StoreError, match=r"on a network file system \(nfs4\)"):
         take(tmp_path)
 
 
-def test_a_long_path_of_the_temporary_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_path_of_the_temporary_folder_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)

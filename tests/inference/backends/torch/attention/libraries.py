@@ -34,7 +34,10 @@ def varlen_attn(
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     before, after = map(_open, window_size)
     for i in range(len(cu_seq_q) - 1):
-        own, others = slice(int(cu_seq_q[i]), int(cu_seq_q[i + 1])), slice(int(cu_seq_k[i]), int(cu_seq_k[i + 1]))
+        own, others = (
+            slice(int(cu_seq_q[i]), int(cu_seq_q[i + 1])),
+            slice(int(cu_seq_k[i]), int(cu_seq_k[i + 1])),
+        )
         n, m = own.stop - own.start, others.stop - others.start
         ahead = torch.arange(m)[None] - torch.arange(n)[:, None] - (m - n)
         hidden = torch.zeros(n, m, dtype=torch.bool)
@@ -62,4 +65,6 @@ def varlen_attn_of_2_11(
 ) -> Tensor:
     """torch's, before it knew of fewer key heads."""
     assert scale is not None
-    return varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
+    return varlen_attn(
+        query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size
+    )

@@ -43,7 +43,13 @@ def blind_to_causality(q, k, v, sequences, *, scale, window, causal):
 
 def blind_to_ends(q, k, v, sequences, *, scale, window, causal):
     return per_sequence(
-        q, k, v, Sequences([sum(sequences.lengths)], sequences.offsets), scale=scale, window=window, causal=causal
+        q,
+        k,
+        v,
+        Sequences([sum(sequences.lengths)], sequences.offsets),
+        scale=scale,
+        window=window,
+        causal=causal,
     )
 
 
@@ -80,15 +86,23 @@ def test_on_a_cpu_each_sequence_by_itself() -> None:
     ("kernel", "taken", "told"),
     [
         (per_sequence, per_sequence, "attention by torch varlen_attn"),
-        (lambda q, *_, **__: 0 * q, padded_groups, "attention by torch varlen_attn is refused: it differs from SDPA"),
+        (
+            lambda q, *_, **__: 0 * q,
+            padded_groups,
+            "attention by torch varlen_attn is refused: it differs from SDPA",
+        ),
         (refusing, padded_groups, "is refused: RuntimeError: no kernel image is available"),
     ],
 )
-def test_what_cannot_run_on_a_card_is_passed_over_with_a_reason(monkeypatch, caplog, kernel, taken, told):
+def test_what_cannot_run_on_a_card_is_passed_over_with_a_reason(
+    monkeypatch, caplog, kernel, taken, told
+):
     """A card whose tensors lie on the CPU."""
     openers: dict[str, Callable[[], Kernel]] = {**kernels.OPENERS, VARLEN: lambda: kernel}
     monkeypatch.setattr(kernels, "OPENERS", openers)
-    monkeypatch.setattr(kernels, "trial", lambda one, forms, dtype, _: trial(one, forms, dtype, CPU))
+    monkeypatch.setattr(
+        kernels, "trial", lambda one, forms, dtype, _: trial(one, forms, dtype, CPU)
+    )
     with caplog.at_level(logging.INFO, "hybridtei.inference.backends.torch.kernels"):
         assert kernel_for(ALL, torch.float16, SimpleNamespace(type="cuda"))[1] is taken
     assert told in caplog.text

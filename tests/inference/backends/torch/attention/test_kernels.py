@@ -35,8 +35,12 @@ SEEN = [max(1, length - 2) for length in textbook.LENGTHS]
 
 
 @EACH
-@pytest.mark.parametrize(("window", "key_heads", "causal"), paired([None, 1, 5, 100], [4, 2, 1], [False, True]))
-def test_packed_attention_equals_the_textbook(kernel: Kernel, causal: bool, window: int | None, key_heads: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "key_heads", "causal"), paired([None, 1, 5, 100], [4, 2, 1], [False, True])
+)
+def test_packed_attention_equals_the_textbook(
+    kernel: Kernel, causal: bool, window: int | None, key_heads: int
+) -> None:
     equals_the_textbook(kernel, window=window, key_heads=key_heads, causal=causal)
 
 
@@ -47,16 +51,27 @@ def test_tokens_that_none_attends_to_are_left_out(kernel: Kernel, window: int | 
 
 
 def equals_the_textbook(
-    kernel: Kernel, *, window: int | None = None, key_heads: int = 4, causal: bool = False, seen: list[int] | None = None
+    kernel: Kernel,
+    *,
+    window: int | None = None,
+    key_heads: int = 4,
+    causal: bool = False,
+    seen: list[int] | None = None,
 ) -> None:
     q, k, v = textbook.drawn(textbook.LENGTHS, key_heads)
-    found = kernel(q, k, v, textbook.sequences(textbook.LENGTHS, seen), scale=0.7, window=window, causal=causal)
-    expected = textbook.attention(q, k, v, textbook.LENGTHS, window=window, causal=causal, seen=seen)
+    found = kernel(
+        q, k, v, textbook.sequences(textbook.LENGTHS, seen), scale=0.7, window=window, causal=causal
+    )
+    expected = textbook.attention(
+        q, k, v, textbook.LENGTHS, window=window, causal=causal, seen=seen
+    )
     torch.testing.assert_close(found, expected, atol=tolerances.WEIGHTS["float32"], rtol=0)
 
 
 @given(LISTS, st.sampled_from([None, 1, 7]), st.booleans(), st.sampled_from([4, 2]))
-def test_groups_compute_what_each_sequence_does(lengths: list[int], window: int | None, causal: bool, key_heads: int) -> None:
+def test_groups_compute_what_each_sequence_does(
+    lengths: list[int], window: int | None, causal: bool, key_heads: int
+) -> None:
     q, k, v = textbook.drawn(lengths, key_heads)
     alone, grouped = (
         kernel(q, k, v, textbook.sequences(lengths), scale=0.7, window=window, causal=causal)
@@ -82,7 +97,10 @@ def test_like_lengths_keep_the_budget_of_padding_and_lose_none(lengths: list[int
     groups = like_lengths(lengths)
     assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
     for group in groups:
-        longest, useful = max(lengths[place] for place in group), sum(lengths[place] for place in group)
+        longest, useful = (
+            max(lengths[place] for place in group),
+            sum(lengths[place] for place in group),
+        )
         assert longest * len(group) <= PADDING_ALLOWED * useful
         assert len(group) == 1 or len(group) * longest**2 <= MASK_ENTRIES
 
@@ -93,12 +111,16 @@ def test_equal_lengths_are_one_call() -> None:
 
 
 @given(st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.integers(1, 50))
-def test_a_window_is_told_as_keys_before_and_after(window: int | None, causal: bool, longest: int) -> None:
+def test_a_window_is_told_as_keys_before_and_after(
+    window: int | None, causal: bool, longest: int
+) -> None:
     before, after = window_of(window, causal, longest)
     for i in range(longest):
         for j in range(longest):
             ours = (window is None or abs(i - j) < window) and (not causal or j <= i)
-            theirs = (before == UNBOUNDED or j >= i - before) and (after == UNBOUNDED or j <= i + after)
+            theirs = (before == UNBOUNDED or j >= i - before) and (
+                after == UNBOUNDED or j <= i + after
+            )
             assert ours == theirs
 
 
@@ -116,5 +138,9 @@ def test_every_kernel_of_this_card_agrees(open_kernel, dtype, causal, window, ke
     lengths = textbook.sequences(textbook.LENGTHS, device="cuda")
     found = kernel(q, k, v, lengths, scale=0.1, window=window, causal=causal).float().cpu()
     q, k, v = (x.float().cpu() for x in (q, k, v))
-    expected = per_sequence(q, k, v, textbook.sequences(textbook.LENGTHS), scale=0.1, window=window, causal=causal)
-    torch.testing.assert_close(found, expected, atol=kernels.TOLERANCE[getattr(torch, dtype)], rtol=0)
+    expected = per_sequence(
+        q, k, v, textbook.sequences(textbook.LENGTHS), scale=0.1, window=window, causal=causal
+    )
+    torch.testing.assert_close(
+        found, expected, atol=kernels.TOLERANCE[getattr(torch, dtype)], rtol=0
+    )

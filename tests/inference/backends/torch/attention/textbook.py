@@ -11,7 +11,14 @@ HEADS = 4
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: list[int], *, window: int | None, causal: bool, seen: list[int] | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: list[int],
+    *,
+    window: int | None,
+    causal: bool,
+    seen: list[int] | None = None,
 ) -> Tensor:
     """softmax(0.7 q k) v over what each query may see; k and v of one group of query heads are shared."""
     out = torch.zeros_like(q)
@@ -19,19 +26,31 @@ def attention(
     start = 0
     for length, keys_of in zip(lengths, seen or lengths, strict=True):
         for head in range(q.shape[1]):
-            keys, values = k[start : start + length, head // groups], v[start : start + length, head // groups]
+            keys, values = (
+                k[start : start + length, head // groups],
+                v[start : start + length, head // groups],
+            )
             for i in range(length):
-                others = [j for j in range(keys_of) if (window is None or abs(i - j) < window) and (not causal or j <= i)]
+                others = [
+                    j
+                    for j in range(keys_of)
+                    if (window is None or abs(i - j) < window) and (not causal or j <= i)
+                ]
                 weights = torch.softmax(0.7 * keys[others] @ q[start + i, head], 0)
                 out[start + i, head] = weights @ values[others]
         start += length
     return out
 
 
-def drawn(lengths: list[int], key_heads: int = HEADS, width: int = 8, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(
+    lengths: list[int], key_heads: int = HEADS, width: int = 8, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v."""
     draw = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(sum(lengths), heads, width, generator=draw) for heads in (HEADS, key_heads, key_heads))
+    q, k, v = (
+        torch.randn(sum(lengths), heads, width, generator=draw)
+        for heads in (HEADS, key_heads, key_heads)
+    )
     return q, k, v
 
 
