@@ -14,15 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 286_200, "modules": 170}
+SIZE = {"tokens": 287_054, "modules": 170}
 LAWS = {
-    "over_100_columns": 1_954,
+    "over_100_columns": 1_866,
     "nested_conditionals": 17,
-    "conditionals": 1_136,
-    "literal_splats": 106,
-    "no_nouns": 537,
-    "comments_behind": 870,
-    "tokens_per_1000_code_lines": 8_363,
+    "conditionals": 1_122,
+    "literal_splats": 101,
+    "no_nouns": 533,
+    "comments_behind": 836,
+    "tokens_per_1000_code_lines": 8_354,
 }
 LONGEST_FILE_LINES = 464
 # What a change may leave between a count and its number, in thousandths of the number.
