@@ -180,10 +180,11 @@ class Embeddings(Columns):
     @property
     def numbers(self) -> int:
         """The count of numbers in all columns."""
-        columns: list[Any] = [self.dense, self.sparse, self.multivector, self.tokens]
-        return sum(
-            getattr(column, "values", column).size for column in columns if column is not None
-        )
+        count = 0 if self.dense is None else self.dense.size
+        for column in (self.sparse, self.multivector, self.tokens):
+            if column is not None:
+                count += column.values.size
+        return count
 
 
 SMALLEST_NORM = 1e-12
