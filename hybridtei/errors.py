@@ -260,6 +260,14 @@ class StoreAtCapacity(StoreUnavailable):
     limit = "qdrant_timeout"
 
 
+class FolderReplaced(StoreUnavailable):
+    """The folder of the embedded engine was deleted or replaced while it was open. The next call opens what is there now."""
+
+
+class UnsafeFile(StoreError, OSError):
+    """A file or folder of a store or cache is a link, has several names, or belongs to another user. It was not opened."""
+
+
 class CollectionMismatch(StoreError):
     """The collection has another schema. The message shows the difference."""
 

@@ -7,7 +7,7 @@ unlike a cache, which other programs may empty.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import msgspec
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
-from hybridtei.system.machine import cache_folder, require_extra
+from hybridtei.system.machine import cache_folder, check_own_tree, require_extra
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import Store
@@ -38,12 +38,14 @@ def place_of(config: StoreConfig) -> str:
 
 
 def state_folder(config: StoreConfig) -> Path:
-    """The folder of ingests' own files: in the store's folder, or for servers in the user's cache."""
-    return (
-        Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"
-        if config.qdrant_url is None
-        else cache_folder("ingest")
-    )
+    """The folder of ingests' own files: in the store's folder, or for servers in the user's cache. Raises UnsafeFile for a link
+    in the former, which may have come with somebody else's files."""
+    if config.qdrant_url is not None:
+        return cache_folder("ingest")
+    folder = Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"
+    with suppress(FileNotFoundError):
+        check_own_tree(folder)
+    return folder
 
 
 @asynccontextmanager
