@@ -74,13 +74,7 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
     if fault is not None:
         log.log(logging.WARNING if NVIDIA.exists() else logging.INFO, "no GPU is used: %s", fault)
     failure: LoadError | None = None
-    able = choices(config, spec)
-    if config.torch_compile and able[0].name != "torch":
-        raise LoadError(
-            f"{spec.folder}: --torch-compile is for the torch backend, and the model runs on {able[0].name} here "
-            f"({able[0].why}): give --backend torch, or leave it out"
-        )
-    for choice in able:
+    for choice in choices(config, spec):
         try:
             backend = _OPENERS[choice.name](config, spec, choice.dtype, bulk_niceness)
         except LoadError as error:
@@ -239,16 +233,10 @@ def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> 
     from hybridtei.inference.backends.torch.fp8 import open_fp8
 
     if dtype == "fp8":
-        backend = open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code)
-    else:
-        backend = TorchBackend(
-            spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
-        )
-    if config.torch_compile:
-        from hybridtei.inference.backends.torch.compiling import compile_trunk
-
-        compile_trunk(backend)
-    return backend
+        return open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code)
+    return TorchBackend(
+        spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
+    )
 
 
 def _devices(config: ModelConfig) -> list[str]:
