@@ -14,14 +14,13 @@ from pathlib import Path
 
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.inference.backends.base import Backend, Replicas, Routed
+from hybridtei.inference.backends.base import Backend, Routed
 from hybridtei.inference.backends.graph.onnx_files import find_own_graph
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.models.checkpoint.contents import has_readable, no_weights
 from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.models.checkpoint.weights import Weights, has_weights
-from hybridtei.system.machine import cuda_devices
 
 log = logging.getLogger(__name__)
 
@@ -221,33 +220,15 @@ def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -
 
 
 def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
-    devices = _devices(config)
-    if len(devices) == 1:
-        return _torch_on(devices[0], config, spec, dtype)
-    log.info("a replica of the model on each of %s", ", ".join(devices))
-    return Replicas([_torch_on(device, config, spec, dtype) for device in devices])
-
-
-def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> Backend:
     from hybridtei.inference.backends.torch.backend import TorchBackend
     from hybridtei.inference.backends.torch.fp8 import open_fp8
 
+    device = "cpu" if no_gpu() else "cuda:0"
     if dtype == "fp8":
         return open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code)
     return TorchBackend(
         spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
     )
-
-
-def _devices(config: ModelConfig) -> list[str]:
-    fault = no_gpu()
-    if fault is None:
-        import torch
-
-        return cuda_devices(config.cuda_devices, torch.cuda.device_count())
-    if config.cuda_devices is not None:
-        raise LoadError(f"`cuda-devices` is {config.cuda_devices!r}, and {fault}")
-    return ["cpu"]
 
 
 _OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int], Backend]] = {
