@@ -88,30 +88,6 @@ def _affinity() -> Collection[int]:
     )
 
 
-ALL = "all"
-MAX_REPLICAS = 64
-
-
-def cuda_devices(setting: str | None, count: int) -> list[str]:
-    """Return torch's names of the devices, one a replica; without a setting the first. `count`: the number of GPUs, at least 1.
-
-    Raises LoadError, naming what is wrong.
-    """
-    if setting is None:
-        return ["cuda:0"]
-    if setting == ALL:
-        return [f"cuda:{number}" for number in range(count)]
-    numbers = [part.strip() for part in setting.split(",")]
-    for number in numbers:
-        if not (number.isascii() and number.isdecimal() and int(number) < count):
-            raise LoadError(
-                f"`cuda-devices` is {setting!r}: it should name numbers from 0 to {count - 1}, or be {ALL!r}"
-            )
-    if len(numbers) > MAX_REPLICAS:
-        raise LoadError(f"`cuda-devices` names {len(numbers)} replicas, more than {MAX_REPLICAS}")
-    return [f"cuda:{int(number)}" for number in numbers]
-
-
 class LaneKind(StrEnum):
     """The requests that a lane takes: short ones, or all others."""
 
