@@ -152,9 +152,9 @@ def _rectangle(
     mask[: len(batch)] = np.arange(longest) < batch.lengths[:, None]
     places = np.flatnonzero(mask)
     # Padding repeats the text's own first token: another text's states may be NaN, and a weight of 0 does not hide NaN.
-    rows = np.zeros((n, longest), dtype=np.int64)
-    rows[: len(batch)] = batch.cu_seqlens[:-1, None]
-    rows = rows.reshape(-1)
+    first = np.zeros(n, dtype=np.int64)
+    first[: len(batch)] = batch.cu_seqlens[:-1]
+    rows = np.repeat(first, longest)
     rows[places] = np.arange(tokens)
     seen = mask.astype(np.int64)
     seen[: len(batch)] = seen_mask(mask[: len(batch)], batch)
