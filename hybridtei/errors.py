@@ -206,7 +206,7 @@ class PassOverdue(BackendError):
 
 
 class NotANumber(BackendError):
-    """A score is not a number: half precision overflowed, or the weights are broken."""
+    """A score is NaN, or a vector is infinite or NaN: half precision overflowed, or the weights are broken."""
 
     def __init__(self, message: str = "score is NaN") -> None:
         super().__init__(message)

@@ -67,7 +67,7 @@ class EngineRequest:
         self._missing -= len(places)
 
     def outputs(self) -> HeadOutputs:
-        """Return the outputs of all sequences, in the request's order. Raises the error of a failed batch."""
+        """Return the outputs of all sequences, in the request's order. Raises the error of a failed batch, and NotANumber."""
         if self.error is not None:
             raise self.error
         if len(self._parts) == 1:
@@ -76,6 +76,7 @@ class EngineRequest:
                 return outputs
         places = [place for part, _ in self._parts for place in part]
         joined = HeadOutputs.concat([outputs for _, outputs in self._parts])
+        joined.check_finite()
         if places == list(range(len(places))):
             return joined
         return joined.take(sorted(range(len(places)), key=places.__getitem__))
