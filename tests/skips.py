@@ -14,6 +14,12 @@ IN_CI = os.environ.get("CI") == "true"
 # A pattern that the whole reason matches -> the number of tests that may be skipped for it.
 ALLOWED = {
     r"needs a CUDA device": 12,
+    r"this processor has no bfloat16": 3,
+    r".*this processor does not compute in bfloat16.*": 1,
+    r"root reads everything": 1,
+    # `conformance/clients/run.py` calls these in environments of their own
+    r"compiled only: (haystack.*|infinity_client|langchain_openai|litellm|llama_index) not installed": 5,
+    r"compiled only: wants a Qdrant server": 1,
 }
 
 

@@ -8,7 +8,6 @@ conformance/families/oracle.py, by precision.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from hybridtei.inference.backends.base import Backend
 from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
 from hybridtei.outputs import Floats
 from tests import jina, published, tiny, tolerances
-from tests.inference.test_every_backend import has_bfloat16
+from tests.precisions import runs_here
 
 LONG = 1500
 POSITIONS = 2048
@@ -37,6 +36,7 @@ COMBINATIONS = [
     pytest.param(engine, dtype, id=f"{engine}-{dtype}")
     for dtype, engines in ENGINES_OF.items()
     for engine in engines
+    if runs_here(engine, dtype)
 ]
 
 
@@ -189,10 +189,6 @@ def texts_of(spec: ModelSpec, batch: Batch) -> list[Encoding]:
 
 
 def opened(spec: ModelSpec, engine: str, dtype: str) -> Backend:
-    if engine == "openvino" and find_spec("openvino") is None:
-        pytest.skip("openvino is not installed")
-    if (engine, dtype) == ("openvino", "bfloat16") and not has_bfloat16():
-        pytest.skip("this processor has no bfloat16")
     return open_engine(engine, spec, dtype)
 
 
