@@ -42,18 +42,18 @@ def press(page: Any, path: str) -> str:
     operation.get_by_role("button", name="Try it out").click()
     operation.get_by_role("button", name="Execute").click()
     status = operation.locator(".live-responses-table .response .response-col_status")
-    status.wait_for()
-    return status.inner_text().split()[0]
+    shown = status.inner_text().split()[0]
+    operation.locator(".opblock-summary-control").click()
+    return shown
 
 
-@pytest.mark.parametrize("tag", EXAMPLES)
-def test_the_examples_of_each_api_work_as_they_stand(url: str, visit: Open, tag: str) -> None:
-    paths = [path for path in EXAMPLES[tag] if path not in OF_OTHER_MODELS]
-    assert paths
+def test_an_example_of_each_api_works_as_it_stands(url: str, visit: Open) -> None:
     with visit(f"{url}/docs/") as page:
         page.locator(".opblock").first.wait_for()
         authorize(page)
-        assert {path: press(page, path) for path in paths} == dict.fromkeys(paths, "200")
+        for paths in EXAMPLES.values():
+            path = next(path for path in paths if path not in OF_OTHER_MODELS)
+            assert press(page, path) == "200", path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
