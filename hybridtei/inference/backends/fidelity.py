@@ -19,7 +19,8 @@ from hybridtei.outputs import Floats
 SAMPLES = Path(__file__).with_name("samples.json")
 NEIGHBOURS = 10
 SAMPLE_TOKENS = 256
-LONG_TOKENS = 1024  # beyond the whole numbers that bfloat16 has, which end at 256
+# Beyond 256, where bfloat16 does not have every whole number.
+LONG_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)

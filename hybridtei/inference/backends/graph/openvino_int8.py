@@ -86,15 +86,15 @@ def open_int8(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenV
 def open_bfloat16(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenVinoBackend:
     """Open a model in bfloat16 that passed its guard, on a long text too. Raises LoadError."""
     graph = family_graph(spec)
-    made = digest(graph, spec.folder, f"bfloat16 {ov.__version__}".encode())
+    key = digest(graph, spec.folder, f"bfloat16 {ov.__version__}".encode())
 
     def make() -> Fidelity:
-        found = judged(spec, graph, weights, "bfloat16")
-        check(found, BFLOAT16_GUARD, spec, "bfloat16 on OpenVINO is too far from float32")
-        return found
+        figures = judged(spec, graph, weights, "bfloat16")
+        check(figures, BFLOAT16_GUARD, spec, "bfloat16 on OpenVINO is too far from float32")
+        return figures
 
-    found = made_once(graphs_folder() / f"bfloat16-openvino-{made}.msgpack", Fidelity, make)
-    log.info("bfloat16 on OpenVINO: %s", found)
+    path = graphs_folder() / f"bfloat16-openvino-{key}.msgpack"
+    log.info("bfloat16 on OpenVINO: %s", made_once(path, Fidelity, make))
     return OpenVinoBackend(spec, graph, weights, dtype="bfloat16", bulk_niceness=bulk_niceness)
 
 
