@@ -159,9 +159,18 @@ class HeadOutputs(Columns):
         )
 
     def check_finite(self) -> None:
-        """Raises NotANumber if a vector or a weight is infinite or NaN. Scores and tags may be infinite: their tasks check them."""
-        columns: list[Any] = [self.dense, self.token_weights, self.splade]
-        for column in (*columns, self.multivector, self.tokens):
+        """Raises NotANumber if a vector or a weight is infinite or NaN.
+
+        Scores and tags may be infinite: their tasks check them.
+        """
+        columns: list[Any] = [
+            self.dense,
+            self.token_weights,
+            self.splade,
+            self.multivector,
+            self.tokens,
+        ]
+        for column in columns:
             values = getattr(column, "values", column)
             if values is not None and not np.isfinite(values).all():
                 raise NotANumber("the model's output is infinite or NaN")
