@@ -15,7 +15,7 @@ import msgspec
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
-from hybridtei.system.machine import cache_folder, require_extra
+from hybridtei.system.machine import require_extra
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import Store
@@ -35,15 +35,6 @@ def place_of(config: StoreConfig) -> str:
     if config.qdrant_url is not None:
         return f"Qdrant at {config.qdrant_url}"
     return f"embedded Qdrant in {Path(config.qdrant_path or DEFAULT_PATH).resolve()}"
-
-
-def state_folder(config: StoreConfig) -> Path:
-    """The folder of ingests' own files: in the store's folder, or for servers in the user's cache."""
-    return (
-        Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"
-        if config.qdrant_url is None
-        else cache_folder("ingest")
-    )
 
 
 @asynccontextmanager
