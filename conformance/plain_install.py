@@ -1,10 +1,11 @@
-"""`pip install hybridtei` into an empty environment: what comes, how large it is, how soon it answers, what memory it takes.
+"""README's command that installs and serves, in an empty folder and a new environment.
 
     python conformance/plain_install.py [--keep FOLDER]
 
-Needs Python with pip, and nothing installed. Fails if torch and its kin come along, if more than 700 MB do, or if an answer is
-not upstream's. Seconds are from the command to the first answer of /embed: at the first start, when the embedded model is put
-together in an empty cache, and at the second. Memory is read from /proc, so only on Linux.
+Prints what was installed, how large it is, how soon it answers and what memory it takes. Needs
+Python with pip, and nothing installed. Fails if the command fails, if torch or a package around it
+comes along, if more than 700 MB come, or if an answer is not upstream's. Memory is read from /proc,
+so only on Linux.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import math
 import os
 import platform
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import tempfile
 import time
 import urllib.request
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,8 @@ UNWANTED = (
 )
 SIZE_TARGET_MB = 700
 RSS_TARGET_MB = 400
+README_COMMAND = re.compile(r"^python -m pip install .* && hybridtei serve$", re.MULTILINE)
+INSTALL_SECONDS = 900
 HANG = 120  # seconds after which a server that has not answered will not
 
 # First numbers of all-MiniLM-L6-v2's vectors: sentence-transformers 6.2.0, torch 2.13.0, float32, CPU.
@@ -90,32 +94,35 @@ def main() -> int:
     kept: Path | None = parser.parse_args().keep
     with tempfile.TemporaryDirectory() as scratch:
         folder = kept or Path(scratch) / "kept"
-        python = install(folder / "venv", Path(scratch) / "sources")
-        faults = [*inspect(python), *serve(python, Path(scratch) / "cache")]
+        cache = Path(scratch) / "cache"
+        python = install(folder, cache)
+        faults = [*inspect(python), *serve(python, cache)]
     for fault in faults:
         print(f"FAULT: {fault}", file=sys.stderr)
     return 1 if faults else 0
 
 
-def install(folder: Path, sources: Path) -> Path:
-    """The interpreter of a new environment that holds the package and what it wants; not even pip."""
+def install(folder: Path, cache: Path) -> Path:
+    """Run README's command in a copy of the sources below `folder` and a new environment.
+
+    Ends its server after the first answer. Returns the environment's interpreter.
+    """
+    # In a copy, since setuptools leaves a build folder, and takes old files from it the next time.
+    sources = folder / "sources"
     sources.mkdir(parents=True)
-    for name in SOURCES:  # a copy, or setuptools would leave a build folder in this tree, and next time take old files from it
+    for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, sources / name)
-    venv.create(folder, with_pip=False, clear=True)
-    python = folder / "bin" / "python"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(python),
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
-    subprocess.run([*pip, "-c", "constraints.txt", "."], cwd=sources, check=True)
+    venv.create(folder / "venv", with_pip=True, clear=True)
+    command = README_COMMAND.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    if command is None:
+        raise SystemExit("README.md has no command that installs and serves")
+    print(f"README's command: {command[0]}")
+    python = folder / "venv" / "bin" / "python"
+    # `exec`, so that the process which is ended is the server.
+    words = ["bash", "-c", command[0].replace("&& ", "&& exec ")]
+    with serving(words, sources, python, cache, INSTALL_SECONDS) as (_, seconds, _):
+        print(f"{'installed and answered':28}{seconds:8.2f} s")
     return python
 
 
@@ -138,13 +145,12 @@ def inspect(python: Path) -> list[str]:
 
 
 def serve(python: Path, cache: Path) -> list[str]:
-    """Print how two starts and 200 requests went; what was wrong with the answers."""
+    """Print how a second start and 200 requests went; what was wrong with the answers."""
     print(
         f"machine: {platform.machine()}, {len(os.sched_getaffinity(0))} processors, Python {platform.python_version()}"
     )
-    with serving(python, cache) as (_, seconds, _):
-        print(f"{'first answer, empty cache':28}{seconds:8.2f} s")
-    with serving(python, cache) as (post, seconds, server):
+    command = [str(python.parent / "hybridtei"), "serve"]
+    with serving(command, python.parent, python, cache, HANG) as (post, seconds, server):
         print(f"{'first answer, second start':28}{seconds:8.2f} s")
         print(f"{'RSS after it':28}{rss_mb(server):8.0f} MB")
         faults = check(post)
@@ -160,8 +166,13 @@ Post = Callable[[str, Any], Any]
 
 
 @contextmanager
-def serving(python: Path, cache: Path) -> Iterator[tuple[Post, float, int]]:
-    """(how to post, seconds from the command to the first answer, process id) of a server on a free port."""
+def serving(
+    command: Sequence[str], folder: Path, python: Path, cache: Path, limit: float
+) -> Iterator[tuple[Post, float, int]]:
+    """Run a command that serves on a free port, in `folder` and the environment of `python`.
+
+    Gives how to post, the seconds from the command to the first answer, and the process id.
+    """
     port = free_port()
 
     def post(path: str, body: Any) -> Any:
@@ -170,24 +181,18 @@ def serving(python: Path, cache: Path) -> Iterator[tuple[Post, float, int]]:
         with DIRECT.open(request, timeout=HANG) as answer:
             return json.load(answer)
 
-    command = [
-        str(python.parent / "hybridtei"),
-        "serve",
-        "--hostname",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
     environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(cache),
+        **os.environ,
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
         "HYBRIDTEI_CACHE": str(cache),
         "HF_HUB_OFFLINE": "1",
+        "HOSTNAME": "127.0.0.1",
+        "PORT": str(port),
     }
+    environment.pop("PYTHONPATH", None)
+    log = cache.with_suffix(".log")
     began = time.perf_counter()
-    with started(
-        command, port, cache.with_suffix(".log"), HANG, env=environment, cwd=python.parent
-    ) as server:
+    with started(command, port, log, limit, env=environment, cwd=folder) as server:
         post("/embed", {"inputs": "ready?"})
         yield post, time.perf_counter() - began, server.pid
 

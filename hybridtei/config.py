@@ -76,18 +76,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             metavar="GB",
         ),
     ] = 10.0
-    cuda_devices: Annotated[
-        str | None,
-        flag(
-            "GPUs to run on: 0,1: a replica on each; 0,0: two on one; all: one on every GPU [default: the first]."
-        ),
-    ] = None
-    torch_compile: Annotated[
-        bool,
-        flag(
-            "Compile the torch backend's passes at start; on a GPU also record small passes as CUDA graphs."
-        ),
-    ] = False
     quantization_ranges: Annotated[
         str | None,
         flag("File (.npy, .npz) with the range of each dimension, for int8 and uint8 vectors."),

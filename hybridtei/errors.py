@@ -206,7 +206,7 @@ class PassOverdue(BackendError):
 
 
 class NotANumber(BackendError):
-    """A score is not a number: half precision overflowed, or the weights are broken."""
+    """A score is NaN, or a vector is infinite or NaN: half precision overflowed, or the weights are broken."""
 
     def __init__(self, message: str = "score is NaN") -> None:
         super().__init__(message)
@@ -258,6 +258,14 @@ class StoreAtCapacity(StoreUnavailable):
     """More calls wait for the store than it can answer in time. This call was not made."""
 
     limit = "qdrant_timeout"
+
+
+class FolderReplaced(StoreUnavailable):
+    """The folder of the embedded engine was deleted or replaced while it was open. The next call opens what is there now."""
+
+
+class UnsafeFile(StoreError, OSError):
+    """A file or folder of a store or cache is a link, has several names, or belongs to another user. It was not opened."""
 
 
 class CollectionMismatch(StoreError):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.batch import Head, Indices, Offsets, Ragged, gather_index, offsets_of
+from hybridtei.errors import NotANumber
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -157,6 +158,14 @@ class HeadOutputs(Columns):
             tags=self.tags if Head.TAGS in heads else None,
         )
 
+    def check_finite(self) -> None:
+        """Raises NotANumber if a vector or a weight is infinite or NaN. Scores and tags may be infinite: their tasks check them."""
+        columns: list[Any] = [self.dense, self.token_weights, self.splade]
+        for column in (*columns, self.multivector, self.tokens):
+            values = getattr(column, "values", column)
+            if values is not None and not np.isfinite(values).all():
+                raise NotANumber("the model's output is infinite or NaN")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings(Columns):
@@ -180,10 +189,11 @@ class Embeddings(Columns):
     @property
     def numbers(self) -> int:
         """The count of numbers in all columns."""
-        columns: list[Any] = [self.dense, self.sparse, self.multivector, self.tokens]
-        return sum(
-            getattr(column, "values", column).size for column in columns if column is not None
-        )
+        count = 0 if self.dense is None else self.dense.size
+        for column in (self.sparse, self.multivector, self.tokens):
+            if column is not None:
+                count += column.values.size
+        return count
 
 
 SMALLEST_NORM = 1e-12

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import hybridtei  # noqa: F401  (before onnxruntime, whose reports it turns off)
+from tests import skips
 
 gc.disable()  # until all is imported: what imports make stays, and looking through it again and again costs seconds
 settings.register_profile(
@@ -64,6 +65,40 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     asyncio.run(limited())
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """In CI a skip that `tests/skips.py` does not list is a failure."""
+    report = yield
+    return fail_if_unlisted(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    """As above, for a file that is skipped as a whole."""
+    report = yield
+    return fail_if_unlisted(report)
+
+
+def fail_if_unlisted(report):
+    if skips.IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = skips.reason_of(report.longrepr)
+        if not skips.is_allowed(reason):
+            report.outcome = "failed"
+            report.longrepr = f"skipped, and tests/skips.py does not list the reason: {reason}"
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI more skips than `tests/skips.py` allows fail the run. xdist's workers leave it to it."""
+    if not skips.IN_CI or hasattr(session.config, "workerinput"):
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.stats.get("skipped", [])
+    for line in skips.excess(skips.reason_of(report.longrepr) for report in reports):
+        print(f"\nFAILED: {line}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_finish() -> None:

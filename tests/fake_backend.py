@@ -1,13 +1,14 @@
 """A backend without a model: its vectors are arithmetic on token ids and positions. For tests.
 
 Every number is a multiple of 2**-24, so sums are exact and a text's answer is the same to the last bit beside any neighbours.
-`fail_on` makes a batch that holds this token id fail; `gate` is called with each batch before it is computed, and may wait
+`fail_on` makes a batch that holds this token id fail; `nan_on` makes the outputs of texts with this token id NaN; `gate` is called with each batch before it is computed, and may wait
 (to hold a pass), sleep (to be slow), note what it sees, or raise.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ class FakeBackend(Backend):
         padding: Padding = Padding.NONE,
         busy_tokens: int = 256,
         fail_on: int | None = None,
+        nan_on: int | None = None,
         gate: Gate | None = None,
     ) -> None:
         super().__init__(spec)
@@ -45,6 +47,7 @@ class FakeBackend(Backend):
         self.padding = padding
         self.busy_tokens = busy_tokens
         self.fail_on = fail_on
+        self.nan_on = nan_on
         self.gate = gate
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
@@ -56,7 +59,7 @@ class FakeBackend(Backend):
             raise BackendError(f"the batch holds the id {self.fail_on}")
         wanted, spec = batch.heads, self.spec
         lexical = Head.SPARSE in wanted and not spec.is_splade
-        return HeadOutputs(
+        outputs = HeadOutputs(
             dense=_mean(_states(batch, spec.dense_width), batch) if Head.DENSE in wanted else None,
             token_weights=Ragged(_states(batch, 1)[:, 0].clip(0), batch.cu_seqlens)
             if lexical
@@ -75,6 +78,9 @@ class FakeBackend(Backend):
             if Head.TAGS in wanted
             else None,
         )
+        if self.nan_on is not None:
+            _spoil(outputs, batch, self.nan_on)
+        return outputs
 
     def _multivector(self, batch: PackedBatch) -> Ragged:
         special = np.array(sorted(self.spec.removed_ids), dtype=np.int64)
@@ -82,6 +88,19 @@ class FakeBackend(Backend):
             self.spec.multivector.drop, batch.input_ids, batch.cu_seqlens, special
         )
         return Ragged(_states(batch, self.spec.multivector.width)[kept], offsets)
+
+
+def _spoil(outputs: HeadOutputs, batch: PackedBatch, token_id: int) -> None:
+    """Make the outputs of texts with this token id NaN."""
+    for row, (start, end) in enumerate(pairwise(batch.cu_seqlens.tolist())):
+        if token_id in batch.input_ids[start:end]:
+            for name in ("dense", "scores", "token_weights", "tokens", "multivector", "tags"):
+                column = getattr(outputs, name)
+                if column is not None:
+                    values = column[row] if isinstance(column, np.ndarray) else column.row(row)
+                    values[...] = np.nan
+            if outputs.splade is not None:
+                outputs.splade.row(row)[1][...] = np.nan
 
 
 def _states(batch: PackedBatch, width: int) -> Floats:

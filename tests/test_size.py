@@ -14,17 +14,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 286_200, "modules": 170}
+SIZE = {"tokens": 287_465, "modules": 169}
 LAWS = {
-    "over_100_columns": 1_954,
+    "over_100_columns": 1_879,
     "nested_conditionals": 17,
-    "conditionals": 1_136,
-    "literal_splats": 106,
-    "no_nouns": 537,
-    "comments_behind": 870,
-    "tokens_per_1000_code_lines": 8_363,
+    "conditionals": 1_119,
+    "literal_splats": 102,
+    "no_nouns": 521,
+    "comments_behind": 825,
+    "tokens_per_1000_code_lines": 8_364,
 }
-LONGEST_FILE_LINES = 464
+LONGEST_FILE_LINES = 459
 # What a change may leave between a count and its number, in thousandths of the number.
 SLACK = 5
 

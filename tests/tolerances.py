@@ -30,3 +30,7 @@ MULTIVECTOR = {"float32": 2e-6, "float16": 5e-3, "bfloat16": 4e-2, "int8": 5e-2 
 WEIGHTS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2, "int8": 0.1 * INT8}
 COSINE = 0.99999
 LOGITS = {"float32": 1e-5, "bfloat16": 0.15}  # of classifiers, rerankers and taggers; scores, too
+# Times the tolerance for T5, whose scores are not divided by the square root of a head's width: softmax is steeper.
+UNSCALED = 2
+# Least cosine to float32 of a token's state, and of a text's vector, where every number is rounded to bfloat16.
+ROUNDED_TOKEN, ROUNDED_VECTOR = 0.999, 0.99995

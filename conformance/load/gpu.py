@@ -1,6 +1,6 @@
 """A GPU, measured in process: how near each kernel is, how fast each model is in each way. Prints one table.
 
-    python -m conformance.load.gpu [--models BERT-base,BGE-M3] [--ways plain,compiled] [--minutes 8] [--out DIR]
+    python -m conformance.load.gpu [--models BERT-base,BGE-M3] [--ways plain,fp8] [--minutes 8] [--out DIR]
 
 Models have the shape of known ones and random weights, made on the device: nothing is downloaded, and torch, transformers and
 numpy are enough. Every model in a way is a cell: a child process with a time limit of its own, which appends each row to
@@ -8,7 +8,7 @@ DIR/rows.jsonl as soon as it is measured. Where a child raises, dies or takes to
 DIR/MODEL.WAY.stderr, and the next cell begins. `--cpu-smoke` runs tiny models on a CPU, to see that the program works.
 
 A way is `nearness`, each kernel and dtype against float32 on the CPU; `transformers`, its modules with the same weights, on
-texts of one length; or words joined by `+`: `plain`; `compiled` (`--torch-compile`); `fp8`; `outputs`, all of the model's
+texts of one length; or words joined by `+`: `plain`; `fp8`; `outputs`, all of the model's
 outputs; or the name of a kernel. Columns: `tokens/s`, `texts/s` of packed batches, two under way at once; `small`, tokens/s in
 passes of a thousand tokens; `lone ms`, of a single text; `share`, of the rate at which the device multiplies large matrices;
 `deviation`, of states, relative to the largest; `cosine`, the least of dense vectors: of fp8 with those before, of ours with
@@ -40,7 +40,6 @@ from conformance.load.gpu_models import SHAPES, Mix, Shape, batches_of, drawn, m
 from hybridtei.batch import Head, PackedBatch
 from hybridtei.inference.backends.torch import kernels
 from hybridtei.inference.backends.torch.backend import DTYPES
-from hybridtei.inference.backends.torch.compiling import NEAR, compile_trunk, deviation
 from hybridtei.inference.backends.torch.fp8 import product, to_eight_bits
 
 Row = dict[str, Any]
@@ -61,21 +60,23 @@ VARLEN, GROUPS, EACH = kernels.VARLEN, kernels.PADDED, kernels.PER_SEQUENCE
 CELLS: dict[str, tuple[str, ...]] = {
     "BERT": ("nearness",),
     "Qwen3": ("nearness",),
-    "BERT-base": ("plain", "compiled", "transformers", "fp8", "fp8+compiled", VARLEN, GROUPS),
-    "BGE-M3": ("plain", "compiled", "outputs", "transformers"),
-    "MiniLM": ("plain", "compiled", "transformers"),
-    "Qwen3-Embedding-8B": ("plain", "compiled", "fp8", "fp8+compiled"),
+    "BERT-base": ("plain", "transformers", "fp8", VARLEN, GROUPS),
+    "BGE-M3": ("plain", "outputs", "transformers"),
+    "MiniLM": ("plain", "transformers"),
+    "Qwen3-Embedding-8B": ("plain", "fp8"),
 }
 SMOKE: dict[str, tuple[str, ...]] = {
-    "tiny BERT": ("nearness", "plain", "compiled", "transformers", GROUPS, VARLEN),
-    "tiny Qwen3": ("nearness", "fp8+compiled", "transformers"),
+    "tiny BERT": ("nearness", "plain", "transformers", GROUPS, VARLEN),
+    "tiny Qwen3": ("nearness", "fp8", "transformers"),
     "tiny M3": ("outputs",),
 }
-WORDS = frozenset({"plain", "compiled", "fp8", "outputs"})
+WORDS = frozenset({"plain", "fp8", "outputs"})
 MIXES: dict[str, Mix] = {"mixed": ((0.7, (5, 30)), (0.3, (100, 400)))}
 MIXES |= {str(length): ((1.0, (length, length)),) for length in (512, 50, 5, 8192)}
 PROBE = (9, 250, 61, 33, 1, 512)
 SMALL_TOKENS = 1024
+# The largest deviation of states from float32's, relative to the largest state.
+NEAR = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 0.1}
 
 
 def measured(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Row]:
@@ -130,8 +131,6 @@ def speeds(shape: Shape, way: str, options: argparse.Namespace) -> Iterator[Row]
         to_eight_bits(backend.trunk.model)
         backend.catch_up()
         backend.dtype, row["cosine"] = "fp8", cosine(backend.forward(asked).dense, before)
-    if "compiled" in words:
-        compile_trunk(backend, "aot_eager" if options.cpu_smoke else "inductor")
     heads = backend.spec.heads - {Head.TOKENS} if "outputs" in words else {Head.DENSE}
     peak = product_rate(dtype, options)
     for kind, mix in MIXES.items():
@@ -245,6 +244,12 @@ def product_rate(dtype: str, options: argparse.Namespace) -> float:
         (a @ b)[0, 0].item()  # waits for the device
         best = max(best, 2 * size**3 / (time.perf_counter() - began))
     return best
+
+
+def deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference of two tensors, relative to the largest value of the second."""
+    found, expected = found.float(), expected.float()
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
 
 
 def cosine(found: Any, expected: Any) -> float:

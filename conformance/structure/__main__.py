@@ -7,8 +7,9 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from conformance.structure.source import find_circles, measure, read_imports, read_modules
 
@@ -27,30 +28,39 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     figures = measure(ROOT / "hybridtei")
-    files = _files_of_requests() if options.requests else {}
-    figures |= {f"files of {name}": len(names) for name, names in files.items()}
+    ways = ways_of_requests() if options.requests else {}
     if options.json:
-        print(json.dumps(figures | ({"files": files} if options.files else {})))
+        print(json.dumps(figures | {"requests": ways}))
     else:
-        _print(figures, files if options.files else {})
+        _print(figures, ways, names=options.files)
     circles = find_circles(read_imports(read_modules(ROOT / "hybridtei")))
     if circles:
         sys.exit("these modules import each other:\n  " + "\n  ".join(map(", ".join, circles)))
 
 
-def _print(figures: Mapping[str, object], files: Mapping[str, Sequence[str]]) -> None:
+def _print(
+    figures: Mapping[str, object], ways: Mapping[str, Mapping[str, Any]], *, names: bool
+) -> None:
     for name, figure in figures.items():
         print(f"{name:34} {figure}")
-    for name, names in files.items():
-        print(f"\n{name}\n  " + "\n  ".join(names))
+    for name, way in ways.items():
+        print(
+            f"{name:34} {len(way['files'])} files, {way['calls']} calls, "
+            f"{way['calls_across']} across files, {way['nested']} nested coroutines"
+        )
+        if names:
+            print("  " + "\n  ".join(way["files"]))
 
 
-def _files_of_requests() -> dict[str, list[str]]:
-    """Runs in a separate process, since the profile function stays in every thread."""
+def ways_of_requests() -> dict[str, dict[str, Any]]:
+    """Request -> the fields of its `requests.Way`.
+
+    Counted in a separate process, since the profile function stays in every thread.
+    """
     command = [sys.executable, "-m", "conformance.structure.requests"]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, list[str]] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    ways: dict[str, dict[str, Any]] = json.loads(ended.stdout.splitlines()[-1])
+    return ways
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Which files of the package run for one warm request, recorded inside a real server.
+"""What of the package runs for one warm request, recorded inside a real server.
 
-The command line is the package's own. Before it runs, a profile function is set in every thread that starts; it notes a frame's
-file while recording is on. A separate thread is the client: it warms each route, then records one request.
+The command line is the package's own. Before it runs, a profile function is set in every thread
+that starts; it notes calls while recording is on. A separate thread is the client: it warms each
+route, then records one request.
 """
 
+import inspect
 import json
 import os
 import signal
@@ -14,6 +16,8 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,47 +37,83 @@ SETTLE_SECONDS = 0.3  # lanes and writers finish their part after the answer
 REQUESTS: dict[str, dict[str, Any]] = {
     "/embed": {"inputs": "what does a hybrid search need"},
     "/rerank": {"query": "cosine", "texts": [*DOCUMENTS]},
+    "/embed_hybrid": {"inputs": "what does a hybrid search need"},
     "/search": {"collection": "notes", "query": "cosine of vectors"},
 }
 
 
+@dataclass(frozen=True)
+class Way:
+    """What ran for one request.
+
+    `calls`: of functions of the package; a coroutine that goes on counts again. `calls_across`: of
+    these, calls by a function of another file. `nested`: coroutines of the package that await each
+    other at the deepest place.
+    """
+
+    files: list[str]
+    calls: int
+    calls_across: int
+    nested: int
+
+
 class Recorder:
-    """A profile function; `files`: the package's files in which a function was called while `recording`."""
+    """A profile function that counts the package's calls while `recording`."""
 
     def __init__(self) -> None:
-        self.files: set[str] = set()
         self.recording = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.files: set[str] = set()
+        self.calls = 0
+        self.calls_across = 0
+        self.nested = 0
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if self.recording and event == "call":
-            code = frame.f_code
-            if code.co_filename.startswith(PACKAGE) and code.co_name != "<module>":
-                self.files.add(code.co_filename)
+        if self.recording and event == "call" and _is_counted(frame):
+            self.files.add(frame.f_code.co_filename)
+            self.calls += 1
+            caller = frame.f_back
+            if caller is not None and _is_counted(caller):
+                self.calls_across += caller.f_code.co_filename != frame.f_code.co_filename
+            if frame.f_code.co_flags & inspect.CO_COROUTINE:
+                self.nested = max(self.nested, _count_coroutines(frame))
 
-    def record(self, work: Callable[[], object]) -> list[str]:
-        """The files that ran during `work`, sorted."""
-        self.files.clear()
+    def record(self, work: Callable[[], object]) -> Way:
+        """What ran during `work`."""
+        self._clear()
         self.recording = True
         work()
         time.sleep(SETTLE_SECONDS)
         self.recording = False
-        return sorted(str(Path(file).relative_to(PACKAGE)) for file in self.files)
+        files = sorted(str(Path(file).relative_to(PACKAGE)) for file in self.files)
+        return Way(files, self.calls, self.calls_across, self.nested)
 
 
-def play_client(recorder: Recorder, port: int, found: dict[str, list[str]]) -> None:
-    """Wait for the server, record each request into `found`, and end the server."""
+def _is_counted(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name != "<module>"
+
+
+def _count_coroutines(frame: FrameType | None) -> int:
+    count = 0
+    while frame is not None:
+        count += _is_counted(frame) and bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
+        frame = frame.f_back
+    return count
+
+
+def play_client(recorder: Recorder, port: int, ways: dict[str, Way]) -> None:
+    """Wait for the server, record each request into `ways`, and end the server."""
     address = f"http://127.0.0.1:{port}"
     try:
-        while not answers(
-            f"{address}/health"
-        ):  # where the server does not start, this process ends, and with it this thread
+        # If the server does not start, this process ends, and this thread with it.
+        while not answers(f"{address}/health"):
             time.sleep(0.1)
         for path, body in REQUESTS.items():
             for _ in range(WARM_REQUESTS):
                 _post(f"{address}{path}", body)
-            found[path] = recorder.record(
-                lambda path=path, body=body: _post(f"{address}{path}", body)
-            )  # type: ignore[misc]
+            ways[path] = recorder.record(partial(_post, f"{address}{path}", body))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -86,12 +126,12 @@ def _post(address: str, body: dict[str, Any]) -> None:
         answer.read()
 
 
-def run() -> dict[str, list[str]]:
-    """Request -> the files of the package that run for it. An ingested document counts from the start of the command."""
+def run() -> dict[str, Way]:
+    """Request -> what of the package runs for it. An ingested document counts from the start of the command."""
     recorder = Recorder()
     threading.setprofile(recorder)
     sys.setprofile(recorder)
-    found: dict[str, list[str]] = {}
+    ways: dict[str, Way] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
         socket.create_server(("127.0.0.1", 0)) as reserved,
@@ -105,9 +145,9 @@ def run() -> dict[str, list[str]]:
         for number, text in enumerate(DOCUMENTS):
             (documents / f"{number}.txt").write_text(text)
         ingest = ["ingest", str(documents), "--collection", "notes", "--qdrant-path", store]
-        found["an ingested document"] = recorder.record(lambda: main(ingest))
+        ways["an ingested document"] = recorder.record(lambda: main(ingest))
         reserved.close()
-        threading.Thread(target=play_client, args=(recorder, port, found), daemon=True).start()
+        threading.Thread(target=play_client, args=(recorder, port, ways), daemon=True).start()
         main(
             [
                 "serve",
@@ -121,8 +161,8 @@ def run() -> dict[str, list[str]]:
                 "error",
             ]
         )
-    return found
+    return ways
 
 
 if __name__ == "__main__":
-    print(json.dumps(run()))
+    print(json.dumps({name: asdict(way) for name, way in run().items()}))

@@ -22,12 +22,13 @@ S = TypeVar("S", bound=msgspec.Struct)
 SETTINGS = (ModelConfig, EngineConfig, ServerConfig, StoreConfig)
 Commands = Any  # argparse has no public name for the result of `add_subparsers`
 BOOLEANS = {"true": True, "false": False}
-# Removed flags and variables of 0.1 -> their replacements. They are accepted with this warning and have no effect.
+# Removed flags and variables -> what to do instead. A command that reads models refuses them.
 MIRROR = "let a proxy mirror requests (deploy/nginx), and compare recorded ones by `hybridtei compare A B --from access.jsonl`"
 RETIRED: Mapping[str, str] = {
     **dict.fromkeys(("shadow", "shadow_rate", "shadow_api_key"), MIRROR),
     "http_workers": "one process speaks HTTP; on many cores start several servers, each with --reuse-port (deploy/scale.md)",
-    "cuda_graphs": "--torch-compile records passes of at most 1,024 tokens on a GPU",
+    "cuda_devices": "start a server for each GPU, with CUDA_VISIBLE_DEVICES=N and --reuse-port (notebooks/tuning.md)",
+    **dict.fromkeys(("cuda_graphs", "torch_compile"), "leave it out: it made passes slower"),
 }
 SEEN = "flags_seen"  # a namespace's attribute: the flags read so far
 
@@ -54,6 +55,9 @@ def add_flags(
 ) -> None:
     """Add a flag for each field under its heading, without defaults, since `from_flags` also reads the environment.
     `repeatable`: fields whose flags may be repeated and make lists."""
+    if ModelConfig in kinds:
+        for name in RETIRED:
+            parser.add_argument(_flag(name), nargs="?", const="", help=argparse.SUPPRESS)
     headings: dict[str, Any] = {}
     for kind in kinds:
         for field, plain, meta in fields_of(kind):
@@ -77,12 +81,6 @@ def add_flags(
                 headings[heading].add_argument(
                     _flag(alias), **{**options, "dest": alias, "help": argparse.SUPPRESS}
                 )
-
-
-def add_retired(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `RETIRED`, hidden from the help."""
-    for name in RETIRED:
-        parser.add_argument(_flag(name), dest=name, nargs="?", const="", help=argparse.SUPPRESS)
 
 
 def add_options(
@@ -137,7 +135,13 @@ def boolean_flags(*kinds: Kind) -> frozenset[str]:
 
 
 def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str, str]) -> S:
-    """Make a struct from flags, else variables, else defaults. Raises UsageError, naming the flag and its bounds."""
+    """Make a struct from flags, else variables, else defaults. Raises UsageError, naming the flag and its bounds, or what to
+    use instead of a removed flag."""
+    if kind is ModelConfig:
+        for name, advice in RETIRED.items():
+            text, source = _lookup(name, flags, environment)
+            if text is not None:
+                raise UsageError(f"{source} was removed: {advice}")
     values: dict[str, Any] = {}
     for field, plain, meta in fields_of(kind):
         text, source = _lookup(field.name, flags, environment)
@@ -155,13 +159,8 @@ def from_flags(kind: type[S], flags: Mapping[str, Any], environment: Mapping[str
 
 
 def outdated(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """Return a warning for each name in use that is deprecated or removed."""
-    sources = {name: _lookup(name, flags, environment) for name in RETIRED}
-    warnings = [
-        f"{used} is gone: {RETIRED[name]}"
-        for name, (text, used) in sources.items()
-        if text is not None
-    ]
+    """Return a warning for each name in use that is deprecated."""
+    warnings = list[str]()
     for field, _, meta in (row for kind in SETTINGS for row in fields_of(kind)):
         alias = _alias(meta)
         text, source = (None, "") if alias is None else _lookup(alias, flags, environment)

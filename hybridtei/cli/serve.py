@@ -16,7 +16,6 @@ import msgspec
 from hybridtei.cli.flags import (
     Commands,
     add_flags,
-    add_retired,
     is_set,
     new_parser,
     outdated,
@@ -49,7 +48,6 @@ def add_serve_flags(parser: argparse.ArgumentParser, *, as_tei: bool = False) ->
     add_flags(
         parser, (ModelConfig, EngineConfig, ServerConfig, StoreConfig), repeatable=("model_id",)
     )
-    add_retired(parser)
     parser.set_defaults(run=run, as_tei=as_tei)
 
 

@@ -20,6 +20,7 @@ from hybridtei import __version__
 from hybridtei.client import AsyncClient
 from hybridtei.errors import HybridTeiError
 from hybridtei.retrieval.search.options import Mode
+from hybridtei.retrieval.store.query import MAX_FILTER_BYTES
 from hybridtei.system.own_loop import started
 
 MAX_CALLS = 32  # running or waiting for the server
@@ -98,6 +99,7 @@ class CollectionTools:
     async def _find(
         self, query: str, limit: int, conditions: dict[str, Any] | None, mode: Mode | None
     ) -> dict[str, Any]:
+        _check_size("`filter`", conditions, MAX_FILTER_BYTES)
         found = await self._client.search(
             self._collection, query, filter=conditions, limit=limit, mode=mode, highlights=True
         )

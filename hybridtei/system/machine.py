@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from hybridtei.errors import LoadError
+from hybridtei.errors import LoadError, UnsafeFile
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # cgroup v2: "<microseconds> <period>", or "max <period>"
 QUOTA_V1 = (
@@ -88,30 +88,6 @@ def _affinity() -> Collection[int]:
     )
 
 
-ALL = "all"
-MAX_REPLICAS = 64
-
-
-def cuda_devices(setting: str | None, count: int) -> list[str]:
-    """Return torch's names of the devices, one a replica; without a setting the first. `count`: the number of GPUs, at least 1.
-
-    Raises LoadError, naming what is wrong.
-    """
-    if setting is None:
-        return ["cuda:0"]
-    if setting == ALL:
-        return [f"cuda:{number}" for number in range(count)]
-    numbers = [part.strip() for part in setting.split(",")]
-    for number in numbers:
-        if not (number.isascii() and number.isdecimal() and int(number) < count):
-            raise LoadError(
-                f"`cuda-devices` is {setting!r}: it should name numbers from 0 to {count - 1}, or be {ALL!r}"
-            )
-    if len(numbers) > MAX_REPLICAS:
-        raise LoadError(f"`cuda-devices` names {len(numbers)} replicas, more than {MAX_REPLICAS}")
-    return [f"cuda:{int(number)}" for number in numbers]
-
-
 class LaneKind(StrEnum):
     """The requests that a lane takes: short ones, or all others."""
 
@@ -159,6 +135,82 @@ def private_folder(folder: Path) -> Path:
             f"{folder} is not a private folder of this user (`chmod 700 {folder}` where it is yours)"
         )
     return folder
+
+
+def open_own(folder: Path, name: str, flags: int) -> int:
+    """Open a file below a folder that a stranger may have filled, such as an unpacked archive. Return its descriptor.
+
+    `flags`: those of `os.open` without O_TRUNC, which would come before the checks. The folder itself may be a link.
+    Raises UnsafeFile if the file or a folder on the way to it fails `check_own`, OSError.
+    """
+    check_own(folder, follow_links=True)
+    path = folder
+    for part in Path(name).parts[:-1]:
+        path /= part
+        check_own(path)
+    path = folder / name
+    try:
+        # O_NONBLOCK: opening a named pipe does not wait for its other end.
+        file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError:
+        with suppress(FileNotFoundError):
+            check_own(path)
+        raise
+    try:
+        _check_status(path, os.fstat(file))
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def check_own(path: Path, *, follow_links: bool = False) -> None:
+    """Raises UnsafeFile unless this is a folder or a file of one name that belongs to this user or root; OSError."""
+    _check_status(path, path.stat(follow_symlinks=follow_links))
+
+
+def check_own_tree(folder: Path) -> None:
+    """Raises UnsafeFile if anything in the folder, or itself, fails `check_own`; OSError."""
+    check_own(folder)
+    for home, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):
+                check_own(Path(home, name))
+
+
+def is_own_alone(folder: Path) -> bool:
+    """True if only this user and root may write to an existing folder, so that its files prove something."""
+    try:
+        check_own(folder, follow_links=True)
+        return not folder.stat().st_mode & 0o022
+    except OSError:
+        return False
+
+
+def is_same_file(path: Path, descriptor: int) -> bool:
+    """True if the path leads to the open file or folder of this descriptor."""
+    try:
+        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _check_status(path: Path, status: os.stat_result) -> None:
+    is_file = stat.S_ISREG(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        fault = "is a link"
+    elif not is_file and not stat.S_ISDIR(status.st_mode):
+        fault = "is neither a file nor a folder"
+    elif is_file and status.st_nlink > 1:
+        fault = "has several names (hard links)"
+    elif status.st_uid not in (os.geteuid(), 0):
+        fault = f"belongs to another user ({status.st_uid})"
+    else:
+        return
+    raise UnsafeFile(
+        f"{path} {fault}, so it was not opened: it may have come with somebody else's files; remove it, or choose "
+        "another folder"
+    )
 
 
 @contextmanager

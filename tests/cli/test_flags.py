@@ -1,6 +1,7 @@
 """Settings from flags over environment over defaults."""
 
 import argparse
+import re
 import socket
 from typing import Any, Literal, get_args, get_origin
 
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from hybridtei.cli.flags import (
     RETIRED,
     add_flags,
-    add_retired,
     boolean_flags,
     from_flags,
     group_of,
@@ -226,15 +226,15 @@ def test_the_older_name_of_the_token():
 
 
 @pytest.mark.parametrize("name", RETIRED)
-def test_a_flag_or_variable_that_is_gone_says_what_to_use(name):
-    parser = argparse.ArgumentParser()
-    add_retired(parser)
+def test_a_flag_or_variable_that_was_removed_is_refused_with_what_to_use(name):
     flag = f"--{name.replace('_', '-')}"
-    for words in ([flag], [flag, "http://old:8080"]):
-        assert outdated(vars(parser.parse_args(words)), {}) == [f"{flag} is gone: {RETIRED[name]}"]
-    assert outdated(vars(parser.parse_args([])), {name.upper(): "1"}) == [
-        f"{name.upper()} is gone: {RETIRED[name]}"
-    ]
+    for words, variables, source in (
+        ([flag], {}, flag),
+        ([flag, "http://old:8080"], {}, flag),
+        ([], {name.upper(): "1"}, name.upper()),
+    ):
+        with pytest.raises(UsageError, match=re.escape(f"{source} was removed: {RETIRED[name]}")):
+            settings(ModelConfig, *words, **variables)
 
 
 @pytest.mark.parametrize(

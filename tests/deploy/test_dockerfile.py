@@ -8,7 +8,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from deploy.dockerfile import expand, lineage, needed, parse
 from hybridtei.config import ServerConfig
@@ -19,8 +18,17 @@ from tests.server.live import HANG, serving
 STAGES = parse((ROOT / "Dockerfile").read_text())
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FINAL = ("cpu", "cuda")
-TRITON_NEEDS = ("apt-get", "gcc")  # to build what torch.compile makes
-COMPILERS = (*TRITON_NEEDS, "g++", "build-essential", "clang", "cargo", "rustc", "cmake", "ninja")
+COMPILERS = (
+    "apt-get",
+    "gcc",
+    "g++",
+    "build-essential",
+    "clang",
+    "cargo",
+    "rustc",
+    "cmake",
+    "ninja",
+)
 
 
 def last(target: str, keyword: str) -> list[str]:
@@ -128,9 +136,7 @@ def test_what_is_taken_from_a_stage_was_made_there(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", FINAL)
-def test_the_final_layers_have_a_user_without_rights_and_a_compiler_for_triton_alone(
-    target: str,
-) -> None:
+def test_the_final_layers_have_a_user_without_rights_and_no_compiler(target: str) -> None:
     user = [each for stage in lineage(STAGES, target) for each in stage.all("USER")][-1].arguments
     assert user == "10001:10001"
     assert STAGES[target].instructions[-1].keyword == "USER"
@@ -138,38 +144,7 @@ def test_the_final_layers_have_a_user_without_rights_and_a_compiler_for_triton_a
         each.arguments for stage in lineage(STAGES, target) for each in stage.all("RUN")
     )
     assert "--uid 10001" in runs
-    assert [name for name in COMPILERS if name in runs.replace("--", " ").split()] == [
-        *(TRITON_NEEDS if target == "cuda" else ())
-    ]
-
-
-def test_what_is_compiled_for_a_gpu_is_kept_where_the_user_may_write_on_a_read_only_system() -> (
-    None
-):
-    """And where libraries may be loaded from: not on compose's tmpfs."""
-    caches = [
-        Path(environment("cuda")[name]) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-    ]
-    (volume,) = {
-        each.arguments for stage in lineage(STAGES, "cuda") for each in stage.all("VOLUME")
-    }
-    assert "install -d -o 10001 -g 10001 /data" in " ".join(
-        each.arguments for each in STAGES["runtime"].all("RUN")
-    )
-    assert all(cache.is_relative_to(volume) for cache in caches)
-    compose = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"][
-        "hybridtei-cuda"
-    ]
-    [deployment] = [
-        one
-        for one in yaml.safe_load_all((ROOT / "deploy/kubernetes/base/deployment.yaml").read_text())
-        if one["kind"] == "Deployment"
-    ]
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    assert compose["read_only"]
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    assert volume in [mount.split(":")[1] for mount in compose["volumes"]]
-    assert volume in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert not set(COMPILERS) & set(runs.replace("--", " ").split())
 
 
 @pytest.mark.parametrize("target", FINAL)

@@ -1,4 +1,5 @@
-"""Every metric that the dashboard, the alerts and the autoscaler name is one that a server tells; and their forms are right."""
+"""The words of labels that the dashboard and the alerts look for, and the forms of their files. `tests/test_names.py` checks the
+names of metrics and labels."""
 
 import json
 import re
@@ -11,17 +12,13 @@ import pytest
 import yaml
 
 from deploy.render import render
-from hybridtei.retrieval.store.collection import CollectionSchemas
 from tests.deploy.command_line import DEPLOY
-from tests.retrieval.store.memory_store import MemoryStore
-from tests.server.live import HANG, VALID, serving
+from tests.server.live import HANG
 
 COMPOSE = DEPLOY / "compose"
 DASHBOARD: dict[str, Any] = json.loads((COMPOSE / "grafana/dashboards/hybridtei.json").read_text())
 GROUPS = yaml.safe_load((COMPOSE / "alerts.yaml").read_text())["groups"]
 ALERTS = {rule["alert"]: rule["expr"] for group in GROUPS for rule in group["rules"]}
-METRIC = re.compile(r"\b((?:te|hybridtei)_\w+)")
-LABEL = re.compile(r'(\w+)(?:=~|!=|=)"')
 EXPRESSIONS = [
     *(target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())),
     DASHBOARD["templating"]["list"][1]["query"]["query"],
@@ -40,44 +37,6 @@ EXPRESSIONS = [
         for metric in manifest["spec"]["metrics"]
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def told() -> dict[str, set[str]]:
-    """Names of series -> their labels, as a server tells them that had an answer, a refusal, a cache and a store."""
-    stored = CollectionSchemas(MemoryStore())
-    with serving(
-        engine={"embedding_cache_mb": 1}, server={"api_key": "a-key"}, schemas=stored
-    ) as server:
-        server.client.headers["authorization"] = "Bearer a-key"
-        for _ in range(2):
-            server.post("/embed_hybrid", VALID)
-        server.post("/embed", {"inputs": ["a"] * 33})
-        server.post("/embed", {"inputs": []})
-        text = server.get("/metrics").text
-    names: dict[str, set[str]] = {}
-    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE):
-        for suffix in ("_bucket", "_sum", "_count") if kind == "histogram" else ("",):
-            names[name + suffix] = set()
-    for name, labels in re.findall(r"^(\w+)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
-        names[name] |= set(LABEL.findall(labels))
-    return names
-
-
-def test_every_metric_is_told(told: dict[str, set[str]]) -> None:
-    named = {name for expression in EXPRESSIONS for name in METRIC.findall(expression)}
-    assert named
-    assert named <= set(told), named - set(told)
-
-
-def test_every_label_is_one_that_the_series_has(told: dict[str, set[str]]) -> None:
-    of_scrapes = {"instance", "job", "namespace", "pod", "le"}
-    for expression in EXPRESSIONS:
-        for name, labels in re.findall(r"((?:te|hybridtei)_\w+)\{([^}]*)\}", expression):
-            assert set(LABEL.findall(labels)) <= told[name] | of_scrapes, expression
-        series = set().union(*(told[name] for name in METRIC.findall(expression))) | of_scrapes
-        for labels in re.findall(r"\bby \(([^)]*)\)", expression):
-            assert {label.strip() for label in labels.split(",")} <= series, expression
 
 
 def test_failures_have_the_words_that_alerts_look_for() -> None:

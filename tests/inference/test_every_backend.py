@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.encoder import Encoder
@@ -16,10 +15,14 @@ from hybridtei.models.checkpoint.spec import read_spec
 from hybridtei.outputs import Embeddings
 from tests import tolerances, vocabulary
 from tests.inference.backends.graph.test_int8 import LOOSE
+from tests.precisions import runs_here
 
 EVERYTHING = ("dense", "sparse", "multivector", "tokens")
 COMBINATIONS = [
-    (name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes if dtype != "fp8"
+    (name, dtype)
+    for name, dtypes in DTYPES.items()
+    for dtype in dtypes
+    if dtype != "fp8" and runs_here(name, dtype)
 ]
 TEXTS = vocabulary.texts(64)
 BAD: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -71,23 +74,11 @@ def reference(folder: Path) -> Embeddings:
 @pytest.fixture(scope="module", params=COMBINATIONS, ids="-".join)
 def encoder(request: pytest.FixtureRequest, folder: Path) -> Iterator[Encoder]:
     name, dtype = request.param
-    if name == "openvino" and find_spec("openvino") is None:
-        pytest.skip("openvino is not installed")
-    if (name, dtype) == ("openvino", "bfloat16") and not has_bfloat16():
-        pytest.skip("this processor has no bfloat16")
-    if dtype == "float16" and not torch.cuda.is_available():
-        pytest.skip("float16 is for GPUs")
     assert why_not(name, dtype, read_spec(folder)) is None
     loaded = Encoder.load(config=ModelConfig(model_id=str(folder), backend=name, dtype=dtype))
     assert (loaded.backend_name, loaded.dtype) == (name, dtype)
     yield loaded
     loaded.close()
-
-
-def has_bfloat16() -> bool:
-    import openvino
-
-    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def assert_close(one: Embeddings, other: Embeddings, dtype: str) -> None:

@@ -1,31 +1,21 @@
-"""The engine's interface of a loaded model: ids -> arrays, without text, request or clock.
-
-Several replicas of a model, on several GPUs or on one, form one backend with the lanes of all. Each batch goes to the replica
-with the least work. A replica whose device is lost gets no more batches; the backend is lost with its last replica. The batch
-that ran on a lost device is not tried on another, since it may have broken the device.
-"""
+"""The engine's interface of a loaded model: ids -> arrays, without text, request or clock."""
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, gather_index, offsets_of, pack
-from hybridtei.errors import BackendError, DeviceLost
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 
 if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec
-
-log = logging.getLogger(__name__)
 
 
 class Backend:
@@ -109,27 +99,27 @@ def made_up(
     )
 
 
-class Several(Backend):
-    """A `Backend` made of at least one other. The same lanes call all of them."""
+class Routed(Backend):
+    """Two models with a common vector space, chosen by `Encoding.route`: one reads documents, a smaller one queries. A batch
+    with both takes two passes. The same lanes call both. Source: the Router of sentence-transformers."""
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
+    def __init__(self, spec: ModelSpec, backends: Sequence[Backend]) -> None:
+        super().__init__(spec)
         first = backends[0]
-        super().__init__(first.spec)
-        self.backends, self.lanes = backends, first.lanes
-        self.name, self.dtype, self.padding, self.busy_tokens = (
-            first.name,
-            first.dtype,
-            first.padding,
-            first.busy_tokens,
-        )
+        self.backends = backends
+        self.name = first.name
+        self.dtype = first.dtype
+        self.padding = first.padding
+        self.busy_tokens = first.busy_tokens
+        self.lanes = first.lanes
+        self.fills_cores = all(backend.fills_cores for backend in backends)
 
     @property
     def forwards(self) -> int:
-        """The passes of all backends."""
+        """The passes of both."""
         return sum(backend.forwards for backend in self.backends)
 
     def enter_lane(self, kind: LaneKind) -> None:
-        """Enter all backends, since a lane may call any of them."""
         for backend in self.backends:
             backend.enter_lane(kind)
 
@@ -140,82 +130,6 @@ class Several(Backend):
     def close(self) -> None:
         for backend in self.backends:
             backend.close()
-
-
-@dataclass(eq=False, slots=True)
-class Replica:
-    """A backend with `running`, the tokens of its running batches, and `served`, the tokens of all its batches, for ties."""
-
-    backend: Backend
-    running: int = 0
-    served: int = 0
-    lost: bool = False
-
-
-class Replicas(Several):
-    """Backends that differ only in their device."""
-
-    def __init__(self, backends: Sequence[Backend]) -> None:
-        super().__init__(backends)
-        first = backends[0]
-        self.lanes: tuple[LaneKind, ...] = sum((backend.lanes for backend in backends), ())
-        self.ahead = sum(backend.ahead for backend in backends)
-        self.fills_cores = len(backends) == 1 and first.fills_cores
-        self.shares_prefixes = first.shares_prefixes
-        self.replicas = [Replica(backend) for backend in backends]
-        self._lock = threading.Lock()
-
-    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        """Raises the errors of `Backend.forward`, and DeviceLost if no replica is left."""
-        replica = self._take(len(batch.input_ids))
-        try:
-            return replica.backend.forward(batch, use_all_cores=use_all_cores)
-        except DeviceLost as error:
-            raise self._without(replica, error) from error
-        finally:
-            with self._lock:
-                replica.running -= len(batch.input_ids)
-
-    def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
-        """The largest pass of the replica with the least memory. Replicas on one device share its memory. Raises LoadError."""
-        devices = [
-            str(getattr(replica.backend, "device", place))
-            for place, replica in enumerate(self.replicas)
-        ]
-        beside = Counter(devices)
-        for device, replica in zip(devices, self.replicas, strict=True):
-            limit = replica.backend.max_tokens(limit, longest, fraction, sharing * beside[device])
-        return limit
-
-    def _take(self, tokens: int) -> Replica:
-        """Take the replica with the fewest running tokens; of equals, the one with the fewest served tokens."""
-        with self._lock:
-            able = [replica for replica in self.replicas if not replica.lost]
-            if not able:
-                raise DeviceLost("no device answers any more; a restart is needed")
-            chosen = min(able, key=lambda replica: (replica.running, replica.served))
-            chosen.running += tokens
-            chosen.served += tokens
-            return chosen
-
-    def _without(self, replica: Replica, error: DeviceLost) -> BackendError:
-        with self._lock:
-            replica.lost = True
-            left = sum(not other.lost for other in self.replicas)
-        if not left:
-            return error
-        log.critical("a device is lost, %d are left: %s", left, error)
-        return BackendError(str(error))
-
-
-class Routed(Several):
-    """Two models with a common vector space, chosen by `Encoding.route`: one reads documents, a smaller one queries. A batch
-    with both takes two passes. Source: the Router of sentence-transformers."""
-
-    def __init__(self, spec: ModelSpec, backends: Sequence[Backend]) -> None:
-        super().__init__(backends)
-        self.spec = spec
-        self.fills_cores = all(one.fills_cores for one in backends)
 
     def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
         if batch.routes is None:
@@ -234,13 +148,9 @@ class Routed(Several):
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
         """The two models share the free memory."""
-        for one in self.backends:
-            limit = one.max_tokens(
-                limit,
-                min(longest, one.spec.max_input_length),
-                fraction,
-                sharing * len(self.backends),
-            )
+        for backend in self.backends:
+            longest_input = min(longest, backend.spec.max_input_length)
+            limit = backend.max_tokens(limit, longest_input, fraction, sharing * len(self.backends))
         return limit
 
 

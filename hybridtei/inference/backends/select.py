@@ -14,14 +14,13 @@ from pathlib import Path
 
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.inference.backends.base import Backend, Replicas, Routed
+from hybridtei.inference.backends.base import Backend, Routed
 from hybridtei.inference.backends.graph.onnx_files import find_own_graph
 from hybridtei.inference.backends.graph.ops import family_graph
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.models.checkpoint.contents import has_readable, no_weights
 from hybridtei.models.checkpoint.spec import STATIC_TYPE, ModelSpec
 from hybridtei.models.checkpoint.weights import Weights, has_weights
-from hybridtei.system.machine import cuda_devices
 
 log = logging.getLogger(__name__)
 
@@ -74,13 +73,7 @@ def open_backend(config: ModelConfig, spec: ModelSpec, *, bulk_niceness: int = 0
     if fault is not None:
         log.log(logging.WARNING if NVIDIA.exists() else logging.INFO, "no GPU is used: %s", fault)
     failure: LoadError | None = None
-    able = choices(config, spec)
-    if config.torch_compile and able[0].name != "torch":
-        raise LoadError(
-            f"{spec.folder}: --torch-compile is for the torch backend, and the model runs on {able[0].name} here "
-            f"({able[0].why}): give --backend torch, or leave it out"
-        )
-    for choice in able:
+    for choice in choices(config, spec):
         try:
             backend = _OPENERS[choice.name](config, spec, choice.dtype, bulk_niceness)
         except LoadError as error:
@@ -227,39 +220,15 @@ def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -
 
 
 def _torch(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -> Backend:
-    devices = _devices(config)
-    if len(devices) == 1:
-        return _torch_on(devices[0], config, spec, dtype)
-    log.info("a replica of the model on each of %s", ", ".join(devices))
-    return Replicas([_torch_on(device, config, spec, dtype) for device in devices])
-
-
-def _torch_on(device: str, config: ModelConfig, spec: ModelSpec, dtype: str) -> Backend:
     from hybridtei.inference.backends.torch.backend import TorchBackend
     from hybridtei.inference.backends.torch.fp8 import open_fp8
 
+    device = "cpu" if no_gpu() else "cuda:0"
     if dtype == "fp8":
-        backend = open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code)
-    else:
-        backend = TorchBackend(
-            spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
-        )
-    if config.torch_compile:
-        from hybridtei.inference.backends.torch.compiling import compile_trunk
-
-        compile_trunk(backend)
-    return backend
-
-
-def _devices(config: ModelConfig) -> list[str]:
-    fault = no_gpu()
-    if fault is None:
-        import torch
-
-        return cuda_devices(config.cuda_devices, torch.cuda.device_count())
-    if config.cuda_devices is not None:
-        raise LoadError(f"`cuda-devices` is {config.cuda_devices!r}, and {fault}")
-    return ["cpu"]
+        return open_fp8(spec, device=device, trust_remote_code=config.trust_remote_code)
+    return TorchBackend(
+        spec, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
+    )
 
 
 _OPENERS: Mapping[str, Callable[[ModelConfig, ModelSpec, str, int], Backend]] = {

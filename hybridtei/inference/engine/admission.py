@@ -1,10 +1,11 @@
 """Bounds the number of inputs inside (`Admission`) and their time (`Deadlines`).
 
-Over HTTP a request without a free permit is refused at once. Over gRPC, streams and reranking wait, and carry permits into the
-tasks that they start, so that the same handlers serve both.
+Over HTTP a request without a free permit is refused at once. Over gRPC, streams and reranking wait,
+and carry permits into the tasks that they start, so that the same handlers serve both.
 
-A request of many inputs runs in several turns with the same permits, and a waiting stream may have endless messages. A few of
-these could hold all permits for minutes, so they leave a share of the permits to requests of one turn, such as queries.
+A request of many inputs runs in several turns with the same permits, and a waiting stream may have
+endless messages. A few of these could hold all permits for minutes, so they leave a share of the
+permits to requests of one turn, such as queries.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -32,14 +33,16 @@ GATHERERS = 16  # 1 / SHARE of the permits may go to calls that still read their
 
 
 def permits_for(permits: int, backend: Backend, budget_tokens: int) -> int:
-    """Return the default number of permits for a backend: `permits`, or on a GPU the number of texts of `SHORT_TOKENS` in all
-    concurrent passes. With fewer permits, passes of short texts would not reach their budget of tokens."""
+    """Return the default number of permits for a backend: `permits`, or on a GPU the number of
+    texts of `SHORT_TOKENS` in all concurrent passes. With fewer permits, passes of short texts
+    would not reach their budget of tokens."""
     passes = len(backend.lanes) + backend.ahead if backend.ahead else 0
     return max(permits, passes * budget_tokens // SHORT_TOKENS)
 
 
 def max_of_turns(permits: int) -> int:
-    """Return how many of `permits` all requests of several turns, and all waiting callers, may hold together."""
+    """Return how many of `permits` all requests of several turns, and all waiting callers, may hold
+    together."""
     return max(1, permits - permits // SHARE_LEFT)
 
 
@@ -51,8 +54,9 @@ MAX_ANSWER_NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of a request of `inputs` inputs: at most `chunk` inputs a chunk, and `at_once` chunks at once. It holds
-    `permits` permits from before the first chunk until after the last. `max_numbers`: in the answer."""
+    """The bounds of a request of `inputs` inputs: at most `chunk` inputs a chunk, and `at_once`
+    chunks at once. It holds `permits` permits from before the first chunk until after the last.
+    `max_numbers`: in the answer."""
 
     inputs: int
     chunk: int
@@ -72,9 +76,9 @@ class Bounds:
 
     @classmethod
     def of(cls, inputs: int, *, largest: int, permits: int) -> Self:
-        """Return bounds for more inputs than the `largest` allowed request. `permits`, the total, may be fewer. As many inputs
-        are inside as in `MAX_CHUNKS_AT_ONCE` ordinary requests. The answer grows with the request, so it is bounded too.
-        """
+        """Return bounds for more inputs than the `largest` allowed request. `permits`, the total,
+        may be fewer. As many inputs are inside as in `MAX_CHUNKS_AT_ONCE` ordinary requests. The
+        answer grows with the request, so it is bounded too."""
         if inputs <= min(largest, permits):
             return cls(inputs, max(inputs, 1), 1, inputs, MAX_ANSWER_NUMBERS)
         available = max_of_turns(permits)
@@ -83,12 +87,14 @@ class Bounds:
         return cls(inputs, chunk, at_once, min(inputs, chunk * at_once), MAX_ANSWER_NUMBERS)
 
     def in_chunks(self, chunk: int) -> Self:
-        """Return bounds with the same permits and another chunk size, for tasks whose inputs cost less than their permits."""
+        """Return bounds with the same permits and another chunk size, for tasks whose inputs cost
+        less than their permits."""
         return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
 
 
 class _Inside:
-    """Holds permits while a block runs. A class, since every request enters one and a generator is slower."""
+    """Holds permits while a block runs. A class, since every request enters one and a generator is
+    slower."""
 
     __slots__ = ("_admission", "_inputs", "_taken", "_turns")
 
@@ -126,8 +132,9 @@ class Admission:
         return len(self._waiting)
 
     def inside(self, inputs: int, *, turns: bool = False) -> _Inside:
-        """A context that holds one permit an input. `turns`: for several turns. Raises Overloaded on entry, with no effect, if
-        too few are free. A caller that carries enough permits takes none."""
+        """A context that holds one permit an input. `turns`: for several turns. Raises Overloaded
+        on entry, with no effect, if too few are free. A caller that carries enough permits takes
+        none."""
         return _Inside(self, inputs, turns)
 
     def take_or_refuse(self, inputs: int, *, turns: bool = False) -> int:
@@ -141,9 +148,11 @@ class Admission:
         return inputs
 
     async def wait(self, inputs: int) -> int:
-        """Wait for one permit an input. Return the number taken, at most what waiting callers may hold.
+        """Wait for one permit an input. Return the number taken, at most what waiting callers may
+        hold.
 
-        First come, first served: the first waiting caller collects all permits that others give back.
+        First come, first served: the first waiting caller collects all permits that others give
+        back.
         """
         inputs = min(inputs, self.permits - self._left)
         waiter = _Waiter(inputs, asyncio.get_running_loop().create_future())
@@ -176,7 +185,8 @@ class Admission:
 
     @contextmanager
     def carrying(self, inputs: int) -> Iterator[None]:
-        """A context in which this number of inputs, also in tasks started inside, needs no further permits."""
+        """A context in which this number of inputs, also in tasks started inside, needs no further
+        permits."""
         before = _carried.set((self, inputs))
         try:
             yield
@@ -202,63 +212,79 @@ _carried: ContextVar[tuple[Admission | None, int]] = ContextVar(
 
 
 @dataclass(eq=False, slots=True)
-class _Running:
-    """A task, its deadline, and the number of its earlier cancellations."""
+class _Limited:
+    """A context whose task is cancelled at the deadline, and then raises TimedOut. `cancelling`:
+    its earlier cancellations."""
 
+    deadlines: Deadlines
     task: asyncio.Task[Any]
     deadline: float
     cancelling: int
     late: bool = False
 
+    def __enter__(self) -> None:
+        deadlines = self.deadlines
+        deadlines.running[self] = None
+        if deadlines.timer is None:
+            deadlines.timer = asyncio.get_running_loop().call_later(
+                deadlines.seconds, deadlines.look
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        deadlines = self.deadlines
+        deadlines.running.pop(self, None)
+        if self.late and kind is asyncio.CancelledError and self.task.uncancel() <= self.cancelling:
+            seconds = f"{deadlines.seconds:g}"
+            raise TimedOut(
+                f"no answer within {seconds} seconds (request-timeout): try again later"
+            ) from None
+
 
 class Deadlines:
-    """Bounds each piece of work to `seconds` of `clock`; 0: no bound. Used from one event loop's thread.
+    """Bounds each piece of work to `seconds` of `clock`; 0: no bound. Used from one event loop's
+    thread.
 
-    `asyncio.timeout` would make and cancel a timer per request, which costs as much as tokenising a short text. All work has
-    the same bound, so a single timer for the oldest work suffices.
+    `asyncio.timeout` would make and cancel a timer per request, which costs as much as tokenising a
+    short text. All work has the same bound, so a single timer for the oldest work suffices.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._clock = clock
-        self._running: dict[_Running, None] = {}  # in order of their starts
-        self._timer: asyncio.TimerHandle | None = None
+        self.running: dict[_Limited, None] = {}  # in order of their starts
+        self.timer: asyncio.TimerHandle | None = None
+
+    def limit(self) -> AbstractContextManager[None]:
+        """A context that raises TimedOut at the deadline, after the work within has ended by
+        cancellation."""
+        task = asyncio.current_task()
+        if not self.seconds or task is None:
+            return UNLIMITED
+        return _Limited(self, task, self._clock() + self.seconds, task.cancelling())
 
     async def within(self, work: Coroutine[Any, Any, T]) -> T:
         """Await the work. At the deadline cancel it, wait for its end, and raise TimedOut."""
-        task = asyncio.current_task()
-        if not self._seconds or task is None:
+        with self.limit():
             return await work
-        running = _Running(task, self._clock() + self._seconds, task.cancelling())
-        self._running[running] = None
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if running.late and task.uncancel() <= running.cancelling:
-                raise TimedOut(
-                    f"no answer within {self._seconds:g} seconds (request-timeout): try again later"
-                ) from None
-            raise
-        finally:
-            self._running.pop(running, None)
 
     def close(self) -> None:
         """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._running.clear()
+        if self.timer is not None:
+            self.timer.cancel()
+        self.running.clear()
 
-    def _look(self) -> None:
-        self._timer = None
+    def look(self) -> None:
+        self.timer = None
         now = self._clock()
-        for running in [*self._running]:
-            if running.deadline > now:
-                self._timer = asyncio.get_running_loop().call_later(
-                    running.deadline - now, self._look
-                )
+        for work in [*self.running]:
+            if work.deadline > now:
+                self.timer = asyncio.get_running_loop().call_later(work.deadline - now, self.look)
                 return
-            del self._running[running]
-            running.late = True
-            running.task.cancel()
+            del self.running[work]
+            work.late = True
+            work.task.cancel()
+
+
+UNLIMITED = nullcontext()

@@ -163,9 +163,10 @@ class Device:
 
     def added(self, instance: ModelInstance) -> None:
         """Wake a lane for sequences added to a model's queue. The caller holds the lock."""
-        for kind, condition in self._work.items():
-            if instance.core.waiting(kind):
-                condition.notify()
+        if instance.core.waiting_tokens:
+            for kind, condition in self._work.items():
+                if instance.core.waiting(kind):
+                    condition.notify()
 
     def _thread(self, kind: LaneKind, name: str) -> threading.Thread:
         return threading.Thread(target=self._lane, args=(kind,), name=name, daemon=True)
@@ -193,8 +194,10 @@ class Device:
         with self.lock:
             while True:
                 now = perf_counter_ns()
-                waiting = [instance for instance in self._instances if len(instance.core)]
-                for instance in sorted(waiting, key=lambda instance: instance.served_tokens):
+                waiting = [instance for instance in self._instances if instance.core.waiting_tokens]
+                if len(waiting) > 1:
+                    waiting.sort(key=lambda instance: instance.served_tokens)
+                for instance in waiting:
                     batch = instance.core.take(now, kind, device_idle=self._others_idle(instance))
                     if batch is not None:
                         instance.on_take(batch)
@@ -202,9 +205,12 @@ class Device:
                         return instance, batch
                 if self._closing:
                     return None
-                self._wake_others(kind, waiting)
-                kept = any(instance.core.waiting(kind) for instance in waiting)
-                self._work[kind].wait(LOOK_SECONDS if kept else None)
+                seconds = None
+                if waiting:
+                    self._wake_others(kind, waiting)
+                    if any(instance.core.waiting(kind) for instance in waiting):
+                        seconds = LOOK_SECONDS
+                self._work[kind].wait(seconds)
 
     def _wake_others(self, kind: LaneKind, waiting: Sequence[ModelInstance]) -> None:
         """Wake the other lanes: the request that blocked them may have been cancelled."""
@@ -213,16 +219,17 @@ class Device:
                 condition.notify()
 
     def _others_idle(self, instance: ModelInstance) -> bool:
+        if len(self._instances) == 1:
+            return True
         others = (other for other in self._instances if other is not instance)
         return not any(other.running or len(other.core) for other in others)
 
     def _account(self, instance: ModelInstance, batch: EngineBatch) -> None:
-        busy = [
-            other.served_tokens
-            for other in self._instances
-            if other is not instance and (other.running or len(other.core))
-        ]
-        instance.served_tokens = max(instance.served_tokens, min(busy, default=0)) + batch.tokens
+        if len(self._instances) > 1:
+            others = [other for other in self._instances if other is not instance]
+            busy = [other.served_tokens for other in others if other.running or len(other.core)]
+            instance.served_tokens = max(instance.served_tokens, min(busy, default=0))
+        instance.served_tokens += batch.tokens
         instance.running += 1
         self.added(
             instance

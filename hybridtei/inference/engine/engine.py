@@ -30,10 +30,13 @@ from hybridtei.system.metrics import Registry, powers_of_two
 class BatchMetrics:
     """Counters of batches, under TEI's names, and of passes, lanes and saved work, under ours. `core`: the queue."""
 
-    def __init__(self, registry: Registry, core: EngineCore) -> None:
+    def __init__(
+        self, registry: Registry, core: EngineCore, cache: ResultCache | None = None
+    ) -> None:
         self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
         self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
         self.forwards = registry.counter("hybridtei_forward_passes_total")
+        self._pass = self.forwards.of()
         batches, tokens = (
             registry.counter("hybridtei_lane_batches_total"),
             registry.counter("hybridtei_lane_tokens_total"),
@@ -48,11 +51,11 @@ class BatchMetrics:
         self.dropped = registry.counter(
             "hybridtei_dropped_requests_total"
         )  # requests cancelled while they waited for a pass
-        self.shared = registry.counter(
-            "hybridtei_shared_inputs_total"
-        )  # sequences identical to a waiting one
-        self.cache_hits = registry.counter("hybridtei_cache_hits_total")
-        self.cache_misses = registry.counter("hybridtei_cache_misses_total")
+        registry.counted("hybridtei_shared_inputs_total", lambda: core.shared)
+        registry.counted("hybridtei_cache_hits_total", lambda: 0 if cache is None else cache.hits)
+        registry.counted(
+            "hybridtei_cache_misses_total", lambda: 0 if cache is None else cache.misses
+        )
         self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
 
     def taken(self, batch: EngineBatch, budget_tokens: int) -> None:
@@ -64,16 +67,7 @@ class BatchMetrics:
         self.fill.observe(tokens / budget_tokens)
         self.size.observe(len(batch.rows))
         self.tokens.observe(tokens)
-        self.forwards.add()
-
-    def saved(self, core: EngineCore, cache: ResultCache | None) -> None:
-        """Count the work saved so far."""
-        if core.shared > self.shared.value():
-            self.shared.add(core.shared - self.shared.value())
-        if cache is not None:
-            self.cache_hits.add(cache.hits - self.cache_hits.value())
-            self.cache_misses.add(cache.misses - self.cache_misses.value())
-            self.cache_bytes.set(cache.bytes)
+        self._pass()
 
 
 class EngineClient(Protocol):
@@ -107,7 +101,7 @@ class Engine:
         registry: Registry,
         cache: ResultCache | None = None,
     ) -> None:
-        self.metrics = BatchMetrics(registry, core)
+        self.metrics = BatchMetrics(registry, core, cache)
         self._core = core
         self._cache = cache
         self._backend = backend
@@ -155,7 +149,8 @@ class Engine:
             if self._closing or self._device.dead is not None or self._device.stuck:
                 raise Unhealthy
             request = self._core.add(encodings, heads, now_ns)
-            self.metrics.saved(self._core, self._cache)
+            if self._cache is not None:
+                self.metrics.cache_bytes.set(self._cache.bytes)
             if request.done:  # the cache had all of it
                 return request
             request.waiter = (

@@ -67,11 +67,16 @@ class EngineRequest:
         self._missing -= len(places)
 
     def outputs(self) -> HeadOutputs:
-        """Return the outputs of all sequences, in the request's order. Raises the error of a failed batch."""
+        """Return the outputs of all sequences, in the request's order. Raises the error of a failed batch, and NotANumber."""
         if self.error is not None:
             raise self.error
+        if len(self._parts) == 1:
+            (places, outputs), *_ = self._parts
+            if places == list(range(len(places))):
+                return outputs
         places = [place for part, _ in self._parts for place in part]
         joined = HeadOutputs.concat([outputs for _, outputs in self._parts])
+        joined.check_finite()
         if places == list(range(len(places))):
             return joined
         return joined.take(sorted(range(len(places)), key=places.__getitem__))
@@ -145,8 +150,8 @@ def choose(
     `prefix`: the tokens before each sequence that a batch computes once. Padding may cost up to `prefix` more, since another
     batch would compute the prefix again. With the prefix counted for each sequence, a batch has at most `shared_tokens` tokens.
     """
-    if not waiting:
-        return []
+    if len(waiting) < 2:
+        return [*range(len(waiting))]
     order = range(len(waiting))
     by_length = (
         sorted(order, key=lambda i: abs(waiting[i] - waiting[0]))
@@ -188,12 +193,13 @@ class Waiting:
 
     tag: int
     arrived: int  # tokens that have arrived at its queue, including its own
+    tokens: int = field(compare=False)
     encoding: Encoding = field(compare=False)
     key: bytes = field(compare=False)  # the encoding's key
     callers: list[CallerPlace] = field(compare=False)
 
     def __len__(self) -> int:
-        return len(self.encoding)
+        return self.tokens
 
     @property
     def awaited(self) -> bool:
@@ -273,29 +279,35 @@ class FairQueue:
         return len(self._queue)
 
     def add(
-        self, request: EngineRequest, places: Sequence[int], encodings: Sequence[Encoding]
+        self,
+        request: EngineRequest,
+        places: Sequence[int],
+        encodings: Sequence[Encoding],
+        total: int | None = None,
     ) -> None:
-        """Queue some sequences of one request."""
+        """Queue some sequences of one request. `total`: their tokens, if counted."""
         tag = self._virtual_time
+        if total is None:
+            total = sum(len(encodings[place]) for place in places)
         for place in places:
             encoding = encodings[place]
-            key = encoding.key
+            key, tokens = encoding.key, len(encoding)
             waiting = self._by_key.get(key)
             if waiting is not None:
                 waiting.callers.append((request, place))
                 self.shared += 1
-                if tag + len(encoding) >= waiting.tag:
+                if tag + tokens >= waiting.tag:
                     continue  # its tag is low enough already
                 del self._queue[bisect_left(self._queue, waiting)]
-                waiting = replace(waiting, tag=tag + len(encoding))
+                waiting = replace(waiting, tag=tag + tokens)
             else:
-                arrived = self._arrivals.enter(self.kind, len(encoding))
-                waiting = Waiting(tag + len(encoding), arrived, encoding, key, [(request, place)])
-                self.tokens += len(encoding)
+                arrived = self._arrivals.enter(self.kind, tokens)
+                waiting = Waiting(tag + tokens, arrived, tokens, encoding, key, [(request, place)])
+                self.tokens += tokens
             tag = waiting.tag
             insort(self._queue, waiting)
             self._by_key[key] = waiting
-        self._arrivals.opened(request, len(places), sum(len(encodings[place]) for place in places))
+        self._arrivals.opened(request, len(places), total)
 
     def head(self, size: int) -> list[Waiting]:
         """Return the first `size` sequences, after removing those without a waiting request."""
@@ -306,7 +318,10 @@ class FairQueue:
             for (
                 waiting
             ) in head:  # read once, since another thread can cancel requests at any moment
-                (awaited if waiting.awaited else dropped).append(waiting)
+                if waiting.awaited:
+                    awaited.append(waiting)
+                else:
+                    dropped.append(waiting)
             if not dropped:
                 return head
             self._queue[: len(head)] = awaited
@@ -318,7 +333,7 @@ class FairQueue:
         found: list[Waiting] = []
         for waiting in self._by_key.values():
             if waiting.awaited:
-                tokens -= len(waiting)
+                tokens -= waiting.tokens
                 if found and tokens < 0 and waiting.arrived > limit:
                     break
                 found.append(waiting)
@@ -332,6 +347,10 @@ class FairQueue:
     def remove(self, chosen: Sequence[Waiting]) -> None:
         """Remove waiting sequences. Virtual time advances to the lowest tag."""
         self._virtual_time = max(self._virtual_time, self._queue[0].tag)
+        if len(chosen) == len(self._queue):
+            self._queue = []
+            self._forget(chosen)
+            return
         arrived = {waiting.arrived for waiting in chosen}
         end = bisect_left(self._queue, max(chosen)) + 1
         self._queue[:end] = [
@@ -349,4 +368,4 @@ class FairQueue:
         self._arrivals.leave(removed)
         for waiting in removed:
             del self._by_key[waiting.key]
-            self.tokens -= len(waiting)
+            self.tokens -= waiting.tokens

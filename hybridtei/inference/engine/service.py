@@ -47,8 +47,8 @@ Start = Callable[[], Coroutine[Any, Any, T]]
 
 @dataclass(frozen=True, slots=True)
 class Answered(Generic[T]):
-    """The answer of a task or a chunk, its number of inputs, each encoding's tokens, and its times: means over the inputs, but
-    a chunk's tokenisation is a sum."""
+    """The answer of a task or a chunk, its number of inputs, each encoding's tokens, and its times:
+    means over the inputs."""
 
     answer: T
     size: int
@@ -70,8 +70,8 @@ class EngineService:
         device: Device | None = None,
         engine: EngineClient | None = None,
     ) -> None:
-        """`device`: shares its lanes with other models; None: the model has its own lanes. `engine`: the client of an engine in
-        another process."""
+        """`device`: shares its lanes with other models; None: the model has its own lanes.
+        `engine`: the client of an engine in another process."""
         self.model = model
         self.backend = backend
         self.config = config
@@ -99,8 +99,8 @@ class EngineService:
             self._own_device.start()
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Fail waiting requests, wait for running batches, and free the model's memory, unless a batch takes longer than
-        `seconds`."""
+        """Fail waiting requests, wait for running batches, and free the model's memory, unless a
+        batch takes longer than `seconds`."""
         self._closing = True
         end = monotonic() + (inf if seconds is None else seconds)
         await self.engine.stop(seconds)
@@ -128,12 +128,13 @@ class EngineService:
     async def run(
         self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None
     ) -> Answered[T]:
-        """Admit, split, tokenise, queue, wait, finish, join. `characters`: of all inputs, if counted. `bounds`: the split of a
-        large request; default: one chunk.
+        """Admit, split, tokenise, queue, wait, finish, join. `characters`: of all inputs, if
+        counted. `bounds`: the split of a large request; default: one chunk.
 
-        Permits are taken once and held until the last chunk is done. Raises Overloaded at once, RequestError for bad input,
-        BackendError if a pass fails, TimedOut if a chunk takes too long; of several failures, the first chunk's. Cancelling the
-        caller frees the permits and removes waiting sequences from the queue.
+        Permits are taken once and held until the last chunk is done. Raises Overloaded at once,
+        RequestError for bad input, BackendError if a pass fails, TimedOut if a chunk takes too
+        long; of several failures, the first chunk's. Cancelling the caller frees the permits and
+        removes waiting sequences from the queue.
         """
         bounds = bounds or Bounds.whole(task.size)
         with self.admission.inside(bounds.permits, turns=bounds.turns):
@@ -141,31 +142,30 @@ class EngineService:
             task.check(self.model.spec)
             chunks = task.split(bounds.chunk)
             first = next(chunks)
-            if first.size == task.size:
-                short = (
-                    first.size == 1 and characters is not None and characters <= SHORT_CHARACTERS
-                )
-                done = [await self._deadlines.within(self._run(first, short=short))]
-                _check_numbers(first.numbers(done[0].answer), bounds)
-            else:
-                done = await self._run_all(first, chunks, bounds, needs_first=task.needs_first)
-        return _joined(task, done)
+            size = first.size
+            if size < task.size:
+                return await self._run_in_chunks(task, chain([first], chunks), bounds)
+            short = size == 1 and characters is not None and characters <= SHORT_CHARACTERS
+            answered = await self._run_chunk(first, size, short=short)
+            if bounds.max_numbers is not None:
+                _check_numbers(first.numbers(answered.answer), bounds)
+            return answered
 
-    async def _run_all(
-        self, first: Task[T], rest: Iterator[Task[T]], bounds: Bounds, *, needs_first: bool
-    ) -> list[Answered[T]]:
+    async def _run_in_chunks(
+        self, task: Task[T], chunks: Iterator[Task[T]], bounds: Bounds
+    ) -> Answered[T]:
         place, numbers = 0, 0
 
         async def run(chunk: Task[T], begin: int) -> Answered[T]:
             nonlocal numbers
             try:
-                done = await self._deadlines.within(self._run(chunk))
+                answered = await self._run_chunk(chunk, chunk.size)
             except EmptyInput as error:
                 error.place = None if error.place is None else error.place + begin
                 raise
-            numbers += chunk.numbers(done.answer)
+            numbers += chunk.numbers(answered.answer)
             _check_numbers(numbers, bounds)
-            return done
+            return answered
 
         def starts(chunks: Iterable[Task[T]]) -> Iterator[Start[Answered[T]]]:
             nonlocal place
@@ -173,52 +173,49 @@ class EngineService:
                 yield partial(run, chunk, place)
                 place += chunk.size
 
-        if not needs_first:
-            return await in_order(starts(chain([first], rest)), bounds.at_once)
-        (begin,) = starts([first])
-        done = await begin()
-        return [
-            done,
-            *await in_order(starts(chunk.knowing(done.answer) for chunk in rest), bounds.at_once),
-        ]
-
-    async def _run(self, chunk: Task[T], *, short: bool = False) -> Answered[T]:
-        began = perf_counter_ns()
-        if short:
-            with _Panicking():
-                encodings = chunk.prepare(self.model)  # faster than waking a thread of the pool
-        else:
-            encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
-        lengths = [len(encoding) for encoding in encodings]
-        self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
-        tokenised = perf_counter_ns()
-        if not chunk.heads:  # nothing to compute
-            return Answered(
-                chunk.finish(self.model, encodings, HeadOutputs()),
-                chunk.size,
-                lengths,
-                Timings(tokenised - began, 0, 0),
-            )
-        request = await self.engine.run(encodings, chunk.heads, tokenised)
-        finish = partial(chunk.finish, self.model, encodings, request.outputs())
-        answer = (
-            await self._in(self._pool, finish)
-            if chunk.finishes_aside(self.model.spec)
-            else finish()
+        if not task.needs_first:
+            return _joined(task, await in_order(starts(chunks), bounds.at_once))
+        (begin,) = starts([next(chunks)])
+        first = await begin()
+        rest = await in_order(
+            starts(chunk.knowing(first.answer) for chunk in chunks), bounds.at_once
         )
-        timings = request.timings()
+        return _joined(task, [first, *rest])
+
+    async def _run_chunk(self, chunk: Task[T], size: int, *, short: bool = False) -> Answered[T]:
+        """Tokenise, compute, finish. `short`: on the event loop."""
+        began = perf_counter_ns()
+        with self._deadlines.limit():
+            if short:
+                with _PANICS:
+                    # Faster than waking a thread of the pool
+                    encodings = chunk.prepare(self.model)
+            else:
+                encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
+            lengths = [len(encoding) for encoding in encodings]
+            self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
+            tokenised = perf_counter_ns()
+            tokenisation = (tokenised - began) // max(size, 1)
+            if not chunk.heads:
+                # There is nothing to compute
+                answer = chunk.finish(self.model, encodings, HeadOutputs())
+                return Answered(answer, size, lengths, Timings(tokenisation, 0, 0))
+            request = await self.engine.run(encodings, chunk.heads, tokenised)
+            if chunk.finishes_aside(self.model.spec):
+                finish = partial(chunk.finish, self.model, encodings, request.outputs())
+                answer = await self._in(self._pool, finish)
+            else:
+                answer = chunk.finish(self.model, encodings, request.outputs())
+        times = request.timings()
         return Answered(
-            answer,
-            chunk.size,
-            lengths,
-            Timings(tokenised - began, timings.queue_ns, timings.inference_ns),
+            answer, size, lengths, Timings(tokenisation, times.queue_ns, times.inference_ns)
         )
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """Run work without a pass on a separate thread, so that it delays no pass. Raises Overloaded if `MAX_ASIDE` pieces are
-        inside, and TimedOut."""
-        with self.beside.inside(1):
-            return await self._deadlines.within(self._in(self._side_pool, work))
+        """Run work without a pass on a separate thread, so that it delays no pass. Raises
+        Overloaded if `MAX_ASIDE` pieces are inside, and TimedOut."""
+        with self.beside.inside(1), self._deadlines.limit():
+            return await self._in(self._side_pool, work)
 
     async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that also calls other services, within the request timeout. Raises TimedOut."""
@@ -233,10 +230,11 @@ class EngineService:
             )
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Run work on a pool. Cancelling the caller cancels work that has not begun. Raises Unhealthy when closing."""
+        """Run work on a pool. Cancelling the caller cancels work that has not begun. Raises
+        Unhealthy when closing."""
         if self._closing:
             raise Unhealthy
-        with _Panicking():
+        with _PANICS:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     async def check_health(self) -> None:
@@ -262,8 +260,8 @@ def _check_numbers(numbers: int, bounds: Bounds) -> None:
 
 
 async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
-    """Return all results in order; `at_once` run concurrently. Raises the error of the first failing one, and starts no
-    more."""
+    """Return all results in order; `at_once` run concurrently. Raises the error of the first
+    failing one, and starts no more."""
     done: list[T] = []
     running: list[asyncio.Task[T]] = []
     try:
@@ -284,11 +282,11 @@ def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
     """Join chunks to the answer of the whole task. Times are means over all inputs."""
     inputs = max(task.size, 1)
     timings = Timings(
-        sum(one.timings.tokenization_ns for one in done) // inputs,
+        sum(one.size * one.timings.tokenization_ns for one in done) // inputs,
         sum(one.size * one.timings.queue_ns for one in done) // inputs,
         sum(one.size * one.timings.inference_ns for one in done) // inputs,
     )
-    answer = done[0].answer if len(done) == 1 else task.join([one.answer for one in done])
+    answer = task.join([one.answer for one in done])
     return Answered(answer, task.size, [length for one in done for length in one.lengths], timings)
 
 
@@ -302,6 +300,9 @@ class _Panicking:
     ) -> None:
         if kind is not None and kind.__name__ == PANIC:
             raise TokenizerError(f"the tokenizer gave up: {error}") from error
+
+
+_PANICS = _Panicking()
 
 
 def engine_of(

@@ -62,8 +62,12 @@ class Task(Generic[Answer]):
 
     def split(self, max_inputs: int) -> Iterator[Task[Answer]]:
         """Yield chunks in order, at least one: the same task for at most `max_inputs` inputs each."""
-        for begin in range(0, max(self.size, 1), max_inputs):
-            yield self if self.size <= max_inputs else self._of(begin, begin + max_inputs)
+        size = self.size
+        if size <= max_inputs:
+            yield self
+            return
+        for begin in range(0, size, max_inputs):
+            yield self._of(begin, begin + max_inputs)
 
     def _of(self, begin: int, end: int) -> Self:
         return replace(self, inputs=self.inputs[begin:end])  # type: ignore[type-var,unused-ignore]

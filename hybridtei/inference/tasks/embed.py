@@ -209,7 +209,9 @@ class Embed(Task[Embeddings]):
         outputs = outputs.only(self.heads)
         return Embeddings(
             dense=None if outputs.dense is None else self.scaled(model.spec, outputs.dense),
-            sparse=sparse_vectors(model.spec, encodings, outputs),
+            sparse=sparse_vectors(model.spec, encodings, outputs)
+            if Head.SPARSE in self.heads
+            else None,
             multivector=None
             if outputs.multivector is None
             else self._multivector(model, encodings, outputs.multivector),

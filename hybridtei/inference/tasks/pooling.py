@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Ids, Offsets, Ragged, offsets_of
 from hybridtei.config import ModelConfig, MultivectorDtype
-from hybridtei.errors import InvalidInput, LoadError, NotANumber
+from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.models.checkpoint.late import TokenPooling
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors, unit
@@ -67,22 +67,7 @@ def as_budget(value: MultivectorBudget | Mapping[str, Any]) -> MultivectorBudget
 
 
 def budgeted(rows: Ragged, budget: MultivectorBudget) -> Ragged:
-    """Merge and quantise raw n × float32[t_i, d] -> unit float32, int8, or uint8[k_i, ceil(d / 8)] of bits.
-
-    Raises NotANumber if a row is not finite: its distances cannot be compared, and int8 cannot represent it.
-    """
-    if not np.isfinite(rows.values).all():
-        bad = (
-            int(
-                np.searchsorted(
-                    rows.offsets, np.argwhere(~np.isfinite(rows.values))[0, 0], side="right"
-                )
-            )
-            - 1
-        )
-        raise NotANumber(
-            f"the multi-vector of text {bad} of this pass holds numbers that are not finite"
-        )
+    """Merge and quantise raw n × float32[t_i, d] -> unit float32, int8, or uint8[k_i, ceil(d / 8)] of bits."""
     if budget.max_tokens is None or int(rows.lengths.max(initial=0)) <= budget.max_tokens:
         return Ragged(_quantized(unit(rows.values), budget.dtype), rows.offsets)
     merged = Ragged.from_rows([merge(row, budget.max_tokens) for row in rows])

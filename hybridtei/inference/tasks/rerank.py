@@ -6,6 +6,7 @@ documents run in chunks, which bounds the memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
@@ -132,6 +133,12 @@ class RankWeights:
         """The weights by the names of heads, which are also the names of stored vectors."""
         return {"dense": self.dense, "sparse": self.sparse, "multivector": self.multivector}
 
+    def check(self) -> None:
+        """Raises InvalidInput, unless the weights are finite and one of them is above 0."""
+        shares = self.by_name.values()
+        if not all(0 <= share < math.inf for share in shares) or not any(shares):
+            raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
+
 
 # Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the query's vectors. `m3`:
 # passages. `m3-long`: long documents. `m3-two`: two kinds of vectors.
@@ -151,48 +158,30 @@ def preset(name: str) -> RankWeights | None:
 
 @dataclass(frozen=True, slots=True)
 class RerankByVectors(_Question):
-    """Score by vectors of each text alone, from one pass: the mean of the similarities, weighted by `weights`.
+    """Score by vectors of each text alone, from one pass: a weighted mean of similarities.
 
-    If the model has other kinds besides multi-vectors, MaxSim is divided by the number of the query's vectors, to have the
-    scale of a cosine. These scores are similarities, so raw scores are the same.
+    If the model has other kinds besides multi-vectors, MaxSim is divided by the number of the
+    query's vectors, to have the scale of a cosine. These scores are similarities, so raw scores are
+    the same. Made by `rerank_task`.
     """
 
     needs_first: ClassVar[bool] = True
-    weights: RankWeights | str | None = None
-    kinds: frozenset[Head] = frozenset()
-    known: Embeddings | None = None
-    spans: RelevantSpans | None = None
-
-    @property
-    def heads(self) -> frozenset[Head]:
-        return frozenset(head for head in self.kinds if self._shares[head] > 0)
-
-    @property
-    def _shares(self) -> dict[str, float]:
-        return (
-            (preset(self.weights) if isinstance(self.weights, str) else self.weights)
-            or RankWeights()
-        ).by_name
+    # The weight of each head that the pass computes; all are above 0
+    shares: Mapping[Head, float] = field(kw_only=True)
+    heads: frozenset[Head] = field(kw_only=True)
+    # How query and documents are embedded, without their texts
+    query_task: Embed = field(kw_only=True)
+    document_task: Embed = field(kw_only=True)
+    divides_maxsim: bool = field(kw_only=True)
+    known: Embeddings | None = field(default=None, kw_only=True)
+    spans: RelevantSpans | None = field(default=None, kw_only=True)
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
         return replace(self, known=first.query)
 
     def check(self, spec: ModelSpec) -> None:
-        if not _has_vectors(spec):
-            raise UnsupportedHead("model is not a re-ranker model")
-        if isinstance(self.weights, str) and preset(self.weights) is None:
-            raise InvalidInput(
-                f"`weights` is {self.weights!r}; known: {', '.join(PRESETS)}, or a number for each kind"
-            )
-        shares = self._shares
-        if not all(0 <= share < np.inf for share in shares.values()) or not self.heads:
-            raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
-        lacking = [head for head in VECTORS if shares[head] > 0 and head not in self.kinds]
-        if lacking and isinstance(self.weights, RankWeights) and self.weights != RankWeights():
-            raise InvalidInput(
-                f"`weights` gives `{lacking[0]}` a share, which this model does not have"
-            )
+        """`rerank_task` has checked everything."""
 
     def prepare(self, model: Model) -> list[Encoding]:
         texts = self.cut_documents(model)
@@ -200,59 +189,55 @@ class RerankByVectors(_Question):
             raise EmptyInput(
                 "`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text)
             )
-        asked = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
-        documents: list[Encoding] = (
-            [*asked.locate(model, allow_empty=True)]
-            if self.spans is not None
-            else asked.read(model)
-        )
+        task = replace(self.document_task, inputs=texts)
+        documents: list[Encoding]
+        if self.spans is not None:
+            documents = [*task.locate(model, allow_empty=True)]
+        else:
+            documents = task.read(model)
         if self.known is not None:
             return documents
-        return [
-            *Embed(
-                [self.query], self.heads, self.truncate, self.direction, input_type="query"
-            ).read(model),
-            *documents,
-        ]
+        return [*replace(self.query_task, inputs=[self.query]).read(model), *documents]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
-        query, first = self.known, 0 if self.known is not None else 1
+        query = self.known
         if query is None:
-            query = Embed((), self.heads, input_type="query").finish(
-                model, encodings[:1], outputs.take([0])
-            )
+            query = self.query_task.finish(model, encodings[:1], outputs.take([0]))
             outputs = outputs.take(range(1, len(encodings)))
-        documents = Embed((), self.heads, input_type="document").finish(
-            model, encodings[first:], outputs
-        )
+            encodings = encodings[1:]
+        documents = self.document_task.finish(model, encodings, outputs)
+        scores = self._scores(query, documents)
         if self.spans is None:
-            return Scored(self._scores(query, documents), query)
-        found = relevant_spans(model.spec, query, encodings[first:], documents, self.spans)
-        return Scored(self._scores(query, documents), query, found)
+            return Scored(scores, query)
+        spans = relevant_spans(model.spec, query, encodings, documents, self.spans)
+        return Scored(scores, query, spans)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
-        return self.spans is not None or Embed((), self.heads).finishes_aside(spec)
+        return self.spans is not None or self.document_task.finishes_aside(spec)
 
     def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
-        shares = {head: self._shares[head] for head in self.heads}
-        mean = len(self.kinds) > 1
-        total = sum(
-            share * _alike(head, query, documents, mean=mean)
-            for head, share in sorted(shares.items())
-        )
-        return refuse_nan(np.asarray(total / sum(shares.values()), dtype=np.float32))
+        total: Floats = np.zeros(len(self.inputs), np.float32)
+        for head, share in self.shares.items():
+            alike = _alike(head, query, documents, mean=self.divides_maxsim)
+            total = total + share * alike
+        return refuse_nan(np.asarray(total / sum(self.shares.values()), dtype=np.float32))
 
 
 Ranking = Rerank | RerankByVectors
 
 
 def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) -> Floats:
-    one, many = (
-        getattr(side, head) for side in (query, documents)
-    )  # heads have the names of columns
     if head is Head.DENSE:
-        return np.asarray(many @ one[0])
-    return sparse_dot(one, many) if head is Head.SPARSE else maxsim(one.row(0), many, mean=mean)
+        assert query.dense is not None
+        assert documents.dense is not None
+        return np.asarray(documents.dense @ query.dense[0])
+    if head is Head.SPARSE:
+        assert query.sparse is not None
+        assert documents.sparse is not None
+        return sparse_dot(query.sparse, documents.sparse)
+    assert query.multivector is not None
+    assert documents.multivector is not None
+    return maxsim(query.multivector.row(0), documents.multivector, mean=mean)
 
 
 def _has_vectors(spec: ModelSpec) -> bool:
@@ -280,21 +265,65 @@ def rerank_task(
     max_document_tokens: int | None = None,
     spans: RelevantSpans | None = None,
 ) -> Ranking:
-    """Return the task for the model. Its `check` raises if the model cannot rank."""
-    if _has_vectors(spec):
-        kinds = spec.heads & set(VECTORS)
-        weights = declared_weights(spec) if weights is None else weights
-        given = (query, documents, truncate, direction, raw_scores, weights, kinds)
-        return RerankByVectors(*given, spans=spans, max_document_tokens=max_document_tokens)
-    return Rerank(
+    """Return the task for the model. Raises InvalidInput for `weights` that the model cannot use.
+
+    The `check` of the task raises if the model cannot rank.
+    """
+    if not _has_vectors(spec):
+        return Rerank(
+            query,
+            documents,
+            truncate,
+            direction,
+            raw_scores,
+            instruction,
+            max_document_tokens=max_document_tokens,
+        )
+    shares = _shares(spec, weights)
+    heads = frozenset(shares)
+    return RerankByVectors(
         query,
         documents,
         truncate,
         direction,
         raw_scores,
-        instruction,
+        shares=shares,
+        heads=heads,
+        query_task=Embed((), heads, truncate, direction, input_type="query"),
+        document_task=Embed((), heads, truncate, direction, input_type="document"),
+        divides_maxsim=len(spec.heads & set(VECTORS)) > 1,
         max_document_tokens=max_document_tokens,
+        spans=spans,
     )
+
+
+def _shares(spec: ModelSpec, weights: RankWeights | str | None) -> dict[Head, float]:
+    """Return the weight above 0 of each kind of vector that the model has. Raises InvalidInput."""
+    numbers = _resolved(spec, weights)
+    numbers.check()
+    wanted = {head: numbers.by_name[head] for head in VECTORS if numbers.by_name[head] > 0}
+    lacking = [head for head in wanted if head not in spec.heads]
+    if lacking and isinstance(weights, RankWeights) and weights != RankWeights():
+        raise InvalidInput(
+            f"`weights` gives `{lacking[0]}` a share, which this model does not have"
+        )
+    shares = {head: share for head, share in wanted.items() if head in spec.heads}
+    if not shares:
+        raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
+    return shares
+
+
+def _resolved(spec: ModelSpec, weights: RankWeights | str | None) -> RankWeights:
+    if isinstance(weights, RankWeights):
+        return weights
+    if weights is None:
+        return declared_weights(spec) or RankWeights()
+    named = preset(weights)
+    if named is None:
+        raise InvalidInput(
+            f"`weights` is {weights!r}; known: {', '.join(PRESETS)}, or a number for each kind"
+        )
+    return named
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from hybridtei.errors import LoadError, MissingArtifact
-from hybridtei.system.machine import cache_folder, whole
+from hybridtei.system.machine import cache_folder, is_own_alone, whole
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +253,8 @@ def assembled_model() -> Path:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal. The user's cache keeps it until the file's size, times or inode
-    change, since 90 MB would take a tenth of a second at each start. Raises OSError."""
+    change, since 90 MB would take a tenth of a second at each start. A cache that others may write to is not believed. Raises
+    OSError."""
     status = path.stat()
     facts = [
         str(path.absolute()),
@@ -263,9 +264,11 @@ def sha256_of(path: Path) -> str:
         status.st_ino,
     ]
     with suppress(OSError, LoadError, ValueError):
-        *seen, kept = json.loads(_kept_hash(path).read_bytes())
-        if seen == facts:
-            return str(kept)
+        kept_hash = _kept_hash(path)
+        if is_own_alone(kept_hash.parent):
+            *seen, sha256 = json.loads(kept_hash.read_bytes())
+            if seen == facts:
+                return str(sha256)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     with suppress(OSError, LoadError), whole(_kept_hash(path)) as file:

@@ -16,6 +16,13 @@ from hybridtei.retrieval.store.query import MAX_LIMIT, Filter, filter_from
 Mode = Literal["dense", "sparse", "multivector", "zscore", "rrf", "weighted"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 MAX_RERANKED = 1_000
+# Keys of `with_payload`, and characters of one: each is looked up in each hit, and sent to the store for each hundred hits.
+MAX_KEYS, MAX_KEY_CHARACTERS = 100, 1_000
+# Entries of `legs` and of `weights`, for the errors of more than there are kinds of vectors.
+MAX_LEGS = 10
+Keys = Annotated[
+    list[Annotated[str, Meta(max_length=MAX_KEY_CHARACTERS)]], Meta(max_length=MAX_KEYS)
+]
 Count = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
 
 
@@ -36,13 +43,16 @@ class SearchFields(Struct, frozen=True, kw_only=True):
         Meta(description="Constant of rrf, as in Qdrant: its 61 is the usual 60 [default: 2]."),
     ] = None
     weights: Annotated[
-        dict[str, float] | list[float] | str | None,
+        Annotated[dict[str, float], Meta(max_length=MAX_LEGS)]
+        | Annotated[list[float], Meta(max_length=MAX_LEGS)]
+        | Annotated[str, Meta(max_length=100)]
+        | None,
         Meta(
             description="Weights of zscore, rrf or weighted: by name, in order, or a preset: m3, m3-long, m3-two."
         ),
     ] = None
     legs: Annotated[
-        list[str] | None,
+        Annotated[list[str], Meta(max_length=MAX_LEGS)] | None,
         Meta(description="Kinds of vectors to fuse [default: dense and sparse; zscore: all]."),
     ] = None
     rescore: Annotated[
@@ -70,7 +80,7 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     ] = None
     exact: Annotated[bool, Meta(description="Search without the approximate index.")] = False
     with_payload: Annotated[
-        bool | list[str], Meta(description="Return payloads, or only these keys.")
+        bool | Keys, Meta(description="Return payloads, or only these keys.")
     ] = True
     highlights: Annotated[
         bool, Meta(description="Return the places of the query's terms in the text.")
@@ -82,11 +92,17 @@ class SearchFields(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.rescore == "multivector":
             structs.force_setattr(self, "rescore", True)
+        if not isinstance(self.with_payload, bool):
+            structs.force_setattr(self, "with_payload", list(dict.fromkeys(self.with_payload)))
 
     def check_page(self) -> None:
         """Raises InvalidInput, naming the field, for an unknown mode or a page out of bounds."""
         if self.mode is not None and self.mode not in MODES:
             raise InvalidInput(f"`mode` is {self.mode!r}, should be one of {', '.join(MODES)}")
+        if not isinstance(self.with_payload, bool) and len(self.with_payload) > MAX_KEYS:
+            raise InvalidInput(
+                f"`with_payload` has {len(self.with_payload)} keys, should have at most {MAX_KEYS}"
+            )
         pages = (
             ("limit", self.limit, 1),
             ("prefetch_limit", self.prefetch_limit, 1),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import time
@@ -20,7 +21,13 @@ from typing import Any, ClassVar
 
 from msgspec import convert
 
-from hybridtei.errors import StoreAtCapacity, StoreError, StoreUnavailable
+from hybridtei.errors import (
+    FolderReplaced,
+    StoreAtCapacity,
+    StoreError,
+    StoreUnavailable,
+    UnsafeFile,
+)
 from hybridtei.retrieval.store.base import (
     LAYOUT,
     CollectionSchema,
@@ -30,12 +37,14 @@ from hybridtei.retrieval.store.base import (
     check_ids,
 )
 from hybridtei.retrieval.store.collection import check_name, check_names, schema_to_dict
-from hybridtei.retrieval.store.embedded_process import is_own, listening_at, release
+from hybridtei.retrieval.store.embedded_process import identity, is_own, listening_at, release
 from hybridtei.retrieval.store.points import checked_batches
 from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, frame, unframe
 from hybridtei.system.own_loop import started
+
+log = logging.getLogger(__name__)
 
 START_S = 60.0
 TAKEN_S, RETRY_S = 5.0, 0.1  # how long a folder's owner may take to start or end; between attempts
@@ -77,6 +86,7 @@ class EmbeddedStore:
         self._mean_s: dict[str, float] = {}  # mean duration of calls by name
         self.pid: int | None = None  # of the latest process
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._identity: tuple[int, ...] | None = None  # of the folder that the process has open
         self._closed = False
 
     async def collections(self) -> list[str]:
@@ -182,8 +192,10 @@ class EmbeddedStore:
 
     @property
     def _is_joined(self) -> bool:
-        """True if there is a connection, and its other end is not known to be gone."""
-        return self._streams is not None and not self._streams[0].at_eof()
+        """True if there is a connection, its other end is not known to be gone, and the folder is still the one it has open."""
+        if self._streams is None or self._streams[0].at_eof():
+            return False
+        return identity(self._folder) == self._identity
 
     def _holds_collections(self) -> bool:
         try:
@@ -207,37 +219,51 @@ class EmbeddedStore:
         message = frame([call, arguments])
         self._waiting.append(call)
         try:
-            await self._joined()  # the call has its own bound
-            async with asyncio.timeout(timeout_s):
-                await self._turn.acquire()
-                word, answer = await asyncio.shield(started(self._exchange(call, message)))
+            word, answer = await self._answer(call, message, timeout_s)
+            if word == "replaced":  # it was not executed
+                word, answer = await self._answer(call, message, timeout_s)
         except TimeoutError as error:
             raise self._silent(timeout_s, ", or raise `qdrant_timeout`") from error
         except (EOFError, ConnectionError) as error:
+            if identity(self._folder) != self._identity:
+                raise self._replaced("") from error
             raise StoreUnavailable(
                 f"{self._path}: the process of the embedded Qdrant engine has ended; the next call starts it again"
             ) from error
         finally:
             self._waiting.remove(call)
-        if word != "done":
-            raise StoreError(f"embedded Qdrant: {answer}")
-        return answer
+        if word == "done":
+            return answer
+        if word == "replaced":
+            raise self._replaced(f": {answer}")
+        raise (UnsafeFile if word == "unsafe" else StoreError)(f"embedded Qdrant: {answer}")
+
+    async def _answer(self, call: str, message: bytes, timeout_s: float | None) -> Any:
+        """The process's word and answer. Raises TimeoutError, EOFError, and the errors of `_join`."""
+        await self._joined()  # the call has its own bound
+        async with asyncio.timeout(timeout_s):
+            await self._turn.acquire()
+            return await asyncio.shield(started(self._exchange(call, message)))
 
     async def _exchange(self, call: str, message: bytes) -> Any:
         """Send a call and read its whole answer, even if the caller was cancelled, since the next answer follows it."""
+        if self._streams is None:
+            self._turn.release()
+            raise EOFError
+        reader, writer = self._streams
         try:
-            if self._streams is None:
-                raise EOFError
-            reader, writer = self._streams
             began_s = self._clock()
             writer.write(message)
             answer = await _receive(reader)
             took_s = self._clock() - began_s
             mean_s = self._mean_s.get(call, took_s)
             self._mean_s[call] = mean_s + (took_s - mean_s) * NEWEST_SHARE
+            if answer[0] == "replaced" and self._streams == (reader, writer):
+                self._leave()
             return answer
         except (EOFError, ConnectionError):
-            self._leave()
+            if self._streams == (reader, writer):
+                self._leave()
             raise
         finally:
             self._turn.release()
@@ -253,6 +279,8 @@ class EmbeddedStore:
     async def _joined(self) -> None:
         """Connect to the process, if not connected. Callers share one start, and cancelling a caller does not stop it."""
         if not self._is_joined:
+            if self._streams is not None and identity(self._folder) != self._identity:
+                log.warning("%s was deleted or replaced: its new content is opened", self._folder)
             if self._starting is None or self._starting.done():
                 self._starting = started(self._join())
             await asyncio.shield(self._starting)
@@ -266,8 +294,12 @@ class EmbeddedStore:
         except OSError as error:
             raise self._unusable(error) from error
         while True:
-            with contextlib.suppress(OSError, EOFError):  # it has ended or is ending
+            try:
                 return await self._connect()
+            except UnsafeFile:
+                raise
+            except (OSError, EOFError):
+                pass  # it has ended or is ending
             word, message = await asyncio.to_thread(self._start)
             waited_s = self._clock() - begun_s
             if word == "refused" or (word == "taken" and waited_s > TAKEN_S):
@@ -281,6 +313,7 @@ class EmbeddedStore:
 
     async def _connect(self) -> None:
         """Connect. Raises OSError or EOFError if no process listens, StoreError for another release's process."""
+        folder = identity(self._folder)
         place = listening_at(self._folder)
         if place is None:
             raise FileNotFoundError(self._folder)
@@ -301,7 +334,7 @@ class EmbeddedStore:
         except BaseException:
             writer.close()
             raise
-        self._streams = reader, writer
+        self._streams, self._identity = (reader, writer), folder
 
     def _start(self) -> tuple[str, str]:
         """Start a process and wait for its word: `ready`, `taken`, `refused` or `dead`, and the reason."""
@@ -335,6 +368,12 @@ class EmbeddedStore:
         return StoreUnavailable(
             f"{self._path}: the embedded Qdrant engine has not answered for {seconds:g} s: it may be building an index; try "
             f"later{hint}"
+        )
+
+    def _replaced(self, reason: str) -> FolderReplaced:
+        return FolderReplaced(
+            f"{self._path}: the folder of the embedded Qdrant engine was deleted or replaced during a call{reason}; repeat "
+            "the call, which opens the folder that is there now"
         )
 
     def _unusable(self, error: OSError) -> StoreError:

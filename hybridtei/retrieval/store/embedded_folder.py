@@ -16,13 +16,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 import qdrant_edge as edge
 
-from hybridtei.errors import StoreError
+from hybridtei.errors import FolderReplaced, StoreError
 from hybridtei.retrieval.store.base import LAYOUT
 from hybridtei.retrieval.store.embedded_conversions import (
     Plain,
@@ -34,12 +35,15 @@ from hybridtei.retrieval.store.embedded_conversions import (
     point_of,
     request_of,
 )
+from hybridtei.system import machine
 from hybridtei.system.frames import encoded
 
 T = TypeVar("T")
 SHARD = "shard"
 ALIAS_OF = "alias_of"  # key of an alias's layout
 OPTIMIZE_AFTER = 1000  # points written before an optimization is worth it
+# Written bytes, or seconds since the first of these writes, before a flush under traffic: they bound the replay after a crash.
+FLUSH_BYTES, FLUSH_S = 16_000_000, 5.0
 MAX_ANSWER_BYTES = 2**28
 MIN_FREE_BYTES = 2**25  # free bytes on the disk for a write: a segment of the write-ahead log
 PAUSE_S = 60.0  # before failed housekeeping is tried again
@@ -49,35 +53,55 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Collection:
-    """An open collection. `written`: points since the last optimization. `dirty`: not flushed yet. `broken`: why it is
-    read-only. `resume_s`: the time of the next try of failed housekeeping."""
+    """An open collection."""
 
     shard: Any
+    # The folder of the shard, and its descriptor, without which the system could give its inode to another folder.
+    path: Path
+    folder: int
+    # Points at the last optimization, and points written since.
+    points: int
+    dirty_s: float
     written: int = OPTIMIZE_AFTER
-    dirty: bool = False
+    # Not flushed yet: at first what the write-ahead log held.
+    dirty: bool = True
+    dirty_bytes: int = 0
+    # Why it is read-only.
     broken: str | None = None
+    # The time of the next try of failed housekeeping.
     resume_s: float = 0.0
+
+    def check_current(self) -> None:
+        """Raises FolderReplaced if the path leads to another folder or to none."""
+        if not machine.is_same_file(self.path, self.folder):
+            raise FolderReplaced(f"{self.path} was deleted or replaced while it was in use")
+
+    @property
+    def is_worn(self) -> bool:
+        """True if most of the stored points were written again or deleted since the last optimization."""
+        if self.written < OPTIMIZE_AFTER:
+            return False
+        points: int = self.shard.info().points_count
+        return self.written - (points - self.points) >= max(OPTIMIZE_AFTER, points)
 
 
 class Folder:
     """All collections below an existing path, which only this process opens."""
 
-    CALLS: ClassVar = frozenset(
-        {
-            "collections",
-            "describe",
-            "create",
-            "drop",
-            "upsert",
-            "query",
-            "retrieve",
-            "scroll",
-            "count",
-            "delete",
-            "optimize",
-        }
-        | {"annotate", "aliases", "alias", "flush"}
+    # The calls that open the collection named by their first argument, and the others.
+    OPENING: ClassVar = frozenset(
+        {"upsert", "query", "retrieve", "scroll", "count", "delete", "optimize"}
     )
+    CALLS: ClassVar = OPENING | {
+        "collections",
+        "describe",
+        "create",
+        "drop",
+        "annotate",
+        "aliases",
+        "alias",
+        "flush",
+    }
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self._clock = path, clock
@@ -104,36 +128,47 @@ class Folder:
             raise StoreError(f"there is no collection {name!r} in {self.path}")
         merged = {**layout.get("metadata", {}), **metadata}
         layout["metadata"] = {key: value for key, value in merged.items() if value is not None}
-        self._write_layout(self._stored_as(name), layout)
+        _write_layout(self.path / self._stored_as(name), layout)
 
     def alias(self, name: str, collection: str) -> None:
         """Make `name` an alias of a collection. Deletes the points of a collection called `name`."""
-        if name in self._open:
-            _close(self._open.pop(name))
-        self._write_layout(name, {ALIAS_OF: collection})
-        shutil.rmtree(self.path / name / SHARD, ignore_errors=True)
-
-    def _layouts(self) -> Iterator[tuple[str, Any]]:
-        for file in self.path.glob(f"[!.]*/{LAYOUT}"):
-            yield file.parent.name, self._layout(file.parent.name)
-
-    def _layout(self, name: str) -> Any:
-        file = self.path / name / LAYOUT
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-
-    def _write_layout(self, name: str, layout: Plain) -> None:
+        self._forget(name)
         home = self.path / name
         home.mkdir(exist_ok=True)
-        aside = home / f"{LAYOUT}.new"
-        with aside.open("w", encoding="utf-8") as file:
-            json.dump(layout, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, home / LAYOUT)
+        _write_layout(home, {ALIAS_OF: collection})
+        shutil.rmtree(home / SHARD, ignore_errors=True)
+
+    def _layouts(self) -> Iterator[tuple[str, Any]]:
+        """The layouts of all folders but the unreadable ones, whose faults do not concern the others."""
+        for file in self.path.glob(f"[!.]*/{LAYOUT}"):
+            try:
+                layout = self._layout(file.parent.name)
+            except (StoreError, OSError) as error:
+                log.warning("%s is not listed: %s", file.parent, error)
+            else:
+                if layout is not None:
+                    yield file.parent.name, layout
+
+    def _layout(self, name: str) -> Any:
+        """The content of a folder's layout, or None. Raises StoreError if it is damaged, UnsafeFile."""
+        path = f"{name}/{LAYOUT}"
+        try:
+            with open(machine.open_own(self.path, path, os.O_RDONLY), encoding="utf-8") as file:
+                layout = json.load(file)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"{self.path / path} is damaged: {error}") from error
+        if not isinstance(layout, dict):
+            raise StoreError(f"{self.path / path} is damaged: it should hold an object")
+        return layout
 
     def _stored_as(self, name: str) -> str:
         """The collection of a name, which may be an alias."""
-        return str((self._layout(name) or {}).get(ALIAS_OF, name))
+        target = str((self._layout(name) or {}).get(ALIAS_OF, name))
+        if target.startswith(".") or Path(target).name != target:
+            raise StoreError(f"{self.path / name / LAYOUT} is damaged: no collection is {target!r}")
+        return target
 
     def create(self, name: str, layout: Plain) -> None:
         """Create the collection under a temporary name and rename it: a crash leaves all of it or nothing."""
@@ -146,7 +181,7 @@ class Folder:
         try:
             with _panics(f"collection {name!r} could not be made"):
                 edge.EdgeShard.create(str(aside / SHARD), config_of(layout)).close()
-            (aside / LAYOUT).write_text(json.dumps(layout), encoding="utf-8")
+            _write_layout(aside, layout)
             os.rename(aside, home)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -154,10 +189,12 @@ class Folder:
 
     def drop(self, name: str) -> None:
         """Rename the collection, then delete it. No error if it does not exist."""
-        if name in self._open:
-            _close(self._open.pop(name))
+        self._forget(name)
         home = self.path / name
         if home.is_dir():
+            if home.is_symlink():
+                home.unlink()
+                return
             aside = self.path / f".old-{uuid4().hex}"
             os.rename(home, aside)
             shutil.rmtree(aside, ignore_errors=True)
@@ -166,16 +203,12 @@ class Folder:
         """Store points: on return they are searchable and in the write-ahead log."""
         upserted = [point_of(point) for point in points]
         self._write(
-            name,
-            len(upserted),
-            lambda shard: shard.update(edge.UpdateOperation.upsert_points(upserted)),
+            name, points, lambda shard: shard.update(edge.UpdateOperation.upsert_points(upserted))
         )
 
     def delete(self, name: str, ids: list[Any]) -> None:
         """Delete points. No error for ids that do not exist."""
-        self._write(
-            name, len(ids), lambda shard: shard.update(edge.UpdateOperation.delete_points(ids))
-        )
+        self._write(name, ids, lambda shard: shard.update(edge.UpdateOperation.delete_points(ids)))
 
     def query(self, name: str, request: Plain) -> list[Any]:
         """Records, the best first."""
@@ -214,7 +247,8 @@ class Folder:
         """Merge, index and flush now."""
         collection = self._collection(name, writing=True)
         self._change(name, collection, lambda shard: (shard.optimize(), shard.flush()))
-        collection.written, collection.dirty = 0, False
+        collection.written, collection.dirty, collection.dirty_bytes = 0, False, 0
+        collection.points = collection.shard.info().points_count
 
     def flush(self) -> None:
         """Write the write-ahead log and memory to the collections' files."""
@@ -222,53 +256,81 @@ class Folder:
             if collection.dirty and collection.broken is None:
                 self._flush(name, collection)
 
-    def tidy(self, *, optimizing: bool) -> None:
-        """Do one piece of housekeeping: a short flush, or else an optimization, which may take half a minute.
+    def tidy(self, *, optimizing: bool, is_idle: bool = True) -> bool:
+        """Do the most urgent piece of housekeeping, a short flush or an optimization. Return False if none is due.
 
-        A failure (a full disk) is logged once, and tried again a minute later.
+        `is_idle`: flush every write; otherwise those of `FLUSH_BYTES` or `FLUSH_S`. `optimizing`: merge and index new points, which
+        may take half a minute; otherwise only collections whose points were mostly replaced. A failure (a full disk) is logged
+        once, and tried again a minute later. Raises FolderReplaced.
         """
-        due = {
-            name: one
-            for name, one in self._open.items()
-            if one.broken is None and one.resume_s <= self._clock()
-        }
-        dirty = [name for name, one in due.items() if one.dirty]
-        grown = [name for name, one in due.items() if optimizing and one.written >= OPTIMIZE_AFTER]
-        for name in (dirty or grown)[:1]:
-            try:
-                self._flush(name, due[name]) if dirty else self.optimize(name)
-            except Exception as error:
-                if not due[name].resume_s:
-                    log.warning(
-                        "collection %r in %s: housekeeping failed and is retried later: %s",
-                        name,
-                        self.path,
-                        error,
-                    )
-                due[name].resume_s = self._clock() + PAUSE_S
+        for name, collection in self._open.items():
+            if collection.broken is not None or collection.resume_s > self._clock():
+                continue
+            is_old = self._clock() - collection.dirty_s >= FLUSH_S
+            if collection.dirty and (is_idle or is_old or collection.dirty_bytes >= FLUSH_BYTES):
+                work = partial(self._flush, name, collection)
+            elif collection.is_worn or (optimizing and collection.written >= OPTIMIZE_AFTER):
+                work = partial(self.optimize, name)
             else:
-                due[name].resume_s = 0.0
+                continue
+            self._try(name, collection, work)
+            return True
+        return False
+
+    def _try(self, name: str, collection: _Collection, work: Callable[[], object]) -> None:
+        """Do a piece of housekeeping, or set the time of its next try. Raises FolderReplaced."""
+        try:
+            work()
+        except FolderReplaced:
+            raise
+        except Exception as error:
+            if not collection.resume_s:
+                log.warning(
+                    "collection %r in %s: housekeeping failed and is retried later: %s",
+                    name,
+                    self.path,
+                    error,
+                )
+            collection.resume_s = self._clock() + PAUSE_S
+        else:
+            collection.resume_s = 0.0
 
     def _flush(self, name: str, collection: _Collection) -> None:
         self._change(name, collection, lambda shard: shard.flush())
-        collection.dirty = False
+        collection.dirty, collection.dirty_bytes = False, 0
+
+    def open(self, name: str) -> None:
+        """Open a collection, if it is not. This replays its write-ahead log, which may take minutes after a crash."""
+        self._collection(name)
 
     def close(self) -> None:
-        """Flush all collections."""
-        for collection in self._open.values():
-            _close(collection)
-        self._open.clear()
+        """Flush all collections. Raises FolderReplaced."""
+        for name in list(self._open):
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Flush and close a collection, if it is open. Raises FolderReplaced."""
+        if name in self._open:
+            self._open[name].check_current()
+            _close(self._open.pop(name))
 
     def _collection(self, name: str, *, writing: bool = False) -> _Collection:
         collection = self._open.get(name) or self._open.get(name := self._stored_as(name))
         if collection is None:
             if not (self.path / name / LAYOUT).is_file():
                 raise StoreError(f"there is no collection {name!r} in {self.path}")
+            machine.check_own_tree(self.path / name)
+            path = self.path / name / SHARD
             with _panics(
                 f"collection {name!r} in {self.path} is damaged and cannot be opened: restore its folder, or drop it"
             ):
-                collection = _Collection(edge.EdgeShard.load(str(self.path / name / SHARD)))
+                shard = edge.EdgeShard.load(str(path))
+            folder = os.open(path, os.O_RDONLY)
+            # As if the last optimization were `OPTIMIZE_AFTER` new points ago.
+            points = shard.info().points_count - OPTIMIZE_AFTER
+            collection = _Collection(shard, path, folder, points, dirty_s=self._clock())
             self._open[name] = collection
+        collection.check_current()
         if writing and collection.broken is not None:
             raise StoreError(collection.broken)
         return collection
@@ -278,12 +340,14 @@ class Folder:
         with _panics(f"the engine failed internally at a query to collection {name!r}"):
             return call(shard)
 
-    def _write(self, name: str, count: int, call: Callable[[Any], object]) -> None:
+    def _write(self, name: str, points: list[Any], call: Callable[[Any], object]) -> None:
         collection = self._collection(name, writing=True)
         self._check_room()
-        collection.dirty = True
+        if not collection.dirty:
+            collection.dirty, collection.dirty_s = True, self._clock()
+        collection.dirty_bytes += len(bytes(encoded(points)))
         self._change(name, collection, call)
-        collection.written += count
+        collection.written += len(points)
 
     def _check_room(self) -> None:
         """Raises StoreError if the disk is full, where the engine would wait or panic."""
@@ -295,7 +359,8 @@ class Folder:
             )
 
     def _change(self, name: str, collection: _Collection, call: Callable[[Any], object]) -> None:
-        """A context that changes the collection. A panic makes it read-only."""
+        """Change the collection. A panic makes it read-only. Raises FolderReplaced."""
+        collection.check_current()
         try:
             with _panics(""):
                 call(collection.shard)
@@ -322,11 +387,21 @@ def _bounded(points: Sequence[Any]) -> list[Any]:
     return answer
 
 
+def _write_layout(home: Path, layout: Plain) -> None:
+    """Replace the layout of a collection's folder: a crash leaves the old one or the new one. Raises UnsafeFile."""
+    machine.check_own(home)
+    with machine.whole(home / LAYOUT) as file:
+        file.write(json.dumps(layout).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _close(collection: _Collection) -> None:
     with contextlib.suppress(Exception, StoreError), _panics(""):
         if collection.broken is None:
             collection.shard.flush()
         collection.shard.close()
+    os.close(collection.folder)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ unlocks the file when the process ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -29,7 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybridtei.errors import StoreError
+from hybridtei.errors import FolderReplaced, StoreError, UnsafeFile
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, MAX_FRAME, frame, unframe
 
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
     from hybridtei.retrieval.store.embedded_folder import Folder
 
 LOCK = ".lock"
+MAX_LOCK_CHARACTERS = 4096
 MAX_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
 LINGER_S = 5.0  # between the last client and the end
 FIRST_CLIENT_S = 60.0  # after the start, for the client that started it
-DEADLINE_S = 120.0  # bound of a call; `optimize` has none
+DEADLINE_S = 120.0  # bound of a call; `optimize`, and the opening of a collection, have none
 TICK_S, IDLE_TICKS = (
     1.0,
     5,
@@ -80,13 +82,23 @@ def listening_at(folder: Path) -> Path | None:
     """Return the socket named in the lock file, even of a dead process, or None.
 
     The path is not computed again, since a user's processes may have different temporary folders. A stranger's lock file could
-    name any socket, so the name must be the folder's own, and `is_own` checks the listener.
+    name any socket, so the name must be the folder's own, and `is_own` checks the listener. Raises UnsafeFile, OSError.
     """
     try:
-        path = Path((folder / LOCK).read_text(encoding="utf-8"))
-        return path if path.name == _name(folder) else None
-    except (OSError, ValueError):
+        with open(machine.open_own(folder, LOCK, os.O_RDONLY), encoding="utf-8") as file:
+            path = Path(file.read(MAX_LOCK_CHARACTERS))
+    except (FileNotFoundError, ValueError):
         return None
+    return path if path.name == _name(folder) else None
+
+
+def identity(folder: Path) -> tuple[int, ...] | None:
+    """What changes if the folder or its lock file is deleted, replaced or restored from a copy. None without a lock file."""
+    try:
+        status = (folder / LOCK).stat(follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _name(folder: Path) -> str:
@@ -117,6 +129,8 @@ class Service:
 
     def __init__(self, folder: Folder, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
+        self._identity = identity(folder.path)
+        self._replaced = asyncio.Event()
         self._linger_s = LINGER_S
         self._clients: set[asyncio.StreamWriter] = set()
         self._moving: dict[
@@ -127,18 +141,33 @@ class Service:
         self._greeting = frame([release(), os.getpid()])
 
     async def run(self, listener: socket.socket) -> None:
-        """Serve until there has been no client for a while."""
+        """Serve until there has been no client for a while. Raises FolderReplaced."""
         server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
         while self._clients or self._clock() < self._ends_s:
-            await asyncio.sleep(TICK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._replaced.wait()
             for client in self._moving:
                 self._moving[client] -= 1
                 if self._moving[client] < 0:
                     client.transport.abort()
-            if self._idle_ticks:
-                self._folder.tidy(optimizing=self._idle_ticks >= IDLE_TICKS)
+            await self._tidy()
             self._idle_ticks += 1
         server.close()
+
+    async def _tidy(self) -> None:
+        """Do all housekeeping that is due, with a turn for the clients after each piece. Raises FolderReplaced."""
+        self._check_current()
+        while self._folder.tidy(
+            optimizing=self._idle_ticks >= IDLE_TICKS, is_idle=self._idle_ticks > 0
+        ):
+            await asyncio.sleep(0)
+            self._check_current()
+
+    def _check_current(self) -> None:
+        """Raises FolderReplaced if the folder is another than the one that this process locked."""
+        if self._replaced.is_set() or identity(self._folder.path) != self._identity:
+            raise FolderReplaced(f"{self._folder.path} was deleted or replaced while it was in use")
 
     def hurry(self, *_: object) -> None:
         """End as soon as there is no client."""
@@ -146,7 +175,8 @@ class Service:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer a client's requests until it leaves, stalls, or sends an invalid request."""
-        if len(self._clients) >= MAX_CLIENTS or not is_own(writer.get_extra_info("socket")):
+        is_closed = len(self._clients) >= MAX_CLIENTS or self._replaced.is_set()
+        if is_closed or not is_own(writer.get_extra_info("socket")):
             return writer.close()
         self._clients.add(writer)
         writer.transport.set_write_buffer_limits(0)  # so `drain` waits until everything is sent
@@ -189,20 +219,22 @@ class Service:
         if method is None:
             return frame(["error", f"no such call: {call}"])
         try:
-            if (
-                call != "optimize"
-            ):  # the engine holds the GIL, so only the system's alarm can end this process
+            self._check_current()
+            if call in self._folder.OPENING:
+                self._folder.open(arguments[0])
+            if call != "optimize":
+                # The engine holds the GIL, so only the system's alarm can end this process.
                 signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
             return frame(["done", method(*arguments)])
+        except FolderReplaced as error:
+            self._replaced.set()
+            return frame(["replaced", str(error)])
+        except UnsafeFile as error:
+            return frame(["unsafe", str(error)])
+        except StoreError as error:
+            return frame(["error", str(error)])
         except Exception as error:
-            return frame(
-                [
-                    "error",
-                    str(error)
-                    if isinstance(error, StoreError)
-                    else f"{error} ({type(error).__name__})",
-                ]
-            )
+            return frame(["error", f"{error} ({type(error).__name__})"])
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -220,6 +252,7 @@ def main(path: str) -> int:
         lock = take(Path(path))
         place = socket_path(Path(path))
         listener = _listen(place)
+        bound = place.lstat()
         lock.truncate(0)
         lock.write(str(place))
         lock.flush()
@@ -232,17 +265,26 @@ def main(path: str) -> int:
     _report("ready", None)
     try:
         asyncio.run(service.run(listener))
-    finally:
-        place.unlink(
-            missing_ok=True
-        )  # before unlocking the folder, since the next owner's socket has the same name
+        # Before unlocking the folder, since the next owner's socket has the same name.
+        _remove(place, bound)
         folder.close()
-        lock.close()
+    except FolderReplaced:
+        _remove(place, bound)
+        # Without a flush, whose paths may lead to files that are not this process's.
+        os._exit(1)
+    lock.close()
     return 0
 
 
+def _remove(place: Path, bound: os.stat_result) -> None:
+    """Remove the socket, unless another process has replaced it."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(place.lstat(), bound):
+            place.unlink()
+
+
 def take(folder: Path) -> Any:
-    """Lock the folder and return the open lock file. Raises FolderTaken, or StoreError with the reason."""
+    """Lock the folder and return the open lock file. Raises FolderTaken, UnsafeFile, or StoreError with the reason."""
     kind = _network_type(folder)
     if kind is not None:
         raise StoreError(
@@ -250,7 +292,9 @@ def take(folder: Path) -> Any:
             "Qdrant engine: choose a folder on a local disk, or run a Qdrant server"
         )
     try:
-        file = (folder / LOCK).open("a")
+        file = open(machine.open_own(folder, LOCK, os.O_RDWR | os.O_CREAT), "r+")  # noqa: SIM115 (as long as the process)
+    except UnsafeFile:
+        raise
     except OSError as error:
         raise StoreError(
             f"{folder}: cannot be used as the folder of the embedded Qdrant engine: {error}"

@@ -235,20 +235,22 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
     """Read a filter from an object, JSON, or qdrant-client's filter. None stays None. Raises InvalidInput, naming the place."""
     if value is None or isinstance(value, Filter):
         return value
-    if isinstance(value, str | bytes):
-        try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
-            raise InvalidInput(f"`{field}` is not JSON: {error}") from error
-    if hasattr(value, "model_dump"):
-        value = value.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if not isinstance(value, dict):
+    if isinstance(value, str | bytes | msgspec.Raw):
+        plain = _from_json(value, field)
+    elif hasattr(value, "model_dump"):
+        plain = value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    else:
+        plain = value
+    if plain is None:
+        return None
+    if not isinstance(plain, dict):
         raise InvalidInput(
-            f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(value).__name__}"
+            f"`{field}` should be an object with `must`, `should` or `must_not`, not {type(plain).__name__}"
         )
-    _check_size(value, field)
+    _check_bytes(plain, field)
+    _check_size(plain, field)
     try:
-        found = msgspec.convert(value, Filter)
+        found = msgspec.convert(plain, Filter)
     except msgspec.ValidationError as error:
         raise InvalidInput(_message(str(error), field)) from None
     if not found.is_group:
@@ -258,20 +260,54 @@ def filter_from(value: Any, field: str = "filter") -> Filter | None:
     return found
 
 
-def _check_size(given: Mapping[str, Any], field: str) -> None:
-    """Raises InvalidInput for too many levels, bytes or conditions, or too many list values and words in total.
+def _from_json(text: str | bytes | msgspec.Raw, field: str) -> Any:
+    """Decode JSON of at most `MAX_FILTER_BYTES`. Raises InvalidInput."""
+    encoded = text.encode(errors="surrogatepass") if isinstance(text, str) else bytes(text)
+    if len(encoded) > MAX_FILTER_BYTES:
+        raise _too_large(field)
+    try:
+        return msgspec.json.decode(encoded)
+    except RecursionError:
+        raise _too_deep(field) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"`{field}` is not JSON: {error}") from error
+
+
+def _check_bytes(plain: Mapping[str, Any], field: str) -> None:
+    """Raises InvalidInput for too many bytes of JSON, without a step of Python for each item."""
+    try:
+        size = len(orjson.dumps(plain))
+    except TypeError as error:
+        # orjson refuses more levels than it can write, and a number above 64 bits.
+        if "ecursion" in str(error):
+            raise _too_deep(field) from None
+        raise InvalidInput(f"`{field}` cannot be read: {error}") from None
+    if size > MAX_FILTER_BYTES:
+        raise _too_large(field)
+
+
+def _too_large(field: str) -> InvalidInput:
+    return InvalidInput(f"`{field}` has more than {MAX_FILTER_BYTES} bytes")
+
+
+def _too_deep(field: str) -> InvalidInput:
+    return InvalidInput(f"`{field}` is nested deeper than {MAX_DEPTH} levels")
+
+
+def _check_size(plain: Mapping[str, Any], field: str) -> None:
+    """Raises InvalidInput for too many levels or conditions, or too many list values and words in total.
 
     All conditions count: groups and those inside them, in `nested` and in `min_should`.
     """
     conditions, values = 0, 0
-    level: list[tuple[Any, int]] = [
-        (given, 1)
-    ]  # without recursion, since it may be deeper than Python allows
+    # Without recursion, since it may be deeper than Python allows.
+    level: list[tuple[Any, int]] = [(plain, 1)]
     while level:
-        one, depth = level.pop()
+        part, depth = level.pop()
         if depth > 2 * MAX_DEPTH + 1:  # an object and its list count as one level
-            raise InvalidInput(f"`{field}` is nested deeper than {MAX_DEPTH} levels")
-        for name, item in one.items() if isinstance(one, Mapping) else [("", item) for item in one]:
+            raise _too_deep(field)
+        items = part.items() if isinstance(part, Mapping) else [("", item) for item in part]
+        for name, item in items:
             if name in CLAUSES and item is not None:
                 conditions += len(item) if isinstance(item, list) else 1
             elif isinstance(item, list):
@@ -280,20 +316,14 @@ def _check_size(given: Mapping[str, Any], field: str) -> None:
                 values += len(re.findall(r"\w+", item))
             if isinstance(item, Mapping | list):
                 level.append((item, depth + 1))
-    try:
-        size = len(orjson.dumps(given))
-    except TypeError as error:  # a number above 64 bits
-        raise InvalidInput(f"`{field}` cannot be read: {error}") from None
-    if size > MAX_FILTER_BYTES:
-        raise InvalidInput(f"`{field}` has more than {MAX_FILTER_BYTES} bytes")
-    if conditions > MAX_CONDITIONS:
-        raise InvalidInput(
-            f"`{field}` holds more than {MAX_CONDITIONS} conditions, groups and those in them included"
-        )
-    if values > MAX_VALUES:
-        raise InvalidInput(
-            f"`{field}` holds more than {MAX_VALUES} values, those of all its lists and the words of its texts"
-        )
+        if conditions > MAX_CONDITIONS:
+            raise InvalidInput(
+                f"`{field}` holds more than {MAX_CONDITIONS} conditions, groups and those in them included"
+            )
+        if values > MAX_VALUES:
+            raise InvalidInput(
+                f"`{field}` holds more than {MAX_VALUES} values, those of all its lists and the words of its texts"
+            )
 
 
 _NAMES = tuple({name for part in _Part.__subclasses__() for name in part.__struct_encode_fields__})

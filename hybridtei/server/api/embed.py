@@ -29,8 +29,8 @@ from hybridtei.server.api.tei import (
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, Write
-from hybridtei.server.endpoint import post
 from hybridtei.server.models import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
+from hybridtei.server.routing import post
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -125,7 +125,7 @@ BY_TABLE = ((b"x-query-encoder", b"table"),)
 NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 
 
-@post("/embed", list[Vector], capability=EMBED, is_tei=True)
+@post("/embed", EmbedRequest, list[Vector], capability=EMBED, is_tei=True)
 async def embed(context: Context, request: EmbedRequest) -> Reply:
     """Dense vectors. Those of a SPLADE model are over the vocabulary."""
     inputs, is_batch = parse_inputs(request.inputs)
@@ -152,7 +152,7 @@ async def _embed_splade(context: Context, task: Embed, is_batch: bool) -> Reply:
     )
 
 
-@post("/embed_all", list[list[Vector]], capability=EMBED, is_tei=True)
+@post("/embed_all", EmbedAllRequest, list[list[Vector]], capability=EMBED, is_tei=True)
 async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     """A raw vector for each token."""
     inputs, is_batch = parse_inputs(request.inputs)
@@ -173,7 +173,13 @@ def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
     return [answers.sparse_tei(vectors, i) for i in range(len(vectors))]
 
 
-@post("/embed_sparse", list[list[SparseValue]], capability=EMBED_SPARSE, is_tei=True)
+@post(
+    "/embed_sparse",
+    EmbedSparseRequest,
+    list[list[SparseValue]],
+    capability=EMBED_SPARSE,
+    is_tei=True,
+)
 async def embed_sparse(
     context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse
 ) -> Reply:
@@ -185,11 +191,10 @@ async def embed_sparse(
     return reply if request.query_encoder == "model" else replace(reply, headers=BY_TABLE)
 
 
-@post(
-    "/embed_multivector",
-    list[list[list[float | Vector] | PackedVectors] | PackedVectors],
-    capability=EMBED_MULTIVECTOR,
-)
+Vectors = list[list[float | Vector] | PackedVectors] | PackedVectors
+
+
+@post("/embed_multivector", EmbedMultivectorRequest, list[Vectors], capability=EMBED_MULTIVECTOR)
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """A unit vector for each token of an input, or fewer; with spans, a list of such lists."""
     inputs, is_batch = parse_inputs(request.inputs)
@@ -206,7 +211,12 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
     )
 
 
-@post("/embed_hybrid", list[HybridEmbedding | list[HybridEmbedding]], capability=EMBED_HYBRID)
+@post(
+    "/embed_hybrid",
+    EmbedHybridRequest,
+    list[HybridEmbedding | list[HybridEmbedding]],
+    capability=EMBED_HYBRID,
+)
 async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     """Every requested output, from one pass."""
     inputs, is_batch = parse_inputs(request.inputs)
@@ -225,7 +235,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     )
 
 
-@post("/similarity", Vector, capability=EMBED, is_tei=True)
+@post("/similarity", SimilarityRequest, Vector, capability=EMBED, is_tei=True)
 async def similarity(context: Context, request: SimilarityRequest) -> Reply:
     """The cosine of the source sentence to each other one, from raw pooled vectors."""
     sentences = request.inputs.sentences

@@ -30,9 +30,8 @@ from hybridtei.server.api.tei import (
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, usage_of
-from hybridtei.server.endpoint import post
 from hybridtei.server.models import EMBED
-from hybridtei.server.routing import FLAT, OpenAICompatErrorResponse
+from hybridtei.server.routing import FLAT, OpenAICompatErrorResponse, post
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -172,9 +171,17 @@ class OpenAICompatResponse(Struct, frozen=True):
     usage: OpenAICompatUsage
 
 
-@post("/v1/embeddings", OpenAICompatResponse, span=None, capability=EMBED, is_tei=True, **FLAT)
+@post(
+    "/v1/embeddings",
+    OpenAICompatRequest,
+    OpenAICompatResponse,
+    capability=EMBED,
+    is_tei=True,
+    **FLAT,
+)
 @post(
     "/embeddings",
+    OpenAICompatRequest,
     OpenAICompatResponse,
     in_schema=False,
     capability=EMBED,
@@ -317,7 +324,13 @@ class ContextualizedResponse(Struct, frozen=True):
     usage: dict[str, int]
 
 
-@post("/v1/contextualizedembeddings", ContextualizedResponse, capability=EMBED, **FLAT)
+@post(
+    "/v1/contextualizedembeddings",
+    ContextualizedRequest,
+    ContextualizedResponse,
+    capability=EMBED,
+    **FLAT,
+)
 async def contextualized_embed(context: Context, request: ContextualizedRequest) -> Reply:
     """Embeddings of documents' chunks: a list of unit vectors for each document."""
     with context.counting_failures():

@@ -35,10 +35,9 @@ from hybridtei.server.context import (
     load_of_pairs,
     usage_of,
 )
-from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import decode
 from hybridtei.server.models import RANK
-from hybridtei.server.routing import LISTED
+from hybridtei.server.routing import LISTED, post
 
 MAX_RANK_FIELDS = 32  # the event loop looks up each field in each of thousands of documents
 
@@ -163,7 +162,7 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
 DOCUMENTS_PER_UNIT = 100  # Cohere bills by this
 
 
-@post("/rerank", list[Rank], capability=RANK, is_tei=True, only_tei=True)
+@post("/rerank", RerankRequest, list[Rank], capability=RANK, is_tei=True, only_tei=True)
 async def rerank(context: Context, request: RerankRequest) -> Reply:
     """Reranking of `texts`: the best first, ties in reverse order."""
     with context.counting_failures():
@@ -191,7 +190,14 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     return await context.reply(write, scored.scores, usage, numbers)
 
 
-@post(["/v1/rerank", "/v2/rerank"], DocumentsResponse, span="rerank", capability=RANK, **LISTED)
+@post(
+    ["/v1/rerank", "/v2/rerank"],
+    DocumentsRequest,
+    DocumentsResponse,
+    span="rerank",
+    capability=RANK,
+    **LISTED,
+)
 async def rerank_documents(
     context: Context, request: DocumentsRequest, *, plain: bool = False
 ) -> Reply:
@@ -254,12 +260,7 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
 
 
 @post(
-    "/rerank",
-    list[Rank] | DocumentsResponse,
-    span=None,
-    capability=RANK,
-    is_tei=True,
-    by_field=BY_FIELD,
+    "/rerank", BY_FIELD, list[Rank] | DocumentsResponse, span="rerank", capability=RANK, is_tei=True
 )
 async def rerank_either(context: Context, request: RerankRequest | DocumentsRequest) -> Reply:
     """Reranking of `texts` or `documents`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import Meta, Struct, structs
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from hybridtei.batch import Head
 from hybridtei.config import ServerConfig
@@ -29,8 +29,8 @@ from hybridtei.retrieval.search.options import (
     Stage,
 )
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
-from hybridtei.server.endpoint import post
 from hybridtei.server.models import Models, StoreContext
+from hybridtei.server.routing import post
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.search.searcher import Rank
@@ -59,9 +59,14 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
             description="Rerank the best hits: true: by the first loaded reranker; or the name of one."
         ),
     ] = False
-    filter: Annotated[dict[str, Any] | None, Meta(description="A filter in Qdrant's format.")] = (
-        None
-    )
+    # Not decoded here, since its bytes are bounded first.
+    filter: Annotated[
+        Raw | UnsetType,
+        Meta(
+            description="A filter in Qdrant's format.",
+            extra_json_schema={"type": ["object", "null"], "default": None},
+        ),
+    ] = UNSET
     relevant_spans: Annotated[
         RelevantSpans | None,
         Meta(
@@ -75,16 +80,16 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def texts(self) -> list[str]:
-        """Raises InvalidInput unless the request has exactly one of `query` and `queries`."""
+        return [self.query] if self.query is not None else self.queries or []
+
+    def check_texts(self) -> None:
+        """Raises InvalidInput unless the request has exactly one of `query` and `queries`, and no empty text."""
         if (self.query is None) == (self.queries is None):
             raise InvalidInput("give either `query` or `queries`")
-        texts = [self.query] if self.query is not None else self.queries or []
-        for place, text in enumerate(texts):
+        for place, text in enumerate(self.texts):
             if not text.strip():
-                raise InvalidInput(
-                    f"`{'query' if self.query is not None else f'queries[{place}]'}` is empty"
-                )
-        return texts
+                name = "query" if self.query is not None else f"queries[{place}]"
+                raise InvalidInput(f"`{name}` is empty")
 
 
 class SpannedHit(SearchHit, frozen=True, omit_defaults=True):
@@ -131,11 +136,11 @@ MAX_SPANNED = 100  # hits of a request to embed for `relevant_spans`
 MAX_SPANNED_CHARACTERS = 2_000_000  # total characters of these texts
 
 
-@post("/search", SearchResponse | SearchesResponse, role="search", needs_store=True)
+@post("/search", SearchRequest, SearchResponse | SearchesResponse, role="search", source="store")
 async def search(stores: StoreContext, request: SearchRequest) -> Reply:
     """Search a collection of the vector store: embed, find, fuse, rescore, rerank."""
-    if request.query is None:
-        stores.models.default.check_batch(len(request.texts))
+    if request.queries is not None:
+        stores.models.default.check_batch(len(request.queries))
     options = options_of(request, stores.server)
     rank = ranker(stores.models, request.rerank)
     searched = partial(_searched, stores, request, options, rank)
@@ -271,7 +276,9 @@ def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
 
     request.check_page()
     _check_candidates(request, server.max_search_points)
-    options = SearchOptions.of(request, query_filter=filter_from(request.filter))
+    request.check_texts()
+    query_filter = None if request.filter is UNSET else filter_from(request.filter)
+    options = SearchOptions.of(request, query_filter=query_filter)
     if request.spans is None or options.with_payload is True:
         return options
     return structs.replace(options, with_payload=[*(options.with_payload or ()), TEXT])
@@ -285,7 +292,7 @@ def _check_candidates(request: SearchRequest, most: int) -> None:
         **({"`rerank_limit`": request.rerank_limit} if request.rerank is not False else {}),
     }
     name, value = max(reach.items(), key=lambda item: item[1])
-    queries = len(request.texts)
+    queries = len(request.queries or [""])
     if queries * value > most:
         of_all = f" for each of {queries} `queries`" if queries > 1 else ""
         raise TooManyCandidates(

@@ -71,7 +71,7 @@ async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool
     content_type = fields.get(b"content-type")
     if type_required if content_type is None else not JSON_TYPE.match(content_type.strip()):
         raise BodyError("Expected request with `Content-Type: application/json`", 415)
-    _check_coding(scope)
+    _check_coding(fields)
     declared = fields.get(b"content-length", b"")
     too_large = declared.isdigit() and int(declared) > limit
     chunks: list[bytes] = []
@@ -89,7 +89,7 @@ async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool
 
 async def body_parts(scope: Any, receive: Any) -> AsyncIterator[bytes]:
     """Yield a body of any size in parts of about `PART_BYTES`. Raises BodyError, ClientDisconnected."""
-    _check_coding(scope)
+    _check_coding(first_fields(scope))
     part, more = bytearray(), True
     while more:
         chunk, more = await _next_chunk(scope, receive)
@@ -99,8 +99,8 @@ async def body_parts(scope: Any, receive: Any) -> AsyncIterator[bytes]:
             part.clear()
 
 
-def _check_coding(scope: Any) -> None:
-    coding = first_fields(scope).get(b"content-encoding", b"")
+def _check_coding(fields: Mapping[bytes, bytes]) -> None:
+    coding = fields.get(b"content-encoding", b"")
     if coding not in (b"", b"identity"):
         given = coding.decode("latin-1")  # decompression is a proxy's work
         raise BodyError(f"Expected a body without `content-encoding`. Given: {given}", 415)

@@ -12,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import resource
 import socket
 from asyncio import Transport
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from hybridtei.config import ServerConfig
 from hybridtei.errors import AnswersUnsent
@@ -37,18 +40,50 @@ class ClientDisconnected(Exception):
 
 
 class Disconnect:
-    """`happened` is True once the client has disconnected before its answer; then `on_disconnect` is called."""
+    """`happened` is True once the client has disconnected before its answer. A context manager: within it, a disconnect cancels
+    the current task, and the cancellation becomes ClientDisconnected.
 
-    __slots__ = ("happened", "on_disconnect")
+    ASGI servers report a disconnect only in `receive`, so each request would need a second task. `BoundedHttpProtocol` calls
+    `notify` instead. Under another server the work continues.
+    """
+
+    __slots__ = ("_running", "happened")
 
     def __init__(self) -> None:
         self.happened = False
-        self.on_disconnect: Callable[[], object] | None = None
+        self._running: asyncio.Task[Any] | None = None
 
     def notify(self) -> None:
         self.happened = True
-        if self.on_disconnect is not None:
-            self.on_disconnect()
+        if self._running is not None:
+            self._running.cancel()
+
+    def __enter__(self) -> None:
+        self._running = asyncio.current_task()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        running, self._running = self._running, None
+        if self.happened and running is not None and kind is asyncio.CancelledError:
+            running.uncancel()
+            raise ClientDisconnected from None
+
+
+def while_connected(scope: Any) -> Disconnect:
+    """The disconnect of a request's client, to work within it."""
+    return (scope.get("extensions") or {}).get(DISCONNECT) or Disconnect()
+
+
+# The only paths that may end in a slash, also below /m/ALIAS
+ENDING_IN_SLASH = re.compile(rb"(/m/[^/]*)?(/docs)?/")
+
+
+def is_path(scope: Any) -> bool:
+    """False for doubled and trailing slashes, which Litestar removes from a path and TEI does not."""
+    raw = scope["raw_path"]
+    path = unquote_to_bytes(raw) if b"%" in raw else raw
+    return b"//" not in path and (path[-1:] != b"/" or ENDING_IN_SLASH.fullmatch(path) is not None)
 
 
 class Answering:
@@ -150,7 +185,7 @@ class Unsent:
 
     def check(self) -> None:
         """Raises AnswersUnsent at the bound. Call it before any work for a request."""
-        if self.is_full:
+        if self.bytes >= self._limit:
             raise self._refusal()
 
     def add(self, size: int) -> None:

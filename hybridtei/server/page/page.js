@@ -47,7 +47,7 @@ async function open() {
   const { model_id: id, model_dtype: dtype, version, hybridtei } = info();
   byId("facts").textContent = `${id} · ${hybridtei.role} · ${hybridtei.outputs.join(", ")} · ${hybridtei.backend} ${dtype} · ${version}`;
   byId("docs").href = state.alias === null || aliasOfAddress !== null ? "docs/" : `m/${encodeURIComponent(state.alias)}/docs/`;
-  byId("search").hidden = !hybridtei.retrieval.store;
+  byId("search").hidden = !hybridtei.store;
   forget();
   watch(state.alias);
 }
@@ -69,7 +69,7 @@ async function follow() {
   if (link.collection && listed) await runSearch();
 }
 
-/** The first example, scored unasked: where the page opened without a key or a question, and the server does nothing else. */
+/** Scores the first example when the page opens, unless the address holds a question or the server is busy. */
 async function scoreFirst() {
   const before = running;
   if (byId("main").hidden || location.hash || !outputs().length) return;
@@ -358,10 +358,11 @@ byId("fusion").addEventListener("change", (event) => {
   showScores();
   remember();
 });
-byId("key-form").addEventListener("submit", (event) => {
+byId("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   useKey(byId("key").value);
-  follow();
+  await follow();
+  scoreFirst();
 });
 byId("model").addEventListener("change", () => {
   running.abort();

@@ -10,7 +10,6 @@ import torch
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
 from hybridtei.inference.backends import select as backend_choice
-from hybridtei.inference.backends.base import Replicas
 from hybridtei.inference.backends.select import choices, open_backend, why_not
 from hybridtei.models.checkpoint.spec import read_spec
 
@@ -117,22 +116,3 @@ def test_torch_decides_whether_there_is_a_gpu_and_the_log_says_why_not(bert, mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     (only,) = choices(config, spec)
     assert (only.name, only.dtype, only.why) == ("torch", "float16", "torch finds a CUDA device")
-
-
-def test_a_gpu_that_is_named_and_not_there_is_an_error(
-    bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend_choice, "NVIDIA", Path("/nowhere"))
-    with pytest.raises(
-        LoadError, match="`cuda-devices` is '0', and there is no NVIDIA device here"
-    ):
-        open_backend(
-            ModelConfig(model_id=str(bert), backend="torch", cuda_devices="0"), read_spec(bert)
-        )
-
-
-def test_several_devices_are_a_replica_each(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_choice, "_devices", lambda _: ["cpu", "cpu"])
-    backend = open_backend(ModelConfig(model_id=str(bert), backend="torch"), read_spec(bert))
-    assert isinstance(backend, Replicas)
-    assert [replica.backend.name for replica in backend.replicas] == ["torch", "torch"]

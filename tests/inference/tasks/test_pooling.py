@@ -11,7 +11,7 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.config import EngineConfig, ModelConfig
-from hybridtei.errors import InvalidInput, NotANumber
+from hybridtei.errors import InvalidInput
 from hybridtei.inference.load import find_model, text_model
 from hybridtei.inference.tasks import pooling
 from hybridtei.inference.tasks.base import Model
@@ -67,16 +67,6 @@ def test_words_alone_are_merged_where_there_are_any() -> None:
     )
     np.testing.assert_array_equal(left.values, rows.values[[1, 2, 4, 5, 6, 7, 8, 9, 10, 11]])
     np.testing.assert_array_equal(without_marks(rows, is_mark, 5).values, rows.values)
-
-
-@pytest.mark.parametrize(
-    "budget", [MultivectorBudget(max_tokens=4), MultivectorBudget(dtype="int8")]
-)
-def test_numbers_that_are_not_finite_are_said(budget: MultivectorBudget) -> None:
-    rows = rows_of(20)
-    rows[12, 1] = np.nan
-    with pytest.raises(NotANumber, match="text 1 "):
-        budgeted(Ragged(rows, np.array([0, 10, 20])), budget)
 
 
 def test_a_bit_for_each_sign() -> None:

@@ -197,3 +197,21 @@ def test_a_cache_that_is_full_is_named_and_left_clean(empty: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert parts(empty) == []
     assert not list(empty.rglob(WEIGHTS))
+
+
+def test_a_hash_in_a_cache_that_others_may_write_to_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the cache, and the entry that says that it is whole, may both be another user's."""
+    cache, path = tmp_path / "cache", tmp_path / "weights"
+    monkeypatch.setenv("HYBRIDTEI_CACHE", str(cache))
+    path.write_bytes(b"poison")
+    true = hashlib.sha256(b"poison").hexdigest()
+    assert files.sha256_of(path) == true
+    (entry,) = cache.iterdir()
+    entry.write_text(entry.read_text().replace(true, "0" * 64))
+    assert files.sha256_of(path) == "0" * 64
+    for mode in (0o777, 0o775, 0o1777):
+        cache.chmod(mode)
+        assert files.sha256_of(path) == true
+        entry.write_text(entry.read_text().replace(true, "0" * 64))

@@ -3,6 +3,7 @@ memory than the files have bytes, reads nothing outside the folder, and runs not
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -260,18 +261,30 @@ def test_a_folder_of_too_many_files_is_none_of_a_model(
         check_links(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json"]
+SETTINGS_FILES = ("config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json")
+CONTENTS = (
+    POINTER,
+    "[" * 100_000,
+    "{" * 10,
+    '{"a": NaN',
+    "\x00",
+    "",
+    '"text"',
+    "null",
+    "[]",
+    "1",
 )
+# A list without modules is read as a folder without that file.
+VALID = ("modules.json", "[]")
+
+
 @pytest.mark.parametrize(
-    "content",
-    [POINTER, "[" * 100_000, "{" * 10, '{"a": NaN', "\x00", "", '"text"', "null", "[]", "1"],
+    ("name", "content"),
+    [pair for pair in itertools.product(SETTINGS_FILES, CONTENTS) if pair != VALID],
 )
 def test_a_settings_file_of_any_other_content_is_refused_by_name(
     hybrid: Path, copied: Copied, name: str, content: str
 ) -> None:
-    if (name, content) == ("modules.json", "[]"):
-        pytest.skip("as good as none")
     folder = copied(hybrid)
     (folder / name).write_text(content)
     said = refused(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +72,35 @@ def test_depth_and_size_are_limited():
     assert filter_from(allowed) is not None
     with pytest.raises(InvalidInput, match="bytes"):
         filter_from({"must": [{"has_id": list(range(50_000))}]})
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"must": [[]] * 200_000},
+        {"must": [{}] * 200_000},
+        {"must": [{"key": "text", "match": {"text": "a " * 100_000}}]},
+        {"must": [[[]] * 50_000]},
+        dict.fromkeys(map(str, range(50_000))),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_bytes_are_bounded_before_a_step_for_each_item(large: Any, as_json: bool) -> None:
+    """Python's steps hold up the server's other requests; writing or reading JSON takes a hundredth of the time."""
+    value = json.dumps(large) if as_json else large
+    steps = 0
+
+    def count(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(count)
+    try:
+        with pytest.raises(InvalidInput, match="`filter` has more than 100000 bytes"):
+            filter_from(value)
+    finally:
+        sys.setprofile(None)
+    assert steps < 2_000
 
 
 def matched(**match: Any) -> dict[str, Any]:

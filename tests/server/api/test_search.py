@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import convert
 
 from hybridtei.batch import Head
+from hybridtei.config import ServerConfig
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.server.api import search as api
@@ -273,6 +275,16 @@ def test_under_load_a_collection_without_sparse_vectors_waits_for_the_model(spec
             422,
             "`filter` holds more than 100 conditions",
         ),
+        (
+            {"collection": "papers", "query": "one", "filter": {"must": [[]] * 50_000}},
+            422,
+            "`filter` has more than 100000 bytes",
+        ),
+        (
+            {"collection": "papers", "query": "one", "filter": '{"must": []}'},
+            422,
+            "`filter` should be an object",
+        ),
         ({"collection": "papers", "query": "one", "rerank": True}, 422, "no reranker is loaded"),
         (
             {"collection": "papers", "queries": ["one"] * 33},
@@ -292,12 +304,39 @@ def test_a_bad_shape_is_refused_before_any_work(shelf):
     for body in (
         {"collection": "papers", "query": "one", "mode": "best"},
         {"collection": "papers", "query": 3},
+        {"collection": "papers", "query": "one", "with_payload": ["a"] * 101},
+        {"collection": "papers", "query": "one", "with_payload": ["a" * 1001]},
+        {"collection": "papers", "query": "one", "legs": ["dense"] * 11},
+        {"collection": "papers", "query": "one", "weights": [1.0] * 11},
+        {"collection": "papers", "query": "one", "weights": {str(n): 1.0 for n in range(11)}},
+        {"collection": "papers", "query": "one", "weights": "m" * 101},
         [],
     ):
         response = shelf.post("/search", body)
         assert response.status_code == 422
         assert response.text.startswith("Failed to deserialize the JSON body")
     assert shelf.backend.forwards == before
+
+
+def test_each_key_of_a_payload_is_looked_up_once(shelf):
+    """A name that is repeated costs nothing for each hit."""
+    body = {"collection": "papers", "query": QUERY, "with_payload": ["text", "document_id"] * 50}
+    options = api.options_of(convert(body, api.SearchRequest), ServerConfig())
+    assert options.with_payload == ["text", "document_id"]
+    hits = shelf.post("/search", body).json()["hits"]
+    assert {tuple(hit["payload"]) for hit in hits} == {("text", "document_id")}
+
+
+def test_queries_are_counted_before_their_texts_are_read(shelf):
+    body = {"collection": "papers", "queries": [""] * 33}
+    assert "batch size 33" in shelf.post("/search", body).json()["error"]
+
+
+@pytest.mark.parametrize("empty", [None, {}, {"must": []}])
+def test_a_filter_without_conditions_finds_everything(shelf, empty):
+    body = {"collection": "papers", "query": QUERY, "limit": 3}
+    with_filter = shelf.post("/search", {**body, "filter": empty})
+    assert with_filter.json()["hits"] == shelf.post("/search", body).json()["hits"]
 
 
 def test_a_server_without_a_store_says_how_to_get_one(server):

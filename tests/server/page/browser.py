@@ -15,6 +15,14 @@ DOCUMENTS = [
     "seven <b>zwölf</b> café",
 ]
 Open = Callable[..., Any]
+# Elements beyond the right edge of the window that nothing scrolls or cuts
+OVERFLOWING = """() => [...document.querySelectorAll("body *")].filter((element) => {
+  if (element.getBoundingClientRect().right <= innerWidth + 1) return false;
+  for (let box = element.parentElement; box !== document.body; box = box.parentElement) {
+    if (getComputedStyle(box).overflowX !== "visible") return false;
+  }
+  return true;
+}).map((element) => element.outerHTML.slice(0, 120))"""
 
 
 def score(

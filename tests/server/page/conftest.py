@@ -9,7 +9,7 @@ from urllib.parse import urljoin
 
 import pytest
 
-from tests.server.page.browser import Open
+from tests.server.page.browser import OVERFLOWING, Open
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -32,7 +32,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any, tmp_path: Path) -> Open:
-    """The page, opened. In the end it is photographed, and has complained of nothing but `refused` statuses."""
+    """Open a page, and all that it opens. In the end it has asked no other host, nothing reaches
+    beyond its right edge, and the console holds nothing but `refused` statuses. A picture of it is
+    in the test's folder."""
 
     @contextmanager
     def opened(
@@ -40,26 +42,41 @@ def visit(browser: Any, tmp_path: Path) -> Open:
         *,
         refused: tuple[int, ...] = (),
         width: int = 1280,
+        height: int = 800,
         clock: bool = False,
         **looks: Any,
     ) -> Iterator[Any]:
-        page = browser.new_page(viewport={"width": width, "height": 800}, **looks)
-        page.set_default_timeout(20_000)
-        complaints: list[str] = []
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        own = (urljoin(url, "/"), "data:")  # `data:` are pictures of Swagger UI's style sheet
-        page.on(
-            "request",
-            lambda request: None if request.url.startswith(own) else complaints.append(request.url),
-        )
-        if clock:
-            page.clock.install()
-        page.goto(url)
-        yield page
-        page.screenshot(path=tmp_path / "page.png", full_page=True)
-        page.close()
+        # `data:` are pictures of Swagger UI's style sheet
+        own = (urljoin(url, "/"), "data:")
         expected = tuple(f"the server responded with a status of {status}" for status in refused)
-        assert [text for text in complaints if not any(one in text for one in expected)] == []
+        complaints: list[str] = []
+
+        def complain(text: str) -> None:
+            if not any(sentence in text for sentence in expected):
+                complaints.append(text)
+
+        def check_host(request: Any) -> None:
+            if not request.url.startswith(own):
+                complaints.append(f"asked {request.url}")
+
+        with browser.new_context(viewport={"width": width, "height": height}, **looks) as context:
+            context.set_default_timeout(20_000)
+            context.on("console", lambda message: complain(message.text))
+            context.on("weberror", lambda error: complain(str(error.error)))
+            context.on("request", check_host)
+            page = context.new_page()
+            if clock:
+                page.clock.install()
+            page.goto(url)
+            try:
+                yield page
+            except Exception:
+                # A page that is dead fails the test by its symptom; pytest shows the cause.
+                print("the page's complaints:", complaints)
+                raise
+            page.screenshot(path=tmp_path / "page.png", full_page=True)
+            for each in context.pages:
+                complaints += [f"overflows: {text}" for text in each.evaluate(OVERFLOWING)]
+        assert complaints == []
 
     return opened

@@ -141,7 +141,7 @@ def _rectangle(
     batch: PackedBatch, n: int, longest: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """A rectangle of n rows and `longest` columns: each token's place int64[t], the token at each place int64[n * longest], and
-    the mask of keys int64[n, longest]."""
+    the mask of keys int64[n, longest]. Rows beyond the batch repeat its first token, and nothing reads them."""
     tokens = len(batch.input_ids)
     if (
         n == 1 and longest == tokens and batch.unseen is None
@@ -151,7 +151,10 @@ def _rectangle(
     mask = np.zeros((n, longest), dtype=bool)
     mask[: len(batch)] = np.arange(longest) < batch.lengths[:, None]
     places = np.flatnonzero(mask)
-    rows = np.zeros(mask.size, dtype=np.int64)
+    # Padding repeats the text's own first token: another text's states may be NaN, and a weight of 0 does not hide NaN.
+    first = np.zeros(n, dtype=np.int64)
+    first[: len(batch)] = batch.cu_seqlens[:-1]
+    rows = np.repeat(first, longest)
     rows[places] = np.arange(tokens)
     seen = mask.astype(np.int64)
     seen[: len(batch)] = seen_mask(mask[: len(batch)], batch)

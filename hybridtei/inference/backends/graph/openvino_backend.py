@@ -33,14 +33,15 @@ from hybridtei.inference.backends.graph.host import Feed, HostBackend, HostHeads
 from hybridtei.inference.backends.graph.onnx_backend import MlmHead
 from hybridtei.inference.backends.graph.openvino_model import (
     BY_TOKEN,
+    POSITIONS,
     Int8Form,
     Tensors,
+    count_positions,
     model_of,
     tensors_of,
 )
 from hybridtei.inference.backends.graph.writer import Graph
 from hybridtei.inference.backends.weights import word_table
-from hybridtei.models.checkpoint.sizes import looks_positions_up
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs
@@ -83,6 +84,7 @@ class OpenVinoBackend(HostBackend):
         self.shares_prefixes = graph.causal
         cores = available_cores()
         self._lane = threading.local()
+        self._positions = count_positions(spec)
         words = word_table(spec, graph.weights)
         form = (int8 or Int8Form(64)) if dtype == "int8" else None
         settings, tensors = _settings(dtype, form), tensors_of(graph, weights, form)
@@ -97,6 +99,7 @@ class OpenVinoBackend(HostBackend):
                 graph,
                 tensors,
                 settings,
+                positions=self._positions,
                 by_token=form is not None and form.group == BY_TOKEN,
                 cores=cores,
                 team=team,
@@ -139,7 +142,7 @@ class OpenVinoBackend(HostBackend):
         model = self._models.of(
             getattr(self._lane, "kind", LaneKind.EXPRESS), use_all_cores=use_all_cores
         )
-        _check_ids(batch, self.spec, self._inputs)
+        _check_ids(batch, self.spec, self._inputs, self._positions)
         return end_to_end(batch, self._inputs, model.run, _grown_sizes)
 
 
@@ -155,15 +158,16 @@ class _Models:
         tensors: Tensors,
         settings: Settings,
         *,
+        positions: int,
         by_token: bool,
         cores: int,
         team: int,
         bulk_niceness: int,
     ) -> None:
-        """`team`: the threads of the only model, which all callers share, or 0."""
+        """`positions`: as for `declared`. `team`: the threads of the only model, which all callers share, or 0."""
         core = ov.Core()
         _check_processor(core, settings["INFERENCE_PRECISION_HINT"])
-        model = model_of(core, graph, tensors, by_token=by_token)
+        model = model_of(core, graph, tensors, positions, by_token=by_token)
         if team:
             self._all_cores = self._express = self._bulk = _compile(
                 core, model, settings, threads=team, streams=1
@@ -299,15 +303,13 @@ def _check_processor(core: ov.Core, precision: ov.Type) -> None:
         )
 
 
-def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str]) -> None:
+def _check_ids(batch: PackedBatch, spec: ModelSpec, taken: frozenset[str], positions: int) -> None:
     """Raises IndexError for ids outside a table, where OpenVINO would read other memory without an error."""
     types = batch.token_type_ids if "token_type_ids" in taken else None
-    positions = (
-        spec.config.get("max_position_embeddings") if looks_positions_up(spec.config) else None
-    )
+    places = batch.position_ids if POSITIONS in taken else None
     tables = (
         ("input id", batch.input_ids, spec.vocab_size),
-        ("position", batch.position_ids, positions),
+        ("position", places, positions),
         ("token type", types, spec.config.get("type_vocab_size")),
     )
     for name, ids, size in tables:

@@ -30,6 +30,7 @@ from hybridtei.inference.backends.graph.openvino_model import (
     BY_TOKEN,
     TINY,
     Int8Form,
+    count_positions,
     declared,
     give_weights,
     int8_matrices,
@@ -138,7 +139,7 @@ def divisors(
 ) -> dict[str, Floats]:
     """The divisors of matrices with at least `gain` products a number, from the sample texts in float32."""
     core = ov.Core()
-    model = declared(core, graph)
+    model = declared(core, graph, count_positions(spec))
     shared = shared_inputs(model, int8_matrices(graph))
     give_weights(model, tensors_of(graph, weights, None))
     largest = _largest(spec, core, model, [output for output, _ in shared])

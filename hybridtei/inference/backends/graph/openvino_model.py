@@ -15,6 +15,8 @@ from hybridtei.inference.backends.graph.int8 import Int8Matrix, quantized
 from hybridtei.inference.backends.graph.ops import MASKED
 from hybridtei.inference.backends.graph.writer import Graph, inputs
 from hybridtei.inference.backends.weights import graph_keys
+from hybridtei.models.checkpoint.sizes import looks_positions_up
+from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.models.families.ops import is_adapter
 from hybridtei.outputs import Floats
@@ -29,6 +31,8 @@ from openvino import opset13 as ops  # noqa: E402
 
 BY_TOKEN = 0  # as a group size: all numbers of a token and of a matrix's row
 TINY = 1e-30  # the scale of zeros
+POSITIONS = "position_ids"
+MAX_POSITIONS = 131_072  # rows of a table of positions: 64 MB for heads of 128 numbers
 
 Tensors = Mapping[str, Floats | Int8Matrix]
 
@@ -47,6 +51,14 @@ class Int8Form:
 
     group: int
     divisors: Mapping[str, Floats] | None = None
+
+
+def count_positions(spec: ModelSpec) -> int:
+    """The number of position ids: of the checkpoint's table, or of those that the graph makes."""
+    table = spec.config.get("max_position_embeddings")
+    if isinstance(table, int) and looks_positions_up(spec.config):
+        return table
+    return min(spec.max_input_length + spec.positions.offset, MAX_POSITIONS)
 
 
 def int8_matrices(graph: Graph) -> list[str]:
@@ -75,18 +87,19 @@ def tensors_of(graph: Graph, weights: Weights, int8: Int8Form | None) -> Tensors
     return tensors
 
 
-def declared(core: ov.Core, graph: Graph) -> ov.Model:
-    """The graph with weights as inputs."""
+def declared(core: ov.Core, graph: Graph, positions: int) -> ov.Model:
+    """The graph with weights as inputs. `positions`: the number of position ids."""
     model = core.read_model(graph.body + inputs(graph.weights))
     _decompose_attention(model)
+    _tabulate_positions(core, model, positions)
     return model
 
 
 def _decompose_attention(model: ov.Model) -> None:
     """Replace each attention operator by two products with a softmax between them.
 
-    OpenVINO's own decomposition also writes a transposed copy of the keys and replaces NaN in the results. Only rows of padding
-    can have NaN, and nothing reads these. Without both, a pass of MiniLM takes 0.92 of the time (bfloat16, Xeon with AMX).
+    OpenVINO's own decomposition also writes a transposed copy of the keys and replaces NaN in the results. Without both, a
+    pass of MiniLM takes 0.92 of the time (bfloat16, Xeon with AMX).
     """
     masks: dict[tuple[str, int], ov.Output] = {}
     for node in model.get_ordered_ops():
@@ -97,9 +110,8 @@ def _decompose_attention(model: ov.Model) -> None:
             scores = ops.add(
                 ops.matmul(ops.multiply(queries, scale), keys, False, True), masks[_place(mask)]
             )
-            _without_nan(node).replace(
-                ops.matmul(ops.softmax(scores, -1), values, False, False).output(0)
-            )
+            attended = ops.matmul(ops.softmax(scores, -1), values, False, False)
+            _without_nan(node).replace(_zero_without_keys(attended, mask))
 
 
 def _without_nan(attention: ov.Node) -> ov.Output:
@@ -111,13 +123,67 @@ def _without_nan(attention: ov.Node) -> ov.Output:
     )
 
 
+def _is_of_keys(mask: ov.Output) -> bool:
+    """True if all queries of a text attend to the same keys. Each text has one."""
+    return bool(mask.get_node().get_type_name() == "Broadcast")
+
+
 def _additive_mask(mask: ov.Output) -> ov.Output:
     """The mask as numbers: of a boolean mask, 0 for keys to attend to and `MASKED` for others."""
     if mask.get_element_type() != ov.Type.boolean:
         return mask
-    if mask.get_node().get_type_name() == "Broadcast":  # the addition broadcasts too
+    if _is_of_keys(mask):  # the addition broadcasts too
         mask = mask.get_node().input_value(0)
     return ops.select(mask, ops.constant(np.float32(0)), ops.constant(np.float32(MASKED))).output(0)
+
+
+def _zero_without_keys(attended: ov.Node, mask: ov.Output) -> ov.Output:
+    """Attention's output, 0 for queries without any key: a softmax over masked keys alone would give their mean.
+
+    Tokens that no token attends to (`Encoding.unseen`) have no key if their window has only such tokens.
+    """
+    if mask.get_element_type() != ov.Type.boolean or _is_of_keys(mask):
+        return attended.output(0)
+    has_keys = ops.reduce_logical_or(mask, ops.constant(np.array([-1])), True)
+    return ops.select(has_keys, attended, ops.constant(np.float32(0))).output(0)
+
+
+def _tabulate_positions(core: ov.Core, model: ov.Model, positions: int) -> None:
+    """Replace what depends on a token's position alone, such as the cosine of its angle, by a table of all positions.
+
+    With a hint for bfloat16 OpenVINO would round positions and angles: above 256 a position has no bfloat16 of its own. A table
+    is a constant, which stays float32.
+    """
+    sources: dict[str, frozenset[str]] = {}
+    for node in model.get_ordered_ops():
+        name = node.get_friendly_name()
+        own = [name] if node.get_type_name() == "Parameter" else []
+        before = (value.get_node().get_friendly_name() for value in node.input_values())
+        sources[name] = frozenset(own).union(*(sources[other] for other in before))
+    for node in model.get_ordered_ops():
+        if sources[node.get_friendly_name()] != {POSITIONS} or not node.get_output_size():
+            continue
+        output = node.output(0)
+        readers = [
+            reader
+            for reader in output.get_target_inputs()
+            if sources[reader.get_node().get_friendly_name()] != {POSITIONS}
+        ]
+        if readers and output.get_element_type() == ov.Type.f32:
+            ids = next(
+                one for one in model.get_parameters() if one.get_friendly_name() == POSITIONS
+            )
+            table = _of_positions(core, output, ids, positions)
+            row = ops.gather(ops.constant(table), ids, ops.constant(0)).output(0)
+            for reader in readers:
+                reader.replace_source_output(row)
+
+
+def _of_positions(core: ov.Core, output: ov.Output, ids: ov.Node, positions: int) -> Floats:
+    """The value of an output for each position, in float32."""
+    part = ov.Model([output], [ids], "positions")
+    compiled = core.compile_model(part, "CPU", {"INFERENCE_PRECISION_HINT": ov.Type.f32})
+    return np.asarray(compiled([np.arange(positions)])[0])
 
 
 def shared_inputs(model: ov.Model, matrices: Collection[str]) -> list[tuple[ov.Output, list[str]]]:
@@ -133,9 +199,12 @@ def shared_inputs(model: ov.Model, matrices: Collection[str]) -> list[tuple[ov.O
     return list(found.values())
 
 
-def model_of(core: ov.Core, graph: Graph, tensors: Tensors, *, by_token: bool = False) -> ov.Model:
-    """The graph with its weights, which are not copied. `by_token`: `BY_TOKEN` is the group size."""
-    model = declared(core, graph)
+def model_of(
+    core: ov.Core, graph: Graph, tensors: Tensors, positions: int, *, by_token: bool = False
+) -> ov.Model:
+    """The graph with its weights, which are not copied. `positions`: as for `declared`. `by_token`: `BY_TOKEN` is the group
+    size."""
+    model = declared(core, graph, positions)
     give_weights(model, tensors, by_token=by_token)
     return model
 

@@ -39,7 +39,8 @@ from hybridtei.models.families.ops import Heads, Rotation, Rows, Tables
 
 T = TypeVar("T")
 POOLED = "pooled"
-MASKED = float(np.finfo(np.float32).min)
+# The least finite number of bfloat16. It becomes no infinity in bfloat16, where a sum of it could be NaN.
+MASKED = -3.3895313892515355e38
 
 
 def family_graph(spec: ModelSpec, *, rectangle: bool = False, alone: bool = False) -> Graph:

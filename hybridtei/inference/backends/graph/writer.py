@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hybridtei.models.checkpoint.weights import weight_files
 from hybridtei.system.frames import nested, varint
-from hybridtei.system.machine import cache_folder, whole
+from hybridtei.system.machine import cache_folder, is_own_alone, whole
 
 log = logging.getLogger(__name__)
 
@@ -235,12 +235,16 @@ def digest(graph: Graph, folder: Path, facts: bytes) -> str:
 
 
 def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
-    """Return the bytes that an earlier start stored, or call `make` and store its result. Raises the errors of `make`."""
+    """Return the bytes that an earlier start stored, or call `make` and store its result. Raises the errors of `make`.
+
+    Bytes in a folder that others may write to are not read.
+    """
     try:
-        content = memoryview(path.read_bytes())
-        if sha256(content[32:]).digest() == content[:32]:
-            return msgspec.msgpack.decode(content[32:], type=kind)
-        log.warning("%s: damaged, so it is made again", path)
+        if is_own_alone(path.parent):
+            content = memoryview(path.read_bytes())
+            if sha256(content[32:]).digest() == content[:32]:
+                return msgspec.msgpack.decode(content[32:], type=kind)
+            log.warning("%s: damaged, so it is made again", path)
     except FileNotFoundError:
         pass
     except (OSError, msgspec.DecodeError) as error:

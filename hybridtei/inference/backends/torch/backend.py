@@ -155,8 +155,7 @@ class TorchBackend(Backend):
             return False
 
     def max_tokens(self, limit: int, longest: int, fraction: float, sharing: int = 1) -> int:
-        """The tokens of the largest pass that fits into `fraction` of the free memory, divided by the replicas `sharing` a
-        device.
+        """The tokens of the largest pass that fits into `fraction` of the free memory, divided by the models `sharing` it.
 
         At most `limit`, which is the result on a CPU. Raises LoadError if an input of `longest` tokens does not fit.
         """

@@ -61,8 +61,7 @@ def emulated(rows: Tensor, row_scales: Tensor, weight: Tensor, weight_scales: Te
 
 
 def to_eight_bits(model: fx.GraphModule) -> int:
-    """Quantise every matrix with a suitable shape, and its input rows. These are separate operations, so that `torch.compile`
-    can fuse them with the rows' computation. Return the number of matrices."""
+    """Quantise every matrix with a suitable shape, and its input rows. Return the number of matrices."""
     graph, made, parts = model.graph, dict[str, torch.dtype](), dict[fx.Node, list[fx.Node]]()
     for node in [*graph.nodes]:
         if node.target is not functional.linear or node.args[1].op != "get_attr":

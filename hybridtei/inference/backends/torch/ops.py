@@ -2,7 +2,7 @@
 attention.
 
 `family_module` runs a family once, traced by torch.fx. The result is straight-line code over the checkpoint's tensors, without
-branches on settings, which torch can compile and a GPU can record.
+branches on settings, in which `fp8` replaces products.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ its neighbours.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,17 +25,15 @@ from hybridtei.inference.backends.torch.kernels import (
     per_sequence,
 )
 from hybridtei.inference.backends.torch.layout import PackedLayout
-from hybridtei.inference.backends.torch.memory import to_device
 
 if TYPE_CHECKING:
     from hybridtei.models.checkpoint.spec import ModelSpec
 
 Ids = Mapping[str, Tensor]  # a batch's integers on the device, int64[t] each, by the module's names
-Pass = Callable[[Ids, PackedLayout], Tensor]
 
 
 class PackedTrunk:
-    """Runs a family's module. `kernel` computes attention. `compiled`, from `compiling`, replaces the module once it is made.
+    """Runs a family's module. `kernel` computes attention.
 
     `padded`: a batch costs n * max_seqlen tokens. `causal`: no token attends to a later one, so prefixes can be computed once.
     `attention`: the kernel's name.
@@ -55,7 +53,6 @@ class PackedTrunk:
     ) -> None:
         """`forms`: the layers' forms of attention. `words`: the table of word embeddings in `model`, if a head reads it."""
         self.model = model
-        self.compiled: Pass | None = None
         self.forms = forms
         self.causal = all(heads.causal for heads, _ in forms)
         self.dtype = dtype
@@ -70,7 +67,7 @@ class PackedTrunk:
 
     def __call__(self, batch: PackedBatch, layout: PackedLayout, ids: Ids) -> Tensor:
         """Compute the last hidden states float[t, h], flat for every kind of model. `ids`: the batch on the device."""
-        hidden: Tensor = (self.compiled or self.model)(ids, layout)
+        hidden: Tensor = self.model(ids, layout)
         return hidden
 
     def integers(self, batch: PackedBatch) -> dict[str, NDArray[np.int64]]:
@@ -91,10 +88,6 @@ class PackedTrunk:
         return PackedLayout(
             batch.cu_seqlens, self._device, batch.unseen, kernel=self.kernel, offsets=offsets
         )
-
-    def place(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """Copy a batch's integers to the device."""
-        return to_device(self.integers(batch), self._device)
 
     def word_embeddings(self, ids: Ids) -> Tensor:
         """The rows float[t, h] of the word embedding table, without position or type."""

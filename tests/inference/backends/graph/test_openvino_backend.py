@@ -28,11 +28,12 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.system.machine import LaneKind
 from tests import tiny
 from tests.inference.backends.outputs import random_encodings, run, same, sixty_four
+from tests.precisions import openvino_has_bfloat16
 from tests.sampled import sampled
 
-ABLE = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+ABLE = openvino_has_bfloat16()
 ABLE_ONLY = pytest.mark.skipif(not ABLE, reason="this processor has no bfloat16")
-DTYPES = ["float32", pytest.param("bfloat16", marks=ABLE_ONLY)]
+DTYPES = ["float32", "bfloat16"] if ABLE else ["float32"]
 ON_LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="only there has each thread a priority of its own"
 )

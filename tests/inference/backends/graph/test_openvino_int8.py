@@ -41,6 +41,7 @@ from tests.inference.backends.graph.test_int8 import INT8_FAMILIES, LOOSE, NO_MA
 from tests.inference.backends.outputs import sixty_four
 from tests.sampled import paired, sampled
 from tests.tiny import change
+from tests.vocabulary import LONGEST
 
 Copied = Callable[[Path], Path]
 pytestmark = pytest.mark.usefixtures("cache")
@@ -111,7 +112,9 @@ def test_a_model_keeps_its_vectors_with_the_matrices_of_all_layers_in_eight_bits
     assert products == ["i8"] * len(matrices)
     shared = [
         names
-        for _, names in shared_inputs(declared(openvino_int8.ov.Core(), graph), graph.matrices)
+        for _, names in shared_inputs(
+            declared(openvino_int8.ov.Core(), graph, LONGEST), graph.matrices
+        )
     ]
     assert sorted(name for names in shared for name in names) == sorted(
         graph.matrices

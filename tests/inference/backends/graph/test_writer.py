@@ -79,6 +79,13 @@ def test_what_was_made_once_is_read(tmp_path_factory, onnx, held, weights, causa
     assert [*path.parent.iterdir()] == [path]  # no part is left
 
 
+def test_a_graph_in_a_folder_that_others_may_write_to_is_not_read(tmp_path: Path) -> None:
+    other = Graph(b"other", {})
+    made_once(tmp_path / "graph", Graph, lambda: GRAPH)
+    tmp_path.chmod(0o777)
+    assert made_once(tmp_path / "graph", Graph, lambda: other) is other
+
+
 def test_a_file_that_is_damaged_or_cut_short_anywhere_is_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,6 @@ from hybridtei.batch import Encoding, Head, PackedBatch, pack
 from hybridtei.config import EngineConfig
 from hybridtei.errors import BackendError, PartlyFailed, Unhealthy
 from hybridtei.inference.backends.torch.backend import TorchBackend
-from hybridtei.inference.backends.torch.compiling import compile_trunk
 from hybridtei.inference.backends.torch.memory import is_out_of_memory
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.embed import Embed
@@ -163,7 +162,6 @@ def test_on_a_gpu_a_pass_of_all_that_fits_fits(hybrid: Path) -> None:
 def test_on_a_gpu_a_batch_beyond_its_memory_is_computed_in_halves(hybrid: Path) -> None:
     spec = read_spec(hybrid)
     backend, roomy = (TorchBackend(spec, dtype="float16", device="cuda") for _ in range(2))
-    compile_trunk(backend)
     asked = batch(backend, [64] * 4096)
     expected, before = roomy.forward(asked), backend.forwards
     roomy.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridtei.errors import FolderReplaced, StoreError, UnsafeFile
 from hybridtei.retrieval.store.collection import schema_to_dict
-from hybridtei.retrieval.store.embedded_folder import OPTIMIZE_AFTER, PAUSE_S, Folder
+from hybridtei.retrieval.store.embedded_folder import (
+    FLUSH_BYTES,
+    FLUSH_S,
+    OPTIMIZE_AFTER,
+    PAUSE_S,
+    Folder,
+)
 from tests.retrieval.store.stores import WIDTH, plan
 
 
@@ -109,3 +118,100 @@ def test_an_uneven_sparse_vector_never_reaches_the_engine(folder: Folder) -> Non
             folder.query("c", {"vector": bad, "using": "sparse", "limit": 1})
     folder.upsert("c", points(1))
     assert folder.count("c", None) == 1
+
+
+def test_traffic_does_not_put_off_a_flush_for_ever(tmp_path: Path) -> None:
+    """A crash then replays at most `FLUSH_S` or `FLUSH_BYTES` of writes."""
+    now_s = 0.0
+    folder = Folder(tmp_path, clock=lambda: now_s)
+    folder.create("c", schema_to_dict(plan()))
+    folder.upsert("c", points(1))
+    collection = folder._open["c"]
+    assert not folder.tidy(optimizing=False, is_idle=False)
+    now_s += FLUSH_S
+    assert folder.tidy(optimizing=False, is_idle=False)
+    assert not collection.dirty
+    large = [[1, {"text": "x" * FLUSH_BYTES}, {}, 0.0]]
+    folder.upsert("c", large)
+    assert folder.tidy(optimizing=False, is_idle=False)
+    assert not collection.dirty
+    assert not folder.tidy(optimizing=False, is_idle=False)
+    folder.close()
+
+
+def test_points_that_are_written_again_and_again_are_merged_under_traffic(folder: Folder) -> None:
+    folder.create("c", schema_to_dict(plan()))
+    for turn in range(OPTIMIZE_AFTER // 100 + 1):
+        folder.upsert("c", points(100))
+        assert folder._open["c"].is_worn == (turn == OPTIMIZE_AFTER // 100)
+    while folder.tidy(optimizing=False, is_idle=False):
+        pass
+    assert folder._open["c"].written == 0
+    assert folder.count("c", None) == 100
+
+
+def test_new_points_are_not_merged_under_traffic(folder: Folder) -> None:
+    """An optimization of a growing collection would hold up its ingest again and again."""
+    folder.create("c", schema_to_dict(plan()))
+    folder.upsert("c", points(3 * OPTIMIZE_AFTER))
+    assert not folder._open["c"].is_worn
+
+
+def test_a_folder_that_was_replaced_is_neither_read_nor_written(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.create("c", schema_to_dict(plan()))
+    folder.upsert("c", points(10))
+    shutil.rmtree(tmp_path / "c")
+    for call in (
+        lambda: folder.upsert("c", points(10)),
+        lambda: folder.count("c", None),
+        lambda: folder.drop("c"),
+        lambda: folder.tidy(optimizing=True),
+        folder.flush,
+        folder.close,
+    ):
+        with pytest.raises(FolderReplaced, match="was deleted or replaced while it was in use"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["layout.json", "shard", "shard/wal", "shard/edge_config.json"])
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+def test_a_link_in_a_collection_is_not_followed(tmp_path: Path, name: str, kind: str) -> None:
+    """A collection of an unpacked archive, whose links lead to files of this user."""
+    folder = Folder(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    folder.create("c", schema_to_dict(plan()))
+    folder.create("d", schema_to_dict(plan()))
+    path, victim = tmp_path / "store/c" / name, tmp_path / "victim"
+    path.rename(victim)
+    if kind == "symbolic" or victim.is_dir():
+        path.symlink_to(victim)
+    else:
+        path.hardlink_to(victim)
+    with pytest.raises(UnsafeFile, match=r"is a link|has several names"):
+        folder.upsert("c", points(1))
+    assert "d" in folder.collections()
+    assert folder.count("d", None) == 0
+    folder.drop("c")
+    assert victim.exists()
+    folder.close()
+
+
+@pytest.mark.parametrize("target", ["../other/c", "/etc", ".ingest"])
+def test_an_alias_leads_to_no_place_outside_the_folder(tmp_path: Path, target: str) -> None:
+    folder = Folder(tmp_path)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/layout.json").write_text(json.dumps({"alias_of": target}))
+    with pytest.raises(StoreError, match="is damaged"):
+        folder.count("c", None)
+
+
+def test_a_link_in_place_of_a_new_layout_is_not_written_to(folder: Folder, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("the only copy")
+    folder.create("c", schema_to_dict(plan()))
+    (folder.path / "c/layout.json.new").symlink_to(victim)
+    folder.annotate("c", {"key": "value"})
+    assert folder.describe("c")["metadata"]["key"] == "value"
+    assert victim.read_text() == "the only copy"

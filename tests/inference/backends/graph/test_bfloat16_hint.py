@@ -1,0 +1,107 @@
+"""A hint for bfloat16 reaches every number of a graph, so none may come from a position, a distance or an index.
+
+Where the processor has bfloat16, `test_engine_laws` holds OpenVINO's own to transformers. Here all numbers are rounded by
+`rounded`, which runs everywhere.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino", reason="OpenVINO is not installed")
+
+from hybridtei.batch import Encoding, Head, pack
+from hybridtei.errors import BackendError
+from hybridtei.inference.backends.base import Backend
+from hybridtei.inference.backends.graph import openvino_backend
+from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
+from hybridtei.inference.backends.graph.ops import family_graph
+from hybridtei.models.checkpoint.spec import ModelSpec, read_spec
+from hybridtei.models.checkpoint.weights import Weights
+from hybridtei.outputs import Floats
+from tests import tiny, tolerances
+from tests.inference.backends.graph.rounded import round_all
+from tests.inference.backends.test_engine_laws import MODELS, POSITIONS, family
+
+LONG = 600
+FAMILIES: dict[str, Callable[[Path], Path]] = {
+    **MODELS,
+    **{
+        name: family(name)
+        for name in ("qwen3", "llama", "gemma", "eurobert", "gte", "jina_embeddings_v3")
+    },
+}
+
+
+def opened(spec: ModelSpec) -> OpenVinoBackend:
+    return OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModelSpec], OpenVinoBackend]:
+    """Opens a model with every number rounded to bfloat16."""
+    plain = openvino_backend.model_of
+
+    def open_rounded(spec: ModelSpec) -> OpenVinoBackend:
+        with monkeypatch.context() as patch:
+
+            def rounded(*values, **options):
+                model = plain(*values, **options)
+                round_all(model)
+                return model
+
+            patch.setattr(openvino_backend, "model_of", rounded)
+            return opened(spec)
+
+    return open_rounded
+
+
+def states(backend: Backend, ids: np.ndarray) -> Floats:
+    batch = pack([Encoding(ids)], frozenset({Head.TOKENS}), backend.spec.positions)
+    tokens = backend.forward(batch).tokens
+    assert tokens is not None
+    return tokens.values
+
+
+def cosines(ours: Floats, theirs: Floats) -> Floats:
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    return (ours * theirs).sum(1) / lengths
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_long_text_is_as_near_to_float32_as_a_short_one(rounds, tmp_path, name):
+    spec = read_spec(FAMILIES[name](tmp_path / "model"), pooling="mean")
+    ids = np.random.default_rng(0).integers(5, spec.vocab_size, LONG)
+    exact, rounded = opened(spec), rounds(spec)
+    for length in (40, LONG):
+        ours, theirs = states(rounded, ids[:length]), states(exact, ids[:length])
+        assert (ours != theirs).any()
+        assert cosines(ours, theirs).min() >= tolerances.ROUNDED_TOKEN
+        means = ours.mean(0, keepdims=True), theirs.mean(0, keepdims=True)
+        assert cosines(*means).min() >= tolerances.ROUNDED_VECTOR
+
+
+def test_heads_that_look_at_positions_alone_keep_them(rounds, tmp_path):
+    """Queries and keys are one constant, so a rounded position is a token at another place."""
+    folder = family("qwen2")(tmp_path / "model")
+
+    def constant(tensors):
+        for name, tensor in tensors.items():
+            if ".q_proj." in name or ".k_proj." in name:
+                tensors[name] = tensor * 0 + (1.6 if name.endswith("bias") else 0)
+        return tensors
+
+    spec = read_spec(tiny.change(folder, constant), pooling="lasttoken")
+    ids = np.random.default_rng(0).integers(5, spec.vocab_size, LONG)
+    near = cosines(states(rounds(spec), ids), states(opened(spec), ids))
+    assert near.min() >= tolerances.ROUNDED_TOKEN
+
+
+def test_a_position_outside_the_table_is_refused(tmp_path):
+    spec = read_spec(family("modernbert")(tmp_path / "model"), pooling="mean")
+    backend = opened(spec)
+    with pytest.raises(BackendError, match=f"positions from 0 to {POSITIONS}, in a table"):
+        states(backend, np.full(POSITIONS + 1, 5))
+    assert np.isfinite(states(backend, np.full(9, 5))).all()
