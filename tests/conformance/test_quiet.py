@@ -71,7 +71,7 @@ def test_files_that_the_readme_names() -> None:
     assert not found(
         '1 openat(AT_FDCWD</tmp/w>, "/etc/passwd", O_RDONLY|O_CLOEXEC) = 3',
         '1 openat(AT_FDCWD</tmp/w>, "modes.svg", O_WRONLY|O_CREAT|O_TRUNC, 0644) = 3',
-        '1 mkdir("qdrant/.ingest", 0777) = 0',
+        '1 mkdir("qdrant/notes", 0777) = 0',
         '1 mkdir("/home/u/.cache", 0700) = 0',
         '1 rename("/home/u/.cache/hybridtei/a.part", "/home/u/.cache/hybridtei/a") = 0',
         '1 openat(AT_FDCWD</tmp/w>, "/dev/null", O_RDWR|O_CREAT, 0666) = 3',

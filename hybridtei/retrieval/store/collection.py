@@ -119,7 +119,7 @@ MAX_LISTED = 20  # names in an error
 # Keys of a collection's metadata, which `hybridtei migrate` writes and describes.
 MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in"
 # Keys of migrations and of a running ingest, which mean nothing in another store.
-OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous", "ingest_lease"})
+OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous"})
 
 
 class CollectionSchemas:

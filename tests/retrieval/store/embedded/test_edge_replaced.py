@@ -11,9 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError, UnsafeFile
-from hybridtei.retrieval.store import state_folder
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.embedded_process import listening_at
 from tests.retrieval.store.embedded.test_edge_owner import (
@@ -215,14 +213,3 @@ async def test_writes_are_flushed_under_steady_traffic(tmp_path: Path) -> None:
             break
     assert (tmp_path / "note").read_text() == "flushed"
     await store.close()
-
-
-@pytest.mark.parametrize("name", [".ingest", ".ingest/c.lock", ".ingest/c.files.sqlite"])
-def test_links_among_the_files_of_ingests_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "victim").mkdir()
-    (tmp_path / ".ingest").mkdir()
-    if name == ".ingest":
-        (tmp_path / ".ingest").rmdir()
-    (tmp_path / name).symlink_to(tmp_path / "victim")
-    with pytest.raises(UnsafeFile, match="is a link"):
-        state_folder(StoreConfig(qdrant_path=str(tmp_path)))
