@@ -14,7 +14,7 @@ from typing import Any
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.classifiers import (
-    DECODERS,
+    LANGUAGE_MODELS,
     ClassifierHead,
     Kind,
     read_classifier,
@@ -258,12 +258,11 @@ def _read(
     splade = splade_function(folder, pooling, modules, architectures)
     classifier = None if splade else read_classifier(folder, home, modules, config, hidden_size)
     template = None
-    if model_type in DECODERS and not splade:
+    if not splade:
         classifier, template = language_ranker(
             folder, home, modules, classifier, config=config, sentence=sentence
         )
-    if splade or classifier is not None:
-        check_head_code(config, file)
+    check_head_code(config, file, has_head=bool(splade) or classifier is not None)
     # sentence-transformers' cross-encoders read these only with modules.json
     transformer = (
         JsonObject({}, home) if classifier is not None and not modules else sentence_config(home)
@@ -289,7 +288,10 @@ def _read(
         )
     if late is not None:
         multivector = token_projection(folder, home, modules, hidden_size)
-    poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
+    poolings: tuple[Pooling, ...] = ()
+    if pooled:
+        can_rank = model_type in LANGUAGE_MODELS
+        poolings = read_pooling(folder, pooling, modules, model_type, config, can_rank=can_rank)
     pooled_width = hidden_size * len(poolings)
     dense = read_steps(folder, modules, dense_path, pooled_width) if pooled else ()
     if pooled and not dense:
