@@ -38,7 +38,7 @@ from hybridtei.retrieval.search.fusion import (
     shares_of_best,
     weighted_sum,
 )
-from hybridtei.retrieval.search.options import SearchOptions, Stage, StageScore
+from hybridtei.retrieval.search.options import CheckedOptions, Stage, StageScore
 from hybridtei.retrieval.store.base import (
     MULTIVECTOR,
     NAMES,
@@ -99,7 +99,7 @@ class Candidates:
     store: Store
     collection: str
     legs: Legs
-    options: SearchOptions
+    options: CheckedOptions
     packed: PackedFormat | None = None
     max_points: int = MAX_LIMIT
     budget: PayloadBudget | None = None
