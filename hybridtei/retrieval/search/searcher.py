@@ -183,16 +183,22 @@ class Searcher:
             options.check_reranked()
         began = perf_counter_ns()
         legs = legs_of(embedded, row, options, is_packed=fit.packed is not None)
+        payload, vectors = _selectors(options, embedded, fit, ranked=rank is not None)
         candidates = Candidates(
-            self.store, fit.name, legs, options, fit.packed, self._max_points, self._budget
+            self.store,
+            fit.name,
+            legs,
+            options,
+            fit.packed,
+            self._max_points,
+            self._budget,
+            payload=False if vectors else payload,
         )
         last = options.offset + options.limit
         best = await candidates.best(last if rank is None else max(options.rerank_limit, last))
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
         page = best[options.offset if rank is None else 0 :]
-        page = await self._filled(
-            fit.name, page, *_selectors(options, embedded, fit, ranked=rank is not None)
-        )
+        page = await self._filled(fit.name, page, payload, vectors)
         stages = [
             *(candidates.stages if options.explain else ()),
             Stage("search", since(began), len(page)),
@@ -215,21 +221,22 @@ class Searcher:
         """Add payloads and vectors to the page; drop points that were deleted meanwhile. Raises PayloadsTooLarge."""
         if not (with_payload or with_vectors):
             return list(page)
-        filled: list[Candidate] = []
-        for begin in range(0, len(page), FILLED_AT_ONCE):
-            some = page[begin : begin + FILLED_AT_ONCE]
-            ids = [one.id for one in some]
+        unread = {candidate.id: candidate for candidate in page if not candidate.is_read}
+        if self._budget is not None:
+            self._budget.spend(candidate for candidate in page if candidate.is_read)
+        ids = list(unread)
+        for begin in range(0, len(ids), FILLED_AT_ONCE):
             records = await self.store.retrieve(
-                collection, ids, with_payload=with_payload, with_vectors=with_vectors
+                collection,
+                ids[begin : begin + FILLED_AT_ONCE],
+                with_payload=with_payload,
+                with_vectors=with_vectors,
             )
             if self._budget is not None:
                 self._budget.spend(records)
-            by_id = {record.id: record for record in records}
-            for one in some:
-                if (record := by_id.get(one.id)) is not None:
-                    one.payload, one.vectors = record.payload, record.vector
-                    filled.append(one)
-        return filled
+            for record in records:
+                unread[record.id].take(record)
+        return [candidate for candidate in page if candidate.is_read]
 
     def _settled(self, options: CheckedOptions, fit: Searchable) -> CheckedOptions:
         """The options with mode and weights. The defaults come from the collection's vectors and the checkpoint."""
