@@ -260,18 +260,18 @@ class Candidates:
     async def _normalised(self, found: list[Candidate], depth: int) -> Column:
         """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum of shares of the best."""
         weights = self.legs.weights
-        by_share = len(found) < FEW and not self._scale
+        scores_others = MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders
+        if len(found) < FEW and not self._scale:
+            if scores_others:
+                await self._score(MULTIVECTOR, found)
+            return shares_of_best({leg: _scores(found, leg) for leg in weights}, weights)
         total = np.zeros(len(found))
         for leg in self.legs.finders:
             total += self._part(leg, found)
-        if MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders:
-            most = len(found) if by_share else max(depth // MAXSIM_SHARE, 1)
-            await self._score(
-                MULTIVECTOR, [found[i] for i in np.argsort(-total, kind="stable")[:most]]
-            )
+        if scores_others:
+            best = np.argsort(-total, kind="stable")[: max(depth // MAXSIM_SHARE, 1)]
+            await self._score(MULTIVECTOR, [found[i] for i in best])
             total += self._part(MULTIVECTOR, found)
-        if by_share:
-            return shares_of_best({leg: _scores(found, leg) for leg in weights}, weights)
         return total
 
     def _part(self, leg: str, found: Sequence[Candidate]) -> Column:

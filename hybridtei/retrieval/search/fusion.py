@@ -169,8 +169,8 @@ def weighted_sum(scores: Columns, weights: Mapping[str, float]) -> Column:
 
 
 def normalised(column: Column, mean: float, deviation: float, weight: float) -> Column:
-    """weight × (score - mean) / deviation; 0 if all scores are equal."""
-    return (complete(column) - mean) * (weight / deviation if deviation > FLAT else 0.0)
+    """weight × (score - mean) / deviation of a complete column; 0 if all scores are equal."""
+    return (column - mean) * (weight / deviation if deviation > FLAT else 0.0)
 
 
 def complete(column: Column) -> Column:

@@ -86,10 +86,11 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
         """Raises InvalidInput unless the request has exactly one of `query` and `queries`, and no empty text."""
         if (self.query is None) == (self.queries is None):
             raise InvalidInput("give either `query` or `queries`")
-        for place, text in enumerate(self.texts):
+        if self.query is not None and not self.query.strip():
+            raise InvalidInput("`query` is empty")
+        for place, text in enumerate(self.queries or ()):
             if not text.strip():
-                name = "query" if self.query is not None else f"queries[{place}]"
-                raise InvalidInput(f"`{name}` is empty")
+                raise InvalidInput(f"`queries[{place}]` is empty")
 
 
 class SpannedHit(SearchHit, frozen=True, omit_defaults=True):
