@@ -223,7 +223,7 @@ class Searcher:
             return list(page)
         unread = {candidate.id: candidate for candidate in page if not candidate.is_read}
         if self._budget is not None:
-            self._budget.spend(candidate for candidate in page if candidate.is_read)
+            self._budget.spend([candidate for candidate in page if candidate.is_read])
         ids = list(unread)
         for begin in range(0, len(ids), FILLED_AT_ONCE):
             records = await self.store.retrieve(

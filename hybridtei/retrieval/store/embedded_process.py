@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridtei.errors import FolderReplaced, StoreError, UnsafeFile
+from hybridtei.retrieval.store.base import identity
 from hybridtei.system import machine
 from hybridtei.system.frames import HEADER, MAX_FRAME, frame, unframe
 
@@ -121,7 +122,7 @@ class Service:
     def __init__(self, folder: Folder, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._lock = folder.path / LOCK
-        self._identity = machine.identity(self._lock)
+        self._identity = identity(self._lock)
         self._replaced = asyncio.Event()
         self._linger_s = LINGER_S
         self._clients: set[asyncio.StreamWriter] = set()
@@ -158,7 +159,7 @@ class Service:
 
     def _check_current(self) -> None:
         """Raises FolderReplaced if the folder is another than the one that this process locked."""
-        if self._replaced.is_set() or machine.identity(self._lock) != self._identity:
+        if self._replaced.is_set() or identity(self._lock) != self._identity:
             raise FolderReplaced(f"{self._folder.path} was deleted or replaced while it was in use")
 
     def hurry(self, *_: object) -> None:

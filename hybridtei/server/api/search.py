@@ -156,7 +156,7 @@ async def _searched(
     schema: CollectionSchema,
 ) -> Reply:
     """Embed, find and write. Repeatable."""
-    context, spans = stores.embedder(schema), request.spans
+    context, spans, texts = stores.embedder(schema), request.spans, request.texts
     if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput(
             f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does not give"
@@ -168,7 +168,7 @@ async def _searched(
     results = await asyncio.gather(
         *[
             searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
-            for row, text in enumerate(request.texts)
+            for row, text in enumerate(texts)
         ]
     )
     spans_of = [] if spans is None else await _spans(context, request, results, spans)
