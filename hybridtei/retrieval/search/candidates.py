@@ -79,8 +79,8 @@ Group = int | str
 class Candidate:
     """A point, its score, its legs' scores, and the parts of it that were read.
 
-    `legs`: score and place by name. `more`: the number of further points of its group in the tier. `is_read`: the payload, and
-    vectors if they are needed, are there.
+    `legs`: score and place by name. `more`: the number of further points of its group in the tier.
+    `is_read`: the payload, and vectors if they are needed, are there.
     """
 
     id: PointId
@@ -101,9 +101,10 @@ class Candidate:
 class Candidates:
     """The candidates of one query, found as pages need them.
 
-    `options`: with a mode, as `Searcher` sets it. `packed`: the format of multi-vectors stored as bytes, if any. `max_points`:
-    the bound of all tiers' depths when points are grouped. `budget`: of the group keys' values. `payload`: what the page needs of
-    payloads, if it needs nothing else. `key`: of the groups. Raises InvalidInput for a `group_by` that is no key.
+    `options`: with a mode, as `Searcher` sets it. `packed`: the format of multi-vectors stored as
+    bytes, if any. `max_points`: the bound of all tiers' depths when points are grouped. `budget`:
+    of the group keys' values. `payload`: what the page needs of payloads, if it needs nothing else.
+    `key`: of the groups. Raises InvalidInput for a `group_by` that is no key.
     """
 
     store: Store
@@ -307,7 +308,8 @@ class Candidates:
         rows: Floats,
         packed: PackedFormat,
     ) -> dict[PointId, float]:
-        """MaxSim of each candidate that has a multi-vector. Few candidates keep the payload that the same call reads."""
+        """MaxSim of each candidate that has a multi-vector. Few candidates keep the payload that
+        the same call reads."""
         payload = self.payload
         if isinstance(payload, bool) or PACKED in payload or len(ids) > READ_WHOLE:
             return await packed_scores(self.store, self.collection, ids, rows, packed)

@@ -99,8 +99,8 @@ class Searcher:
         self._unlabelled = unlabelled
 
     async def fit(self, collection: str, schema: CollectionSchema | None = None) -> Searchable:
-        """The collection as this model searches it. `schema`: the collection's, if the caller has it. Raises UnknownCollection,
-        CollectionMismatch, StoreError."""
+        """The collection as this model searches it. `schema`: the collection's, if the caller has
+        it. Raises UnknownCollection, CollectionMismatch, StoreError."""
         model = self.model
         return await self._schemas.fit(
             collection,
@@ -119,9 +119,9 @@ class Searcher:
         *,
         fit: Searchable | None = None,
     ) -> Embeddings:
-        """The queries' vectors of every kind that the collection has, one row a query, from one pass. `query_encoder` "table":
-        only the kinds that the mode needs, sparse ones without a pass. Raises InvalidInput if there are none. `fit`: the
-        collection, if the caller has it."""
+        """The queries' vectors of every kind that the collection has, one row a query, from one
+        pass. `query_encoder` "table": only the kinds that the mode needs, sparse ones without a
+        pass. Raises InvalidInput if there are none. `fit`: the collection, if the caller has it."""
         fit = fit or await self.fit(collection)
         heads = fit.heads
         if options.query_encoder == "model":

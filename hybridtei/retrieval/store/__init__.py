@@ -38,8 +38,8 @@ def place_of(config: StoreConfig) -> str:
 
 
 def state_folder(config: StoreConfig) -> Path:
-    """The folder of ingests' own files: in the store's folder, or for servers in the user's cache. Raises UnsafeFile for a link
-    in the former, which may have come with somebody else's files."""
+    """The folder of ingests' own files: in the store's folder, or for servers in the user's cache.
+    Raises UnsafeFile for a link in the former, which may have come with somebody else's files."""
     if config.qdrant_url is not None:
         return cache_folder("ingest")
     folder = Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"

@@ -169,7 +169,8 @@ def check_ids(ids: Sequence[Any]) -> None:
 
 
 def identity(path: Path) -> tuple[int, ...] | None:
-    """What changes if a file is deleted, replaced or restored from a copy. None without the file."""
+    """What changes if a file is deleted, replaced or restored from a copy. None without the
+    file."""
     try:
         status = path.stat(follow_symlinks=False)
     except OSError:
@@ -192,7 +193,8 @@ class PayloadBudget:
         return self._max_bytes - self._left
 
     def spend(self, points: Iterable[Any]) -> None:
-        """Count the payloads of these points. Raises PayloadsTooLarge if their payloads exceed the remaining bytes."""
+        """Count the payloads of these points. Raises PayloadsTooLarge if their payloads exceed the
+        remaining bytes."""
         for point in points:
             if point.payload:
                 self._left -= len(orjson.dumps(point.payload, default=str))

@@ -198,7 +198,8 @@ class EmbeddedStore:
 
     @property
     def _is_joined(self) -> bool:
-        """True if there is a connection, its other end is not known to be gone, and the folder is still the one it has open."""
+        """True if there is a connection, its other end is not known to be gone, and the folder is
+        still the one it has open."""
         if self._streams is None or self._streams[0].at_eof():
             return False
         return identity(self._lock) == self._identity
@@ -380,8 +381,8 @@ class EmbeddedStore:
 
     def _replaced(self, reason: str) -> FolderReplaced:
         return FolderReplaced(
-            f"{self._path}: the folder of the embedded Qdrant engine was deleted or replaced during a call{reason}; repeat "
-            "the call, which opens the folder that is there now"
+            f"{self._path}: the folder of the embedded Qdrant engine was deleted or replaced "
+            f"during a call{reason}; repeat the call, which opens the folder that is there now"
         )
 
     def _unusable(self, error: OSError) -> StoreError:

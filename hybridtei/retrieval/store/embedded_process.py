@@ -82,8 +82,9 @@ def socket_path(folder: Path) -> Path:
 def listening_at(folder: Path) -> Path | None:
     """Return the socket named in the lock file, even of a dead process, or None.
 
-    The path is not computed again, since a user's processes may have different temporary folders. A stranger's lock file could
-    name any socket, so the name must be the folder's own, and `is_own` checks the listener. Raises UnsafeFile, OSError.
+    The path is not computed again, since a user's processes may have different temporary folders. A
+    stranger's lock file could name any socket, so the name must be the folder's own, and `is_own`
+    checks the listener. Raises UnsafeFile, OSError.
     """
     try:
         with open(machine.open_own(folder, LOCK, os.O_RDONLY), encoding="utf-8") as file:
@@ -149,7 +150,8 @@ class Service:
         server.close()
 
     async def _tidy(self) -> None:
-        """Do all housekeeping that is due, with a turn for the clients after each piece. Raises FolderReplaced."""
+        """Do all housekeeping that is due, with a turn for the clients after each piece. Raises
+        FolderReplaced."""
         self._check_current()
         while self._folder.tidy(
             optimizing=self._idle_ticks >= IDLE_TICKS, is_idle=self._idle_ticks > 0
@@ -277,7 +279,8 @@ def _remove(place: Path, bound: os.stat_result) -> None:
 
 
 def take(folder: Path) -> Any:
-    """Lock the folder and return the open lock file. Raises FolderTaken, UnsafeFile, or StoreError with the reason."""
+    """Lock the folder and return the open lock file. Raises FolderTaken, UnsafeFile, or StoreError
+    with the reason."""
     kind = _network_type(folder)
     if kind is not None:
         raise StoreError(
@@ -285,7 +288,8 @@ def take(folder: Path) -> Any:
             "Qdrant engine: choose a folder on a local disk, or run a Qdrant server"
         )
     try:
-        file = open(machine.open_own(folder, LOCK, os.O_RDWR | os.O_CREAT), "r+")  # noqa: SIM115 (as long as the process)
+        descriptor = machine.open_own(folder, LOCK, os.O_RDWR | os.O_CREAT)
+        file = os.fdopen(descriptor, "r+")
     except UnsafeFile:
         raise
     except OSError as error:
