@@ -50,7 +50,7 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "/embed": (22, 206, 7),
     "/rerank": (26, 340, 7),
     "/embed_hybrid": (27, 279, 8),
-    "/search": (43, 700, 13),
+    "/search": (36, 480, 12),
 }
 
 
