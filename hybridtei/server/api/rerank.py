@@ -11,10 +11,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.inference.tasks.label import best_first
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.inference.tasks.rerank import Ranking, RankWeights, rerank_task
-from hybridtei.outputs import Floats, Usage
+from hybridtei.outputs import Floats, Usage, best_first
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,
@@ -31,6 +30,7 @@ from hybridtei.server.context import (
     Context,
     Reply,
     check_instruction,
+    checked,
     envelope,
     load_of_pairs,
     usage_of,
@@ -175,7 +175,7 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(
         CHUNK_DOCUMENTS
     )
-    scored, usage = await context.run(task, load, bounds, scope="predict")
+    scored, usage = await context.run(task, load, bounds, scope="predict", check=checked)
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
         if not request.return_text:
@@ -223,7 +223,7 @@ async def rerank_documents(
         )
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, documents)
-    scored, usage = await context.rank(task, load)
+    scored, usage = await context.rank(task, load, checked)
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         items: list[dict[str, Any]] = [

@@ -14,9 +14,8 @@ from time import perf_counter_ns
 from typing import Any, Literal
 
 from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHead, WrongModel
-from hybridtei.inference.tasks.label import best_first
 from hybridtei.inference.tasks.rerank import RerankPairs, rerank_task
-from hybridtei.outputs import Load, Usage
+from hybridtei.outputs import Load, Usage, best_first
 from hybridtei.server.api import embed, ops, tei
 from hybridtei.server.api.predict import predict
 from hybridtei.server.api.rerank import RerankRequest, rerank
@@ -183,9 +182,7 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
         load = Load(len(given), sum(len(one.query) + len(one.text) for one in given), is_batch=True)
         bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
         async with admission.held(load.inputs):
-            scored, usage = await context.run(
-                task, load, bounds, scope="predict", checks_size=False
-            )
+            scored, usage = await context.run(task, load, bounds, scope="predict")
     texts = [message.text if given[0].return_text else None for message in given]
     ranks = [
         {"index": i, "text": texts[i], "score": scored.scores[i]}
