@@ -173,7 +173,7 @@ class _Ingest:
                 stored: StoredDocuments = {}
                 if existing is not None:
                     stats.points = await store.count(name)
-                    stored = await stored_documents(store, name, source.labels)
+                    stored = await stored_documents(store, name, source)
                 preparation = self._preparation(stack, source, stored, stats)
                 load = self._loader(stack)
                 budget = (

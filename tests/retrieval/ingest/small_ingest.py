@@ -96,7 +96,7 @@ class Ingest:
         found = Source.of(source, existing)
         stored = {}
         if existing is not None:
-            stored = await stored_documents(store, name, found.labels)
+            stored = await stored_documents(store, name, found)
         chunker = Chunker(model, raw(path), chunks)
         preparation = Preparation(
             files=list(source_files(source, found.label, known=found.known)),
