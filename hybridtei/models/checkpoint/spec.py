@@ -288,10 +288,12 @@ def _read(
         )
     if late is not None:
         multivector = token_projection(folder, home, modules, hidden_size)
-    poolings: tuple[Pooling, ...] = ()
-    if pooled:
-        can_rank = model_type in LANGUAGE_MODELS
-        poolings = read_pooling(folder, pooling, modules, model_type, config, can_rank=can_rank)
+    can_rank = model_type in LANGUAGE_MODELS
+    poolings = (
+        read_pooling(folder, pooling, modules, model_type, config, can_rank=can_rank)
+        if pooled
+        else ()
+    )
     pooled_width = hidden_size * len(poolings)
     dense = read_steps(folder, modules, dense_path, pooled_width) if pooled else ()
     if pooled and not dense:
