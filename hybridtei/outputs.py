@@ -5,14 +5,15 @@ Requests of one pass may need different widths, so a pass returns raw rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head, Indices, Offsets, Ragged, gather_index, offsets_of
+from hybridtei.batch import Head, Ids, Indices, Offsets, Ragged, gather_index, offsets_of
+from hybridtei.errors import NotANumber
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -42,6 +43,12 @@ class SparseVectors:
         at = gather_index(self.indptr, rows)
         lengths = np.diff(self.indptr)[np.asarray(rows, dtype=np.intp)]
         return SparseVectors(self.indices[at], self.values[at], offsets_of(lengths), self.width)
+
+    def part(self, begin: int, end: int) -> SparseVectors:
+        """Return views of the rows from `begin` to `end`."""
+        first, last = self.indptr[begin], self.indptr[end]
+        indptr = self.indptr[begin : end + 1] - first
+        return SparseVectors(self.indices[first:last], self.values[first:last], indptr, self.width)
 
     @staticmethod
     def concat(parts: Sequence[SparseVectors]) -> SparseVectors:
@@ -91,6 +98,18 @@ class Columns:
                 for name, column in columns.items()
             }
         )
+
+    def part(self, begin: int, end: int) -> Self:
+        """Return views of the sequences from `begin` to `end`."""
+        columns: dict[str, Any] = {}
+        for field in fields(self):
+            name = field.name
+            column = getattr(self, name)
+            if isinstance(column, np.ndarray):
+                columns[name] = column[begin:end]
+            elif column is not None:
+                columns[name] = column.part(begin, end)
+        return type(self)(**columns)
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -180,10 +199,11 @@ class Embeddings(Columns):
     @property
     def numbers(self) -> int:
         """The count of numbers in all columns."""
-        columns: list[Any] = [self.dense, self.sparse, self.multivector, self.tokens]
-        return sum(
-            getattr(column, "values", column).size for column in columns if column is not None
-        )
+        count = 0 if self.dense is None else self.dense.size
+        for column in (self.sparse, self.multivector, self.tokens):
+            if column is not None:
+                count += column.values.size
+        return count
 
 
 SMALLEST_NORM = 1e-12
@@ -199,6 +219,38 @@ def unit(rows: Floats) -> Floats:
 def cut(rows: Floats, dimensions: int | None) -> Floats:
     """Return the first `dimensions` columns (Matryoshka). None, or more than there are: all columns."""
     return rows if dimensions is None else rows[:, :dimensions]
+
+
+def refuse_nan(values: Floats) -> Floats:
+    """Return the values. Raises NotANumber if one is NaN: half precision can overflow to it, and a sort would hide it."""
+    if np.isnan(values).any():
+        raise NotANumber
+    return values
+
+
+def best_first(scores: Floats) -> NDArray[np.intp]:
+    """Return the places of float32[n] in descending order. Ties are reversed, since TEI reverses a stable ascending sort."""
+    return np.argsort(scores, kind="stable")[::-1]
+
+
+def strongest(
+    input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int
+) -> SparseVectors:
+    """Ids int64[t] and weights float32[t] of `n` sequences -> n sparse vectors over `width` ids, without zeros and removed ids.
+
+    Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
+    """
+    sequence = np.repeat(np.arange(len(cu_seqlens) - 1), np.diff(cu_seqlens))
+    kept = weights > 0
+    if removed:
+        kept &= ~np.isin(input_ids, list(removed))
+    key = sequence[kept] * width + input_ids[kept]
+    order = np.argsort(key, kind="stable")
+    key, values = key[order], weights[kept][order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    merged = np.maximum.reduceat(values, first) if len(first) else values
+    lengths = np.bincount(key[first] // width, minlength=len(cu_seqlens) - 1)
+    return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
 
 
 @dataclass(frozen=True, slots=True)

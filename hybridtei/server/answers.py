@@ -1,14 +1,18 @@
-"""Answers: to JSON, and to the client. Arrays are written without lists of Python numbers, a large answer item by item."""
+"""Answers: to JSON, and to the client. Arrays are written without lists of Python numbers, a large
+answer item by item."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Generic, TypeVar
+from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 import numpy as np
@@ -18,28 +22,19 @@ from litestar.types import ASGIApp
 from numpy.typing import NDArray
 
 from hybridtei.batch import Ragged
-from hybridtei.errors import HybridTeiError
-from hybridtei.inference.engine.service import BYTES_PER_NUMBER
+from hybridtei.errors import AnswersUnsent, HybridTeiError
 from hybridtei.outputs import Embeddings, Floats, SparseVectors
-from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
-from hybridtei.server.http.connection import (
-    DISCONNECT,
-    SMALL_BYTES,
-    ClientDisconnected,
-    Disconnect,
-    Unsent,
-)
-from hybridtei.server.routing import ENDPOINT, Endpoint
+from hybridtei.server.http.body import first_fields, while_connected
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Pieces = Callable[[NDArray[np.int64]], list[str]]
 Fragment = orjson.Fragment
 
 
 def to_json(answer: Any) -> bytes:
-    """An answer as compact JSON in UTF-8. NaN and infinities become null, as in TEI. Bytes are JSON already."""
+    """An answer as compact JSON in UTF-8. NaN and infinities become null, as in TEI. Bytes are JSON
+    already."""
     if isinstance(answer, bytes):
         return answer
     return orjson.dumps(answer, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -54,7 +49,8 @@ def _plain(value: Any) -> Any:
 
 
 def piecewise(answer: Any) -> bytes:
-    """The same JSON, written item by item: for a thread, since a single call would hold the GIL throughout.
+    """The same JSON, written item by item: for a thread, since a single call would hold the GIL
+    throughout.
 
     All items go into one buffer, so a large answer is not copied.
     """
@@ -93,7 +89,8 @@ def as_base64(row: NDArray[np.generic]) -> str:
 
 
 def ragged(rows: Ragged, bits: int | None = None) -> list[Any]:
-    """n rows of [t_i, d] -> a list of n arrays. `bits`: rows of one-bit numbers, `bits` a row -> a list of n objects."""
+    """n rows of [t_i, d] -> a list of n arrays. `bits`: rows of one-bit numbers, `bits` a row -> a
+    list of n objects."""
     return [*rows] if bits is None else [packed(row, bits) for row in rows]
 
 
@@ -118,7 +115,8 @@ def sparse_qdrant(vectors: SparseVectors, i: int) -> dict[str, Any]:
 
 
 def sparse(vectors: SparseVectors, i: int, form: str, pieces: Pieces) -> Any:
-    """Row i in `form`: tei; qdrant; ids: `{"token id": weight, …}`; tokens: `{"piece": weight, …}`, heaviest first."""
+    """Row i in `form`: tei; qdrant; ids: `{"token id": weight, …}`; tokens: `{"piece": weight, …}`,
+    heaviest first."""
     indices, values = vectors.row(i)
     if form == "ids":
         return dict(zip(map(str, indices.tolist()), values, strict=True))
@@ -156,119 +154,167 @@ def label_scores(
     return [{"score": scores[i], "label": labels[i]} for i in order]
 
 
-MODEL = "hybridtei.model"  # in a scope: the context that answers
+# The only paths that may end in a slash, also below /m/ALIAS
+ENDING_IN_SLASH = re.compile(rb"(/m/[^/]*)?(/docs)?/")
+
+
+def is_path(scope: Any) -> bool:
+    """False for doubled and trailing slashes, which Litestar removes from a path and TEI does not."""
+    raw = scope["raw_path"]
+    path = unquote_to_bytes(raw) if b"%" in raw else raw
+    return b"//" not in path and (path[-1:] != b"/" or ENDING_IN_SLASH.fullmatch(path) is not None)
+
+
+SMALL_BYTES = 1_000_000  # an answer up to this size does not wait
+SMALL_SHARE = 4  # a quarter of the bound is left to small answers
+WAIT_SECONDS = 30.0  # longer than the server keeps a client that reads nothing
+
+
+class Unsent:
+    """Counts the `bytes` of answers that are encoded, or about to be, and not yet taken by the system. For one event loop."""
+
+    def __init__(self, limit: int, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.bytes = 0
+        self._limit = limit
+        self._large_limit = limit - limit // SMALL_SHARE
+        self._wait_seconds = wait_seconds
+        self._waiting_bytes = 0
+        self._first = (
+            asyncio.Lock()
+        )  # held by the first waiting answer; the others queue for it in order of arrival
+        self._fewer = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= self._limit
+
+    def check(self) -> None:
+        """Raises AnswersUnsent at the bound. Call it before any work for a request."""
+        if self.bytes >= self._limit:
+            raise self._refusal()
+
+    def add(self, size: int) -> None:
+        """Add `size` bytes, which may be negative."""
+        self.bytes += size
+        if size < 0:
+            self._fewer.set()
+
+    async def room(self, size: int) -> int:
+        """Wait, in order of arrival, until an answer of about `size` bytes may be encoded.
+
+        Returns the number of bytes counted for it; the caller must subtract them later. An answer larger than the bound runs
+        alone. Raises AnswersUnsent after `wait_seconds`, or at once if the waiting answers reach the bound already.
+        """
+        size = min(size, self._large_limit)
+        if self._waiting_bytes + size > self._limit:
+            raise self._refusal()
+        self._waiting_bytes += size
+        try:
+            async with asyncio.timeout(self._wait_seconds), self._first:
+                while self.bytes + size > self._large_limit:
+                    self._fewer.clear()
+                    await self._fewer.wait()
+                self.bytes += size
+        except TimeoutError:
+            raise self._refusal() from None
+        finally:
+            self._waiting_bytes -= size
+        return size
+
+    def _refusal(self) -> AnswersUnsent:
+        return AnswersUnsent(
+            f"{self.bytes} bytes of answers wait for clients that do not read them, {self._limit} are allowed "
+            "(max-unsent-bytes): try again later"
+        )
+
+
+Headers = list[tuple[bytes, bytes]]
 SLICE_BYTES = 262_144
-JSON, JSON_LINES = (b"content-type", b"application/json"), (b"content-type", b"application/jsonl")
 
 
-class Answer(Response[T], Generic[T]):
-    """A JSON response of type `T`, made from the coroutine that returns its reply. It waits while too many bytes of answers are
-    unsent."""
+class Origins:
+    """The origins whose pages may read answers, and the CORS headers of every answer."""
 
-    def __init__(self, work: Coroutine[Any, Any, Reply]) -> None:
-        self._work = work
+    vary = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 
-    def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
-        """Litestar calls this to get the function that sends the answer."""
-        return self._respond
+    def __init__(self, allowed: Sequence[str]) -> None:
+        """`allowed`: of `--cors-allow-origin`; none, or `*`: all."""
+        self._any = not allowed or "*" in allowed
+        self._allowed = frozenset(name.encode("latin-1", "replace") for name in allowed)
 
-    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send 200, with timing headers if a model ran. Raises the work's errors, AnswersUnsent, ClientDisconnected."""
-        endpoint: Endpoint = scope["route_handler"].opt[ENDPOINT]
-        work = self._work
-        reply = await (
-            asyncio.shield(work) if endpoint.outlives_client else while_connected(scope, work)
-        )
-        model: Context | None = scope.get(MODEL)
-        fingerprint = None if model is None or endpoint.is_tei else model.fingerprint_header
-        unsent: Unsent = scope["app"].state.limits.unsent
-        estimate = reply.numbers * BYTES_PER_NUMBER
-        reserved = (
-            0 if estimate <= SMALL_BYTES else await while_connected(scope, unsent.room(estimate))
-        )
-        try:
-            is_large = reply.numbers > OFFLOAD_NUMBERS
-            body = (
-                await asyncio.to_thread(piecewise, reply.answer)
-                if is_large
-                else to_json(reply.answer)
-            )
-            unsent.add(len(body))
-        finally:
-            unsent.add(-reserved)
-        timing = [] if reply.usage is None else headers_of(reply.usage)
-        identity = [] if fingerprint is None else [fingerprint]
-        headers = [*identity, *reply.headers, *timing, JSON, (b"content-length", b"%d" % len(body))]
-        del reply  # its arrays are freed
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await _send_body(b"" if scope["method"] == "HEAD" else body, send)
-        finally:
-            unsent.add(-len(body))
+    def headers(self, origin: bytes | None) -> Headers:
+        """The headers of an answer to a page of `origin`."""
+        if self._any:
+            return [self.vary, (b"access-control-allow-origin", b"*")]
+        if origin is None or origin not in self._allowed:
+            return [self.vary]
+        return [self.vary, (b"access-control-allow-origin", origin)]
 
 
-class Lines(Response[Any]):
-    """A generator's lines as a JSON-lines response. The first line precedes the status, so an error before it gets its own
-    status; a later error closes the connection."""
+class Answer(Response[bytes]):
+    """An answer as bytes, of a route or of an error. Litestar calls it to send it."""
 
-    def __init__(self, lines: AsyncGenerator[bytes]) -> None:
-        self._lines = lines
+    def __init__(self, status: int, headers: Headers, body: bytes = b"") -> None:
+        self._status, self._headers, self._body = status, headers, body
 
     def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIApp:  # type: ignore[override]
-        """Litestar calls this to get the function that sends the answer."""
-        return self._respond
+        """Litestar calls this for errors."""
+        return self
 
-    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
-        """Raises the generator's errors before its first lines. A disconnect of the client ends the generator."""
-        disconnect: Disconnect = (scope.get("extensions") or {}).get(DISCONNECT) or Disconnect()
-        async with aclosing(self._lines) as lines:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the head and the body. The body counts as unsent until the system has taken it."""
+        shared, size = scope["litestar_app"].state, len(self._body)
+        cors = shared.origins.headers(first_fields(scope).get(b"origin"))
+        headers = [*self._headers, (b"content-length", b"%d" % size), *cors]
+        shared.limits.unsent.add(size)
+        try:
+            await send({"type": "http.response.start", "status": self._status, "headers": headers})
+            if size > SLICE_BYTES:
+                await send_sliced(self._body, send)
+            else:
+                await send({"type": "http.response.body", "body": self._body})
+        finally:
+            shared.limits.unsent.add(-size)
+
+
+async def send_sliced(body: bytes, send: Any) -> None:
+    """`send` waits until the system took the previous slice, so no second copy of a large body is
+    kept."""
+    rest = memoryview(body)
+    while len(rest) > SLICE_BYTES:
+        await send({"type": "http.response.body", "body": rest[:SLICE_BYTES], "more_body": True})
+        # Otherwise a fast client makes all others wait
+        await asyncio.sleep(0)
+        rest = rest[SLICE_BYTES:]
+    await send({"type": "http.response.body", "body": rest})
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """An answer of lines, sent as they are made. The first precedes the status, so an error before
+    it gets its own status; a later error closes the connection. A disconnect of the client ends the
+    generator."""
+
+    headers: Headers
+    lines: AsyncGenerator[bytes]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Raises the generator's errors before its first lines."""
+        cors = scope["litestar_app"].state.origins.headers(first_fields(scope).get(b"origin"))
+        disconnect = while_connected(scope)
+        async with aclosing(self.lines) as lines:
             first = await anext(lines)
-            await send({"type": "http.response.start", "status": 200, "headers": [JSON_LINES]})
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": [*self.headers, *cors]}
+            )
             if scope["method"] != "HEAD":
-                await _send_body(first, send, ends=False)
+                await send({"type": "http.response.body", "body": first, "more_body": True})
                 try:
                     async for some in lines:
                         if disconnect.happened:
                             return
-                        await _send_body(some, send, ends=False)
+                        await send({"type": "http.response.body", "body": some, "more_body": True})
                 except HybridTeiError as error:
                     log.error("%s is cut off: %.1000s", scope["path"], error)
                     return
-        await _send_body(b"", send)
-
-
-async def _send_body(body: bytes, send: Any, *, ends: bool = True) -> None:
-    """Send a large body in slices: `send` waits until the system took the previous slice, so no second copy is kept."""
-    rest: Any = body
-    if len(body) > SLICE_BYTES:
-        rest = memoryview(body)
-        while len(rest) > SLICE_BYTES:
-            await send(
-                {"type": "http.response.body", "body": rest[:SLICE_BYTES], "more_body": True}
-            )
-            await asyncio.sleep(0)  # otherwise a fast client makes all others wait
-            rest = rest[SLICE_BYTES:]
-    await send({"type": "http.response.body", "body": rest, "more_body": not ends})
-
-
-async def while_connected(scope: Any, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, and cancel it if the client disconnects first. Raises ClientDisconnected.
-
-    ASGI servers report a disconnect only in `receive`, so each request would need a second task. `BoundedHttpProtocol` puts
-    the disconnect into the scope instead. Under another server the work continues.
-    """
-    disconnect: Disconnect | None = (scope.get("extensions") or {}).get(DISCONNECT)
-    if disconnect is None:
-        return await work
-    running = asyncio.current_task()
-    assert running is not None
-    disconnect.on_disconnect = running.cancel
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not disconnect.happened:
-            raise
-        running.uncancel()
-        raise ClientDisconnected from None
-    finally:
-        disconnect.on_disconnect = None
+        await send({"type": "http.response.body", "body": b""})

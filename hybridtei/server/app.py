@@ -1,13 +1,15 @@
-"""The Litestar application: its routes, their shared state, and the start and stop of models, store and gRPC server."""
+"""The Litestar application: its routes, their shared state, and the start and stop of models, store
+and gRPC server."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from litestar import Litestar
+from litestar import Litestar, route
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import Scope
 
 from hybridtei.config import ModelConfig, ServerConfig
@@ -15,13 +17,14 @@ from hybridtei.errors import LoadError, Overloaded, StoreError
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.service import EngineService
 from hybridtei.server import api
+from hybridtei.server.answers import Origins
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.endpoint import ROUTES, HttpMiddleware
-from hybridtei.server.http.body import Keyless
-from hybridtei.server.http.connection import REFUSED, ConnectionLimits
+from hybridtei.server.http.body import REFUSED, Keyless
+from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
-from hybridtei.server.routing import ENDPOINT, HANDLERS, Endpoint
+from hybridtei.server.routing import ALLOW, BELOW, HANDLERS, ROUTE, ROUTES, Route, allow_header
+from hybridtei.server.serve import HttpRequest, Shared, preflight, serve
 from hybridtei.server.vectors import ranges_in
 from hybridtei.system.machine import install_command
 from hybridtei.system.metrics import Registry
@@ -57,8 +60,9 @@ def create_models_app(
     schemas: CollectionSchemas | None = None,
     app: Litestar | None = None,
 ) -> Litestar:
-    """Make the ASGI application. It starts and stops the models; after they stop it runs `on_stop` and closes the store of
-    `schemas`. `app`: of `framework`, if it is made already. Raises LoadError."""
+    """Make the ASGI application. It starts and stops the models; after they stop it runs `on_stop`
+    and closes the store of `schemas`. `app`: of `framework`, if it is made already. Raises
+    LoadError."""
     certificate = certificate_of(server)
     recorder = (
         None
@@ -87,19 +91,20 @@ def create_models_app(
     permits = (
         models.default.service.config.max_concurrent_requests
     )  # requests to the store get the same number
-    shared = {
-        **{
-            "models": models,
-            "server": server,
-            "rpc": rpc,
-            "recorder": recorder,
-            "schemas": schemas,
-        },
-        **{"keyring": keys, "certificate": certificate, "limits": limits},
-        **{"keyless": Keyless(), "store_bounds": StoreBounds(Admission(permits))},
-    }
     app = framework(only_tei_routes=server.only_tei_routes) if app is None else app
-    app.state.update(shared)
+    app.state = Shared(  # type: ignore[assignment]
+        server=server,
+        models=models,
+        schemas=schemas,
+        store_bounds=StoreBounds(Admission(permits)),
+        keyring=keys,
+        keyless=Keyless(),
+        origins=Origins(server.cors_allow_origin),
+        limits=limits,
+        recorder=recorder,
+        rpc=rpc,
+        certificate=certificate,
+    )
     app.after_exception.append(count)
     app.on_startup += [models.start, *([rpc.start] if rpc else [])]
     app.on_shutdown += [
@@ -109,13 +114,12 @@ def create_models_app(
         *([schemas.store.close] if schemas else []),
         *([recorder.close] if recorder else []),
     ]
-    app.asgi_handler = HttpMiddleware(app, server)
     return app
 
 
 class _Framework(Litestar):
-    """Litestar without the plugins for types of pydantic and attrs, which no route uses: importing pydantic, if installed,
-    takes a tenth of a second at each start."""
+    """Litestar without the plugins for types of pydantic and attrs, which no route uses: importing
+    pydantic, if installed, takes a tenth of a second at each start."""
 
     @staticmethod
     def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
@@ -123,19 +127,48 @@ class _Framework(Litestar):
 
 
 def framework(*, only_tei_routes: bool = False) -> Litestar:
-    """Make the Litestar application with its routes, before it has models."""
+    """Make the Litestar application with its paths, before it has models.
+
+    Each path of a model is also served below `/m/ALIAS`. Those that manage the process are not:
+    they belong to no model, and a proxy can guard them by their single path.
+    """
+    methods: dict[str, set[str]] = {}
+    handlers: list[HTTPRouteHandler] = []
+    for one in ROUTES:
+        if not _is_served(one, only_tei_routes):
+            continue
+        paths = [*one.paths]
+        manages = one.role == "manage" and one.source == "models"
+        if not (only_tei_routes or manages):
+            paths += [f"{BELOW}{path}" for path in one.paths]
+        for path in paths:
+            methods.setdefault(path, set()).update(one.methods)
+        handlers.append(_handler(paths, one.methods, {ROUTE: one}, serve))
+    # First, or Litestar would add its own
+    preflights = [
+        _handler([path], ["OPTIONS"], {ALLOW: allow_header(known)}, preflight)
+        for path, known in methods.items()
+    ]
     return _Framework(
-        [one for one in ROUTES if _is_served(one.opt[ENDPOINT], only_tei_routes)],
+        [*preflights, *handlers],
         exception_handlers=dict(HANDLERS),
         openapi_config=None,
         logging_config=None,
     )
 
 
-def _is_served(endpoint: Endpoint, only_tei_routes: bool) -> bool:
-    return (
-        endpoint.is_tei and endpoint.by_field is None if only_tei_routes else not endpoint.only_tei
-    )
+def _is_served(one: Route, only_tei_routes: bool) -> bool:
+    if only_tei_routes:
+        return one.is_tei and not isinstance(one.request, Mapping)
+    return not one.only_tei
+
+
+def _handler(
+    paths: Sequence[str], methods: Any, options: dict[str, Any], function: Any
+) -> HTTPRouteHandler:
+    return route(
+        paths, http_method=methods, opt=options, status_code=200, request_class=HttpRequest
+    )(function)
 
 
 def rpc_server_class() -> type[RpcServer]:

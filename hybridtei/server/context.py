@@ -1,15 +1,16 @@
-"""The context that handlers get: a model's engine, settings and counters. Every task enters the engine through it."""
+"""The context that handlers get: a model's engine, settings and counters. Every task enters the
+engine through it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from hybridtei import errors
 from hybridtei.batch import Head
@@ -17,20 +18,25 @@ from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import (
     EmptyInput,
     HybridTeiError,
-    InvalidDimensions,
     InvalidInput,
     NoInputs,
     TooManyInputs,
 )
-from hybridtei.inference.engine.admission import Bounds
-from hybridtei.inference.engine.service import EngineService, too_many_numbers
+from hybridtei.inference.engine.admission import Bounds, too_many_numbers
+from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.rerank import Ranking, Scored
 from hybridtei.models.fingerprint import Fingerprint, begin
 from hybridtei.models.text.reader import Input
-from hybridtei.outputs import Embeddings, Load, Usage
-from hybridtei.system.metrics import Histogram, Registry, duration_buckets, powers_of_two
+from hybridtei.outputs import Embeddings, Load, Timings, Usage
+from hybridtei.system.metrics import (
+    Histogram,
+    Registry,
+    duration_buckets,
+    observe_pairs,
+    powers_of_two,
+)
 from hybridtei.system.tracing import CURRENT
 
 CHUNK_DOCUMENTS = 64
@@ -40,19 +46,30 @@ OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the ev
 
 T = TypeVar("T")
 Write = Callable[[T, Usage], Any]
+Check = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer for `answers.to_json`, its usage for timing headers, the approximate count of its numbers, and headers."""
+    """What a route's function returns."""
 
+    # For `answers.to_json`; bytes are sent as they are
     answer: Any
+    # For timing headers, if a model ran
     usage: Usage | None = None
+    # The approximate count of its numbers
     numbers: int = 0
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    status: int = 200
+    media_type: bytes | None = b"application/json"
+    # A body that is sent as it is made, instead of `answer`
+    lines: AsyncGenerator[bytes] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+NOTHING = Reply(b"", media_type=None)
+
+
+@dataclass(slots=True, eq=False)
 class Context:
     """One served model behind one HTTP server."""
 
@@ -61,12 +78,12 @@ class Context:
     model: ModelConfig
     registry: Registry
     metrics: RequestMetrics
+    _fingerprint_header: tuple[bytes, bytes] | None = field(default=None, init=False)
 
     @property
     def served_name(self) -> str:
-        if isinstance(
-            self.model, NamedModel
-        ):  # `served_model_name` would name all models of the process
+        if isinstance(self.model, NamedModel):
+            # `served_model_name` would name all models of the process
             return self.model.alias
         return self.server.served_model_name or self.model.model_id
 
@@ -89,17 +106,20 @@ class Context:
     @property
     def fingerprint_header(self) -> tuple[bytes, bytes] | None:
         """`x-hybridtei-fingerprint`; None until the weights have been read."""
-        reading = self.fingerprint
-        found = reading.result() if reading.done() else None
-        identity = None if found is None else found["id"]
-        return None if identity is None else (b"x-hybridtei-fingerprint", identity.encode())
+        if self._fingerprint_header is None:
+            reading = self.fingerprint
+            facts = reading.result() if reading.done() else None
+            if facts is not None and facts["id"] is not None:
+                self._fingerprint_header = (b"x-hybridtei-fingerprint", facts["id"].encode())
+        return self._fingerprint_header
 
     def truncate(self, option: bool | None) -> bool:
         """The request's option, or the server's default."""
         return self.service.config.auto_truncate if option is None else option
 
     def check_batch(self, inputs: int) -> None:
-        """Raises TooManyInputs if a request is above the limit and the server does not split requests."""
+        """Raises TooManyInputs if a request is above the limit and the server does not split
+        requests."""
         limit = self.server.max_client_batch_size
         if inputs > limit and not self.server.split_large_batches:
             raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
@@ -109,18 +129,19 @@ class Context:
         return inputs > self.server.max_client_batch_size and self.server.split_large_batches
 
     def bounds(self, inputs: int, largest: int | None = None) -> Bounds:
-        """The bounds of a request's chunks: `largest` inputs each. Without `largest` the request is one chunk, or chunks of
-        `--max-client-batch-size` if the server splits it."""
+        """The bounds of a request's chunks: `largest` inputs each. Without `largest` the request is
+        one chunk, or chunks of `--max-client-batch-size` if the server splits it."""
         most = self.server.max_client_batch_size
-        if largest is None and not self.splits(inputs):
+        if largest is None and (inputs <= most or not self.server.split_large_batches):
             return Bounds.whole(inputs)
         return Bounds.of(
             inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests
         )
 
-    def counting_failures(self) -> CountedFailures:
-        """A context manager that counts an error raised inside it. On some routes TEI counts only errors."""
-        return self.metrics.failures
+    def counting_failures(self) -> Counted:
+        """A context manager that counts an error raised inside it. On some routes TEI counts only
+        errors."""
+        return Counted(self.metrics)
 
     async def embed(
         self,
@@ -128,29 +149,22 @@ class Context:
         write: Write[Embeddings],
         *,
         is_batch: bool = True,
-        refusal: HybridTeiError | None = None,
+        check: Check | None = None,
         numbers: int = 0,
         field: str | None = None,
     ) -> Reply:
-        """Embed the task's inputs, and write the answer. Counts and times success and failure. Raises HybridTeiError.
+        """Embed the task's inputs, and write the answer. Counts and times success and failure.
+        Raises HybridTeiError.
 
-        `refusal`: the error of a model that cannot do it, raised after the checks of batch size and permits. `numbers`: the
-        count of numbers to write, if larger than the answer's. `field`: the field of the inputs on routes other than TEI's;
-        the error of an empty input names it.
+        `check`: as for `run`. `numbers`: the count of numbers to write, if larger than the
+        answer's. `field`: the field of the inputs on routes other than TEI's; the error of an empty
+        input names it.
         """
         load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)  # characters, and ids
-        if refusal is None and task.dimensions == 0:
-            refusal = InvalidDimensions(
-                "`dimensions` should be positive"
-            )  # TEI checks this before it checks the model
-        bounds = self.bounds(load.inputs)
-        most = bounds.max_numbers
-        if refusal is None and most is not None and numbers > most:
-            refusal = too_many_numbers(most)
         try:
-            answer, usage = await self.run(task, load, bounds, refusal=refusal)
+            answer, usage = await self.run(task, load, check=check, numbers=numbers)
         except EmptyInput as error:
-            raise error if field is None or not load.is_batch else error.named(field) from None
+            raise error if field is None or not is_batch else error.named(field) from None
         return await self.reply(write, answer, usage, max(numbers, answer.numbers))
 
     async def run(
@@ -160,60 +174,61 @@ class Context:
         bounds: Bounds | None = None,
         *,
         scope: Scope = "embed",
-        refusal: HybridTeiError | None = None,
-        checks_size: bool = True,
-        checks_model: bool = False,
+        check: Check | None = None,
+        numbers: int = 0,
     ) -> tuple[T, Usage]:
         """Run a task in the engine, and count it under `scope`. Raises HybridTeiError.
 
-        `bounds`: default: those of the number of inputs. `refusal`: raised instead of running, after permits were taken.
-        `checks_size`: check a batch against the server's limit. `checks_model`: check the model before taking permits, as
-        TEI does on some routes.
+        `bounds`: default: those of the number of inputs. `check`: called once the request has its
+        permits, instead of the task's own check. `numbers`: the count of numbers to write, if known.
         """
-        began_ns = perf_counter_ns()
-        self.metrics.began(load.inputs, is_batch=load.is_batch, scope=scope)
-        with self.counting_failures():
-            if checks_size and load.is_batch:
-                self.check_batch(load.inputs)
-            if checks_model:
+        bounds = bounds or self.bounds(load.inputs)
+        with Counted(self.metrics, load, scope) as counted:
+            if bounds.max_numbers is None:
+                if load.is_batch:
+                    self.check_batch(load.inputs)
+            elif numbers > bounds.max_numbers:
+                raise too_many_numbers(bounds.max_numbers)
+            if task.checks_first:
                 task.check(self.service.model.spec)
-            bounds = bounds or self.bounds(load.inputs)
-            if refusal is not None:
-                with self.service.admission.inside(bounds.permits):
-                    raise refusal
-            try:
-                result = await self.service.run(task, characters=load.characters, bounds=bounds)
-            except asyncio.CancelledError:
-                self.metrics.dropped()
-                raise
-        usage = Usage(load, result.lengths, result.timings, began_ns)
-        self.metrics.succeeded(usage, is_batch=load.is_batch, scope=scope)
-        return result.answer, usage
+                check = checked
+            result = await self.service.run(
+                task, characters=load.characters, bounds=bounds, check=check
+            )
+        return result.answer, counted.succeeded(result.lengths, result.timings)
 
     async def look_up(
         self, queries: Sequence[Input], *, is_batch: bool
     ) -> tuple[Embeddings, Usage]:
-        """Look up sparse vectors of queries in the table, without a permit. Raises Overloaded if too many lookups run."""
+        """Look up sparse vectors of queries in the table, without a permit. Raises Overloaded if
+        too many lookups run."""
         task = Embed(queries, frozenset({Head.SPARSE}), query_encoder="table")
         load = Load(len(queries), sum(map(len, queries)), is_batch=is_batch)
         with self.service.beside.inside(1), self.service.admission.carrying(load.inputs):
             return await self.run(task, load)
 
-    async def rank(self, task: Ranking, load: Load) -> tuple[Scored, Usage]:
+    async def rank(
+        self, task: Ranking, load: Load, check: Check | None = None
+    ) -> tuple[Scored, Usage]:
         """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`."""
         bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
-        return await self.run(task, load, bounds, scope="predict", checks_size=False)
+        return await self.run(task, load, bounds, scope="predict", check=check)
 
     async def embed_in_chunks(self, task: Embed, load: Load) -> tuple[Embeddings, Usage]:
-        """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises the error of the first failing chunk."""
+        """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises the error of
+        the first failing chunk."""
         bounds = self.bounds(load.inputs, self.server.max_client_batch_size)
-        return await self.run(task, load, bounds, checks_size=False)
+        return await self.run(task, load, bounds)
 
     async def reply(self, write: Write[T], answer: T, usage: Usage, numbers: int) -> Reply:
         """Write an answer by `write`: a large one in a thread."""
         if numbers > OFFLOAD_NUMBERS:
             return Reply(await asyncio.to_thread(write, answer, usage), usage, numbers)
         return Reply(write(answer, usage), usage, numbers)
+
+
+def checked() -> None:
+    """The `check` of a task that has been checked."""
 
 
 def check_instruction(instruction: str | None, documents: int) -> None:
@@ -270,19 +285,35 @@ def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
     ]
 
 
-class CountedFailures:
-    """Counts an error that is raised inside it. A class, since every request enters one and a generator is slower."""
+class Counted:
+    """Counts one request: its beginning on entry, and its error on exit. Without a load it counts
+    the error alone. A class, since a generator is slower."""
 
-    __slots__ = ("_count",)
+    __slots__ = ("_load", "_metrics", "_scope", "began_ns")
 
-    def __init__(self, count: Callable[[HybridTeiError], object]) -> None:
-        self._count = count
+    def __init__(
+        self, metrics: RequestMetrics, load: Load | None = None, scope: Scope = "embed"
+    ) -> None:
+        self._metrics, self._load, self._scope = metrics, load, scope
+        self.began_ns = perf_counter_ns()
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> Self:
+        if self._load is not None:
+            self._metrics.began(self._load, self._scope)
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, HybridTeiError):
-            self._count(error)
+            self._metrics.failed(error)
+        elif isinstance(error, asyncio.CancelledError) and self._load is not None:
+            self._metrics.dropped()
+
+    def succeeded(self, lengths: list[int], timings: Timings) -> Usage:
+        """Count the answer, and return the cost of the request."""
+        assert self._load is not None
+        usage = Usage(self._load, lengths, timings, self.began_ns)
+        self._metrics.succeeded(usage, self._scope)
+        return usage
 
 
 class RequestMetrics:
@@ -297,25 +328,26 @@ class RequestMetrics:
         self.disconnected = registry.counter("hybridtei_departed_requests_total")
         lengths = powers_of_two(min(max_input_length, MAX_HISTOGRAM_LENGTH))
         self._input_length = registry.histogram("te_request_input_length", lengths)
-        self._of_request = _stages(registry, "request")
+        of_request = _stages(registry, "request")
         methods = {False: "single", True: "batch"}
         self._begun = {is_batch: count.of(method=method) for is_batch, method in methods.items()}
         self._succeeded = {
             is_batch: success.of(method=method) for is_batch, method in methods.items()
         }
         self._overloaded = self._failure.of(err="overloaded")
-        self._scopes = {scope: _ScopeMetrics(registry, scope) for scope in get_args(Scope)}
-        self.failures = CountedFailures(self.failed)
+        self._scopes = {
+            scope: _ScopeMetrics(registry, scope, of_request) for scope in get_args(Scope)
+        }
 
-    def began(self, inputs: int, *, is_batch: bool, scope: Scope = "embed") -> None:
-        """Count a request of `inputs` inputs."""
-        self._begun[is_batch]()
-        self._scopes[scope].count(inputs)
+    def began(self, load: Load, scope: Scope) -> None:
+        """Count a request."""
+        self._begun[load.is_batch]()
+        self._scopes[scope].count(load.inputs)
 
-    def succeeded(self, usage: Usage, *, is_batch: bool, scope: Scope = "embed") -> None:
+    def succeeded(self, usage: Usage, scope: Scope) -> None:
         """Count an answered request, and put its times into the current span."""
         inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
-        self._succeeded[is_batch]()
+        self._succeeded[usage.load.is_batch]()
         of_scope.success(inputs)
         for length in usage.lengths:
             self._input_length.observe(length)
@@ -323,19 +355,21 @@ class RequestMetrics:
         span = CURRENT.get()
         if span is not None:
             span.timings, span.total_ns = times, total_ns
-        took = (total_ns, times.tokenization_ns, times.queue_ns, times.inference_ns)
-        for took_ns, of_request, of_input in zip(
-            took, self._of_request, of_scope.stages, strict=True
-        ):
-            of_request.observe(took_ns / SECOND_NS)
-            of_input.observe(took_ns / SECOND_NS, inputs)
+        seconds = (
+            total_ns / SECOND_NS,
+            times.tokenization_ns / SECOND_NS,
+            times.queue_ns / SECOND_NS,
+            times.inference_ns / SECOND_NS,
+        )
+        observe_pairs(seconds, of_scope.stages, inputs)
 
     def dropped(self) -> None:
         """Count a request whose client disconnected before its answer."""
         self._failure.add(err="dropped")
 
     def refused(self) -> None:
-        """Count a request that was refused before its body was read: its number of inputs is unknown."""
+        """Count a request that was refused before its body was read: its number of inputs is
+        unknown."""
         self._begun[False]()
         self._overloaded()
 
@@ -347,12 +381,13 @@ class RequestMetrics:
 
 
 class _ScopeMetrics:
-    """Counters of one kind of work, by input."""
+    """Counters of one kind of work, by input. `stages`: histograms of a request's times, each with
+    its inputs' one."""
 
-    def __init__(self, registry: Registry, scope: Scope) -> None:
+    def __init__(self, registry: Registry, scope: Scope, of_request: Sequence[Histogram]) -> None:
         self.count = registry.counter(f"te_{scope}_count").of()
         self.success = registry.counter(f"te_{scope}_success").of()
-        self.stages = _stages(registry, scope)
+        self.stages = [*zip(of_request, _stages(registry, scope), strict=True)]
 
 
 def _stages(registry: Registry, scope: str) -> list[Histogram]:

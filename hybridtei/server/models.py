@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -35,13 +36,13 @@ from hybridtei.errors import (
 from hybridtei.inference.engine.admission import Admission
 from hybridtei.inference.engine.device import STOP_SECONDS
 from hybridtei.server.context import Context
-from hybridtei.server.routing import Endpoint
 from hybridtei.system import memory
 from hybridtei.system.metrics import Counter, Registry, text_of
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import CollectionSchema
     from hybridtei.retrieval.store.collection import CollectionSchemas
+    from hybridtei.server.routing import Route
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +80,22 @@ class Models:
         self.entries = {
             alias: Entry(alias, "ready", context) for alias, context in contexts.items()
         }
+        # The contexts of ready models: first the configured ones, then the loaded ones
+        self.ready: list[Context] = []
+        self.list_ready()
         self.registry = Registry()  # of the whole process
         self._opener = opener
+        self.alias: str | None = None
 
-    @property
-    def ready(self) -> list[Context]:
-        """The contexts of ready models: first the configured ones, then the loaded ones, in order."""
-        return [
+    def below(self, alias: str) -> Models:
+        """These models, as a request below `/m/ALIAS` sees them."""
+        one = copy(self)
+        one.alias = alias
+        return one
+
+    def list_ready(self) -> None:
+        """List the ready contexts. Called when an entry changes."""
+        self.ready = [
             entry.context
             for entry in self.entries.values()
             if entry.state == "ready" and entry.context is not None
@@ -105,16 +115,16 @@ class Models:
         """Choose the model of a request. `alias`: from the path; `name`: from the body. Raises UnknownModel."""
         if alias is not None:
             return self.named(alias)
-        if (
-            len(self.ready) == 1 and name not in self.entries
-        ):  # the name of a loading or failed model reaches no other
-            return self.default
+        ready = self.ready
+        # The name of a loading or failed model reaches no other
+        if len(ready) == 1 and name not in self.entries:
+            return ready[0]
         if name is not None and name not in NO_NAMES:
             return self.named(name)
         fitting = (
-            context for able in capability for context in self.ready if able(context)
+            context for able in capability for context in ready if able(context)
         )  # the best capability first
-        return next(fitting, self.default)  # its error names the missing capability
+        return next(fitting, ready[0])  # its error names the missing capability
 
     def named(self, name: str) -> Context:
         """Find a model by alias, served name or model id. Raises UnknownModel, naming its state or the served models."""
@@ -162,6 +172,7 @@ class Models:
                 log.error("loading %s failed", config.model_id, exc_info=True)
             raise
         entry.state, entry.seconds = "ready", perf_counter() - began
+        self.list_ready()
         log.info("loaded %s as %s in %.1f s", config.model_id, config.alias, entry.seconds)
         return entry
 
@@ -176,6 +187,7 @@ class Models:
             if len(self.ready) == 1:
                 raise InvalidInput(f"`model`: `{alias}` is the only model here")
             entry.state = "unloading"
+            self.list_ready()
             await entry.context.service.stop()
             self.registry.keep(entry.context.registry.readings())
         del self.entries[alias], entry
@@ -245,14 +257,12 @@ class StoreBounds:
             return await asyncio.to_thread(work)
 
 
-def check_capacity(
-    endpoint: Endpoint, alias: str | None, models: Models, store: StoreBounds
-) -> None:
+def check_capacity(route: Route, alias: str | None, models: Models, store: StoreBounds) -> None:
     """Raises Overloaded, before the body is read, if no model that the request can reach has a free permit. `alias`: the model
     that the path names, if any."""
-    if not endpoint.takes_permits:
+    if not route.takes_permits:
         return
-    if endpoint.needs_store:
+    if route.source == "store":
         if store.admission.free <= 0:
             raise Overloaded
         return
@@ -265,7 +275,10 @@ def check_capacity(
         )
     else:
         contexts = models.ready
-    if contexts and all(context.service.admission.free <= 0 for context in contexts):
+    for context in contexts:
+        if context.service.admission.free > 0:
+            return
+    if contexts:
         contexts[0].metrics.refused()
         raise Overloaded
 
@@ -291,18 +304,21 @@ def store_errors(registry: Registry) -> Counter:
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:
-    """The context of handlers that use the store. `named`: the model that the path or the body names, if any."""
+    """The context of functions that use the store. `named`: the model that the path or the body names, if any. `collection`:
+    of the path, if any."""
 
     models: Models
     schemas: CollectionSchemas
     server: ServerConfig
     bounds: StoreBounds
     named: str | None = None
+    collection: str = ""
 
     async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a request's work with permits and within the request timeout. Raises Overloaded, TimedOut."""
-        with self.holding(min(inputs, self.server.max_client_batch_size)):
-            return await self.models.default.service.within_deadline(work())
+        held = self.holding(min(inputs, self.server.max_client_batch_size))
+        with held, self.models.default.service.deadlines.limit():
+            return await work()
 
     def holding(self, inputs: int) -> AbstractContextManager[None]:
         """Hold one permit an input, at most all of them. Raises Overloaded."""

@@ -15,9 +15,8 @@ import msgspec
 from litestar import Litestar
 
 from hybridtei import __version__
-from hybridtei.server.answers import Answer, Lines
 from hybridtei.server.api.tei import InputType
-from hybridtei.server.routing import ENDPOINT, Endpoint
+from hybridtei.server.routing import BELOW, JSON, ROUTE, Route
 
 TAG = "Text Embeddings Inference"
 INFO = {
@@ -74,21 +73,21 @@ TEI_RESPONSES = {  # TEI's names for answers
 
 def document(app: Litestar) -> dict[str, Any]:
     """The document of an application's routes."""
-    handlers = documented(app)
+    paths_and_routes = documented(app)
     kinds = [
         kind
-        for _, handler in handlers
-        for kind in (*_requests(handler), *answers_of(handler), handler.opt[ENDPOINT].error)
+        for _, route in paths_and_routes
+        for kind in (*route.requests, *answers_of(route), route.error)
     ]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=f"{REFERENCE}{{name}}")
     schema_of = {repr(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths = {}
-    for path, handler in handlers:
-        operation = _operation(path, handler, schema_of)
+    for path, route in paths_and_routes:
+        operation = _operation(path, route, schema_of)
         if (name := TEI_RESPONSES.get(path)) is not None:
             content = operation["responses"]["200"]["content"]["application/json"]
             components[name], content["schema"] = content["schema"], {"$ref": REFERENCE + name}
-        paths[path] = {"post" if "POST" in handler.http_methods else "get": operation}
+        paths[path] = {route.methods[0].lower(): operation}
     _name_fields(components)
     return {
         "openapi": "3.1.0",
@@ -99,9 +98,9 @@ def document(app: Litestar) -> dict[str, Any]:
     }
 
 
-def _operation(path: str, handler: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
-    endpoint, requests, answers = handler.opt[ENDPOINT], _requests(handler), answers_of(handler)
-    text, names = cleandoc(handler.fn.__doc__), re.findall(r"{(\w+)}", path)
+def _operation(path: str, route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
+    requests, answers = route.requests, answers_of(route)
+    text, names = cleandoc(route.work.__doc__ or ""), re.findall(r"{(\w+)}", path)
     answer: dict[str, Any] = {"description": text}
     operation: dict[str, Any] = {
         "tags": [TAG],
@@ -116,36 +115,29 @@ def _operation(path: str, handler: Any, schema_of: dict[str, Any]) -> dict[str, 
     }
     if answers:
         answer["content"] = _json(_one_of(answers, schema_of))
-    if handler.parsed_return_field.is_subclass_of(Lines):
+    if route.gives != JSON:
         answer["content"] = JSON_LINES
-    if requests or endpoint.takes_lines:
+    if requests or route.takes != JSON:
         content = _json(_one_of(requests, schema_of)) if requests else JSON_LINES
         operation["requestBody"] = {"required": True, "content": content}
-    if requests or endpoint.needs_store:
-        operation["responses"] |= _errors(endpoint, schema_of)
+    if requests or route.source == "store":
+        operation["responses"] |= _errors(route, schema_of)
     return operation
 
 
-def documented(app: Litestar) -> list[tuple[str, Any]]:
-    """(path, handler) of the routes in the document, sorted by path."""
+def documented(app: Litestar) -> list[tuple[str, Route]]:
+    """(path, route) of the routes in the document, sorted by path."""
     return [
-        (one.path_format, handler)
+        (one.path_format, handler.opt[ROUTE])
         for one in sorted(app.routes, key=lambda one: one.path)
         for handler in getattr(one, "route_handlers", ())
-        if handler.include_in_schema and ENDPOINT in handler.opt
+        if ROUTE in handler.opt and handler.opt[ROUTE].in_schema and not one.path.startswith(BELOW)
     ]
 
 
-def _requests(handler: Any) -> Sequence[Any]:
-    """The structs that a handler accepts as a body."""
-    field = handler.parsed_data_field
-    return () if field is None else _members(field.annotation)
-
-
-def answers_of(handler: Any) -> Sequence[Any]:
-    """The types of a handler's answers."""
-    field = handler.parsed_return_field
-    return _members(field.args[0]) if field.is_subclass_of(Answer) else ()
+def answers_of(route: Route) -> Sequence[Any]:
+    """The types of a route's answers."""
+    return () if route.answer is None else _members(route.answer)
 
 
 def _members(kind: Any) -> Sequence[Any]:
@@ -153,7 +145,8 @@ def _members(kind: Any) -> Sequence[Any]:
 
 
 def _name_fields(components: dict[str, Any]) -> None:
-    """Replace fields by references to the schemas that TEI names. A field keeps its description and default."""
+    """Replace fields by references to the schemas that TEI names. A field keeps its description and
+    default."""
     for (field, *structs), name in FIELDS.items():
         for struct in structs:
             fields = components[struct]["properties"]
@@ -169,10 +162,10 @@ def _name_fields(components: dict[str, Any]) -> None:
     components["Input"] = {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
 
 
-def _errors(endpoint: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
+def _errors(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     """Status -> the response's schema."""
-    content = _json(schema_of[repr(endpoint.error)])
-    of_bodies = content if endpoint.error.takes_body_errors else content | PLAIN_TEXT
+    content = _json(schema_of[repr(route.error)])
+    of_bodies = content if route.error.takes_body_errors else content | PLAIN_TEXT
     return NO_KEY | {
         status: {"description": meaning, "content": of_bodies if status in OF_BODIES else content}
         for status, meaning in ERRORS.items()

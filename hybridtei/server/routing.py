@@ -1,20 +1,25 @@
-"""The requirements of a route, and the wire format of its errors.
+"""The record of a route, and the wire format of its errors.
 
-One table maps exceptions to status, wire name, and TEI's prefix of the message.
+    @post("/embed", EmbedRequest, list[Vector], capability=EMBED, is_tei=True)
+    async def embed(context: Context, request: EmbedRequest) -> Reply:
+        \"\"\"Dense vectors, one an input.\"\"\"
+
+`post` and `get` put a `Route` into `ROUTES`. `serve` reads the route, and calls its function with
+two arguments: what answers (`Route.source`) and what is asked (`Route.request`). One table maps
+exceptions to status, wire name, and TEI's prefix of the message.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from traceback import clear_frames
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from litestar import Request, Response
+from litestar import Request
 from litestar.exceptions import HTTPException, MethodNotAllowedException
-from litestar.response.base import ASGIResponse
 from msgspec import Struct
 
 from hybridtei import errors
@@ -29,10 +34,11 @@ from hybridtei.errors import (
     RoleNeeded,
     anchor_of,
 )
-from hybridtei.server.http.body import BodyError
-from hybridtei.server.http.connection import ClientDisconnected
+from hybridtei.server.answers import Answer, Headers, is_path
+from hybridtei.server.http.body import BodyError, ClientDisconnected
 
 if TYPE_CHECKING:
+    from hybridtei.server.context import Reply
     from hybridtei.server.http.security import KeyRole
     from hybridtei.server.models import Able
 
@@ -154,142 +160,191 @@ class ListedErrorResponse(OpenAICompatErrorResponse, frozen=True, kw_only=True):
         return row.status, cls(message, row.status, row.error_type, detail=detail)
 
 
+JSON, JSON_LINES = b"application/json", b"application/jsonl"
+Source = Literal["model", "models", "store"]
+Work = Callable[[Any, Any], Coroutine[Any, Any, "Reply"]]
+AnyWork = TypeVar("AnyWork", bound=Work)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """The requirements of a route before its handler runs, and the format of its errors.
+class Route:
+    """A method of one or several paths: its function, the requirements before it runs, and the
+    format of its errors."""
 
-    `capability`: a constant of `registry.py`; a request that names no model gets the first model with it.
-    `role`: the role that a key needs; any: every known key; None: no key is needed.
-    `error`: the struct of its errors, such as `ErrorResponse`.
-    `by_field`: if the body may be one of several structs: the field that identifies each. The first is the default.
-    """
-
+    paths: Sequence[str]
+    methods: Sequence[str]
+    work: Work
+    # The second argument of `work`. A struct: the decoded body. Several structs, by the field that
+    # identifies each: the first is the default. `bytes`: the body itself. None: the `HttpRequest`,
+    # since the body is unread, or there is none.
+    request: Any
+    # The type of the answer's JSON; None: the answer is no JSON
+    answer: Any
+    # The media types of bodies and answers other than JSON
+    takes: bytes = JSON
+    gives: bytes = JSON
+    # The first argument of `work`: `Context`, `Models` or `StoreContext`
+    source: Source = "model"
+    # The name in logs and traces; None: the function opens a span itself, or needs none
+    span: str | None = None
+    in_schema: bool = True
+    # A request without a name gets the first model with the best capability that any model has
     capability: Sequence[Able] = ()
+    # The role that a key needs; any: every known key; None: no key is needed
     role: KeyRole | Literal["any"] | None = "infer"
+    # The struct of its errors
     error: Any = ErrorResponse
-    by_field: Mapping[str, type[Struct]] | None = None
-    is_tei: bool = False  # served with --only-tei-routes too
-    only_tei: bool = False  # only with that flag, instead of the `by_field` route of the same path
-    needs_content_type: bool = (
-        True  # False: it may be missing, since some clients of this route do not send it
-    )
-    needs_store: bool = False
-    key_in_body: bool = False  # a client may send its key as `token` of the body
-    takes_lines: bool = False  # the body is JSON lines, which the handler reads in parts
-    outlives_client: bool = False  # the handler finishes even if the client disconnects
-    takes_permits: bool = True  # False: answered without a free permit, like every GET
+    # Served with --only-tei-routes too
+    is_tei: bool = False
+    # Served only with that flag, instead of another route of the same path
+    only_tei: bool = False
+    # False: it may be missing, since some clients of this route do not send it
+    needs_content_type: bool = True
+    # A client may send its key as `token` of the body
+    key_in_body: bool = False
+    # The function finishes even if the client disconnects
+    outlives_client: bool = False
+    # False: answered without a free permit, like every GET
+    takes_permits: bool = True
+
+    @property
+    def requests(self) -> Sequence[Any]:
+        """The structs that it accepts as a body."""
+        if self.request in (None, bytes):
+            return ()
+        return [*self.request.values()] if isinstance(self.request, Mapping) else [self.request]
 
 
-ENDPOINT = "endpoint"  # in a handler's `opt`
-LISTED: Mapping[str, Any] = {
-    "error": ListedErrorResponse,
-    "needs_content_type": False,
-}  # of rerankers and classifiers in /v1, /v2
-FLAT: Mapping[str, Any] = {
-    "error": OpenAICompatErrorResponse,
-    "needs_content_type": False,
-}  # of embeddings in /v1, /v2
+# Of the imported dialects
+ROUTES: list[Route] = []
 
 
+def post(
+    path: str | Sequence[str], request: Any, answer: Any, **needs: Any
+) -> Callable[[AnyWork], AnyWork]:
+    """Register a coroutine function that answers POST. `request`, `answer`, `needs`: fields of
+    `Route`. The default of `span` is the function's name."""
+    return _registering(path, ("POST",), request, answer, needs)
+
+
+def get(
+    path: str | Sequence[str], answer: Any = None, **needs: Any
+) -> Callable[[AnyWork], AnyWork]:
+    """Register a coroutine function that answers GET and HEAD."""
+    needs = {"role": "any", "span": None, **needs, "takes_permits": False}
+    return _registering(path, ("GET", "HEAD"), None, answer, needs)
+
+
+def _registering(
+    path: str | Sequence[str],
+    methods: Sequence[str],
+    request: Any,
+    answer: Any,
+    needs: dict[str, Any],
+) -> Callable[[AnyWork], AnyWork]:
+    paths = (path,) if isinstance(path, str) else tuple(path)
+
+    def register(work: AnyWork) -> AnyWork:
+        fields = {"span": work.__name__, **needs, "request": request, "answer": answer}
+        ROUTES.append(Route(paths=paths, methods=methods, work=work, **fields))
+        return work
+
+    return register
+
+
+# Of rerankers and classifiers in /v1 and /v2, and of embeddings there
+LISTED: Mapping[str, Any] = {"error": ListedErrorResponse, "needs_content_type": False}
+FLAT: Mapping[str, Any] = {"error": OpenAICompatErrorResponse, "needs_content_type": False}
 PAGE = "/page"
 CLOSING = (408, 413, 503)  # the rest of the body is not read
-NO_ROUTE = Endpoint(is_tei=True)  # for a request without a route: its errors look like TEI's
+BELOW = "/m/{alias:str}"  # before the paths of one model
+ROUTE, ALLOW = "route", "allow"  # in the `opt` of Litestar's handlers
+PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET,POST"),
+    (b"access-control-allow-headers", b"content-type"),
+)
 
 
-def endpoint_of(scope: Any) -> Endpoint:
-    """The `Endpoint` of the route that a request reached."""
+def allow_header(methods: Iterable[str]) -> bytes:
+    """TEI's `allow` header: HEAD follows GET, and OPTIONS is left out."""
+    names = sorted({*methods} - {"HEAD", "OPTIONS"})
+    return ",".join("GET,HEAD" if name == "GET" else name for name in names).encode()
+
+
+def route_of(scope: Any) -> Route | None:
+    """The route that a request has reached, if any."""
     handler = scope.get("route_handler")
-    return NO_ROUTE if handler is None else handler.opt.get(ENDPOINT, NO_ROUTE)
+    return None if handler is None else handler.opt.get(ROUTE)
 
 
-class StatusOnly(Response[bytes]):
-    """A response without body and content type."""
-
-    def __init__(self, status_code: int, headers: dict[str, str] | None = None) -> None:
-        super().__init__(b"", status_code=status_code, headers=headers)
-
-    def to_asgi_response(self, *args: Any, **kwargs: Any) -> ASGIResponse:
-        response = super().to_asgi_response(*args, **kwargs)
-        del response.headers["content-type"]
-        return response
-
-
-def request_error(request: AnyRequest, error: Exception) -> Response[Any]:
+def request_error(request: AnyRequest, error: Exception) -> Answer:
     """The error in the route's format. A 401 of TEI's routes has no body."""
-    endpoint = endpoint_of(request.scope)
+    route = route_of(request.scope)
     log.error("%.1000s (errors.md#%s)", error, anchor_of(error))
     clear_frames(error.__traceback__)  # frames keep the request's memory until garbage collection
-    if isinstance(error, NoKey) and endpoint.is_tei:
-        return StatusOnly(401)
-    headers = _help(endpoint, error)
+    if isinstance(error, NoKey) and (route is None or route.is_tei):
+        return Answer(401, [])
+    headers = _help(route, error)
     if isinstance(error, NoKey):
-        headers["www-authenticate"] = "Bearer"
-    if isinstance(error, Overloaded):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, Overloaded) and route is not None:
         is_openai = (
-            endpoint.error is OpenAICompatErrorResponse
+            route.error is OpenAICompatErrorResponse
             and not request.app.state.server.only_tei_routes
         )
-        if (
-            is_openai or not endpoint.is_tei
-        ):  # TEI sends no such header, but OpenAI's clients obey it
-            headers["retry-after"] = "1"  # seconds, the header's smallest value
-    return _written(endpoint, error, headers)
+        if is_openai or not route.is_tei:  # TEI sends no such header, but OpenAI's clients obey it
+            headers.append((b"retry-after", b"1"))  # seconds, the header's smallest value
+    return _written(route, error, headers)
 
 
-def body_error(request: AnyRequest, error: BodyError) -> Response[Any]:
+def body_error(request: AnyRequest, error: BodyError) -> Answer:
     """Plain text, or the route's struct if its clients read nothing else."""
-    endpoint = endpoint_of(request.scope)
+    route = route_of(request.scope)
     clear_frames(error.__traceback__)
-    headers = _help(endpoint, error)
+    headers = _help(route, error)
     if error.status in CLOSING:
-        headers["connection"] = "close"
-    if endpoint.error.takes_body_errors:
-        return _written(endpoint, error, headers)
-    return Response(str(error), status_code=error.status, media_type="text/plain", headers=headers)
+        headers.append((b"connection", b"close"))
+    if route is not None and route.error.takes_body_errors:
+        return _written(route, error, headers)
+    return Answer(
+        error.status,
+        [*headers, (b"content-type", b"text/plain; charset=utf-8")],
+        str(error).encode(),
+    )
 
 
-def _help(endpoint: Endpoint, error: Exception) -> dict[str, str]:
+def _help(route: Route | None, error: Exception) -> Headers:
     """Errors of routes other than TEI's link to the page that explains cause and remedy."""
-    return (
-        {} if endpoint.is_tei else {"link": f'<{PAGE}/errors.html#{anchor_of(error)}>; rel="help"'}
-    )
+    if route is None or route.is_tei:
+        return []
+    return [(b"link", f'<{PAGE}/errors.html#{anchor_of(error)}>; rel="help"'.encode())]
 
 
-def _written(endpoint: Endpoint, error: Exception, headers: dict[str, str]) -> Response[bytes]:
-    status, body = endpoint.error.of(error)
-    return Response(
-        msgspec.json.encode(body),
-        status_code=status,
-        media_type="application/json",
-        headers=headers,
-    )
+def _written(route: Route | None, error: Exception, headers: Headers) -> Answer:
+    status, body = (ErrorResponse if route is None else route.error).of(error)
+    return Answer(status, [*headers, (b"content-type", JSON)], msgspec.json.encode(body))
 
 
-def allow_header(methods: Iterable[str]) -> str:
-    """TEI's `allow` header: HEAD follows GET, and OPTIONS is left out."""
-    return ",".join(
-        "GET,HEAD" if name == "GET" else name for name in sorted({*methods} - {"OPTIONS", "HEAD"})
-    )
+def framework_error(request: AnyRequest, error: HTTPException) -> Answer:
+    """404, 405 and the like: the status without a body; 405 has the path's methods. A preflight of
+    an unknown path is answered, too."""
+    if request.method == "OPTIONS":
+        return Answer(200, [*PREFLIGHT])
+    if isinstance(error, MethodNotAllowedException) and is_path(request.scope):
+        return Answer(405, [(b"allow", allow_header((error.headers or {})["allow"].split(", ")))])
+    return Answer(404 if isinstance(error, MethodNotAllowedException) else error.status_code, [])
 
 
-def framework_error(request: AnyRequest, error: HTTPException) -> Response[bytes]:
-    """404, 405 and the like: the status without a body; 405 lists the path's methods."""
-    if not isinstance(error, MethodNotAllowedException):
-        return StatusOnly(error.status_code)
-    methods = (error.headers or {})["allow"].split(", ")
-    return StatusOnly(405, {"allow": allow_header(methods)})
-
-
-def client_disconnected(request: AnyRequest, error: ClientDisconnected) -> Response[bytes]:
+def client_disconnected(request: AnyRequest, error: ClientDisconnected) -> Answer:
     """499, nginx's status for a client that disconnected. No client reads it."""
-    return StatusOnly(499)
+    return Answer(499, [])
 
 
-def unforeseen_error(request: AnyRequest, error: Exception) -> Response[bytes]:
+def unforeseen_error(request: AnyRequest, error: Exception) -> Answer:
     """A defect of this server: the traceback goes to the log only."""
     log.critical("unforeseen error on %s", request.scope.get("path"), exc_info=error)
     body = ErrorResponse(f"internal error: {type(error).__name__}", "Backend")
-    return Response(msgspec.json.encode(body), status_code=500, media_type="application/json")
+    return Answer(500, [(b"content-type", JSON)], msgspec.json.encode(body))
 
 
 HANDLERS: Mapping[Any, Any] = {

@@ -20,7 +20,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from litestar.datastructures import State
 
 from hybridtei.config import ServerConfig
 from hybridtei.server.http.connection import ConnectionLimits, allow_files
@@ -30,12 +29,14 @@ from hybridtei.system import memory
 
 if TYPE_CHECKING:
     from hybridtei.server.grpc.server import RpcServer
+    from hybridtei.server.serve import Shared
 
 
 BACKLOG = 2048  # the number of connections that wait to be accepted
 KEEP_ALIVE_SECONDS = (
     75  # clients keep pools of connections; uvicorn's 5 closes them between two requests
 )
+LOOK_SECONDS = 1.0  # from one look for a dead engine to the next
 log = logging.getLogger(__name__)
 
 
@@ -76,16 +77,18 @@ class DrainingServer(uvicorn.Server):
         if self.force_exit and self._rpc is not None:
             self._rpc.hurry()
 
-    async def on_tick(self, counter: int) -> bool:
-        """uvicorn calls this ten times a second. A dead engine ends the server, which would answer 503 until a restart."""
-        if self._dead() is not None:  # no `or`: a signal handler may set it meanwhile
+    def look(self) -> None:
+        """End a server with a dead engine, which would answer 503 until a restart."""
+        if self._dead() is not None:
             self.should_exit = True
-        return await super().on_tick(counter)
+        else:
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, self.look)
 
     async def startup(self, sockets: Any = None) -> None:
         if self._rpc is not None:
             await self._rpc.bind()  # a taken port is an error before anything starts
         await super().startup(sockets)
+        self.look()
         memory.collect_as_usual()  # modules and models live until the process ends, so the collector need not visit them
         if self.started and not self.should_exit:  # a signal may have arrived during startup
             self.announce()
@@ -162,7 +165,7 @@ def only_metrics(app: Any, port: int) -> Any:
     return handle
 
 
-def reloader(state: State, config: ServerConfig) -> Callable[[], None] | None:
+def reloader(state: Shared, config: ServerConfig) -> Callable[[], None] | None:
     """A function that reads the files of keys and certificate again; None without these files."""
     keys, certificate = None if config.api_key_file is None else state.keyring, state.certificate
     files = [file for file in (keys, certificate) if file is not None]

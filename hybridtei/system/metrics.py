@@ -158,32 +158,49 @@ class Gauge(Counter):
 
 
 class Observed:
-    """A gauge that is read only for `/metrics`."""
+    """A gauge, or a counter that appears once it is above 0, that is read only for `/metrics`."""
 
-    def __init__(self, name: str, read: Callable[[], float]) -> None:
-        self.name, self.value = name, read
+    def __init__(self, name: str, read: Callable[[], float], kind: str = Gauge.kind) -> None:
+        self.name, self.value, self.kind = name, read, kind
 
     def reading(self) -> Reading:
-        return Reading(Gauge.kind, self.name, {"": self.value()})
+        value = self.value()
+        return Reading(
+            self.kind, self.name, {"": value} if value or self.kind == Gauge.kind else {}
+        )
 
 
 class Histogram:
     """Counts of observations up to each bound."""
 
     def __init__(self, name: str, lock: threading.Lock, bounds: Iterable[float]) -> None:
-        self.name, self._lock = name, lock
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
+        self.name, self.lock = name, lock
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        slot = bisect_left(self._bounds, value)
-        with self._lock:
-            self._counts[slot] += times
-            self._sum += value * times
+        slot = bisect_left(self.bounds, value)
+        with self.lock:
+            self.counts[slot] += times
+            self.total += value * times
 
     def reading(self) -> Reading:
-        return Reading("histogram", self.name, {}, self._bounds, tuple(self._counts), self._sum)
+        return Reading("histogram", self.name, {}, self.bounds, tuple(self.counts), self.total)
+
+
+def observe_pairs(
+    values: Sequence[float], pairs: Sequence[tuple[Histogram, Histogram]], times: int
+) -> None:
+    """Observe each value in a pair of histograms of one registry with equal bounds: once in the first, `times` times in the
+    second. One search a value and one lock for all, since every request observes four."""
+    with pairs[0][0].lock:
+        for value, (once, repeated) in zip(values, pairs, strict=True):
+            slot = bisect_left(once.bounds, value)
+            once.counts[slot] += 1
+            once.total += value
+            repeated.counts[slot] += times
+            repeated.total += value * times
 
 
 M = TypeVar("M", Counter, Gauge, Observed, Histogram)
@@ -207,6 +224,10 @@ class Registry:
     def observed(self, name: str, read: Callable[[], float]) -> Observed:
         """Declare an `Observed`. Any thread may call `read`, which must not count anything."""
         return self._add(Observed(name, read))
+
+    def counted(self, name: str, read: Callable[[], float]) -> Observed:
+        """Declare a counter that something else counts."""
+        return self._add(Observed(name, read, Counter.kind))
 
     def histogram(self, name: str, bounds: Iterable[float]) -> Histogram:
         return self._add(Histogram(name, self._lock, bounds))

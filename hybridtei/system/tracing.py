@@ -1,7 +1,9 @@
-"""Spans for log lines and traces: a handler's work on one request, its times, and the enclosing handler.
+"""Spans for log lines and traces: a handler's work on one request, its times, and the enclosing
+handler.
 
-`CURRENT` is the current request's span. It is a context variable, since each request runs in its own task, and so the log does
-not depend on the server. If a collector is configured, OpenTelemetry's SDK exports the same spans.
+`CURRENT` is the current request's span. It is a context variable, since each request runs in its
+own task, and so the log does not depend on the server. If a collector is configured,
+OpenTelemetry's SDK exports the same spans.
 """
 
 from __future__ import annotations
@@ -9,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
 from time import time
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from hybridtei.errors import HybridTeiError, LoadError
@@ -31,18 +32,18 @@ SECOND_NS, MILLISECOND_NS, MICROSECOND_NS = 1_000_000_000, 1_000_000, 1_000
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
-Work = Callable[P, Coroutine[Any, Any, T]]
 
 CALLER: ContextVar[str | None] = ContextVar("hybridtei.caller", default=None)
 
 
 @dataclass(slots=True, eq=False)
 class HandlerSpan:
-    """One handler's work on one request.
+    """One handler's work on one request: a context manager around it.
 
-    `timings` and `total_ns` are set when the engine has answered. `caller`: the name of the request's API key, if it has one.
+    As in TEI, a success is logged if the engine has answered. After a failure the span stays
+    current, so that the error's log line has it. `timings` and `total_ns` are set when the engine
+    has answered. `caller`: the name of the request's API key, if it has one.
     """
 
     name: str
@@ -51,9 +52,33 @@ class HandlerSpan:
     timings: Timings | None = None
     total_ns: int = 0
     caller: str | None = field(default_factory=CALLER.get)
+    _export: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> Self:
+        outer, tracer = CURRENT.get(), TRACER.get()
+        self.outer = None if outer is None or outer.ended else outer
+        CURRENT.set(self)
+        if tracer is not None:
+            self._export = _traced(self, tracer)
+            self._export.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        self.ended = True
+        if self._export is not None:
+            self._export.__exit__(kind, error, trace)
+        if error is not None:
+            return
+        if self.timings is not None and log.isEnabledFor(logging.INFO):
+            # Once the answer is written
+            asyncio.get_running_loop().call_soon(log.handle, _success())
+        CURRENT.set(self.outer)
 
     def fields(self) -> dict[str, str]:
-        """Return `caller`, which TEI lacks, then TEI's fields in its order; these only after the engine has answered."""
+        """Return `caller`, which TEI lacks, then TEI's fields in its order; these only after the
+        engine has answered."""
         caller = {} if self.caller is None else {"key": self.caller}
         if self.timings is None:
             return caller
@@ -72,11 +97,17 @@ class HandlerSpan:
 
 CURRENT: ContextVar[HandlerSpan | None] = ContextVar("hybridtei.span", default=None)
 TRACER: ContextVar[Tracer | None] = ContextVar("hybridtei.tracer", default=None)
-NOT_TRACED = nullcontext()
+NO_SPAN = nullcontext()
+
+
+def span(name: str | None) -> AbstractContextManager[Any]:
+    """A span of this name; without a name, no span."""
+    return NO_SPAN if name is None else HandlerSpan(name)
 
 
 def human(duration_ns: int) -> str:
-    """Format a duration as Rust does, exactly and without trailing zeros: `1.5s`, `5.123ms`, `72.01µs`, `15ns`."""
+    """Format a duration as Rust does, exactly and without trailing zeros: `1.5s`, `5.123ms`,
+    `72.01µs`, `15ns`."""
     for unit_ns, digits, unit in (
         (SECOND_NS, 9, "s"),
         (MILLISECOND_NS, 6, "ms"),
@@ -89,7 +120,8 @@ def human(duration_ns: int) -> str:
 
 
 def arrived(recorder: Recorder | None, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Trace the current task's request as a child of the span in `headers` (lower-case names). Call it before the handler."""
+    """Trace the current task's request as a child of the span in `headers` (lower-case names). Call
+    it before the handler."""
     if recorder is not None:
         from opentelemetry import context, propagate
 
@@ -101,37 +133,15 @@ def arrived(recorder: Recorder | None, headers: Iterable[tuple[bytes, bytes]]) -
         )
 
 
-def handler(name: str) -> Callable[[Work[P, T]], Work[P, T]]:
-    """Decorate a coroutine as a span of this name. As in TEI, log its success if the engine has answered.
-
-    After a failure the span stays current, so that the error's log line has it.
-    """
-
-    def decorate(work: Work[P, T]) -> Work[P, T]:
-        @wraps(work)
-        async def spanned(*args: P.args, **kwargs: P.kwargs) -> T:
-            outer, tracer = CURRENT.get(), TRACER.get()
-            span = HandlerSpan(name, None if outer is None or outer.ended else outer)
-            CURRENT.set(span)
-            try:
-                with NOT_TRACED if tracer is None else _traced(span, tracer):
-                    answer = await work(*args, **kwargs)
-            finally:
-                span.ended = True
-            if span.timings is not None and log.isEnabledFor(logging.INFO):
-                asyncio.get_running_loop().call_soon(
-                    log.handle, _success()
-                )  # once the answer is written
-            CURRENT.set(span.outer)
-            return answer
-
-        return spanned
-
-    return decorate
+async def spanned(name: str, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` in a span of this name, where `serve` opens none."""
+    with HandlerSpan(name):
+        return await work
 
 
 def _success() -> logging.LogRecord:
-    """Log an answered request, with a fixed place in the code: finding it for each line takes longer than the writing."""
+    """Log an answered request, with a fixed place in the code: finding it for each line takes
+    longer than the writing."""
     record = logging.LogRecord.__new__(logging.LogRecord)
     record.__dict__.update(SUCCESS.__dict__, created=time())
     return record
@@ -144,7 +154,8 @@ SUCCESS = log.makeRecord(
 
 @contextmanager
 def _traced(span: HandlerSpan, tracer: Tracer) -> Iterator[None]:
-    """Export the enclosed work with the span's fields. For an error: a HybridTeiError's message, any other error's class."""
+    """Export the enclosed work with the span's fields. For an error: a HybridTeiError's message,
+    any other error's class."""
     from opentelemetry.trace import SpanKind, StatusCode
 
     kind = SpanKind.SERVER if span.outer is None else SpanKind.INTERNAL
@@ -175,7 +186,8 @@ def require() -> None:
 
 
 class Recorder:
-    """OpenTelemetry's tracer. It sends every span to a collector in batches, even if the caller's trace is not sampled."""
+    """OpenTelemetry's tracer. It sends every span to a collector in batches, even if the caller's
+    trace is not sampled."""
 
     def __init__(self, endpoint: str, service_name: str) -> None:
         """`endpoint`: a URL; the default scheme is http. Raises LoadError."""

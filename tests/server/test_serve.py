@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from conformance.fuzz.judge import same
-from hybridtei.server.answers import while_connected
-from hybridtei.server.http.connection import DISCONNECT, ClientDisconnected, Disconnect
+from hybridtei.server.http.body import DISCONNECT, ClientDisconnected, Disconnect, while_connected
 from tests.inference.engine import small
 from tests.server.live import HANG, JSON, Hold, Running, serving, until
 
@@ -153,22 +152,26 @@ def test_work_ends_when_its_client_leaves_and_only_then():
                 ended.append(True)
 
         asyncio.get_running_loop().call_soon(disconnect.notify)
-        with pytest.raises(ClientDisconnected):
-            await while_connected({"extensions": {DISCONNECT: disconnect}}, work())
+        with (
+            pytest.raises(ClientDisconnected),
+            while_connected({"extensions": {DISCONNECT: disconnect}}),
+        ):
+            await work()
         assert ended == [True]
         disconnect.notify()  # once more, when nobody works any longer
-        return await while_connected(
-            {"type": "http"}, asyncio.sleep(0, 7)
-        )  # under a server that does not tell
+        with while_connected({"type": "http"}):  # under a server that does not tell
+            return await asyncio.sleep(0, 7)
 
     assert asyncio.run(leave()) == 7
 
 
 def test_whoever_cancels_the_work_is_not_taken_for_a_client_that_left():
     async def cancel() -> None:
-        task = asyncio.ensure_future(
-            while_connected({"extensions": {DISCONNECT: Disconnect()}}, asyncio.sleep(HANG))
-        )
+        async def work() -> None:
+            with while_connected({"extensions": {DISCONNECT: Disconnect()}}):
+                await asyncio.sleep(HANG)
+
+        task = asyncio.ensure_future(work())
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from hybridtei.system import tracing
-from hybridtei.system.tracing import Recorder, arrived, handler
+from hybridtei.system.tracing import HandlerSpan, Recorder, arrived
 from tests.server.live import HANG, serving
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -168,9 +168,9 @@ def test_a_collector_that_is_down_holds_up_no_request(monkeypatch):
     )
 
 
-@handler("slow")
 async def slow() -> None:
-    await asyncio.Event().wait()
+    with HandlerSpan("slow"):
+        await asyncio.Event().wait()
 
 
 async def cancelled(address: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hybridtei.errors import InvalidInput
 from hybridtei.outputs import Timings
 from hybridtei.system import logs
-from hybridtei.system.tracing import CURRENT, HandlerSpan, handler, human
+from hybridtei.system.tracing import CURRENT, HandlerSpan, human
 from tests.server.live import serving
 
 
@@ -52,18 +52,17 @@ def test_fields_are_teis_once_the_engine_has_answered():
     assert [*span.fields().items()] == times
 
 
-@handler("inner")
 async def inner(fails: bool) -> str:
-    span = CURRENT.get()
-    if fails:
-        raise InvalidInput("no")
-    return ":".join(one.name for one in span.from_outermost())
+    with HandlerSpan("inner") as span:
+        if fails:
+            raise InvalidInput("no")
+        return ":".join(one.name for one in span.from_outermost())
 
 
-@handler("outer")
 async def outer(fails: bool) -> list[str]:
-    first = await inner(False)
-    return [first, *await asyncio.gather(inner(False), inner(fails))]
+    with HandlerSpan("outer"):
+        first = await inner(False)
+        return [first, *await asyncio.gather(inner(False), inner(fails))]
 
 
 async def test_a_failed_span_is_the_current_one_and_holds_no_later_span():

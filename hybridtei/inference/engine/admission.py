@@ -1,10 +1,11 @@
-"""Bounds the number of inputs inside (`Admission`) and their time (`Deadlines`).
+"""Bounds the number of inputs inside (`Admission`), their chunks (`Bounds`) and their time (`Deadlines`).
 
-Over HTTP a request without a free permit is refused at once. Over gRPC, streams and reranking wait, and carry permits into the
-tasks that they start, so that the same handlers serve both.
+Over HTTP a request without a free permit is refused at once. Over gRPC, streams and reranking wait,
+and carry permits into the tasks that they start, so that the same handlers serve both.
 
-A request of many inputs runs in several turns with the same permits, and a waiting stream may have endless messages. A few of
-these could hold all permits for minutes, so they leave a share of the permits to requests of one turn, such as queries.
+A request of many inputs runs in several turns with the same permits, and a waiting stream may have
+endless messages. A few of these could hold all permits for minutes, so they leave a share of the
+permits to requests of one turn, such as queries.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from hybridtei.errors import Overloaded, TimedOut
+from hybridtei.errors import EmptyInput, Overloaded, RequestRefused, TimedOut
 from hybridtei.inference.engine.core import SHORT_TOKENS
+from hybridtei.inference.tasks.base import Task
+from hybridtei.outputs import Timings
 
 if TYPE_CHECKING:
     from hybridtei.inference.backends.base import Backend
 
 T = TypeVar("T")
+Start = Callable[[], Coroutine[Any, Any, T]]
 SHARE_LEFT = (
     4  # 1 / SHARE of the permits is not given to requests of several turns or to waiting callers
 )
@@ -32,14 +37,16 @@ GATHERERS = 16  # 1 / SHARE of the permits may go to calls that still read their
 
 
 def permits_for(permits: int, backend: Backend, budget_tokens: int) -> int:
-    """Return the default number of permits for a backend: `permits`, or on a GPU the number of texts of `SHORT_TOKENS` in all
-    concurrent passes. With fewer permits, passes of short texts would not reach their budget of tokens."""
+    """Return the default number of permits for a backend: `permits`, or on a GPU the number of
+    texts of `SHORT_TOKENS` in all concurrent passes. With fewer permits, passes of short texts
+    would not reach their budget of tokens."""
     passes = len(backend.lanes) + backend.ahead if backend.ahead else 0
     return max(permits, passes * budget_tokens // SHORT_TOKENS)
 
 
 def max_of_turns(permits: int) -> int:
-    """Return how many of `permits` all requests of several turns, and all waiting callers, may hold together."""
+    """Return how many of `permits` all requests of several turns, and all waiting callers, may hold
+    together."""
     return max(1, permits - permits // SHARE_LEFT)
 
 
@@ -51,8 +58,9 @@ MAX_ANSWER_NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of a request of `inputs` inputs: at most `chunk` inputs a chunk, and `at_once` chunks at once. It holds
-    `permits` permits from before the first chunk until after the last. `max_numbers`: in the answer."""
+    """The bounds of a request of `inputs` inputs: at most `chunk` inputs a chunk, and `at_once`
+    chunks at once. It holds `permits` permits from before the first chunk until after the last.
+    `max_numbers`: in the answer."""
 
     inputs: int
     chunk: int
@@ -72,9 +80,9 @@ class Bounds:
 
     @classmethod
     def of(cls, inputs: int, *, largest: int, permits: int) -> Self:
-        """Return bounds for more inputs than the `largest` allowed request. `permits`, the total, may be fewer. As many inputs
-        are inside as in `MAX_CHUNKS_AT_ONCE` ordinary requests. The answer grows with the request, so it is bounded too.
-        """
+        """Return bounds for more inputs than the `largest` allowed request. `permits`, the total,
+        may be fewer. As many inputs are inside as in `MAX_CHUNKS_AT_ONCE` ordinary requests. The
+        answer grows with the request, so it is bounded too."""
         if inputs <= min(largest, permits):
             return cls(inputs, max(inputs, 1), 1, inputs, MAX_ANSWER_NUMBERS)
         available = max_of_turns(permits)
@@ -83,12 +91,102 @@ class Bounds:
         return cls(inputs, chunk, at_once, min(inputs, chunk * at_once), MAX_ANSWER_NUMBERS)
 
     def in_chunks(self, chunk: int) -> Self:
-        """Return bounds with the same permits and another chunk size, for tasks whose inputs cost less than their permits."""
+        """Return bounds with the same permits and another chunk size, for tasks whose inputs cost
+        less than their permits."""
         return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
 
 
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[T]):
+    """The answer of a task or a chunk, its number of inputs, each encoding's tokens, and its times:
+    means over the inputs."""
+
+    answer: T
+    size: int
+    lengths: list[int]
+    timings: Timings
+
+
+async def run_in_chunks(
+    task: Task[T],
+    chunks: Sequence[Task[T]],
+    bounds: Bounds,
+    run_chunk: Callable[[Task[T], int], Coroutine[Any, Any, Answered[T]]],
+) -> Answered[T]:
+    """Run the chunks of a large task by `run_chunk`, and join their answers. Raises the first chunk's error."""
+    place, numbers = 0, 0
+
+    async def run(chunk: Task[T], begin: int) -> Answered[T]:
+        nonlocal numbers
+        try:
+            answered = await run_chunk(chunk, chunk.size)
+        except EmptyInput as error:
+            error.place = None if error.place is None else error.place + begin
+            raise
+        numbers += chunk.numbers(answered.answer)
+        check_numbers(numbers, bounds)
+        return answered
+
+    def starts(chunks: Iterable[Task[T]]) -> Iterator[Start[Answered[T]]]:
+        nonlocal place
+        for chunk in chunks:
+            yield partial(run, chunk, place)
+            place += chunk.size
+
+    if not task.needs_first:
+        return _joined(task, await in_order(starts(chunks), bounds.at_once))
+    (begin,) = starts(chunks[:1])
+    known = await begin()
+    others = (chunk.knowing(known.answer) for chunk in chunks[1:])
+    return _joined(task, [known, *await in_order(starts(others), bounds.at_once)])
+
+
+def too_many_numbers(limit: int) -> RequestRefused:
+    """Return the error of an answer with more than `limit` numbers."""
+    return RequestRefused(
+        f"the answer would hold more than {limit} numbers: send fewer inputs at once"
+    )
+
+
+def check_numbers(numbers: int, bounds: Bounds) -> None:
+    if bounds.max_numbers is not None and numbers > bounds.max_numbers:
+        raise too_many_numbers(bounds.max_numbers)
+
+
+async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
+    """Return all results in order; `at_once` run concurrently. Raises the error of the first
+    failing one, and starts no more."""
+    done: list[T] = []
+    running: list[asyncio.Task[T]] = []
+    try:
+        for start in starts:
+            if len(running) == at_once:
+                done.append(await running.pop(0))
+            running.append(asyncio.ensure_future(start()))
+        while running:
+            done.append(await running.pop(0))
+    finally:
+        for unfinished in running:
+            unfinished.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return done
+
+
+def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
+    """Join chunks to the answer of the whole task. Times are means over all inputs."""
+    inputs = max(task.size, 1)
+    timings = Timings(
+        sum(one.size * one.timings.tokenization_ns for one in done) // inputs,
+        sum(one.size * one.timings.queue_ns for one in done) // inputs,
+        sum(one.size * one.timings.inference_ns for one in done) // inputs,
+    )
+    answer = task.join([one.answer for one in done])
+    return Answered(answer, task.size, [length for one in done for length in one.lengths], timings)
+
+
 class _Inside:
-    """Holds permits while a block runs. A class, since every request enters one and a generator is slower."""
+    """Holds permits while a block runs. A class, since every request enters one and a generator is
+    slower."""
 
     __slots__ = ("_admission", "_inputs", "_taken", "_turns")
 
@@ -96,7 +194,14 @@ class _Inside:
         self._admission, self._inputs, self._turns, self._taken = admission, inputs, turns, 0
 
     def __enter__(self) -> None:
-        self._taken = self._admission.take_or_refuse(self._inputs, turns=self._turns)
+        admission, inputs = self._admission, self._inputs
+        carrier, carried = _carried.get()
+        if carrier is admission and inputs <= carried:
+            return
+        if inputs > admission.free - (admission.left if self._turns else 0):
+            raise Overloaded
+        admission.free -= inputs
+        self._taken = inputs
 
     def __exit__(self, *_: object) -> None:
         if self._taken:
@@ -114,7 +219,7 @@ class Admission:
 
     def __init__(self, permits: int) -> None:
         self.permits = self.free = permits
-        self._left = permits - max_of_turns(permits)
+        self.left = permits - max_of_turns(permits)
         self._waiting: deque[_Waiter] = deque()
         self.gathering = asyncio.Semaphore(
             max(permits // GATHERERS, 1)
@@ -126,26 +231,19 @@ class Admission:
         return len(self._waiting)
 
     def inside(self, inputs: int, *, turns: bool = False) -> _Inside:
-        """A context that holds one permit an input. `turns`: for several turns. Raises Overloaded on entry, with no effect, if
-        too few are free. A caller that carries enough permits takes none."""
+        """A context that holds one permit an input. `turns`: for several turns. Raises Overloaded
+        on entry, with no effect, if too few are free. A caller that carries enough permits takes
+        none."""
         return _Inside(self, inputs, turns)
 
-    def take_or_refuse(self, inputs: int, *, turns: bool = False) -> int:
-        """Take the permits of `inside`. Return the number to give back."""
-        carrier, carried = _carried.get()
-        if carrier is self and inputs <= carried:
-            return 0
-        if inputs > self.free - (self._left if turns else 0):
-            raise Overloaded
-        self.free -= inputs
-        return inputs
-
     async def wait(self, inputs: int) -> int:
-        """Wait for one permit an input. Return the number taken, at most what waiting callers may hold.
+        """Wait for one permit an input. Return the number taken, at most what waiting callers may
+        hold.
 
-        First come, first served: the first waiting caller collects all permits that others give back.
+        First come, first served: the first waiting caller collects all permits that others give
+        back.
         """
-        inputs = min(inputs, self.permits - self._left)
+        inputs = min(inputs, self.permits - self.left)
         waiter = _Waiter(inputs, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._serve()
@@ -176,7 +274,8 @@ class Admission:
 
     @contextmanager
     def carrying(self, inputs: int) -> Iterator[None]:
-        """A context in which this number of inputs, also in tasks started inside, needs no further permits."""
+        """A context in which this number of inputs, also in tasks started inside, needs no further
+        permits."""
         before = _carried.set((self, inputs))
         try:
             yield
@@ -186,7 +285,7 @@ class Admission:
     def _serve(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            taken = min(first.missing, max(self.free - self._left, 0))
+            taken = min(first.missing, max(self.free - self.left, 0))
             self.free -= taken
             first.missing -= taken
             if first.missing:
@@ -202,63 +301,74 @@ _carried: ContextVar[tuple[Admission | None, int]] = ContextVar(
 
 
 @dataclass(eq=False, slots=True)
-class _Running:
-    """A task, its deadline, and the number of its earlier cancellations."""
+class _Limited:
+    """A context whose task is cancelled at the deadline, and then raises TimedOut. `cancelling`:
+    its earlier cancellations."""
 
+    deadlines: Deadlines
     task: asyncio.Task[Any]
     deadline: float
     cancelling: int
     late: bool = False
 
+    def __enter__(self) -> None:
+        deadlines = self.deadlines
+        deadlines.running[self] = None
+        if deadlines.timer is None:
+            deadlines.timer = asyncio.get_running_loop().call_later(
+                deadlines.seconds, deadlines.look
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        deadlines = self.deadlines
+        deadlines.running.pop(self, None)
+        if self.late and kind is asyncio.CancelledError and self.task.uncancel() <= self.cancelling:
+            seconds = f"{deadlines.seconds:g}"
+            raise TimedOut(
+                f"no answer within {seconds} seconds (request-timeout): try again later"
+            ) from None
+
 
 class Deadlines:
-    """Bounds each piece of work to `seconds` of `clock`; 0: no bound. Used from one event loop's thread.
+    """Bounds each piece of work to `seconds` of `clock`; 0: no bound. Used from one event loop's
+    thread.
 
-    `asyncio.timeout` would make and cancel a timer per request, which costs as much as tokenising a short text. All work has
-    the same bound, so a single timer for the oldest work suffices.
+    `asyncio.timeout` would make and cancel a timer per request, which costs as much as tokenising a
+    short text. All work has the same bound, so a single timer for the oldest work suffices.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._clock = clock
-        self._running: dict[_Running, None] = {}  # in order of their starts
-        self._timer: asyncio.TimerHandle | None = None
+        self.running: dict[_Limited, None] = {}  # in order of their starts
+        self.timer: asyncio.TimerHandle | None = None
 
-    async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await the work. At the deadline cancel it, wait for its end, and raise TimedOut."""
+    def limit(self) -> AbstractContextManager[None]:
+        """A context that raises TimedOut at the deadline, after the work within has ended by
+        cancellation."""
         task = asyncio.current_task()
-        if not self._seconds or task is None:
-            return await work
-        running = _Running(task, self._clock() + self._seconds, task.cancelling())
-        self._running[running] = None
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if running.late and task.uncancel() <= running.cancelling:
-                raise TimedOut(
-                    f"no answer within {self._seconds:g} seconds (request-timeout): try again later"
-                ) from None
-            raise
-        finally:
-            self._running.pop(running, None)
+        if not self.seconds or task is None:
+            return UNLIMITED
+        return _Limited(self, task, self._clock() + self.seconds, task.cancelling())
 
     def close(self) -> None:
         """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._running.clear()
+        if self.timer is not None:
+            self.timer.cancel()
+        self.running.clear()
 
-    def _look(self) -> None:
-        self._timer = None
+    def look(self) -> None:
+        self.timer = None
         now = self._clock()
-        for running in [*self._running]:
-            if running.deadline > now:
-                self._timer = asyncio.get_running_loop().call_later(
-                    running.deadline - now, self._look
-                )
+        for work in [*self.running]:
+            if work.deadline > now:
+                self.timer = asyncio.get_running_loop().call_later(work.deadline - now, self.look)
                 return
-            del self._running[running]
-            running.late = True
-            running.task.cancel()
+            del self.running[work]
+            work.late = True
+            work.task.cancel()
+
+
+UNLIMITED = nullcontext()

@@ -61,13 +61,16 @@ class EngineBatch:
     @cached_property
     def packed(self) -> PackedBatch:
         """The packed batch for a backend, made at the first access. Do not hold the device's lock."""
-        heads = frozenset[Head]().union(*(request.heads for request, _ in self.callers))
+        heads = frozenset[Head]()
+        for callers in self.rows:
+            for request, _ in callers:
+                heads |= request.heads
         return pack(self.encodings, heads, self.positions, self.prefix)
 
     @cached_property
     def tokens(self) -> int:
         """The tokens of all sequences."""
-        return sum(map(len, self.encodings))
+        return sum([len(encoding.input_ids) for encoding in self.encodings])
 
     @property
     def callers(self) -> list[tuple[EngineRequest, int]]:
@@ -76,6 +79,9 @@ class EngineBatch:
 
     def split(self, outputs: HeadOutputs) -> list[Part]:
         """Return each request's part of the outputs. It copies, so do not hold the device's lock."""
+        if len(self.rows) == 1 and len(self.rows[0]) == 1:
+            request, place = self.rows[0][0]
+            return [Part(request, [place], outputs)]
         rows_of: dict[EngineRequest, tuple[list[int], list[int]]] = {}
         for row, callers in enumerate(self.rows):
             for request, place in callers:
@@ -182,6 +188,10 @@ class EngineCore:
         overtaken = both if LaneKind.EXPRESS in lanes else {LaneKind.BULK: OVERTAKEN}
         arrivals = Arrivals(overtaken)
         self._queues = {kind: FairQueue(kind, arrivals) for kind in overtaken}
+        # Without express lanes, all work is bulk
+        self._queue_of = {
+            kind: self._queues.get(kind, self._queues[LaneKind.BULK]) for kind in LaneKind
+        }
         self._lanes = Counter(lanes)
         self._parts_left = self._part_tokens = 0
 
@@ -196,13 +206,16 @@ class EngineCore:
 
     @property
     def waiting_tokens(self) -> int:
-        return sum(queue.tokens for queue in self._queues.values())
+        tokens = 0
+        for queue in self._queues.values():
+            tokens += queue.tokens
+        return tokens
 
     @property
     def is_one_pass(self) -> bool:
         """True if, on an idle device, one pass takes all work that waits for bulk lanes."""
         bulk = self._queues[LaneKind.BULK]
-        lengths = [len(waiting) for waiting in bulk.head(self._look_ahead)]
+        lengths = [waiting.tokens for waiting in bulk.head(self._look_ahead)]
         return (
             share(lengths, bulk.tokens, self._lanes[LaneKind.BULK], self.max_tokens, idle=True)
             >= bulk.tokens
@@ -210,7 +223,7 @@ class EngineCore:
 
     def waiting(self, kind: LaneKind) -> int:
         """The number of sequences that wait for lanes of one kind."""
-        return len(self._queue_of(kind))
+        return len(self._queue_of[kind].order)
 
     def add(
         self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0
@@ -221,9 +234,11 @@ class EngineCore:
             return request
         places = self._unknown(request) if self._cache is not None else range(len(encodings))
         if places:
-            tokens = sum(len(encodings[place]) for place in places)
-            kind = lane_for(tokens, self._queue_of(LaneKind.EXPRESS).tokens)
-            self._queue_of(kind).add(request, places, encodings)
+            tokens = 0
+            for place in places:
+                tokens += len(encodings[place].input_ids)
+            kind = lane_for(tokens, self._queue_of[LaneKind.EXPRESS].tokens)
+            self._queue_of[kind].add(request, places, encodings, tokens)
         return request
 
     def take(
@@ -234,12 +249,12 @@ class EngineCore:
 
         `device_idle`: no other model of the device has a running or waiting batch.
         """
-        queue = self._queue_of(kind)
+        queue = self._queue_of[kind]
         head = queue.head(self._look_ahead)
         if not head:
             return None
-        alike, prefix = self._alike(head)
-        lengths = [len(waiting) - prefix for waiting in alike]
+        alike, prefix = self._alike(head) if self._shared_tokens else (head, 0)
+        lengths = [waiting.tokens - prefix for waiting in alike]
         waiting_tokens = queue.tokens - prefix * len(alike)
         idle = device_idle and self.running == 0 and self.waiting_tokens == queue.tokens
         budget = share(lengths, waiting_tokens, self._lanes[kind], self.max_tokens, idle=idle)
@@ -255,8 +270,8 @@ class EngineCore:
         chosen = self._choose(queue, head, budget)
         if not chosen:
             return None
-        queue.remove(chosen)
-        batch = self._batch(chosen, now_ns, kind, use_all_cores=idle and not len(self))
+        is_last = queue.remove(chosen)
+        batch = self._batch(chosen, now_ns, kind, use_all_cores=idle and is_last)
         self.running += 1
         return batch
 
@@ -282,23 +297,19 @@ class EngineCore:
         waiting = [waiting for queue in self._queues.values() for waiting in queue.clear()]
         return _failed([request for one in waiting for request, _ in one.callers], error)
 
-    def _queue_of(self, kind: LaneKind) -> FairQueue:
-        """The queue of a kind of lanes. Without express lanes, all work is bulk."""
-        return self._queues.get(kind, self._queues[LaneKind.BULK])
-
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
         """Return the next sequences by tags; if a request has been overtaken enough, only the allowed ones, in order of
         arrival."""
-        chosen = self._fitting(head, budget)
+        chosen = head if len(head) == 1 else self._fitting(head, budget)
         allowed = queue.allowed(chosen)
         if len(allowed) == len(chosen):
             return chosen
         return queue.allowed(self._fitting(queue.first_come(budget), budget))
 
     def _fitting(self, order: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
-        alike, prefix = self._alike(order)
+        alike, prefix = self._alike(order) if self._shared_tokens else (order, 0)
         places = choose(
-            [len(waiting) - prefix for waiting in alike],
+            [waiting.tokens - prefix for waiting in alike],
             max_tokens=budget,
             max_sequences=self._max_sequences,
             padding=self._padding,
@@ -309,7 +320,7 @@ class EngineCore:
 
     def _alike(self, order: Sequence[Waiting]) -> tuple[Sequence[Waiting], int]:
         """Return the sequences that share the first one's prefix (or, like it, have none), and the prefix's tokens."""
-        if not (self._shared_tokens and order):
+        if not order:
             return order, 0
         prefix = order[0].encoding.prefix
         return [waiting for waiting in order if waiting.encoding.prefix == prefix], order[
@@ -319,14 +330,13 @@ class EngineCore:
     def _batch(
         self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool
     ) -> EngineBatch:
-        encodings, rows = (
-            [waiting.encoding for waiting in chosen],
-            [waiting.callers for waiting in chosen],
-        )
+        encodings = [waiting.encoding for waiting in chosen]
+        rows = [waiting.callers for waiting in chosen]
         prefix = encodings[0].shared if self._shared_tokens else 0
         batch = EngineBatch(encodings, rows, now_ns, self._positions, kind, use_all_cores, prefix)
-        for request, _ in batch.callers:
-            request.queue_ns += now_ns - request.added_ns
+        for callers in rows:
+            for request, _ in callers:
+                request.queue_ns += now_ns - request.added_ns
         return batch
 
     def _unknown(self, request: EngineRequest) -> list[int]:

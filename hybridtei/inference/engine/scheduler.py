@@ -70,6 +70,10 @@ class EngineRequest:
         """Return the outputs of all sequences, in the request's order. Raises the error of a failed batch."""
         if self.error is not None:
             raise self.error
+        if len(self._parts) == 1:
+            (places, outputs), *_ = self._parts
+            if places == list(range(len(places))):
+                return outputs
         places = [place for part, _ in self._parts for place in part]
         joined = HeadOutputs.concat([outputs for _, outputs in self._parts])
         if places == list(range(len(places))):
@@ -145,14 +149,12 @@ def choose(
     `prefix`: the tokens before each sequence that a batch computes once. Padding may cost up to `prefix` more, since another
     batch would compute the prefix again. With the prefix counted for each sequence, a batch has at most `shared_tokens` tokens.
     """
-    if not waiting:
-        return []
+    if len(waiting) < 2:
+        return [*range(len(waiting))]
     order = range(len(waiting))
-    by_length = (
-        sorted(order, key=lambda i: abs(waiting[i] - waiting[0]))
-        if padding is not Padding.NONE
-        else order
-    )
+    by_length: Sequence[int] = order
+    if padding is not Padding.NONE:
+        by_length = sorted(order, key=[abs(tokens - waiting[0]) for tokens in waiting].__getitem__)
     chosen, useful, longest = [0], waiting[0], waiting[0]
     for i in by_length:
         if i == 0:
@@ -188,17 +190,22 @@ class Waiting:
 
     tag: int
     arrived: int  # tokens that have arrived at its queue, including its own
+    tokens: int = field(compare=False)
     encoding: Encoding = field(compare=False)
     key: bytes = field(compare=False)  # the encoding's key
     callers: list[CallerPlace] = field(compare=False)
 
     def __len__(self) -> int:
-        return len(self.encoding)
+        return self.tokens
 
     @property
     def awaited(self) -> bool:
         """True if any request still waits for it."""
-        return any(not (caller.cancelled or caller.done) for caller, _ in self.callers)
+        # Nearly always the first one
+        request, _ = self.callers[0]
+        if not (request.cancelled or request.done):
+            return True
+        return any(not (request.cancelled or request.done) for request, _ in self.callers[1:])
 
 
 @dataclass(slots=True)
@@ -218,18 +225,14 @@ class Arrivals:
 
     def __init__(self, overtaken: Mapping[LaneKind, float]) -> None:
         self._overtaken = overtaken
-        self._tokens = dict.fromkeys(overtaken, 0)  # tokens that have arrived at each queue so far
+        # Tokens that have arrived at each queue so far
+        self.tokens = dict.fromkeys(overtaken, 0)
         self._turns: dict[EngineRequest, _Turn] = {}
-
-    def enter(self, kind: LaneKind, tokens: int) -> int:
-        """Count a sequence's tokens; return the tokens that have arrived at the queue, these included."""
-        self._tokens[kind] += tokens
-        return self._tokens[kind]
 
     def opened(self, request: EngineRequest, sequences: int, tokens: int) -> None:
         """Record a request that has entered `sequences` sequences with `tokens` tokens in total."""
         limits = {
-            kind: self._tokens[kind] + times * tokens for kind, times in self._overtaken.items()
+            kind: self.tokens[kind] + times * tokens for kind, times in self._overtaken.items()
         }
         self._turns[request] = _Turn(sequences, limits)
 
@@ -264,52 +267,63 @@ class FairQueue:
         self.kind = kind
         self.tokens = 0
         self.shared = 0  # count of added sequences that were waiting already
-        self._queue: list[Waiting] = []
+        # By their tags
+        self.order: list[Waiting] = []
         self._by_key: dict[bytes, Waiting] = {}  # in order of arrival
         self._virtual_time = 0
         self._arrivals = arrivals or Arrivals({kind: OVERTAKEN})
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self.order)
 
     def add(
-        self, request: EngineRequest, places: Sequence[int], encodings: Sequence[Encoding]
+        self,
+        request: EngineRequest,
+        places: Sequence[int],
+        encodings: Sequence[Encoding],
+        total: int | None = None,
     ) -> None:
-        """Queue some sequences of one request."""
+        """Queue some sequences of one request. `total`: their tokens, if counted."""
         tag = self._virtual_time
+        if total is None:
+            total = sum(len(encodings[place]) for place in places)
         for place in places:
             encoding = encodings[place]
-            key = encoding.key
+            key, tokens = encoding.key, len(encoding.input_ids)
             waiting = self._by_key.get(key)
             if waiting is not None:
                 waiting.callers.append((request, place))
                 self.shared += 1
-                if tag + len(encoding) >= waiting.tag:
+                if tag + tokens >= waiting.tag:
                     continue  # its tag is low enough already
-                del self._queue[bisect_left(self._queue, waiting)]
-                waiting = replace(waiting, tag=tag + len(encoding))
+                del self.order[bisect_left(self.order, waiting)]
+                waiting = replace(waiting, tag=tag + tokens)
             else:
-                arrived = self._arrivals.enter(self.kind, len(encoding))
-                waiting = Waiting(tag + len(encoding), arrived, encoding, key, [(request, place)])
-                self.tokens += len(encoding)
+                self._arrivals.tokens[self.kind] += tokens
+                arrived = self._arrivals.tokens[self.kind]
+                waiting = Waiting(tag + tokens, arrived, tokens, encoding, key, [(request, place)])
+                self.tokens += tokens
             tag = waiting.tag
-            insort(self._queue, waiting)
+            insort(self.order, waiting)
             self._by_key[key] = waiting
-        self._arrivals.opened(request, len(places), sum(len(encodings[place]) for place in places))
+        self._arrivals.opened(request, len(places), total)
 
     def head(self, size: int) -> list[Waiting]:
         """Return the first `size` sequences, after removing those without a waiting request."""
         while True:
-            head = self._queue[:size]
+            head = self.order[:size]
             awaited: list[Waiting] = []
             dropped: list[Waiting] = []
             for (
                 waiting
             ) in head:  # read once, since another thread can cancel requests at any moment
-                (awaited if waiting.awaited else dropped).append(waiting)
+                if waiting.awaited:
+                    awaited.append(waiting)
+                else:
+                    dropped.append(waiting)
             if not dropped:
                 return head
-            self._queue[: len(head)] = awaited
+            self.order[: len(head)] = awaited
             self._forget(dropped)
 
     def first_come(self, tokens: int) -> list[Waiting]:
@@ -318,7 +332,7 @@ class FairQueue:
         found: list[Waiting] = []
         for waiting in self._by_key.values():
             if waiting.awaited:
-                tokens -= len(waiting)
+                tokens -= waiting.tokens
                 if found and tokens < 0 and waiting.arrived > limit:
                     break
                 found.append(waiting)
@@ -329,19 +343,24 @@ class FairQueue:
         limit = self._arrivals.limit(self.kind, chosen)
         return [waiting for waiting in chosen if waiting.arrived <= limit]
 
-    def remove(self, chosen: Sequence[Waiting]) -> None:
-        """Remove waiting sequences. Virtual time advances to the lowest tag."""
-        self._virtual_time = max(self._virtual_time, self._queue[0].tag)
+    def remove(self, chosen: Sequence[Waiting]) -> bool:
+        """Remove waiting sequences. True if they were all. Virtual time advances to the lowest tag."""
+        self._virtual_time = max(self._virtual_time, self.order[0].tag)
+        if len(chosen) == len(self.order):
+            self.order = []
+            self._forget(chosen)
+            return True
         arrived = {waiting.arrived for waiting in chosen}
-        end = bisect_left(self._queue, max(chosen)) + 1
-        self._queue[:end] = [
-            waiting for waiting in self._queue[:end] if waiting.arrived not in arrived
+        end = bisect_left(self.order, max(chosen)) + 1
+        self.order[:end] = [
+            waiting for waiting in self.order[:end] if waiting.arrived not in arrived
         ]
         self._forget(chosen)
+        return False
 
     def clear(self) -> list[Waiting]:
         """Empty the queue. Return its sequences."""
-        everything, self._queue = self._queue, []
+        everything, self.order = self.order, []
         self._forget(everything)
         return everything
 
@@ -349,4 +368,4 @@ class FairQueue:
         self._arrivals.leave(removed)
         for waiting in removed:
             del self._by_key[waiting.key]
-            self.tokens -= len(waiting)
+            self.tokens -= waiting.tokens

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Head, LocatedEncoding, sharing
-from hybridtei.errors import InvalidInput, NotANumber, UnsupportedHead
+from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.inference.backends.numpy_functions import sigmoid
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.tokenizer import Direction, Prompts, Text
-from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.outputs import Floats, HeadOutputs, best_first, refuse_nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Classify(Task[Classified]):
     truncate: bool = True
     direction: Direction | None = None
     raw_scores: bool = False
+    checks_first: ClassVar[bool] = True
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
 
     def check(self, spec: ModelSpec) -> None:
@@ -107,18 +108,6 @@ FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {
 }
 
 
-def refuse_nan(values: Floats) -> Floats:
-    """Return the values. Raises NotANumber if one is NaN: half precision can overflow to it, and a sort would hide it."""
-    if np.isnan(values).any():
-        raise NotANumber
-    return values
-
-
-def best_first(scores: Floats) -> NDArray[np.intp]:
-    """Return the places of float32[n] in descending order. Ties are reversed, since TEI reverses a stable ascending sort."""
-    return np.argsort(scores, kind="stable")[::-1]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TaggedToken:
     """A token and its scores in the order of the model's labels. `special`: `text` is the vocabulary's piece."""
@@ -150,6 +139,7 @@ class Tag(Task[list[Tagged]]):
     direction: Direction | None = None
     raw_scores: bool = False
     include_special_tokens: bool = False
+    checks_first: ClassVar[bool] = True
     heads: ClassVar[frozenset[Head]] = frozenset({Head.TAGS})
 
     def check(self, spec: ModelSpec) -> None:

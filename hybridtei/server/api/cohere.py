@@ -20,10 +20,9 @@ from hybridtei.server.api.tei import (
     texts_of,
 )
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import EMBED
-from hybridtei.server.routing import FLAT
+from hybridtei.server.routing import FLAT, post
 from hybridtei.server.vectors import quantiser
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -86,10 +85,33 @@ class CohereEmbedResponse(Struct, frozen=True):
 SIDES: dict[str, InputType] = {"search_query": "query", "search_document": "document"}
 
 
-@post(["/v1/embed", "/v2/embed"], CohereEmbedResponse, capability=EMBED, **FLAT)
-async def cohere_embed(context: Context, request: CohereEmbedRequest, http: ApiRequest) -> Reply:
+@post(
+    "/v1/embed",
+    CohereEmbedRequest,
+    CohereEmbedResponse,
+    span="cohere_embed",
+    capability=EMBED,
+    **FLAT,
+)
+async def cohere_embed_v1(context: Context, request: CohereEmbedRequest) -> Reply:
     """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on null."""
-    version = http.scope["path"][len("/v")]
+    return await _embed(context, request, "1")
+
+
+@post(
+    "/v2/embed",
+    CohereEmbedRequest,
+    CohereEmbedResponse,
+    span="cohere_embed",
+    capability=EMBED,
+    **FLAT,
+)
+async def cohere_embed_v2(context: Context, request: CohereEmbedRequest) -> Reply:
+    """Cohere embeddings: unit vectors, only in the requested forms, since some clients fail on null."""
+    return await _embed(context, request, "2")
+
+
+async def _embed(context: Context, request: CohereEmbedRequest, version: str) -> Reply:
     texts, bare = texts_of(request.read, "texts"), version == "1" and not request.embedding_types
     task = Embed(
         texts,

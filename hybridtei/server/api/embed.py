@@ -29,8 +29,8 @@ from hybridtei.server.api.tei import (
     parse_inputs,
 )
 from hybridtei.server.context import Context, Reply, Write
-from hybridtei.server.endpoint import post
 from hybridtei.server.models import EMBED, EMBED_HYBRID, EMBED_MULTIVECTOR, EMBED_SPARSE
+from hybridtei.server.routing import post
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -43,7 +43,6 @@ from hybridtei.server.vectors import (
     pooled_head,
     smaller_vectors,
     splade_rows,
-    unspelled,
 )
 
 ModelName = Annotated[
@@ -125,7 +124,7 @@ BY_TABLE = ((b"x-query-encoder", b"table"),)
 NOT_SPLADE = "Model is not an embedding model with SPLADE pooling"
 
 
-@post("/embed", list[Vector], capability=EMBED, is_tei=True)
+@post("/embed", EmbedRequest, list[Vector], capability=EMBED, is_tei=True)
 async def embed(context: Context, request: EmbedRequest) -> Reply:
     """Dense vectors. Those of a SPLADE model are over the vocabulary."""
     inputs, is_batch = parse_inputs(request.inputs)
@@ -139,31 +138,38 @@ async def embed(context: Context, request: EmbedRequest) -> Reply:
     )
     if context.is_splade:
         return await _embed_splade(context, replace(task, heads=frozenset({Head.SPARSE})), is_batch)
-    return await context.embed(task, lambda answer, _: _dense(answer), is_batch=is_batch)
+    return await context.embed(task, _dense, is_batch=is_batch)
 
 
 async def _embed_splade(context: Context, task: Embed, is_batch: bool) -> Reply:
+    def check() -> None:
+        if task.normalize:
+            raise UnsupportedHead(SPLADE_NORMALIZE)
+        task.check(spec)
+
+    spec = context.service.model.spec
     return await context.embed(
         task,
         lambda answer, _: cut(splade_rows(answer), task.dimensions),
         is_batch=is_batch,
-        refusal=UnsupportedHead(SPLADE_NORMALIZE) if task.normalize else None,
-        numbers=len(task.inputs) * context.service.model.spec.dense_width,
+        check=check,
+        numbers=len(task.inputs) * spec.dense_width,
     )
 
 
-@post("/embed_all", list[list[Vector]], capability=EMBED, is_tei=True)
+@post("/embed_all", EmbedAllRequest, list[list[Vector]], capability=EMBED, is_tei=True)
 async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     """A raw vector for each token."""
     inputs, is_batch = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.TOKENS)
-    refusal = (
-        UnsupportedHead("`embed_all` is not available for SPLADE models")
-        if context.is_splade
-        else None
-    )
+
+    def check() -> None:
+        if context.is_splade:
+            raise UnsupportedHead("`embed_all` is not available for SPLADE models")
+        task.check(context.service.model.spec)
+
     return await context.embed(
-        task, lambda answer, _: _ragged(answer.tokens), is_batch=is_batch, refusal=refusal
+        task, lambda answer, _: _ragged(answer.tokens), is_batch=is_batch, check=check
     )
 
 
@@ -173,23 +179,33 @@ def _sparse(answer: Embeddings, _: Usage) -> list[Any]:
     return [answers.sparse_tei(vectors, i) for i in range(len(vectors))]
 
 
-@post("/embed_sparse", list[list[SparseValue]], capability=EMBED_SPARSE, is_tei=True)
+@post(
+    "/embed_sparse",
+    EmbedSparseRequest,
+    list[list[SparseValue]],
+    capability=EMBED_SPARSE,
+    is_tei=True,
+)
 async def embed_sparse(
     context: Context, request: EmbedSparseRequest, write: Write[Embeddings] = _sparse
 ) -> Reply:
     """Sparse vectors by SPLADE pooling or by lexical weights, depending on the model."""
     inputs, is_batch = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.SPARSE, query_encoder=request.query_encoder)
-    refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
-    reply = await context.embed(task, write, is_batch=is_batch, refusal=refusal)
+
+    def check() -> None:
+        if Head.SPARSE not in context.heads:
+            raise UnsupportedHead(NOT_SPLADE)
+        task.check(context.service.model.spec)
+
+    reply = await context.embed(task, write, is_batch=is_batch, check=check)
     return reply if request.query_encoder == "model" else replace(reply, headers=BY_TABLE)
 
 
-@post(
-    "/embed_multivector",
-    list[list[list[float | Vector] | PackedVectors] | PackedVectors],
-    capability=EMBED_MULTIVECTOR,
-)
+Vectors = list[list[float | Vector] | PackedVectors] | PackedVectors
+
+
+@post("/embed_multivector", EmbedMultivectorRequest, list[Vectors], capability=EMBED_MULTIVECTOR)
 async def embed_multivector(context: Context, request: EmbedMultivectorRequest) -> Reply:
     """A unit vector for each token of an input, or fewer; with spans, a list of such lists."""
     inputs, is_batch = parse_inputs(request.inputs)
@@ -206,7 +222,12 @@ async def embed_multivector(context: Context, request: EmbedMultivectorRequest) 
     )
 
 
-@post("/embed_hybrid", list[HybridEmbedding | list[HybridEmbedding]], capability=EMBED_HYBRID)
+@post(
+    "/embed_hybrid",
+    EmbedHybridRequest,
+    list[HybridEmbedding | list[HybridEmbedding]],
+    capability=EMBED_HYBRID,
+)
 async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     """Every requested output, from one pass."""
     inputs, is_batch = parse_inputs(request.inputs)
@@ -220,12 +241,10 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
         return answers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
 
-    return await embed_spanned(
-        context, task, write, unspelled(context, heads, request.sparse_format), is_batch=is_batch
-    )
+    return await embed_spanned(context, task, write, request.sparse_format, is_batch=is_batch)
 
 
-@post("/similarity", Vector, capability=EMBED, is_tei=True)
+@post("/similarity", SimilarityRequest, Vector, capability=EMBED, is_tei=True)
 async def similarity(context: Context, request: SimilarityRequest) -> Reply:
     """The cosine of the source sentence to each other one, from raw pooled vectors."""
     sentences = request.inputs.sentences
@@ -287,6 +306,6 @@ def _ragged(rows: Ragged | None, bits: int | None = None) -> list[Any]:
     return answers.ragged(rows, bits)
 
 
-def _dense(answer: Embeddings) -> Floats:
+def _dense(answer: Embeddings, _: Usage) -> Floats:
     assert answer.dense is not None
     return answer.dense

@@ -16,8 +16,9 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.outputs import Embeddings, Usage
 from hybridtei.server.api.tei import Dimensions, OneOrMore, ServedModel, texts_of
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.models import EMBED, Models
+from hybridtei.server.routing import get, post
+from hybridtei.server.serve import HttpRequest
 from hybridtei.server.vectors import SPLADE_NORMALIZE
 
 
@@ -42,14 +43,25 @@ class OllamaEmbedResponse(Struct, frozen=True):
     prompt_eval_count: int
 
 
-@post("/api/embed", OllamaEmbedResponse, capability=EMBED, needs_content_type=False)
+@post(
+    "/api/embed",
+    OllamaEmbedRequest,
+    OllamaEmbedResponse,
+    capability=EMBED,
+    needs_content_type=False,
+)
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
     texts, heads = texts_of(request.input, "input"), frozenset({Head.DENSE})
     task = Embed(
         texts, heads, truncate=request.truncate is not False, dimensions=request.dimensions
     )
-    refusal = UnsupportedHead(SPLADE_NORMALIZE) if context.is_splade else None
+
+    def check() -> None:
+        if context.is_splade:
+            raise UnsupportedHead(SPLADE_NORMALIZE)
+        task.check(context.service.model.spec)
+
     began_ns = perf_counter_ns()
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
@@ -63,7 +75,7 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
         }
 
     field = None if isinstance(request.input, str) else "input"
-    return await context.embed(task, write, refusal=refusal, field=field)
+    return await context.embed(task, write, check=check, field=field)
 
 
 class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
@@ -77,6 +89,7 @@ class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
 
 @post(
     "/api/embeddings",
+    OllamaPromptRequest,
     dict[Literal["embedding"], list[float]],
     capability=EMBED,
     needs_content_type=False,
@@ -133,7 +146,14 @@ class OllamaShowResponse(Struct, frozen=True):
 STARTED_AT = datetime.now(UTC).isoformat()
 
 
-@post("/api/show", OllamaShowResponse, role="any", needs_content_type=False, takes_permits=False)
+@post(
+    "/api/show",
+    OllamaShowRequest,
+    OllamaShowResponse,
+    role="any",
+    needs_content_type=False,
+    takes_permits=False,
+)
 async def show(context: Context, request: OllamaShowRequest) -> Reply:
     """Facts of a model: Open WebUI reads `capabilities`, other clients read the context length."""
     spec, length = context.service.model.spec, context.service.reader.max_input_length
@@ -147,15 +167,15 @@ async def show(context: Context, request: OllamaShowRequest) -> Reply:
     )
 
 
-@get("/api/tags", dict[Literal["models"], list[OllamaModel]])
-async def list_models(models: Models, http: ApiRequest) -> Reply:
+@get("/api/tags", dict[Literal["models"], list[OllamaModel]], source="models")
+async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models, in Ollama's format."""
-    contexts = models.ready if http.alias is None else [models.named(http.alias)]
+    contexts = models.ready if request.alias is None else [models.named(request.alias)]
     return Reply({"models": [_listed(context) for context in contexts]})
 
 
-@get("/api/version", dict[Literal["version"], str])
-async def version() -> Reply:
+@get("/api/version", dict[Literal["version"], str], source="models")
+async def version(models: Models, request: HttpRequest) -> Reply:
     """The version in whole numbers: Open WebUI reads it to check that the server is up."""
     return Reply({"version": __version__.partition(".dev")[0]})
 

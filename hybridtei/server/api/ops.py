@@ -6,7 +6,6 @@ import asyncio
 import time
 from typing import Annotated, Any, Literal
 
-from litestar import Response
 from msgspec import Meta, Struct
 
 from hybridtei import __version__
@@ -16,10 +15,10 @@ from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.inference.load import named_model
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server.api.tei import Info
-from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import ApiRequest, get, post
+from hybridtei.server.context import NOTHING, Context, Reply
 from hybridtei.server.models import Models
-from hybridtei.server.routing import StatusOnly
+from hybridtei.server.routing import get, post
+from hybridtei.server.serve import HttpRequest
 
 
 class ModelItem(Struct, frozen=True):
@@ -50,32 +49,34 @@ POOLING_NAMES = {"lasttoken": "last_token"}
 
 @get("/health", role=None, is_tei=True)
 @get("/ping", in_schema=False, role=None, is_tei=True)
-async def health(context: Context) -> Response[bytes]:
+async def health(context: Context, request: HttpRequest) -> Reply:
     """Health check."""
     await context.service.check_health()
-    return StatusOnly(200)
+    return NOTHING
 
 
-@get("/metrics", role=None, is_tei=True)
-async def metrics(models: Models, http: ApiRequest) -> Response[bytes]:
+@get("/metrics", role=None, source="models", is_tei=True)
+async def metrics(models: Models, request: HttpRequest) -> Reply:
     """Prometheus metrics."""
-    text = models.metrics() if http.alias is None else models.named(http.alias).registry.text()
-    return Response(text.encode(), media_type="text/plain")
+    text = (
+        models.metrics() if request.alias is None else models.named(request.alias).registry.text()
+    )
+    return Reply(text.encode(), media_type=b"text/plain; charset=utf-8")
 
 
 @get("/info", Info, is_tei=True)
-async def info(context: Context, http: ApiRequest) -> Reply:
+async def info(context: Context, request: HttpRequest) -> Reply:
     """The model and the limits. `fingerprint` is null until the weights have been read."""
     answer = facts(context)
     reading = asyncio.wrap_future(context.fingerprint)
     await asyncio.wait([reading], timeout=FINGERPRINT_WAIT_S)
     answer["hybridtei"]["fingerprint"] = reading.result() if reading.done() else None
-    answer["hybridtei"]["store"] = http.app.state.schemas is not None
+    answer["hybridtei"]["store"] = request.shared.schemas is not None
     return Reply(answer)
 
 
-@get(["/v1/models", "/models"], ModelList)
-async def list_models(models: Models) -> Reply:
+@get(["/v1/models", "/models"], ModelList, source="models")
+async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models."""
     return Reply(ModelList("list", [*map(_listed, models.ready)]))
 
@@ -162,6 +163,7 @@ class ModelState(Struct, frozen=True, omit_defaults=True):
 
 
 MANAGED: dict[str, Any] = {
+    "source": "models",
     "span": None,
     "in_schema": False,
     "role": "manage",
@@ -170,15 +172,13 @@ MANAGED: dict[str, Any] = {
     "outlives_client": True,
 }
 Table = dict[str, Any]  # keys of `config.NamedModel`
-
-
 # Settings of the whole process, and a file outside the model's folder: a request may set none of them.
 OF_PROCESS = frozenset(
     {"hf_token", "huggingface_hub_cache", "trust_remote_code", "quantization_ranges"}
 )
 
 
-@post("/models/load", ModelState, **MANAGED)
+@post("/models/load", Table, ModelState, **MANAGED)
 async def load(models: Models, request: Table) -> Reply:
     """Load a model, and answer when it is ready or has failed."""
     try:
@@ -188,7 +188,7 @@ async def load(models: Models, request: Table) -> Reply:
     return Reply(ModelState(entry.alias, entry.state, entry.seconds, entry.error))
 
 
-@post("/models/unload", ModelState, **MANAGED)
+@post("/models/unload", UnloadRequest, ModelState, **MANAGED)
 async def unload(models: Models, request: UnloadRequest) -> Reply:
     """Unload a model, and answer once its memory is free."""
     await models.unload(request.model)

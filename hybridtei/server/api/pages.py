@@ -8,32 +8,34 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 import msgspec
-from litestar import Litestar, Response
+from litestar import Litestar
 from litestar.exceptions import NotFoundException
-from litestar.params import FromPath
 
-from hybridtei.server.endpoint import ApiRequest, get
+from hybridtei.server.context import Reply
+from hybridtei.server.models import Models
 from hybridtei.server.openapi import document
-from hybridtei.server.routing import PAGE
+from hybridtei.server.routing import PAGE, get
+from hybridtei.server.serve import HttpRequest
 
+TEXT = b"text/plain; charset=utf-8"
 TYPES = {
-    "html": "text/html",
-    "css": "text/css",
-    "js": "text/javascript",
-    "svg": "image/svg+xml",
-    "png": "image/png",
+    "html": b"text/html; charset=utf-8",
+    "css": b"text/css; charset=utf-8",
+    "js": b"text/javascript; charset=utf-8",
+    "svg": b"image/svg+xml",
+    "png": b"image/png",
 }
-POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
-PAGE_POLICY = POLICY + "require-trusted-types-for 'script'"
+POLICY = b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+PAGE_POLICY = POLICY + b"require-trusted-types-for 'script'"
 DOCS_POLICY = (
-    POLICY + "img-src 'self' data:"
+    POLICY + b"img-src 'self' data:"
 )  # Swagger UI inserts inline styles, and its style sheet contains images
-HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-    "vary": "accept",
-}
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+    (b"vary", b"accept"),
+)
 INDEX = "index.html"
 FOLDER = files("hybridtei.server").joinpath("page")
 
@@ -45,32 +47,38 @@ def _served(folder: Traversable) -> list[str]:
 FILES, DOCS_FILES = _served(FOLDER), _served(FOLDER.joinpath("docs"))
 
 
-@get([PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)], in_schema=False, role=None)
-async def page(http: ApiRequest) -> Response[bytes]:
+@get(
+    [PAGE, *(f"{PAGE}/{name}" for name in FILES if name != INDEX)],
+    in_schema=False,
+    role=None,
+    source="models",
+)
+async def page(models: Models, request: HttpRequest) -> Reply:
     """The page itself, or a file that it loads."""
-    return file_of_page(http.scope["path"].removeprefix(PAGE).strip("/") or INDEX)
+    return file_of_page(request.path.removeprefix(PAGE).strip("/") or INDEX)
 
 
-@get("/docs", in_schema=False, role=None, is_tei=True)
-async def docs(http: ApiRequest) -> Response[bytes]:
+@get("/docs", in_schema=False, role=None, source="models", is_tei=True)
+async def docs(models: Models, request: HttpRequest) -> Reply:
     """Swagger UI, from files of this package, so that it works without a network. Its relative links work below `/docs/`."""
-    if http.scope["raw_path"].endswith(b"/"):
+    if request.scope["raw_path"].endswith(b"/"):
         return file_of_page(f"docs/{INDEX}", DOCS_POLICY)
-    return Response(b"", status_code=303, media_type="text/plain", headers={"location": "/docs/"})
+    return Reply(b"", headers=((b"location", b"/docs/"),), status=303, media_type=TEXT)
 
 
-@get("/docs/{name:str}", in_schema=False, role=None, is_tei=True)
-async def docs_file(name: FromPath[str]) -> Response[bytes]:
+@get("/docs/{name:str}", in_schema=False, role=None, source="models", is_tei=True)
+async def docs_file(models: Models, request: HttpRequest) -> Reply:
     """A file that Swagger UI loads."""
+    name = request.scope["path_params"]["name"]
     if name not in DOCS_FILES:
         raise NotFoundException
     return file_of_page(f"docs/{name}", DOCS_POLICY)
 
 
-@get("/api-doc/openapi.json", in_schema=False, role=None, is_tei=True)
-async def openapi(http: ApiRequest) -> Response[bytes]:
+@get("/api-doc/openapi.json", in_schema=False, role=None, source="models", is_tei=True)
+async def openapi(models: Models, request: HttpRequest) -> Reply:
     """The document that Swagger UI shows."""
-    return Response(_document(http.app), media_type="application/json")
+    return Reply(_document(request.app))
 
 
 @lru_cache(maxsize=1)
@@ -78,10 +86,10 @@ def _document(app: Litestar) -> bytes:
     return msgspec.json.encode(document(app))
 
 
-def file_of_page(name: str, policy: str = PAGE_POLICY) -> Response[bytes]:
+def file_of_page(name: str, policy: bytes = PAGE_POLICY) -> Reply:
     """Return the page or one of its files."""
-    headers = {"content-security-policy": policy, **HEADERS}
-    return Response(_read(name), media_type=TYPES[name.rpartition(".")[2]], headers=headers)
+    headers = ((b"content-security-policy", policy), *HEADERS)
+    return Reply(_read(name), headers=headers, media_type=TYPES[name.rpartition(".")[2]])
 
 
 @cache

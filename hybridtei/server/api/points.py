@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from litestar.params import FromPath
 from msgspec import Meta, Struct
 
 from hybridtei.errors import InvalidPoint, RequestError, StoreUnavailable, UnknownCollection
@@ -23,11 +22,11 @@ from hybridtei.inference.tasks.embed import Embed
 from hybridtei.models.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Load, Usage
 from hybridtei.retrieval.store.query import Imported
-from hybridtei.server.answers import Lines
 from hybridtei.server.api.tei import Truncate
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import ApiRequest, get, post
 from hybridtei.server.models import StoreContext
+from hybridtei.server.routing import JSON_LINES, get, post
+from hybridtei.server.serve import HttpRequest
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
@@ -101,8 +100,8 @@ class _NewPoint:
     payload: dict[str, Any]
 
 
-@get("/collections", CollectionList, role="search", needs_store=True)
-async def collections(stores: StoreContext) -> Reply:
+@get("/collections", CollectionList, source="store", role="search")
+async def collections(stores: StoreContext, request: HttpRequest) -> Reply:
     """The collections of the vector store, and their aliases."""
     return Reply(
         CollectionList(
@@ -116,14 +115,17 @@ async def collections(stores: StoreContext) -> Reply:
 # It finishes after a disconnect, since the client will send the same ids again.
 @post(
     "/collections/{name:str}/points",
+    PointsRequest,
     PointsResponse,
+    source="store",
     role="write",
-    needs_store=True,
     outlives_client=True,
 )
-async def upsert(stores: StoreContext, name: FromPath[str], request: PointsRequest) -> Reply:
+async def upsert(stores: StoreContext, request: PointsRequest) -> Reply:
     """Embed every output that the collection holds, and store the points."""
-    return await stores.run(len(request.points), lambda: _upsert(stores, name, request))
+    return await stores.run(
+        len(request.points), lambda: _upsert(stores, stores.collection, request)
+    )
 
 
 async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Reply:
@@ -189,7 +191,8 @@ def _points(
 async def _collection(
     stores: StoreContext, name: str, *, create: bool
 ) -> tuple[Context, CollectionSchema, bool]:
-    """The model, the layout, and True if this call created the collection. Raises UnknownCollection, CollectionMismatch."""
+    """The model, the layout, and True if this call created the collection. Raises
+    UnknownCollection, CollectionMismatch."""
     from hybridtei.retrieval.store.collection import check_searchable
     from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for
 
@@ -272,7 +275,8 @@ def _is_uuid(text: str) -> bool:
 async def _embedded(
     context: Context, points: list[_NewPoint], task: Embed, failed: list[FailedPoint]
 ) -> tuple[list[_NewPoint], Embeddings | None, Usage | None]:
-    """(the embedded points, their vectors, usage). If the chunk is refused, each point is embedded alone."""
+    """(the embedded points, their vectors, usage). If the chunk is refused, each point is embedded
+    alone."""
     if not points:
         return [], None, None
     texts = [one.text for one in points]
@@ -298,10 +302,10 @@ async def _embedded(
     )
 
 
-@get("/collections/{name:str}/export", role="manage", needs_store=True)
-async def export(stores: StoreContext, name: FromPath[str]) -> Lines:
+@get("/collections/{name:str}/export", source="store", role="manage", gives=JSON_LINES)
+async def export(stores: StoreContext, request: HttpRequest) -> Reply:
     """Write a collection as JSON lines, with its vectors."""
-    return Lines(_exported(stores, name))
+    return Reply(None, media_type=JSON_LINES, lines=_exported(stores, stores.collection))
 
 
 async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
@@ -316,15 +320,16 @@ async def _exported(stores: StoreContext, name: str) -> AsyncGenerator[bytes]:
 # It finishes after a disconnect: the client will repeat the import, and points stored by then are skipped.
 @post(
     "/collections/{name:str}/import",
+    None,
     Imported,
+    takes=JSON_LINES,
+    source="store",
     role="manage",
-    needs_store=True,
-    takes_lines=True,
     outlives_client=True,
 )
-async def import_lines(stores: StoreContext, name: FromPath[str], http: ApiRequest) -> Reply:
+async def import_lines(stores: StoreContext, request: HttpRequest) -> Reply:
     """Store the points of an export that the collection lacks."""
     from hybridtei.retrieval.store.transfer import PAGE_POINTS, import_from
 
     with stores.holding(PAGE_POINTS):
-        return Reply(await import_from(stores.schemas, http.parts(), name))
+        return Reply(await import_from(stores.schemas, request.parts(), stores.collection))

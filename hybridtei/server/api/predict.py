@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.inference.tasks import label
 from hybridtei.inference.tasks.label import Prediction
-from hybridtei.outputs import Load, Usage
+from hybridtei.outputs import Load, Usage, best_first
 from hybridtei.server.answers import label_scores
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
@@ -28,11 +28,9 @@ from hybridtei.server.api.tei import (
     texts_of,
 )
 from hybridtei.server.context import Context, Reply, Write, envelope, usage_of
-from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import CLASSIFY, TAG
-from hybridtei.server.routing import LISTED, ListedErrorResponse
-from hybridtei.system.tracing import handler
+from hybridtei.server.routing import LISTED, ListedErrorResponse, post
 
 
 class ClassifyRequest(Struct, frozen=True, kw_only=True):
@@ -81,7 +79,13 @@ class VllmClassifyResponse(Enveloped, frozen=True):
 NUMBERS_A_LABEL = 20  # the cost of building and writing one label, in numbers
 
 
-@post("/predict", list[Prediction] | list[list[Prediction]], capability=CLASSIFY, is_tei=True)
+@post(
+    "/predict",
+    PredictRequest,
+    list[Prediction] | list[list[Prediction]],
+    capability=CLASSIFY,
+    is_tei=True,
+)
 async def predict(context: Context, request: PredictRequest) -> Reply:
     """Labels by score, the best first. A batch, or a client of Hugging Face, gets a list of such lists."""
     texts, is_batch = parse_predict(request.inputs)
@@ -94,7 +98,7 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
     def write(answer: label.Classified, _: Usage) -> list[Any]:
         apply = label.FUNCTIONS[function or "none"]
         scores = answer.scores if apply is None else apply(answer.scores)
-        rows = [label_scores(answer.labels, row, label.best_first(row)[:top_k]) for row in scores]
+        rows = [label_scores(answer.labels, row, best_first(row)[:top_k]) for row in scores]
         return rows if is_batch or parameters is not None else rows[0]
 
     return await _classify(context, task, write, is_batch=is_batch)
@@ -116,31 +120,37 @@ def _parameters(parameters: dict[str, Any]) -> tuple[int | None, str | None]:
 
 @post(
     "/classify",
+    ClassifyRequest,
     ClassifyResponse | VllmClassifyResponse,
-    span=None,
     capability=CLASSIFY,
     error=ListedErrorResponse,
 )
 async def classify(context: Context, request: ClassifyRequest) -> Reply:
     """Classification in infinity's or vLLM's format, depending on the server's setting."""
-    return await (vllm_classify if context.server.classify_as == "vllm" else infinity_classify)(
-        context, request
-    )
+    if context.server.classify_as == "vllm":
+        return await vllm_classify(context, request)
+    return await infinity_classify(context, request)
 
 
-@handler("classify")
 async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply:
     """Each text's labels, the best first."""
     task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
-        data = [label_scores(answer.labels, row, label.best_first(row)) for row in answer.scores]
+        data = [label_scores(answer.labels, row, best_first(row)) for row in answer.scores]
         return {**envelope(context, "classify", "infinity"), "data": data, "usage": usage_of(usage)}
 
     return await _classify(context, task, write)
 
 
-@post("/v1/classify", VllmClassifyResponse, span="classify", capability=CLASSIFY, **LISTED)
+@post(
+    "/v1/classify",
+    ClassifyRequest,
+    VllmClassifyResponse,
+    span="classify",
+    capability=CLASSIFY,
+    **LISTED,
+)
 async def vllm_classify(context: Context, request: ClassifyRequest) -> Reply:
     """Classification for vLLM's clients."""
     task = _task_of(context, request)
@@ -178,7 +188,7 @@ async def _classify(
         len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in task.inputs
     )
     load = Load(len(task.inputs), characters, is_batch)
-    answer, usage = await context.run(task, load, scope="predict", checks_model=True)
+    answer, usage = await context.run(task, load, scope="predict")
     return await context.reply(write, answer, usage, NUMBERS_A_LABEL * answer.scores.size)
 
 
@@ -230,7 +240,7 @@ NUMBERS_A_TOKEN = 40  # the cost of building and writing one token, in numbers
 Items = list[dict[str, Any]]
 
 
-@post("/predict_tokens", list[list[TokenPrediction]], capability=TAG)
+@post("/predict_tokens", PredictTokensRequest, list[list[TokenPrediction]], capability=TAG)
 async def predict_tokens(context: Context, request: PredictTokensRequest) -> Reply:
     """Labels of tokens, or entities, for each item of `inputs`. The results of an inner list are joined."""
     inputs: list[str | list[str]] = (
@@ -289,7 +299,6 @@ def _item(
     return {"token": token, "token_id": token_id, "start": start, "end": end, "results": results}
 
 
-@handler("entities")
 async def entities(context: Context, request: EntitiesRequest) -> Reply:
     """Answer `/` of a tagger in transformers' format, for a text or for each text of a list."""
     parameters = request.parameters or EntityParameters()
@@ -327,5 +336,5 @@ async def _tag(
         with context.counting_failures():
             raise NoInputs("`inputs` cannot be empty")
     load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
-    answer, usage = await context.run(task, load, scope="predict", checks_model=True)
+    answer, usage = await context.run(task, load, scope="predict")
     return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)

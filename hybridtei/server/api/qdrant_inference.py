@@ -30,10 +30,9 @@ from hybridtei.outputs import Embeddings, Load, cut, unit
 from hybridtei.server.answers import sparse_qdrant
 from hybridtei.server.api.tei import FullText, Size
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import ApiRequest, post
 from hybridtei.server.http.body import BodyError
 from hybridtei.server.models import EMBED_HYBRID, NO_NAMES, Models
-from hybridtei.server.routing import row_of
+from hybridtei.server.routing import post, row_of
 
 Vector = Literal["dense", "sparse", "multivector"]
 VECTORS: tuple[Vector, ...] = ("dense", "sparse", "multivector")
@@ -126,15 +125,17 @@ class _Target:
 
 @post(
     "/qdrant/inference",
+    InferenceRequest,
     InferenceResponse,
+    source="models",
     error=InferenceError,
     needs_content_type=False,
     key_in_body=True,
 )
-async def qdrant_inference(models: Models, request: InferenceRequest, http: ApiRequest) -> Reply:
+async def qdrant_inference(models: Models, request: InferenceRequest) -> Reply:
     """Embeddings for a Qdrant server. One pass gives all requested vectors of a text. Below the path of one model, inputs name
     only vectors. Errors name the input."""
-    targets = _targets(models, http.alias, request)
+    targets = _targets(models, models.alias, request)
     heads: dict[tuple[Reading, str], frozenset[Head]] = {}
     for target, one in zip(targets, request.inputs, strict=True):
         read = (target.reading, one.data)

@@ -11,10 +11,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.inference.tasks.label import best_first
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.inference.tasks.rerank import Ranking, RankWeights, rerank_task
-from hybridtei.outputs import Floats, Usage
+from hybridtei.outputs import Floats, Usage, best_first
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,
@@ -31,14 +30,14 @@ from hybridtei.server.context import (
     Context,
     Reply,
     check_instruction,
+    checked,
     envelope,
     load_of_pairs,
     usage_of,
 )
-from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import decode
 from hybridtei.server.models import RANK
-from hybridtei.server.routing import LISTED
+from hybridtei.server.routing import LISTED, post
 
 MAX_RANK_FIELDS = 32  # the event loop looks up each field in each of thousands of documents
 
@@ -163,7 +162,7 @@ def text_of(document: str | dict[str, Any], place: int, fields: Sequence[str]) -
 DOCUMENTS_PER_UNIT = 100  # Cohere bills by this
 
 
-@post("/rerank", list[Rank], capability=RANK, is_tei=True, only_tei=True)
+@post("/rerank", RerankRequest, list[Rank], capability=RANK, is_tei=True, only_tei=True)
 async def rerank(context: Context, request: RerankRequest) -> Reply:
     """Reranking of `texts`: the best first, ties in reverse order."""
     with context.counting_failures():
@@ -176,7 +175,7 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(
         CHUNK_DOCUMENTS
     )
-    scored, usage = await context.run(task, load, bounds, scope="predict")
+    scored, usage = await context.run(task, load, bounds, scope="predict", check=checked)
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
         if not request.return_text:
@@ -191,7 +190,14 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     return await context.reply(write, scored.scores, usage, numbers)
 
 
-@post(["/v1/rerank", "/v2/rerank"], DocumentsResponse, span="rerank", capability=RANK, **LISTED)
+@post(
+    ["/v1/rerank", "/v2/rerank"],
+    DocumentsRequest,
+    DocumentsResponse,
+    span="rerank",
+    capability=RANK,
+    **LISTED,
+)
 async def rerank_documents(
     context: Context, request: DocumentsRequest, *, plain: bool = False
 ) -> Reply:
@@ -217,7 +223,7 @@ async def rerank_documents(
         )
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, documents)
-    scored, usage = await context.rank(task, load)
+    scored, usage = await context.rank(task, load, checked)
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         items: list[dict[str, Any]] = [
@@ -254,12 +260,7 @@ async def rerank_by_fields(context: Context, body: bytes) -> Reply:
 
 
 @post(
-    "/rerank",
-    list[Rank] | DocumentsResponse,
-    span=None,
-    capability=RANK,
-    is_tei=True,
-    by_field=BY_FIELD,
+    "/rerank", BY_FIELD, list[Rank] | DocumentsResponse, span="rerank", capability=RANK, is_tei=True
 )
 async def rerank_either(context: Context, request: RerankRequest | DocumentsRequest) -> Reply:
     """Reranking of `texts` or `documents`."""

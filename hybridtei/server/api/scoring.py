@@ -19,10 +19,9 @@ from hybridtei.inference.tasks.rerank import (
 from hybridtei.outputs import Embeddings, Floats, Load, Usage, unit
 from hybridtei.server.api.tei import Enveloped, Instruction, ServedModel
 from hybridtei.server.context import Context, Reply, check_instruction, envelope, usage_of
-from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import SchemaError
 from hybridtei.server.models import RANK
-from hybridtei.server.routing import LISTED
+from hybridtei.server.routing import LISTED, post
 from hybridtei.server.vectors import pooled, pooled_head
 
 Side = str | list[str] | None
@@ -77,7 +76,7 @@ class ScoreResponse(Enveloped, frozen=True):
 Pairs = Sequence[tuple[str, str]]
 
 
-@post(["/score", "/v1/score"], ScoreResponse, capability=RANK, **LISTED)
+@post(["/score", "/v1/score"], ScoreRequest, ScoreResponse, capability=RANK, **LISTED)
 async def score(context: Context, request: ScoreRequest) -> Reply:
     """Scores of pairs, in their order."""
     pairs = request.pairs

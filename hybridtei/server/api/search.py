@@ -29,8 +29,8 @@ from hybridtei.retrieval.search.options import (
     Stage,
 )
 from hybridtei.server.context import NUMBERS_A_RANK, Context, Reply, load_of_pairs
-from hybridtei.server.endpoint import post
 from hybridtei.server.models import Models, StoreContext
+from hybridtei.server.routing import post
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.search.searcher import Rank
@@ -131,7 +131,7 @@ MAX_SPANNED = 100  # hits of a request to embed for `relevant_spans`
 MAX_SPANNED_CHARACTERS = 2_000_000  # total characters of these texts
 
 
-@post("/search", SearchResponse | SearchesResponse, role="search", needs_store=True)
+@post("/search", SearchRequest, SearchResponse | SearchesResponse, role="search", source="store")
 async def search(stores: StoreContext, request: SearchRequest) -> Reply:
     """Search a collection of the vector store: embed, find, fuse, rescore, rerank."""
     if request.query is None:

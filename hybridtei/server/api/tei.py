@@ -13,15 +13,15 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta, Raw, Struct
 
 from hybridtei.errors import EmptyInput, NoInputs
-from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS
-from hybridtei.inference.engine.service import BYTES_PER_NUMBER, too_many_numbers
+from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS, too_many_numbers
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import QueryEncoder
 from hybridtei.models.text.reader import Input
 from hybridtei.models.text.tokenizer import Direction, Text
 from hybridtei.server.answers import write_json
 from hybridtei.server.context import Context, Reply
-from hybridtei.server.endpoint import post
 from hybridtei.server.http.body import SchemaError
+from hybridtei.server.routing import post
 
 T = TypeVar("T")
 TruncationDirection = Literal["Left", "left", "Right", "right"]
@@ -284,7 +284,7 @@ def parse_predict(raw: Any) -> tuple[list[Text], bool]:
 ANSWER_BYTES = 200_000_000
 
 
-@post("/tokenize", list[list[SimpleToken]], takes_permits=False, is_tei=True)
+@post("/tokenize", TokenizeRequest, list[list[SimpleToken]], takes_permits=False, is_tei=True)
 async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
     """Tokens with their places in the text."""
     with context.counting_failures():
@@ -300,7 +300,7 @@ async def tokenize(context: Context, request: TokenizeRequest) -> Reply:
         )
 
 
-@post("/decode", list[str], takes_permits=False, is_tei=True)
+@post("/decode", DecodeRequest, list[str], takes_permits=False, is_tei=True)
 async def decode(context: Context, request: DecodeRequest) -> Reply:
     """Ids back to text."""
     with context.counting_failures():

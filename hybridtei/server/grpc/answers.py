@@ -14,9 +14,8 @@ from time import perf_counter_ns
 from typing import Any, Literal
 
 from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHead, WrongModel
-from hybridtei.inference.tasks.label import best_first
 from hybridtei.inference.tasks.rerank import RerankPairs, rerank_task
-from hybridtei.outputs import Load, Usage
+from hybridtei.outputs import Load, Usage, best_first
 from hybridtei.server.api import embed, ops, tei
 from hybridtei.server.api.predict import predict
 from hybridtei.server.api.rerank import RerankRequest, rerank
@@ -25,7 +24,6 @@ from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.messages import float_rows, floats
 from hybridtei.server.models import CLASSIFY, EMBED, EMBED_SPARSE, RANK, Able
 from hybridtei.system.frames import nested
-from hybridtei.system.tracing import handler
 
 ROWS, METADATA = 1, 2  # field numbers in every answer of a forward pass
 STREAM_PAYLOADS = 16  # bound of the texts in one stream, in times --payload-limit
@@ -97,7 +95,6 @@ async def _predict(context: Context, message: Any) -> Reply:
     return _answer(messages.PredictResponse(predictions=reply.answer), reply.usage)
 
 
-@handler("tokenize")
 async def _tokenize(context: Context, message: Any) -> Reply:
     prompt_name = message.prompt_name if message.HasField("prompt_name") else None
 
@@ -113,7 +110,6 @@ async def _tokenize(context: Context, message: Any) -> Reply:
         return Reply(await context.service.aside(work))
 
 
-@handler("decode")
 async def _decode(context: Context, message: Any) -> Reply:
     with context.counting_failures():
         if not message.ids:
@@ -153,7 +149,6 @@ async def _rerank(context: Context, message: Any) -> Reply:
     return _answer(messages.RerankResponse(ranks=reply.answer), reply.usage)
 
 
-@handler("rerank")
 async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Reply:
     """Answer `RerankStream`: one message after the client's last text, with the scores of all texts, the best first.
 
@@ -187,9 +182,7 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
         load = Load(len(given), sum(len(one.query) + len(one.text) for one in given), is_batch=True)
         bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
         async with admission.held(load.inputs):
-            scored, usage = await context.run(
-                task, load, bounds, scope="predict", checks_size=False
-            )
+            scored, usage = await context.run(task, load, bounds, scope="predict")
     texts = [message.text if given[0].return_text else None for message in given]
     ranks = [
         {"index": i, "text": texts[i], "score": scored.scores[i]}
@@ -243,10 +236,12 @@ def _times(factor: int) -> Callable[[Context, Any], int]:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How to answer a call, and the capability that chooses the model. `permits`: each message of a stream waits for a permit.
-    `estimate`: the approximate bytes of an answer, 0 if it does not grow. `most`: messages of a stream that run at once."""
+    """How to answer a call, the name of its span, and the capability that chooses the model. `permits`: each message of a
+    stream waits for a permit. `estimate`: the approximate bytes of an answer, 0 if it does not grow. `most`: messages of a
+    stream that run at once."""
 
     answer: Callable[[Context, Any], Coroutine[Any, Any, Reply]]
+    span: str | None
     capability: Sequence[Able] = ()
     permits: bool = True
     estimate: Callable[[Context, Any], int] = lambda *_: 0
@@ -254,14 +249,14 @@ class Method:
 
 
 METHODS: Mapping[str, Method] = {
-    "Info": Method(_info),
-    "Embed": Method(_embed, EMBED),
-    "EmbedSparse": Method(_embed_sparse, EMBED_SPARSE),
-    "EmbedAll": Method(_embed_all, EMBED, estimate=_vectors_of_tokens),
-    "Predict": Method(_predict, CLASSIFY),
-    "PredictPair": Method(_predict, CLASSIFY),
-    "Rerank": Method(_rerank, RANK, estimate=_times(1)),
-    "RerankStream": Method(_rerank_stream, RANK),
-    "Tokenize": Method(_tokenize, permits=False, estimate=_times(20), most=1),
-    "Decode": Method(_decode, permits=False, estimate=_times(8), most=1),
+    "Info": Method(_info, None),
+    "Embed": Method(_embed, "embed", EMBED),
+    "EmbedSparse": Method(_embed_sparse, "embed_sparse", EMBED_SPARSE),
+    "EmbedAll": Method(_embed_all, "embed_all", EMBED, estimate=_vectors_of_tokens),
+    "Predict": Method(_predict, "predict", CLASSIFY),
+    "PredictPair": Method(_predict, "predict", CLASSIFY),
+    "Rerank": Method(_rerank, "rerank", RANK, estimate=_times(1)),
+    "RerankStream": Method(_rerank_stream, "rerank", RANK),
+    "Tokenize": Method(_tokenize, "tokenize", permits=False, estimate=_times(20), most=1),
+    "Decode": Method(_decode, "decode", permits=False, estimate=_times(8), most=1),
 }

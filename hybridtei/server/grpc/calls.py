@@ -21,14 +21,14 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from hybridtei.errors import Ended, HybridTeiError, NoKey, WrongModel
+from hybridtei.server.answers import SMALL_BYTES, Unsent
 from hybridtei.server.context import Context, headers_of
 from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.answers import METHODS, Method
-from hybridtei.server.http.connection import SMALL_BYTES, Unsent
 from hybridtei.server.http.security import Keyring
 from hybridtei.server.models import Models
 from hybridtei.server.routing import row_of
-from hybridtei.system.tracing import Recorder, arrived
+from hybridtei.system.tracing import Recorder, arrived, span
 
 MAX_CALLS, MAX_KEYLESS_CALLS = (
     2048,
@@ -277,7 +277,8 @@ class Servicer:
         """Answer a unary call. HTTP's `x-…` headers go first, as metadata. The answer counts as unsent until it is sent."""
         context, held = self._begin(method, call)
         reserved = await held.reserve(method.estimate(context, given))
-        reply = await method.answer(context, given)
+        with span(method.span):
+            reply = await method.answer(context, given)
         body = bytes(reply.answer)
         held.add(len(body) - reserved)
         if reply.usage is not None:
@@ -291,7 +292,7 @@ class Servicer:
         admission = context.service.admission if method.permits else context.service.beside
 
         async def answer(message: Any, reserved: int) -> bytes:
-            with admission.carrying(1):
+            with admission.carrying(1), span(method.span):
                 body = bytes((await method.answer(context, message)).answer)
             held.add(len(body) - reserved)
             return body

@@ -3,26 +3,29 @@
 import asyncio
 import json
 import weakref
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from litestar import Litestar, Request, get
-from litestar.datastructures import State
 
 from hybridtei import errors
 from hybridtei.config import ServerConfig
 from hybridtei.errors import NoInputs, OtherOrigin, RequestRefused, RoleNeeded
 from hybridtei.outputs import HeadOutputs
+from hybridtei.server.answers import Origins
 from hybridtei.server.http.body import BodyError, SchemaError
+from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.routing import (
-    ENDPOINT,
     HANDLERS,
+    ROUTE,
     TABLE,
-    Endpoint,
     ErrorResponse,
     OpenAICompatErrorResponse,
+    Route,
     row_of,
 )
+from hybridtei.system.metrics import Registry
 
 TEI_STATUS = {
     "Unhealthy": 503,
@@ -123,12 +126,17 @@ def test_the_nearest_row_counts():
 def ask(error: Exception, shape) -> httpx.Response:
     """A route that raises, behind our handlers."""
 
-    @get("/", opt={ENDPOINT: Endpoint(error=shape)})
+    of_error = Route(paths=["/"], methods=["GET"], work=ask, request=None, answer=None, error=shape)
+
+    @get("/", opt={ROUTE: of_error})
     async def route() -> None:
         raise error
 
-    state = State({"server": ServerConfig()})
-    app = Litestar([route], exception_handlers=dict(HANDLERS), openapi_config=None, state=state)
+    app = Litestar([route], exception_handlers=dict(HANDLERS), openapi_config=None)
+    server = ServerConfig()
+    app.state = SimpleNamespace(
+        server=server, origins=Origins([]), limits=ConnectionLimits(server, Registry())
+    )
 
     async def call() -> httpx.Response:
         async with httpx.AsyncClient(

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridtei.server.endpoint import ROUTES
 from hybridtei.server.http import protocol
-from hybridtei.server.routing import ENDPOINT
+from hybridtei.server.routing import ROUTES
 from tests.server.clock import SteppedClock
 from tests.server.http.raw import BODY, CHUNKED, POST, WHOLE, connected
 from tests.server.live import HANG, Hold, Running, serving, until
@@ -66,14 +65,9 @@ def answers(client: socket.socket, count: int, *, heads: Sequence[int] = ()) -> 
     return found
 
 
-ENDPOINTS = {
-    path: one.opt[ENDPOINT]
-    for one in ROUTES
-    if "POST" in one.http_methods
-    for path in sorted(one.paths)
-}
+ENDPOINTS = {path: one for one in ROUTES if "POST" in one.methods for path in sorted(one.paths)}
 OF_MODELS = [
-    path for path, needs in ENDPOINTS.items() if needs.takes_permits and not needs.needs_store
+    path for path, needs in ENDPOINTS.items() if needs.takes_permits and needs.source != "store"
 ]
 
 

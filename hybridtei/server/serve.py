@@ -1,0 +1,263 @@
+"""The way of a request through the server, from its head to its answer: `serve`, and its steps in
+their order.
+
+Before it, `http.protocol` has parsed and bounded the head, and Litestar has found the path. After
+an error Litestar calls a handler of `routing.HANDLERS`. Nothing else stands between a client's
+bytes and a route's function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from litestar import Request
+from litestar.exceptions import NotFoundException
+from litestar.types import ASGIApp
+from msgspec import Struct
+
+from hybridtei.config import ServerConfig
+from hybridtei.errors import KeyNeeded, NoStore
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
+from hybridtei.server.answers import (
+    SMALL_BYTES,
+    Answer,
+    Headers,
+    Lines,
+    Origins,
+    is_path,
+    piecewise,
+    to_json,
+)
+from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
+from hybridtei.server.http.body import (
+    ClientDisconnected,
+    Keyless,
+    SyntaxRefused,
+    body_parts,
+    decode,
+    first_fields,
+    keys_of,
+    model_name,
+    read_body,
+    while_connected,
+)
+from hybridtei.server.http.connection import ConnectionLimits
+from hybridtei.server.http.security import Certificate, Keyring, check_origin
+from hybridtei.server.models import Models, StoreBounds, StoreContext, check_capacity
+from hybridtei.server.routing import ALLOW, PREFLIGHT, ROUTE, Route
+from hybridtei.system.tracing import Recorder, arrived, span
+
+if TYPE_CHECKING:
+    from hybridtei.retrieval.store.collection import CollectionSchemas
+    from hybridtei.server.grpc.server import RpcServer
+
+
+async def serve(request: HttpRequest) -> ASGIApp:
+    """Serve one request: a call for each step, in their order. Raises what the steps raise.
+    Litestar sends what it returns."""
+    route: Route = request.route_handler.opt[ROUTE]
+    scope, shared = request.scope, request.shared
+    if not is_path(scope):
+        raise NotFoundException
+
+    # What can refuse a request before its body is read
+    admit(request, route)
+    if shared.recorder is not None:
+        arrived(shared.recorder, scope["headers"])
+
+    # The two arguments of the route's function
+    body = await read(request, route)
+    payload = decoded(request, route, body)
+    source = choose(request, route, body, payload)
+
+    with span(route.span):
+        if route.outlives_client:
+            reply = await asyncio.shield(route.work(source, payload))
+        else:
+            with while_connected(scope):
+                reply = await route.work(source, payload)
+
+    head = head_of(reply, route, source)
+    if reply.lines is not None:
+        return Lines(head, reply.lines)
+    content = to_json(reply.answer) if is_small(reply) else await encode_large(request, reply)
+    return Answer(reply.status, head, content)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """What all requests share: the application's `state`."""
+
+    server: ServerConfig
+    models: Models
+    schemas: CollectionSchemas | None
+    store_bounds: StoreBounds
+    keyring: Keyring
+    keyless: Keyless
+    origins: Origins
+    limits: ConnectionLimits
+    recorder: Recorder | None
+    rpc: RpcServer | None
+    certificate: Certificate | None
+
+
+class HttpRequest(Request[Any, Any, Any]):
+    """A request as Litestar has routed it. Functions of routes without a body get it. `alias`: the
+    model that the path names. `is_keyless`: the key may be in the body."""
+
+    __slots__ = ("alias", "is_keyless", "shared")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shared: Shared = self.scope["litestar_app"].state  # type: ignore[assignment]
+        self.alias: str | None = self.scope["path_params"].get("alias")
+        self.is_keyless = False
+
+    @property
+    def path(self) -> str:
+        """The path below `/m/ALIAS`."""
+        path: str = self.scope["path"]
+        return path if self.alias is None else path.removeprefix(f"/m/{self.alias}")
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the body in parts. Raises BodyError, ClientDisconnected."""
+        try:
+            async for part in body_parts(self.scope, self.receive):
+                yield part
+        except ClientDisconnected:
+            self.shared.models.default.metrics.disconnected.add()
+            raise
+
+
+async def preflight(request: HttpRequest) -> ASGIApp:
+    """Answer OPTIONS of a known path, for any page."""
+    if not is_path(request.scope):
+        raise NotFoundException
+    return Answer(200, [*PREFLIGHT, (b"allow", request.route_handler.opt[ALLOW])])
+
+
+def admit(request: HttpRequest, route: Route) -> None:
+    """Check key, role, origin, store and capacity. Raises NoKey, RoleNeeded, OtherOrigin,
+    KeyNeeded, NoStore, AnswersUnsent, Overloaded."""
+    scope, shared, role = request.scope, request.shared, route.role
+    if role is None:
+        return
+    if not shared.keyring.is_open:
+        authorization = first_fields(scope).get(b"authorization", b"")
+        if route.key_in_body and shared.keyring.find_in_header(authorization) is None:
+            request.is_keyless = True
+            shared.limits.unsent.check()
+            return
+        shared.keyring.check(authorization, None if role == "any" else role)
+    elif role == "write":
+        check_origin(scope, shared.server.cors_allow_origin)
+    elif role == "manage":
+        raise KeyNeeded(request.path)
+    if route.source == "store" and shared.schemas is None:
+        raise NoStore
+    if scope["method"] != "POST":
+        return
+    if role != "manage":
+        shared.limits.unsent.check()
+    check_capacity(route, request.alias, shared.models, shared.store_bounds)
+
+
+class _Token(Struct):
+    """The API key in a body."""
+
+    token: str | None = None
+
+
+async def read(request: HttpRequest, route: Route) -> bytes:
+    """Read the body, if the route's function does not read it. Raises BodyError,
+    ClientDisconnected; NoKey if the key was to come in the body."""
+    if route.request is None:
+        return b""
+    shared, needs_type = request.shared, route.needs_content_type
+    limit = shared.server.payload_limit
+    try:
+        if not request.is_keyless:
+            body = await read_body(
+                request.scope, request.receive, limit=limit, type_required=needs_type
+            )
+        else:
+            async with shared.keyless.bounded(request.receive) as receive:
+                body = await read_body(
+                    request.scope, receive, limit=limit, type_required=needs_type
+                )
+    except ClientDisconnected:
+        shared.models.default.metrics.disconnected.add()
+        raise
+    if not body:
+        raise SyntaxRefused("it ends too early (byte 0)")
+    if request.is_keyless:
+        shared.keyring.check(b"", "infer", keys_of(body, _Token).token)
+    return body
+
+
+def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
+    """The body as the route's function takes it. Raises SyntaxRefused, SchemaError."""
+    if route.request is None:
+        return request
+    return body if route.request is bytes else decode(body, route.request)
+
+
+def choose(
+    request: HttpRequest, route: Route, body: bytes, payload: Any
+) -> Context | Models | StoreContext:
+    """What answers: a model, by the path or the body, else the first one with the route's
+    capability; all models; or the vector store. Raises UnknownModel."""
+    shared, alias = request.shared, request.alias
+    models = shared.models
+    if route.source == "model":
+        name = None
+        if body and alias is None and not models.is_one:
+            name = model_name(body, payload)
+        return models.choose(alias, name, route.capability)
+    if route.source == "models":
+        return models if alias is None else models.below(alias)
+    if alias is not None:
+        models.named(alias)
+    assert shared.schemas is not None
+    named = alias or getattr(payload, "model", None)
+    collection = request.scope["path_params"].get("name", "")
+    return StoreContext(
+        models, shared.schemas, shared.server, shared.store_bounds, named, collection
+    )
+
+
+def head_of(reply: Reply, route: Route, source: Any) -> Headers:
+    """The fields of an answer, without its length."""
+    head = [*reply.headers]
+    if isinstance(source, Context) and not route.is_tei:
+        fingerprint = source.fingerprint_header
+        if fingerprint is not None:
+            head.insert(0, fingerprint)
+    if reply.usage is not None:
+        head += headers_of(reply.usage)
+    if reply.media_type is not None:
+        head.append((b"content-type", reply.media_type))
+    return head
+
+
+def is_small(reply: Reply) -> bool:
+    """True if an answer neither waits until other answers are sent nor delays other requests while
+    it is written."""
+    return reply.numbers * BYTES_PER_NUMBER <= SMALL_BYTES
+
+
+async def encode_large(request: HttpRequest, reply: Reply) -> bytes:
+    """Wait until not too many bytes of answers are unsent, and write the answer. Raises
+    AnswersUnsent, ClientDisconnected."""
+    unsent = request.shared.limits.unsent
+    with while_connected(request.scope):
+        reserved = await unsent.room(reply.numbers * BYTES_PER_NUMBER)
+    try:
+        if reply.numbers > OFFLOAD_NUMBERS:
+            return await asyncio.to_thread(piecewise, reply.answer)
+        return to_json(reply.answer)
+    finally:
+        unsent.add(-reserved)
