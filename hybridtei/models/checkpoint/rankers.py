@@ -146,7 +146,9 @@ def _with_specials(home: Path, template: PairTemplate) -> PairTemplate:
     """Put the special tokens around the template that the tokenizer puts around a text alone."""
     processor = read_tokenizer(home).get("post_processor") or {}
     steps = processor.get("processors") or [processor]
-    pieces = next((step["single"] for step in steps if step.get("single")), [])
+    pieces: list[dict[str, Any]] = next(
+        (step["single"] for step in steps if step.get("single")), []
+    )
     names = [piece.get("SpecialToken", {}).get("id") for piece in pieces]
     middle = names.index(None) if None in names else len(names)
     prefix, suffix = "".join(names[:middle]), "".join(names[middle + 1 :])
