@@ -75,7 +75,6 @@ class Ingest:
         default_factory=lambda: IngestOptions(source="", collection="", quiet=True)
     )
     chunk_tokens: int | None = None
-    late: bool = False
     stats: IngestStats = field(default_factory=IngestStats)
 
     @property
@@ -90,7 +89,7 @@ class Ingest:
     ) -> IngestStats:
         """Once; the cache is closed afterwards, as by the end of a process."""
         model, path = written(self.folder / "model")
-        chunks = settings_for(model, self.chunk_tokens, None, late=self.late)
+        chunks = settings_for(model, self.chunk_tokens, None)
         existing = await store.describe(name)
         found = Source.of(source, existing)
         cache, chunker = FileCache(self.folder / "files.sqlite"), Chunker(model, raw(path), chunks)
