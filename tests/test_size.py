@@ -14,15 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("hybridtei", "notebooks", "deploy")
 
-SIZE = {"tokens": 287_120, "modules": 168}
+SIZE = {"tokens": 287_810, "modules": 168}
 LAWS = {
-    "over_100_columns": 1_874,
+    "over_100_columns": 1_836,
     "nested_conditionals": 15,
-    "conditionals": 1_093,
-    "literal_splats": 98,
-    "no_nouns": 494,
-    "comments_behind": 806,
-    "tokens_per_1000_code_lines": 8_361,
+    "conditionals": 1_094,
+    "literal_splats": 96,
+    "no_nouns": 487,
+    "comments_behind": 794,
+    "tokens_per_1000_code_lines": 8_357,
 }
 LONGEST_FILE_LINES = 459
 # What a change may leave between a count and its number, in thousandths of the number.

@@ -77,9 +77,10 @@ def no_weights(folder: Path) -> MissingArtifact:
 
 def _check_quantised(file: Path) -> None:
     config = read_object(file)
-    for part in (config, config.get("text_config")):
-        keys = QUANTISED if isinstance(part, dict) else ()
-        key = next((key for key in keys if part.get(key)), None)
+    nested = config.get("text_config")
+    parts = [config, nested] if isinstance(nested, dict) else [config]
+    for part in parts:
+        key = next((key for key in QUANTISED if part.get(key)), None)
         if key is not None:
             settings = part[key]
             method = isinstance(settings, dict) and settings.get("quant_method")

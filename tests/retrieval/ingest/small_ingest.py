@@ -76,7 +76,6 @@ class Ingest:
         default_factory=lambda: IngestOptions(source="", collection="", quiet=True)
     )
     chunk_tokens: int | None = None
-    late: bool = False
     stats: IngestStats = field(default_factory=IngestStats)
 
     @property
@@ -91,7 +90,7 @@ class Ingest:
     ) -> IngestStats:
         """Once, as a command does it."""
         model, path = written(self.folder / "model")
-        chunks = settings_for(model, self.chunk_tokens, None, late=self.late)
+        chunks = settings_for(model, self.chunk_tokens, None)
         existing = await store.describe(name)
         found = Source.of(source, existing)
         stored = {}
