@@ -28,7 +28,8 @@ class ModelItem(Struct, frozen=True):
     id: str
     object: Literal["model"]
     created: int
-    owned_by: Literal["hybridtei"]
+    # infinity's client takes no other name
+    owned_by: Literal["infinity"]
     stats: dict[str, float]
     backend: str
     capabilities: list[str]
@@ -84,7 +85,7 @@ async def list_models(models: Models, request: HttpRequest) -> Reply:
 
 def _listed(context: Context) -> ModelItem:
     backend, able = context.service.backend.name, capabilities(context.heads)
-    return ModelItem(context.served_name, "model", STARTED, "hybridtei", {}, backend, able)
+    return ModelItem(context.served_name, "model", STARTED, "infinity", {}, backend, able)
 
 
 def capabilities(heads: frozenset[Head]) -> list[str]:
