@@ -64,7 +64,6 @@ from hybridtei.models.checkpoint.sizes import (
     UNSET_LENGTH,
     Adapters,
     check_sizes,
-    config_arguments,
     has_token_types,
     max_input_length,
     positions_of,
@@ -72,8 +71,6 @@ from hybridtei.models.checkpoint.sizes import (
     read_hidden_size,
     read_padding_id,
     sentence_config,
-    tokenizer_arguments,
-    with_whole_sizes,
 )
 from hybridtei.models.checkpoint.tokenizer.settings import (
     UNCHANGED,
@@ -253,15 +250,12 @@ def _read(
         return _static(folder, home, modules, sentence)
     check_contents(folder, home)
     file = home / "config.json"
-    settings = sentence_config(home) if modules else JsonObject({}, home)
-    published = with_whole_sizes(
-        JsonObject({**read_object(file), **config_arguments(settings)}, file)
-    )
+    published = read_object(file)
     config = translate(published, file)
     native = is_native(published, config)
     adapters = read_adapters(config)
     config = JsonObject({key: value for key, value in config.items() if key not in KEYS}, file)
-    tokenizer_config = tokenizer_arguments(settings, home / "tokenizer_config.json")
+    tokenizer_config = read_object(home / "tokenizer_config.json", optional=True)
     architectures = _architectures(config)
     model_type = _model_type(config)
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
@@ -358,7 +352,7 @@ def _read(
         unknown_token=token_text(tokenizer_config.get("unk_token")),
         adapters=adapters,
         tokenizer_settings=read_tokenizer_settings(
-            tokenizer_config,
+            home,
             published.get("model_type", ""),
             published,
             lowercase=bool(transformer.get("do_lower_case")),
