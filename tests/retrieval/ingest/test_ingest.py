@@ -260,10 +260,16 @@ async def test_a_signal_ends_it_in_order(tmp_path, source):
     passes = []
     loop = asyncio.get_running_loop()
 
+    def send() -> None:
+        # Without the ingest's handler it would end the whole test run
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        signal.raise_signal(signal.SIGINT)
+
     def interrupt(batch):
         passes.append(1)
-        if len(passes) == 5:  # sent by the event loop's own thread, which has the handler
-            loop.call_soon_threadsafe(signal.raise_signal, signal.SIGINT)
+        # Sent by the event loop's own thread, which has the handler
+        if len(passes) == 5:
+            loop.call_soon_threadsafe(send)
 
     ingest = Ingest(tmp_path, {"gate": interrupt})
     outcome = await ingest.run(source, store)
