@@ -21,7 +21,7 @@ from hybridtei.models.checkpoint.classifiers import (
     skipped_padding,
 )
 from hybridtei.models.checkpoint.contents import check_contents
-from hybridtei.models.checkpoint.files import JsonObject, inside, read_object
+from hybridtei.models.checkpoint.files import JsonObject, LoadedFiles, inside, read_object
 from hybridtei.models.checkpoint.heads import (
     MultivectorHead,
     SparseHead,
@@ -81,6 +81,7 @@ from hybridtei.models.checkpoint.tokenizer.vocabularies import (
     read_vocabulary,
     removed_ids,
     token_text,
+    tokenizer_sha256,
 )
 from hybridtei.models.checkpoint.weights import Weights, has_weights
 
@@ -137,6 +138,8 @@ class ModelSpec:
     query: ModelSpec | None = None
     default_route: str | None = None
     tokenizer_settings: TokenizerSettings = UNCHANGED
+    # A fingerprint that is read later is of these files, or there is none
+    loaded_files: LoadedFiles = field(default_factory=LoadedFiles, repr=False, compare=False)
 
     # Derived values, computed once since every request reads them.
     kind: Kind = field(init=False, repr=False, compare=False)
@@ -153,6 +156,7 @@ class ModelSpec:
         init=False, repr=False, compare=False
     )  # all outputs of the model
     dense_width: int = field(init=False, repr=False, compare=False)
+    tokenizer_sha256: str | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         splade = self.sparse is not None and self.sparse.kind == "splade"
@@ -163,6 +167,7 @@ class ModelSpec:
         )
         width = min(width, self.truncate_dim or width)
         derived = {
+            "tokenizer_sha256": tokenizer_sha256(self.folder),
             "kind": "embedding" if self.classifier is None else self.classifier.kind,
             "labels": () if self.classifier is None else self.classifier.labels,
             "is_splade": splade,
@@ -202,6 +207,15 @@ def read_spec(
 
     Raises MissingArtifact, UnsupportedArchitecture or LoadError, each naming the file.
     """
+    loaded_files = LoadedFiles.of(folder)
+    spec = _read_sides(folder, pooling, dense_path, heads_file)
+    return replace(spec, loaded_files=loaded_files)
+
+
+def _read_sides(
+    folder: Path, pooling: str | None, dense_path: str | None, heads_file: Path | None
+) -> ModelSpec:
+    """Read the model, or the two models of a router: `query` and the one for documents."""
     sentence = read_object(folder / MODEL_FILE, optional=True)
     names = read_object(folder / "config.json", optional=True).get("architectures")
     is_colbert = is_late(sentence, tuple(names) if isinstance(names, list) else ())
