@@ -264,15 +264,15 @@ class LoadedFiles:
     @classmethod
     def of(cls, folder: Path) -> LoadedFiles:
         paths = (*folder.glob("*"), *folder.glob("*/*"))
-        return cls({path: _facts(path) for path in paths if path.suffix in READ_SUFFIXES})
+        return cls({path: facts_of(path) for path in paths if path.suffix in READ_SUFFIXES})
 
     def changed(self) -> Path | None:
         """Return a file that is gone or another one by now."""
-        return next((path for path, facts in self.facts.items() if _facts(path) != facts), None)
+        return next((path for path, facts in self.facts.items() if facts_of(path) != facts), None)
 
 
-def _facts(path: Path) -> tuple[int, int, int]:
-    """Return zeros for a file that cannot be looked at."""
+def facts_of(path: Path) -> tuple[int, int, int]:
+    """Return size, time of change and inode; zeros for a file that cannot be looked at."""
     try:
         status = path.stat()
     except OSError:
