@@ -22,6 +22,7 @@ from hybridtei.errors import (
     InvalidInput,
     NoInputs,
     TooManyInputs,
+    TooManyTexts,
 )
 from hybridtei.inference.engine.admission import Bounds
 from hybridtei.inference.engine.service import EngineService, too_many_numbers
@@ -78,6 +79,8 @@ class Context:
     model: ModelConfig
     registry: Registry
     metrics: RequestMetrics
+    # True: for routes of other servers than TEI, which take more texts, a part at a time
+    for_peers: bool = False
 
     @property
     def served_name(self) -> str:
@@ -116,20 +119,28 @@ class Context:
 
     def check_batch(self, inputs: int) -> None:
         """Raises TooManyInputs if a request is above the limit and the server does not split
-        requests."""
+        requests; TooManyTexts for one that no route would split."""
         limit = self.server.max_client_batch_size
-        if inputs > limit and not self.server.split_large_batches:
+        if inputs <= limit or self.server.split_large_batches:
+            return
+        if not self.for_peers:
             raise TooManyInputs(f"batch size {inputs} > maximum allowed batch size {limit}")
+        limit = max(limit, self.server.max_split_texts)
+        if inputs > limit:
+            raise TooManyTexts(
+                f"the request holds {inputs} texts > maximum allowed {limit} (max-split-texts)"
+            )
 
     def splits(self, inputs: int) -> bool:
         """True if a request of `inputs` inputs is above the limit and the server splits it."""
-        return inputs > self.server.max_client_batch_size and self.server.split_large_batches
+        splits = self.for_peers or self.server.split_large_batches
+        return splits and inputs > self.server.max_client_batch_size
 
     def bounds(self, inputs: int, largest: int | None = None) -> Bounds:
         """The bounds of a request's chunks: `largest` inputs each. Without `largest` the request is
         one chunk, or chunks of `--max-client-batch-size` if the server splits it."""
         most = self.server.max_client_batch_size
-        if largest is None and (inputs <= most or not self.server.split_large_batches):
+        if largest is None and not self.splits(inputs):
             return Bounds.whole(inputs)
         return Bounds.of(
             inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request
@@ -24,10 +25,12 @@ from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.server.answers import Answer, Headers, Lines, Origins, piecewise, to_json
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import (
+    Arriving,
     Keyless,
     SyntaxRefused,
     body_parts,
     decode,
+    decode_peers,
     first_fields,
     keys_of,
     model_name,
@@ -42,7 +45,7 @@ from hybridtei.server.http.connection import (
 )
 from hybridtei.server.http.security import Certificate, Keyring, check_origin
 from hybridtei.server.models import Models, StoreBounds, StoreContext, check_capacity
-from hybridtei.server.routing import ALLOW, PREFLIGHT, ROUTE, Route
+from hybridtei.server.routing import ALLOW, ROUTE, Route, preflight_headers
 from hybridtei.system.tracing import Recorder, arrived, span
 
 if TYPE_CHECKING:
@@ -92,6 +95,7 @@ class Shared:
     store_bounds: StoreBounds
     keyring: Keyring
     keyless: Keyless
+    arriving: Arriving
     origins: Origins
     limits: ConnectionLimits
     recorder: Recorder | None
@@ -131,7 +135,9 @@ async def preflight(request: HttpRequest) -> ASGIApp:
     """Answer OPTIONS of a known path, for any page."""
     if not is_path(request.scope):
         raise NotFoundException
-    return Answer(200, [*PREFLIGHT, (b"allow", request.route_handler.opt[ALLOW])])
+    only_tei = request.shared.server.only_tei_routes
+    allowed = preflight_headers(request.scope, only_tei=only_tei)
+    return Answer(200, [*allowed, (b"allow", request.route_handler.opt[ALLOW])])
 
 
 def admit(request: HttpRequest, route: Route) -> None:
@@ -160,6 +166,10 @@ def admit(request: HttpRequest, route: Route) -> None:
     check_capacity(route, request.alias, shared.models, shared.store_bounds)
 
 
+# Of routes of other servers than TEI: 2,048 texts of 16 kB
+PEER_BODY_BYTES = 32_000_000
+
+
 class _Token(Struct):
     """The API key in a body."""
 
@@ -171,18 +181,19 @@ async def read(request: HttpRequest, route: Route) -> bytes:
     ClientDisconnected; NoKey if the key was to come in the body."""
     if route.request is None:
         return b""
-    shared, needs_type = request.shared, route.needs_content_type
+    shared = request.shared
     limit = shared.server.payload_limit
+    if route.is_peer:
+        limit = max(limit, PEER_BODY_BYTES)
+    read_all = partial(
+        read_body, request.scope, arriving=shared.arriving, limit=limit, takes_type=route.takes_type
+    )
     try:
         if not request.is_keyless:
-            body = await read_body(
-                request.scope, request.receive, limit=limit, type_required=needs_type
-            )
+            body = await read_all(request.receive)
         else:
             async with shared.keyless.bounded(request.receive) as receive:
-                body = await read_body(
-                    request.scope, receive, limit=limit, type_required=needs_type
-                )
+                body = await read_all(receive)
     except ClientDisconnected:
         shared.models.default.metrics.disconnected.add()
         raise
@@ -197,7 +208,9 @@ def decoded(request: HttpRequest, route: Route, body: bytes) -> Any:
     """The body as the route's function takes it. Raises SyntaxRefused, SchemaError."""
     if route.request is None:
         return request
-    return body if route.request is bytes else decode(body, route.request)
+    if route.request is bytes:
+        return body
+    return (decode_peers if route.is_peer else decode)(body, route.request)
 
 
 def choose(

@@ -48,7 +48,6 @@ class OllamaEmbedResponse(Struct, frozen=True):
     OllamaEmbedRequest,
     OllamaEmbedResponse,
     capability=EMBED,
-    needs_content_type=False,
 )
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
@@ -87,7 +86,6 @@ class OllamaPromptRequest(Struct, frozen=True, kw_only=True):
     OllamaPromptRequest,
     dict[Literal["embedding"], list[float]],
     capability=EMBED,
-    needs_content_type=False,
 )
 async def ollama_embeddings(context: Context, request: OllamaPromptRequest) -> Reply:
     """Ollama embeddings of one text: its vector is not scaled to length 1. A long text is cut."""
@@ -146,7 +144,7 @@ STARTED_AT = datetime.now(UTC).isoformat()
     OllamaShowRequest,
     OllamaShowResponse,
     role="any",
-    needs_content_type=False,
+    content_type="any",
     takes_permits=False,
 )
 async def show(context: Context, request: OllamaShowRequest) -> Reply:

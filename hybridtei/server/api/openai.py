@@ -31,7 +31,7 @@ from hybridtei.server.api.tei import (
 )
 from hybridtei.server.context import Context, Reply, usage_of
 from hybridtei.server.models import EMBED
-from hybridtei.server.routing import FLAT, OpenAICompatErrorResponse, post
+from hybridtei.server.routing import FLAT, LISTED, TEI_ONLY, post
 from hybridtei.server.vectors import (
     SPLADE_NORMALIZE,
     OutputDtype,
@@ -176,7 +176,6 @@ class OpenAICompatResponse(Struct, frozen=True):
     OpenAICompatRequest,
     OpenAICompatResponse,
     capability=EMBED,
-    is_tei=True,
     **FLAT,
 )
 @post(
@@ -185,8 +184,15 @@ class OpenAICompatResponse(Struct, frozen=True):
     OpenAICompatResponse,
     in_schema=False,
     capability=EMBED,
-    is_tei=True,
-    error=OpenAICompatErrorResponse,
+    **LISTED,
+)
+@post(
+    ["/v1/embeddings", "/embeddings"],
+    OpenAICompatRequest,
+    OpenAICompatResponse,
+    capability=EMBED,
+    content_type="json",
+    **TEI_ONLY,
 )
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""

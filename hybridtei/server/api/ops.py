@@ -168,7 +168,7 @@ MANAGED: dict[str, Any] = {
     "in_schema": False,
     "role": "manage",
     "takes_permits": False,
-    "needs_content_type": False,
+    "content_type": "optional",
     "outlives_client": True,
 }
 Table = dict[str, Any]  # keys of `config.NamedModel`

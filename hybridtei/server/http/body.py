@@ -14,7 +14,7 @@ import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, inspect
@@ -65,23 +65,61 @@ def first_fields(scope: Any) -> Mapping[bytes, bytes]:
     return fields
 
 
-async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool = True) -> bytes:
+MAX_ARRIVING_BYTES = 256_000_000
+
+
+class Arriving:
+    """Counts the bytes of all bodies that the server is reading. For one event loop."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def add(self, count: int) -> None:
+        """Count bytes that have arrived. Raises BodyError if all bodies together are too large."""
+        if self.bytes + count > MAX_ARRIVING_BYTES:
+            raise BodyError(
+                f"{BUFFER}{MAX_ARRIVING_BYTES} bytes of requests arrive already: try again later",
+                503,
+            )
+        self.bytes += count
+
+
+async def read_body(
+    scope: Any,
+    receive: Any,
+    arriving: Arriving,
+    *,
+    limit: int,
+    takes_type: Literal["json", "optional", "any"] = "json",
+) -> bytes:
     """Read the body. Raises BodyError, ClientDisconnected."""
     fields = first_fields(scope)
     content_type = fields.get(b"content-type")
-    if type_required if content_type is None else not JSON_TYPE.match(content_type.strip()):
+    is_json = content_type is not None and JSON_TYPE.match(content_type.strip())
+    is_missing = content_type is None and takes_type == "optional"
+    if not (is_json or is_missing or takes_type == "any"):
         raise BodyError("Expected request with `Content-Type: application/json`", 415)
     _check_coding(fields)
+    counted = 0
     declared = fields.get(b"content-length", b"")
     too_large = declared.isdigit() and int(declared) > limit
     chunks: list[bytes] = []
     size, more = 0, not (too_large and int(declared) > limit * DRAIN_FACTOR)
-    while more and size <= limit * DRAIN_FACTOR:
-        chunk, more = await _next_chunk(scope, receive)
-        size += len(chunk)
-        too_large = too_large or size > limit
-        if not too_large:
+    try:
+        while more and size <= limit * DRAIN_FACTOR:
+            chunk, more = await _next_chunk(scope, receive)
+            size += len(chunk)
+            too_large = too_large or size > limit
+            if too_large:
+                chunks.clear()
+                continue
             chunks.append(chunk)
+            # A body that arrives whole with its head waits for nothing, so it is not counted
+            if more:
+                arriving.add(len(chunk))
+                counted += len(chunk)
+    finally:
+        arriving.bytes -= counted
     if too_large:
         raise BodyError(f"{BUFFER}length limit exceeded", 413, "payload_limit")
     return b"".join(chunks)
@@ -174,6 +212,34 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 T = TypeVar("T")
 
 
+HALVES = re.compile(rb"\\\\(?:u[dD][89abAB]..\\\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+
+
+def decode_peers(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
+    """As `decode`, for APIs of other servers than TEI.
+
+    Half a surrogate pair, which JavaScript's text splitters leave, is U+FFFD, as Go's decoder reads
+    it. A null in place of a field that may be missing is as if it were missing.
+    """
+    try:
+        return decode(body, kind)
+    except SyntaxRefused:
+        repaired = HALVES.sub(_replaced_half, body)
+        if repaired == body:
+            raise
+        return decode_peers(repaired, kind)
+    except SchemaError:
+        fields = keys_of(body, dict[str, Raw])
+        present = {name: value for name, value in fields.items() if bytes(value) != b"null"}
+        if len(present) == len(fields):
+            raise
+        return decode(msgspec.json.encode(present), kind)
+
+
+def _replaced_half(escape: re.Match[bytes]) -> bytes:
+    return escape[0] if escape[1] is None else rb"\ufffd"
+
+
 def decode(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
     """JSON -> `kind`, or one of several: the one of the first field in the body, else the first one. Raises SyntaxRefused or
     SchemaError."""
@@ -242,11 +308,7 @@ def _syntax(error: Exception, body: bytes) -> str:
         return "arrays and objects are nested too deeply"
     if "truncated" not in str(error):
         return str(error).removeprefix("JSON is malformed: ")
-    return (
-        "half of a surrogate pair"
-        if LONE_SURROGATE.search(body)
-        else f"it ends too early (byte {len(body)})"
-    )
+    return "half of a surrogate pair" if LONE_SURROGATE.search(body) else f"it ends too early (byte {len(body)})"
 
 
 def _shape(message: str, body: bytes, kind: Any) -> BodyError:
