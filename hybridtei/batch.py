@@ -322,6 +322,11 @@ class Ragged:
         offsets = offsets_of(self.lengths[np.asarray(rows, dtype=np.intp)])
         return Ragged(self.values[gather_index(self.offsets, rows)], offsets)
 
+    def part(self, begin: int, end: int) -> Ragged:
+        """Return views of the rows from `begin` to `end`."""
+        offsets = self.offsets[begin : end + 1]
+        return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
     @staticmethod
     def concat(parts: Sequence[Ragged]) -> Ragged:
         """One Ragged with the rows of all parts, in order."""
