@@ -101,7 +101,8 @@ class Columns:
     def part(self, begin: int, end: int) -> Self:
         """Return views of the sequences from `begin` to `end`."""
         columns: dict[str, Any] = {}
-        for name in self.__slots__:
+        for field in fields(self):
+            name = field.name
             column = getattr(self, name)
             if isinstance(column, np.ndarray):
                 columns[name] = column[begin:end]

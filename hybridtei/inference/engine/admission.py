@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -263,11 +263,6 @@ class Deadlines:
         if not self.seconds or task is None:
             return UNLIMITED
         return _Limited(self, task, self._clock() + self.seconds, task.cancelling())
-
-    async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await the work. At the deadline cancel it, wait for its end, and raise TimedOut."""
-        with self.limit():
-            return await work
 
     def close(self) -> None:
         """Stop the timer."""

@@ -90,7 +90,7 @@ class EngineService:
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
         self.beside = Admission(MAX_ASIDE)
-        self._deadlines = Deadlines(config.request_timeout)
+        self.deadlines = Deadlines(config.request_timeout)
 
     async def start(self) -> None:
         """Join the device. Requests complete on the running loop."""
@@ -104,7 +104,7 @@ class EngineService:
         self._closing = True
         end = monotonic() + (inf if seconds is None else seconds)
         await self.engine.stop(seconds)
-        self._deadlines.close()
+        self.deadlines.close()
         if self._own_device is not None:
             await asyncio.to_thread(self._own_device.stop, end - monotonic())
         for pool in (self._pool, self._side_pool):
@@ -126,10 +126,16 @@ class EngineService:
         return self.engine.dead
 
     async def run(
-        self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None
+        self,
+        task: Task[T],
+        *,
+        characters: int | None = None,
+        bounds: Bounds | None = None,
+        check: Callable[[], object] | None = None,
     ) -> Answered[T]:
         """Admit, split, tokenise, queue, wait, finish, join. `characters`: of all inputs, if
-        counted. `bounds`: the split of a large request; default: one chunk.
+        counted. `bounds`: the split of a large request; default: one chunk. `check`: called instead
+        of the task's own check.
 
         Permits are taken once and held until the last chunk is done. Raises Overloaded at once,
         RequestError for bad input, BackendError if a pass fails, TimedOut if a chunk takes too
@@ -138,8 +144,11 @@ class EngineService:
         """
         bounds = bounds or Bounds.whole(task.size)
         with self.admission.inside(bounds.permits, turns=bounds.turns):
+            if check is None:
+                task.check(self.model.spec)
+            else:
+                check()
             task = task.for_model(self.model.spec)
-            task.check(self.model.spec)
             chunks = task.split(bounds.chunk)
             first = next(chunks)
             size = first.size
@@ -185,7 +194,7 @@ class EngineService:
     async def _run_chunk(self, chunk: Task[T], size: int, *, short: bool = False) -> Answered[T]:
         """Tokenise, compute, finish. `short`: on the event loop."""
         began = perf_counter_ns()
-        with self._deadlines.limit():
+        with self.deadlines.limit():
             if short:
                 with _PANICS:
                     # Faster than waking a thread of the pool
@@ -214,12 +223,8 @@ class EngineService:
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work without a pass on a separate thread, so that it delays no pass. Raises
         Overloaded if `MAX_ASIDE` pieces are inside, and TimedOut."""
-        with self.beside.inside(1), self._deadlines.limit():
+        with self.beside.inside(1), self.deadlines.limit():
             return await self._in(self._side_pool, work)
-
-    async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that also calls other services, within the request timeout. Raises TimedOut."""
-        return await self._deadlines.within(work)
 
     def check_answer(self, numbers: int) -> None:
         """Raises AnswerTooLarge if this count of numbers would exceed `--max-answer-bytes` as JSON."""

@@ -34,11 +34,12 @@ class Task(Generic[Answer]):
     """A caller's question about each of `inputs`. Equal tasks have equal answers.
 
     A large task is split into chunks, which are tasks too. Each chunk goes through the engine as one request. `needs_first`:
-    the others need the first chunk's answer before they run.
+    the others need the first chunk's answer before they run. `checks_first`: TEI checks the model before it takes permits.
     """
 
     __slots__ = ()
     needs_first: ClassVar[bool] = False
+    checks_first: ClassVar[bool] = False
     inputs: Sequence[Any]
     if (
         TYPE_CHECKING

@@ -89,6 +89,9 @@ class Embed(Task[Embeddings]):
         return LookUp(self) if looks_up or self.query_encoder == "table" else self
 
     def check(self, spec: ModelSpec) -> None:
+        if self.dimensions is not None and self.dimensions < 1:
+            # TEI checks this before it checks the model
+            raise InvalidDimensions("`dimensions` should be positive")
         if spec.kind != "embedding":
             raise UnsupportedHead("Model is not an embedding model")
         missing = self.heads - spec.heads
@@ -100,8 +103,6 @@ class Embed(Task[Embeddings]):
             raise InvalidInput(
                 "`input_type` is missing: the model has a router with a query and a document route, and no `default_route`"
             )
-        if self.dimensions is not None and self.dimensions < 1:
-            raise InvalidDimensions("`dimensions` should be positive")
         if self.query_encoder == "table" and (
             self.heads != {Head.SPARSE} or self.input_type == "document"
         ):
