@@ -154,14 +154,12 @@ def pack(
     """Join encodings end to end. Each must have at least one token. `prefix`: as in `PackedBatch`."""
     if len(encodings) == 1:
         return _alone(encodings[0], heads, positions)
-    cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+    cu_seqlens = offsets_of([len(encoding.input_ids) for encoding in encodings])
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
     unseen = np.array([encoding.unseen for encoding in encodings], dtype=np.int64)
     position_ids, types = positions.of(input_ids, cu_seqlens), _token_types(encodings)
-    adapters, routes = (
-        np.array(values, dtype=np.int64)
-        for values in zip(*((one.adapter, one.route) for one in encodings), strict=True)
-    )
+    adapters = np.array([encoding.adapter for encoding in encodings], dtype=np.int64)
+    routes = np.array([encoding.route for encoding in encodings], dtype=np.int64)
     return PackedBatch(
         input_ids,
         position_ids,
@@ -192,11 +190,12 @@ def _alone(encoding: Encoding, heads: frozenset[Head], positions: Positions) -> 
 
 
 def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
-    if all(encoding.token_type_ids is None for encoding in encodings):
+    columns = [encoding.token_type_ids for encoding in encodings]
+    if set(map(type, columns)) == {type(None)}:
         return None
     return np.concatenate(
         [
-            np.zeros(len(encoding), dtype=np.int64)
+            np.zeros_like(encoding.input_ids)
             if encoding.token_type_ids is None
             else encoding.token_type_ids
             for encoding in encodings

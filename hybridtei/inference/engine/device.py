@@ -163,10 +163,9 @@ class Device:
 
     def added(self, instance: ModelInstance) -> None:
         """Wake a lane for sequences added to a model's queue. The caller holds the lock."""
-        if instance.core.waiting_tokens:
-            for kind, condition in self._work.items():
-                if instance.core.waiting(kind):
-                    condition.notify()
+        for kind, condition in self._work.items():
+            if instance.core.waiting(kind):
+                condition.notify()
 
     def _thread(self, kind: LaneKind, name: str) -> threading.Thread:
         return threading.Thread(target=self._lane, args=(kind,), name=name, daemon=True)
@@ -198,7 +197,8 @@ class Device:
                 if len(waiting) > 1:
                     waiting.sort(key=lambda instance: instance.served_tokens)
                 for instance in waiting:
-                    batch = instance.core.take(now, kind, device_idle=self._others_idle(instance))
+                    is_idle = len(self._instances) == 1 or self._others_idle(instance)
+                    batch = instance.core.take(now, kind, device_idle=is_idle)
                     if batch is not None:
                         instance.on_take(batch)
                         self._account(instance, batch)
@@ -219,8 +219,6 @@ class Device:
                 condition.notify()
 
     def _others_idle(self, instance: ModelInstance) -> bool:
-        if len(self._instances) == 1:
-            return True
         others = (other for other in self._instances if other is not instance)
         return not any(other.running or len(other.core) for other in others)
 

@@ -33,10 +33,10 @@ class BatchMetrics:
     def __init__(
         self, registry: Registry, core: EngineCore, cache: ResultCache | None = None
     ) -> None:
+        self._budget_tokens = core.max_tokens
         self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
         self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
         self.forwards = registry.counter("hybridtei_forward_passes_total")
-        self._pass = self.forwards.of()
         batches, tokens = (
             registry.counter("hybridtei_lane_batches_total"),
             registry.counter("hybridtei_lane_tokens_total"),
@@ -58,16 +58,15 @@ class BatchMetrics:
         )
         self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
 
-    def taken(self, batch: EngineBatch, budget_tokens: int) -> None:
+    def taken(self, batch: EngineBatch) -> None:
         """Count a batch that a lane takes."""
         tokens = batch.tokens
         batches, lane_tokens = self._of_lane[batch.kind]
         batches()
         lane_tokens(tokens)
-        self.fill.observe(tokens / budget_tokens)
+        self.fill.observe(tokens / self._budget_tokens)
         self.size.observe(len(batch.rows))
         self.tokens.observe(tokens)
-        self._pass()
 
 
 class EngineClient(Protocol):
@@ -107,7 +106,7 @@ class Engine:
         self._backend = backend
         self._device = device
         self._instance = ModelInstance(
-            core, backend, self._on_take, self._on_complete, self._on_death
+            core, backend, self.metrics.taken, self._on_complete, self._on_death
         )
         self._open: set[EngineRequest] = set()  # requests with waiting callers
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -187,9 +186,6 @@ class Engine:
             await self.run([probe], frozenset({next(iter(sorted(spec.heads)))}), perf_counter_ns())
         except BackendError as error:
             raise Unhealthy from error
-
-    def _on_take(self, batch: EngineBatch) -> None:
-        self.metrics.taken(batch, self._core.max_tokens)
 
     def _on_complete(self, requests: Sequence[EngineRequest]) -> None:
         if requests and self._loop is not None and not self._loop.is_closed():

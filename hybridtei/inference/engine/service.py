@@ -10,11 +10,11 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from math import inf
 from time import monotonic, perf_counter_ns
 from typing import Any, Generic, TypeVar
 
+from hybridtei.batch import Encoding
 from hybridtei.config import EngineConfig
 from hybridtei.errors import (
     AnswerTooLarge,
@@ -39,6 +39,8 @@ from hybridtei.system.metrics import Registry
 MEGABYTE = 1_000_000
 BYTES_PER_NUMBER = 12  # average bytes of a float32 in JSON: sign, point, nine digits, comma
 PANIC = "PanicException"  # the exception of a panic in Rust code; no subclass of Exception
+# Inputs of a request that is tokenised on the event loop
+SHORT_INPUTS = 8
 MAX_ASIDE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) inside at once
 
 T = TypeVar("T")
@@ -149,19 +151,20 @@ class EngineService:
             else:
                 check()
             task = task.for_model(self.model.spec)
-            chunks = task.split(bounds.chunk)
-            first = next(chunks)
-            size = first.size
-            if size < task.size:
-                return await self._run_in_chunks(task, chain([first], chunks), bounds)
-            short = size == 1 and characters is not None and characters <= SHORT_CHARACTERS
+            first, *others = task.split(bounds.chunk)
+            if others:
+                return await self._run_in_chunks(task, first, others, bounds)
+            size = bounds.inputs
+            short = (
+                size <= SHORT_INPUTS and characters is not None and characters <= SHORT_CHARACTERS
+            )
             answered = await self._run_chunk(first, size, short=short)
             if bounds.max_numbers is not None:
                 _check_numbers(first.numbers(answered.answer), bounds)
             return answered
 
     async def _run_in_chunks(
-        self, task: Task[T], chunks: Iterator[Task[T]], bounds: Bounds
+        self, task: Task[T], first: Task[T], others: Sequence[Task[T]], bounds: Bounds
     ) -> Answered[T]:
         place, numbers = 0, 0
 
@@ -183,26 +186,25 @@ class EngineService:
                 place += chunk.size
 
         if not task.needs_first:
-            return _joined(task, await in_order(starts(chunks), bounds.at_once))
-        (begin,) = starts([next(chunks)])
-        first = await begin()
-        rest = await in_order(
-            starts(chunk.knowing(first.answer) for chunk in chunks), bounds.at_once
-        )
-        return _joined(task, [first, *rest])
+            return _joined(task, await in_order(starts([first, *others]), bounds.at_once))
+        (begin,) = starts([first])
+        known = await begin()
+        chunks = (chunk.knowing(known.answer) for chunk in others)
+        return _joined(task, [known, *await in_order(starts(chunks), bounds.at_once)])
 
     async def _run_chunk(self, chunk: Task[T], size: int, *, short: bool = False) -> Answered[T]:
         """Tokenise, compute, finish. `short`: on the event loop."""
         began = perf_counter_ns()
         with self.deadlines.limit():
             if short:
-                with _PANICS:
-                    # Faster than waking a thread of the pool
-                    encodings = chunk.prepare(self.model)
+                # Faster than waking a thread of the pool
+                encodings = self._prepared(chunk)
             else:
                 encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
-            lengths = [len(encoding) for encoding in encodings]
-            self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
+            lengths = [len(encoding.input_ids) for encoding in encodings]
+            numbers = chunk.max_numbers(self.model.spec, sum(lengths))
+            if numbers:
+                self.check_answer(numbers)
             tokenised = perf_counter_ns()
             tokenisation = (tokenised - began) // max(size, 1)
             if not chunk.heads:
@@ -219,6 +221,14 @@ class EngineService:
         return Answered(
             answer, size, lengths, Timings(tokenisation, times.queue_ns, times.inference_ns)
         )
+
+    def _prepared(self, chunk: Task[Any]) -> list[Encoding]:
+        """Tokenise on the event loop."""
+        try:
+            return chunk.prepare(self.model)
+        except BaseException as error:
+            raise_panic(error)
+            raise
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work without a pass on a separate thread, so that it delays no pass. Raises
@@ -239,8 +249,11 @@ class EngineService:
         Unhealthy when closing."""
         if self._closing:
             raise Unhealthy
-        with _PANICS:
+        try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
+        except BaseException as error:
+            raise_panic(error)
+            raise
 
     async def check_health(self) -> None:
         """Return if the last pass succeeded; otherwise run a pass of one token. Raises Unhealthy."""
@@ -295,19 +308,10 @@ def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
     return Answered(answer, task.size, [length for one in done for length in one.lengths], timings)
 
 
-class _Panicking:
-    """Turns a panic of the tokenizer into a TokenizerError, so that it fails only its own request."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        if kind is not None and kind.__name__ == PANIC:
-            raise TokenizerError(f"the tokenizer gave up: {error}") from error
-
-
-_PANICS = _Panicking()
+def raise_panic(error: BaseException) -> None:
+    """Turn a panic of the tokenizer into a TokenizerError, so that it fails only its own request."""
+    if type(error).__name__ == PANIC:
+        raise TokenizerError(f"the tokenizer gave up: {error}") from error
 
 
 def engine_of(

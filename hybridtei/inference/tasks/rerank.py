@@ -6,7 +6,7 @@ documents run in chunks, which bounds the memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -64,10 +64,15 @@ class _Question(Task[Scored]):
     raw_scores: bool = False
     max_document_tokens: int | None = field(default=None, kw_only=True)
 
-    def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Iterator[Self]:
-        """Yield chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
+    def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Sequence[Self]:
+        """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
+        characters = sum(map(len, self.inputs))
+        if len(self.inputs) <= max_inputs and characters <= MAX_CHUNK_CHARACTERS:
+            return (self,)
         parts = list(runs([len(text) for text in self.inputs], MAX_CHUNK_CHARACTERS, max_inputs))
-        return iter([self] if len(parts) < 2 else [self._of(begin, end) for begin, end in parts])
+        if len(parts) < 2:
+            return (self,)
+        return [self._of(begin, end) for begin, end in parts]
 
     def cut_documents(self, model: Model) -> Sequence[str]:
         """Cut each document to `max_document_tokens`."""
@@ -208,6 +213,8 @@ class RerankByVectors(_Question):
         asked = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
         documents: list[Encoding]
         if self.spans is None:
+            if self.known is None and _are_read_alike(model):
+                return replace(asked, inputs=[self.query, *texts]).read(model)
             documents = asked.read(model)
         else:
             documents = [*asked.locate(model, allow_empty=True)]
@@ -217,14 +224,19 @@ class RerankByVectors(_Question):
         return [*query.read(model), *documents]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
-        query = self.known
         asked = Embed((), self.heads, input_type="document")
-        if query is None:
+        if self.known is not None:
+            query = self.known
+            documents = asked.finish(model, encodings, outputs)
+        elif model.spec.late is None:
+            texts = asked.finish(model, encodings, outputs)
+            query, documents = texts.part(0, 1), texts.part(1, len(encodings))
+            encodings = encodings[1:]
+        else:
             one = replace(asked, input_type="query")
             query = one.finish(model, encodings[:1], outputs.part(0, 1))
-            outputs = outputs.part(1, len(encodings))
+            documents = asked.finish(model, encodings[1:], outputs.part(1, len(encodings)))
             encodings = encodings[1:]
-        documents = asked.finish(model, encodings, outputs)
         scores = self._scores(query, documents)
         if self.spans is None:
             return Scored(scores, query)
@@ -255,6 +267,11 @@ def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) 
     if head is Head.SPARSE:
         return sparse_dot(vectors, others)
     return maxsim(vectors.row(0), others, mean=mean)
+
+
+def _are_read_alike(model: Model) -> bool:
+    """True if a query becomes the same tokens as a document."""
+    return model.spec.late is None and model.query is None and not model.reader.prompts.table
 
 
 def _has_vectors(spec: ModelSpec) -> bool:
@@ -336,9 +353,9 @@ class RerankPairs(Task[Scored]):
         for question in self.questions:
             question.check(spec)
 
-    def split(self, max_inputs: int) -> Iterator[Ranking]:
-        """Yield the chunks of each question, in order."""
-        return (chunk for question in self.questions for chunk in question.split(max_inputs))
+    def split(self, max_inputs: int) -> Sequence[Ranking]:
+        """Return the chunks of each question, in order."""
+        return [chunk for question in self.questions for chunk in question.split(max_inputs)]
 
 
 BLOCK = 4_000_000  # similarities of token vectors in memory at a time

@@ -138,7 +138,7 @@ async def embed(context: Context, request: EmbedRequest) -> Reply:
     )
     if context.is_splade:
         return await _embed_splade(context, replace(task, heads=frozenset({Head.SPARSE})), is_batch)
-    return await context.embed(task, lambda answer, _: _dense(answer), is_batch=is_batch)
+    return await context.embed(task, _dense, is_batch=is_batch)
 
 
 async def _embed_splade(context: Context, task: Embed, is_batch: bool) -> Reply:
@@ -306,6 +306,6 @@ def _ragged(rows: Ragged | None, bits: int | None = None) -> list[Any]:
     return answers.ragged(rows, bits)
 
 
-def _dense(answer: Embeddings) -> Floats:
+def _dense(answer: Embeddings, _: Usage) -> Floats:
     assert answer.dense is not None
     return answer.dense

@@ -72,7 +72,9 @@ class Places:
 
     def run(self, work: Callable[[], Floats]) -> Floats:
         """Call `work` with the calling thread pinned to its processor, and return the result."""
-        before = move_to(self._callers) if self._callers else ()
+        if not self._callers:
+            return work()
+        before = move_to(self._callers)
         try:
             return work()
         finally:
