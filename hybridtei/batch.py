@@ -8,7 +8,7 @@ call `pad()`. Position ids begin at the family's offset (RoBERTa's first token h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -119,6 +119,17 @@ class PackedBatch:
     @property
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.cu_seqlens)
+
+    def feed(self, inputs: Collection[str]) -> dict[str, Ids]:
+        """Return the per-token inputs of a graph with these inputs."""
+        feed = {"input_ids": self.input_ids}
+        if "position_ids" in inputs:
+            feed["position_ids"] = self.position_ids
+        columns = {"token_type_ids": self.token_type_ids, "adapter_ids": self.adapter_ids}
+        for name, ids in columns.items():
+            if name in inputs:
+                feed[name] = np.zeros_like(self.input_ids) if ids is None else ids
+        return feed
 
     @property
     def max_seqlen(self) -> int:

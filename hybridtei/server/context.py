@@ -22,8 +22,8 @@ from hybridtei.errors import (
     NoInputs,
     TooManyInputs,
 )
-from hybridtei.inference.engine.admission import Bounds
-from hybridtei.inference.engine.service import EngineService, too_many_numbers
+from hybridtei.inference.engine.admission import Bounds, too_many_numbers
+from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.rerank import Ranking, Scored

@@ -57,6 +57,7 @@ class _Question(Task[Scored]):
     """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this number before any other
     cut."""
 
+    splits_itself: ClassVar[bool] = True
     query: str
     inputs: Sequence[str]
     truncate: bool = True
@@ -340,6 +341,7 @@ def rerank_task(
 class RerankPairs(Task[Scored]):
     """Several questions, each about its own documents. Its chunks are the questions' chunks."""
 
+    splits_itself: ClassVar[bool] = True
     questions: Sequence[Ranking]
 
     @property
