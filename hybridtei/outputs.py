@@ -43,6 +43,12 @@ class SparseVectors:
         lengths = np.diff(self.indptr)[np.asarray(rows, dtype=np.intp)]
         return SparseVectors(self.indices[at], self.values[at], offsets_of(lengths), self.width)
 
+    def part(self, begin: int, end: int) -> SparseVectors:
+        """Return views of the rows from `begin` to `end`."""
+        first, last = self.indptr[begin], self.indptr[end]
+        indptr = self.indptr[begin : end + 1] - first
+        return SparseVectors(self.indices[first:last], self.values[first:last], indptr, self.width)
+
     @staticmethod
     def concat(parts: Sequence[SparseVectors]) -> SparseVectors:
         """Join the rows of all parts, in order."""
@@ -91,6 +97,18 @@ class Columns:
                 for name, column in columns.items()
             }
         )
+
+    def part(self, begin: int, end: int) -> Self:
+        """Return views of the sequences from `begin` to `end`."""
+        columns: dict[str, Any] = {}
+        for field in fields(self):
+            name = field.name
+            column = getattr(self, name)
+            if isinstance(column, np.ndarray):
+                columns[name] = column[begin:end]
+            elif column is not None:
+                columns[name] = column.part(begin, end)
+        return type(self)(**columns)
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:

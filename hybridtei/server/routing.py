@@ -34,9 +34,8 @@ from hybridtei.errors import (
     RoleNeeded,
     anchor_of,
 )
-from hybridtei.server.answers import Answer, Headers
-from hybridtei.server.http.body import BodyError
-from hybridtei.server.http.connection import ClientDisconnected, is_path
+from hybridtei.server.answers import Answer, Headers, is_path
+from hybridtei.server.http.body import BodyError, ClientDisconnected
 
 if TYPE_CHECKING:
     from hybridtei.server.context import Reply

@@ -72,16 +72,6 @@ def own_processors() -> tuple[int, ...]:
     return tuple(numbers) if len(numbers) == available_cores() else ()
 
 
-def move_to(processors: Collection[int]) -> Collection[int]:
-    """Pin the calling thread to these processors. Return its earlier ones, or nothing if the system refuses."""
-    try:
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, processors)
-    except OSError:  # a container's processors may change while it runs
-        return ()
-    return before
-
-
 def _affinity() -> Collection[int]:
     return (
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

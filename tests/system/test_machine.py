@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridtei.errors import LoadError
+from hybridtei.inference.backends.graph.onnx_backend import move_to
 from hybridtei.system import machine
 from hybridtei.system.machine import (
     LaneKind,
@@ -15,7 +16,6 @@ from hybridtei.system.machine import (
     cache_folder,
     cuda_devices,
     lower_priority,
-    move_to,
     own_processors,
 )
 

@@ -6,9 +6,9 @@ documents run in chunks, which bounds the memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -57,6 +57,7 @@ class _Question(Task[Scored]):
     """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this number before any other
     cut."""
 
+    splits_itself: ClassVar[bool] = True
     query: str
     inputs: Sequence[str]
     truncate: bool = True
@@ -64,10 +65,15 @@ class _Question(Task[Scored]):
     raw_scores: bool = False
     max_document_tokens: int | None = field(default=None, kw_only=True)
 
-    def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Iterator[Self]:
-        """Yield chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
+    def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Sequence[Self]:
+        """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
+        characters = sum(map(len, self.inputs))
+        if len(self.inputs) <= max_inputs and characters <= MAX_CHUNK_CHARACTERS:
+            return (self,)
         parts = list(runs([len(text) for text in self.inputs], MAX_CHUNK_CHARACTERS, max_inputs))
-        return iter([self] if len(parts) < 2 else [self._of(begin, end) for begin, end in parts])
+        if len(parts) < 2:
+            return (self,)
+        return [self._of(begin, end) for begin, end in parts]
 
     def cut_documents(self, model: Model) -> Sequence[str]:
         """Cut each document to `max_document_tokens`."""
@@ -132,6 +138,19 @@ class RankWeights:
         """The weights by the names of heads, which are also the names of stored vectors."""
         return {"dense": self.dense, "sparse": self.sparse, "multivector": self.multivector}
 
+    def check(self, kinds: Collection[str]) -> None:
+        """Raises InvalidInput for weights that are no shares, or of heads other than `kinds`."""
+        for head, share in self.by_name.items():
+            if not 0 <= share < np.inf:
+                raise InvalidInput(NO_WEIGHTS)
+            if share > 0 and head not in kinds and self != RankWeights():
+                raise InvalidInput(
+                    f"`weights` gives `{head}` a share, which this model does not have"
+                )
+
+
+NO_WEIGHTS = "`weights` should be numbers of at least 0, not all of them 0"
+
 
 # Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the query's vectors. `m3`:
 # passages. `m3-long`: long documents. `m3-two`: two kinds of vectors.
@@ -141,7 +160,7 @@ PRESETS: Mapping[str, RankWeights] = {
     "m3-two": RankWeights(1.0, 0.3, 0.0),
 }
 OLDER_NAMES: Mapping[str, str] = {"mkqa": "m3", "mldr": "m3-long"}  # of 0.1, until 0.3
-VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
+VECTORS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
 def preset(name: str) -> RankWeights | None:
@@ -158,21 +177,16 @@ class RerankByVectors(_Question):
     """
 
     needs_first: ClassVar[bool] = True
+    # As the caller gave them, or the checkpoint
     weights: RankWeights | str | None = None
-    kinds: frozenset[Head] = frozenset()
+    # The heads to compare, and the share of each in the score
+    shares: Mapping[Head, float] = field(default_factory=dict)
+    heads: frozenset[Head] = frozenset()
+    # False if the model has multi-vectors alone
+    is_mean: bool = False
+    # The query's vectors, once the first chunk has them
     known: Embeddings | None = None
     spans: RelevantSpans | None = None
-
-    @property
-    def heads(self) -> frozenset[Head]:
-        return frozenset(head for head in self.kinds if self._shares[head] > 0)
-
-    @property
-    def _shares(self) -> dict[str, float]:
-        return (
-            (preset(self.weights) if isinstance(self.weights, str) else self.weights)
-            or RankWeights()
-        ).by_name
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
@@ -181,18 +195,15 @@ class RerankByVectors(_Question):
     def check(self, spec: ModelSpec) -> None:
         if not _has_vectors(spec):
             raise UnsupportedHead("model is not a re-ranker model")
-        if isinstance(self.weights, str) and preset(self.weights) is None:
+        weights = self.weights
+        if isinstance(weights, str) and preset(weights) is None:
             raise InvalidInput(
-                f"`weights` is {self.weights!r}; known: {', '.join(PRESETS)}, or a number for each kind"
+                f"`weights` is {weights!r}; known: {', '.join(PRESETS)}, or a number for each kind"
             )
-        shares = self._shares
-        if not all(0 <= share < np.inf for share in shares.values()) or not self.heads:
-            raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
-        lacking = [head for head in VECTORS if shares[head] > 0 and head not in self.kinds]
-        if lacking and isinstance(self.weights, RankWeights) and self.weights != RankWeights():
-            raise InvalidInput(
-                f"`weights` gives `{lacking[0]}` a share, which this model does not have"
-            )
+        if not self.shares:
+            raise InvalidInput(NO_WEIGHTS)
+        if isinstance(weights, RankWeights):
+            weights.check(self.shares)
 
     def prepare(self, model: Model) -> list[Encoding]:
         texts = self.cut_documents(model)
@@ -201,63 +212,72 @@ class RerankByVectors(_Question):
                 "`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text)
             )
         asked = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
-        documents: list[Encoding] = (
-            [*asked.locate(model, allow_empty=True)]
-            if self.spans is not None
-            else asked.read(model)
-        )
+        documents: list[Encoding]
+        if self.spans is None:
+            if self.known is None and _are_read_alike(model):
+                return replace(asked, inputs=[self.query, *texts]).read(model)
+            documents = asked.read(model)
+        else:
+            documents = [*asked.locate(model, allow_empty=True)]
         if self.known is not None:
             return documents
-        return [
-            *Embed(
-                [self.query], self.heads, self.truncate, self.direction, input_type="query"
-            ).read(model),
-            *documents,
-        ]
+        query = replace(asked, inputs=[self.query], input_type="query")
+        return [*query.read(model), *documents]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
-        query, first = self.known, 0 if self.known is not None else 1
-        if query is None:
-            query = Embed((), self.heads, input_type="query").finish(
-                model, encodings[:1], outputs.take([0])
-            )
-            outputs = outputs.take(range(1, len(encodings)))
-        documents = Embed((), self.heads, input_type="document").finish(
-            model, encodings[first:], outputs
-        )
+        asked = Embed((), self.heads, input_type="document")
+        if self.known is not None:
+            query = self.known
+            documents = asked.finish(model, encodings, outputs)
+        elif model.spec.late is None:
+            texts = asked.finish(model, encodings, outputs)
+            query, documents = texts.part(0, 1), texts.part(1, len(encodings))
+            encodings = encodings[1:]
+        else:
+            one = replace(asked, input_type="query")
+            query = one.finish(model, encodings[:1], outputs.part(0, 1))
+            documents = asked.finish(model, encodings[1:], outputs.part(1, len(encodings)))
+            encodings = encodings[1:]
+        scores = self._scores(query, documents)
         if self.spans is None:
-            return Scored(self._scores(query, documents), query)
-        found = relevant_spans(model.spec, query, encodings[first:], documents, self.spans)
-        return Scored(self._scores(query, documents), query, found)
+            return Scored(scores, query)
+        spans = relevant_spans(model.spec, query, encodings, documents, self.spans)
+        return Scored(scores, query, spans)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
-        return self.spans is not None or Embed((), self.heads).finishes_aside(spec)
+        if self.spans is not None:
+            return True
+        return Embed((), self.heads).finishes_aside(spec)
 
     def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
-        shares = {head: self._shares[head] for head in self.heads}
-        mean = len(self.kinds) > 1
-        total = sum(
-            share * _alike(head, query, documents, mean=mean)
-            for head, share in sorted(shares.items())
-        )
-        return refuse_nan(np.asarray(total / sum(shares.values()), dtype=np.float32))
+        total: Any = 0
+        for head, share in sorted(self.shares.items()):
+            total += share * _alike(head, query, documents, mean=self.is_mean)
+        return refuse_nan(np.asarray(total / sum(self.shares.values()), dtype=np.float32))
 
 
 Ranking = Rerank | RerankByVectors
 
 
 def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) -> Floats:
-    one, many = (
-        getattr(side, head) for side in (query, documents)
-    )  # heads have the names of columns
+    # Heads have the names of columns
+    vectors = getattr(query, head)
+    others = getattr(documents, head)
     if head is Head.DENSE:
-        return np.asarray(many @ one[0])
-    return sparse_dot(one, many) if head is Head.SPARSE else maxsim(one.row(0), many, mean=mean)
+        return np.asarray(others @ vectors[0])
+    if head is Head.SPARSE:
+        return sparse_dot(vectors, others)
+    return maxsim(vectors.row(0), others, mean=mean)
+
+
+def _are_read_alike(model: Model) -> bool:
+    """True if a query becomes the same tokens as a document."""
+    return model.spec.late is None and model.query is None and not model.reader.prompts.table
 
 
 def _has_vectors(spec: ModelSpec) -> bool:
     """True if the model has more than one dense vector to compare."""
-    kinds = spec.heads & set(VECTORS)
+    kinds = spec.heads & VECTORS
     return Head.MULTIVECTOR in kinds or len(kinds) > 1
 
 
@@ -265,6 +285,14 @@ def declared_weights(spec: ModelSpec) -> RankWeights | None:
     """Return the checkpoint's weights, since the scale of sparse scores differs between models."""
     shares = None if spec.multivector is None else spec.multivector.shares
     return None if shares is None else RankWeights(shares.dense, shares.sparse, shares.multivector)
+
+
+def shares_of(weights: RankWeights | str | None, spec: ModelSpec) -> dict[Head, float]:
+    """The positive weights of the model's heads. None, or an unknown name: equal weights."""
+    if isinstance(weights, str):
+        weights = preset(weights)
+    by_name = (weights or RankWeights()).by_name
+    return {head: by_name[head] for head in sorted(spec.heads & VECTORS) if by_name[head] > 0}
 
 
 def rerank_task(
@@ -282,10 +310,22 @@ def rerank_task(
 ) -> Ranking:
     """Return the task for the model. Its `check` raises if the model cannot rank."""
     if _has_vectors(spec):
-        kinds = spec.heads & set(VECTORS)
-        weights = declared_weights(spec) if weights is None else weights
-        given = (query, documents, truncate, direction, raw_scores, weights, kinds)
-        return RerankByVectors(*given, spans=spans, max_document_tokens=max_document_tokens)
+        if weights is None:
+            weights = declared_weights(spec)
+        shares = shares_of(weights, spec)
+        return RerankByVectors(
+            query,
+            documents,
+            truncate,
+            direction,
+            raw_scores,
+            weights,
+            shares,
+            frozenset(shares),
+            is_mean=len(spec.heads & VECTORS) > 1,
+            spans=spans,
+            max_document_tokens=max_document_tokens,
+        )
     return Rerank(
         query,
         documents,
@@ -301,6 +341,7 @@ def rerank_task(
 class RerankPairs(Task[Scored]):
     """Several questions, each about its own documents. Its chunks are the questions' chunks."""
 
+    splits_itself: ClassVar[bool] = True
     questions: Sequence[Ranking]
 
     @property
@@ -314,9 +355,9 @@ class RerankPairs(Task[Scored]):
         for question in self.questions:
             question.check(spec)
 
-    def split(self, max_inputs: int) -> Iterator[Ranking]:
-        """Yield the chunks of each question, in order."""
-        return (chunk for question in self.questions for chunk in question.split(max_inputs))
+    def split(self, max_inputs: int) -> Sequence[Ranking]:
+        """Return the chunks of each question, in order."""
+        return [chunk for question in self.questions for chunk in question.split(max_inputs)]
 
 
 BLOCK = 4_000_000  # similarities of token vectors in memory at a time
