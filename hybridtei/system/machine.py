@@ -177,6 +177,15 @@ def is_own_alone(folder: Path) -> bool:
         return False
 
 
+def identity(path: Path) -> tuple[int, ...] | None:
+    """What changes if a file is deleted, replaced or restored from a copy. None without the file."""
+    try:
+        status = path.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
 def is_same_file(path: Path, descriptor: int) -> bool:
     """True if the path leads to the open file or folder of this descriptor."""
     try:

@@ -195,7 +195,7 @@ async def test_a_replay_may_take_longer_than_a_call(tmp_path: Path) -> None:
 async def test_writes_are_flushed_under_steady_traffic(tmp_path: Path) -> None:
     """The process writes a file at each flush. Without a pause between calls it has no idle tick."""
     noted = (
-        "process.TICK_S, folder.FLUSH_S = 0.05, 0.05\n"
+        "process.TICK_S, folder.FLUSH_S = 1.0, 0.5\n"
         "def flush(self, *rest, flush=folder.Folder._flush):\n"
         "    open('/proc/self/fd/%d' % note, 'w').write('flushed'); return flush(self, *rest)\n"
         "import os; note = os.open({!r}, os.O_WRONLY | os.O_CREAT)\n"
@@ -207,7 +207,7 @@ async def test_writes_are_flushed_under_steady_traffic(tmp_path: Path) -> None:
 
     store = Changed(str(tmp_path / "store"), timeout_s=HANG)
     await store.create("c", plan())
-    for turn in range(500):
+    for turn in range(3_000):
         await store.upsert("c", points(turn % 10, turn % 10 + 1))
         if (tmp_path / "note").read_text():
             break
