@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, gather_index, offsets_of, pack
+from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 
