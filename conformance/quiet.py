@@ -26,7 +26,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -152,13 +151,13 @@ def _wait(client: httpx.Client, run: Run, process: subprocess.Popen[bytes]) -> N
 
 
 def ask_everything(client: httpx.Client, run: Run, times: int) -> None:
-    """Requests of every route of the server's own document, bodies made from its schemas."""
+    """Requests of every route of the server's own document, with the bodies of its examples."""
     document = client.get("/api-doc/openapi.json").json()
     asked = [("get", path, None) for path in BESIDE]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            content = operation.get("requestBody", {}).get("content", {}).get("application/json")
-            body = None if content is None else example(content["schema"], document)
+            media = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            body = media.get("example")
             asked.append((method, path.replace("{name}", COLLECTION), body))
     client.post(f"/collections/{COLLECTION}/points", json=FILL)
     for method, path, body in asked:
@@ -169,43 +168,6 @@ def ask_everything(client: httpx.Client, run: Run, times: int) -> None:
                 else client.request(method, path)
             )
             run.requests[answer.status_code] += 1
-
-
-EITHER = {
-    "CohereEmbedRequest": ["texts"],
-    "ScoreRequest": ["text_1", "text_2"],
-    "SearchRequest": ["query"],
-}
-
-
-def example(schema: Any, document: Any, name: str = "") -> Any:
-    """A small value of a schema: what is required and nothing else, the first of alternatives. `EITHER`: fields of structs that
-    need one of several, which a schema does not say."""
-    if "$ref" in schema:
-        kind = schema["$ref"].rpartition("/")[2]
-        found = document["components"]["schemas"][kind]
-        also = {"required": [*found.get("required", ()), *EITHER[kind]]} if kind in EITHER else {}
-        return example(found | also, document, name)
-    alternatives = schema.get("anyOf") or schema.get("oneOf") or [{}]
-    if schema.get("type") == "object":
-        return {
-            each: example(schema["properties"][each], document, each)
-            for each in sorted(schema.get("required", ()))
-        }
-    if alternatives != [{}]:
-        return example(
-            next(one for one in alternatives if one.get("type") != "null"), document, name
-        )
-    if schema.get("type") == "array":
-        items = schema.get("prefixItems") or [schema.get("items", {})] * max(
-            1, schema.get("minItems", 1)
-        )
-        return [example(one, document, name) for one in items]
-    text = COLLECTION if name == "collection" else "the display shows E41"
-    simple = {"integer": max(1, schema.get("minimum", 1)), "number": 1, "boolean": False}
-    if "const" in schema:
-        return schema["const"]
-    return schema["enum"][0] if "enum" in schema else simple.get(schema.get("type", "string"), text)
 
 
 def run_all(scratch: Path, seconds: float, times: int) -> Iterator[Run]:

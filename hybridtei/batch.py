@@ -8,7 +8,7 @@ call `pad()`. Position ids begin at the family's offset (RoBERTa's first token h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -120,6 +120,17 @@ class PackedBatch:
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.cu_seqlens)
 
+    def feed(self, inputs: Collection[str]) -> dict[str, Ids]:
+        """Return the per-token inputs of a graph with these inputs."""
+        feed = {"input_ids": self.input_ids}
+        if "position_ids" in inputs:
+            feed["position_ids"] = self.position_ids
+        columns = {"token_type_ids": self.token_type_ids, "adapter_ids": self.adapter_ids}
+        for name, ids in columns.items():
+            if name in inputs:
+                feed[name] = np.zeros_like(self.input_ids) if ids is None else ids
+        return feed
+
     @property
     def max_seqlen(self) -> int:
         return len(self.input_ids) if len(self) == 1 else int(self.lengths.max(initial=0))
@@ -154,14 +165,12 @@ def pack(
     """Join encodings end to end. Each must have at least one token. `prefix`: as in `PackedBatch`."""
     if len(encodings) == 1:
         return _alone(encodings[0], heads, positions)
-    cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+    cu_seqlens = offsets_of([len(encoding.input_ids) for encoding in encodings])
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
     unseen = np.array([encoding.unseen for encoding in encodings], dtype=np.int64)
     position_ids, types = positions.of(input_ids, cu_seqlens), _token_types(encodings)
-    adapters, routes = (
-        np.array(values, dtype=np.int64)
-        for values in zip(*((one.adapter, one.route) for one in encodings), strict=True)
-    )
+    adapters = np.array([encoding.adapter for encoding in encodings], dtype=np.int64)
+    routes = np.array([encoding.route for encoding in encodings], dtype=np.int64)
     return PackedBatch(
         input_ids,
         position_ids,
@@ -192,11 +201,12 @@ def _alone(encoding: Encoding, heads: frozenset[Head], positions: Positions) -> 
 
 
 def _token_types(encodings: Sequence[Encoding]) -> Ids | None:
-    if all(encoding.token_type_ids is None for encoding in encodings):
+    columns = [encoding.token_type_ids for encoding in encodings]
+    if set(map(type, columns)) == {type(None)}:
         return None
     return np.concatenate(
         [
-            np.zeros(len(encoding), dtype=np.int64)
+            np.zeros_like(encoding.input_ids)
             if encoding.token_type_ids is None
             else encoding.token_type_ids
             for encoding in encodings
@@ -321,6 +331,11 @@ class Ragged:
         """Return a copy of these rows, in this order."""
         offsets = offsets_of(self.lengths[np.asarray(rows, dtype=np.intp)])
         return Ragged(self.values[gather_index(self.offsets, rows)], offsets)
+
+    def part(self, begin: int, end: int) -> Ragged:
+        """Return views of the rows from `begin` to `end`."""
+        offsets = self.offsets[begin : end + 1]
+        return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     @staticmethod
     def concat(parts: Sequence[Ragged]) -> Ragged:

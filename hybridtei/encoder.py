@@ -17,7 +17,7 @@ from hybridtei.config import EMBEDDED_MODEL, EngineConfig, ModelConfig, check_va
 from hybridtei.errors import BackendError, EmptyInput, InvalidInput
 from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.engine.core import EngineCore, shared_tokens
-from hybridtei.inference.engine.engine import run_all
+from hybridtei.inference.engine.device import run_all
 from hybridtei.inference.load import configured, load_model
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import (

@@ -44,6 +44,12 @@ class SparseVectors:
         lengths = np.diff(self.indptr)[np.asarray(rows, dtype=np.intp)]
         return SparseVectors(self.indices[at], self.values[at], offsets_of(lengths), self.width)
 
+    def part(self, begin: int, end: int) -> SparseVectors:
+        """Return views of the rows from `begin` to `end`."""
+        first, last = self.indptr[begin], self.indptr[end]
+        indptr = self.indptr[begin : end + 1] - first
+        return SparseVectors(self.indices[first:last], self.values[first:last], indptr, self.width)
+
     @staticmethod
     def concat(parts: Sequence[SparseVectors]) -> SparseVectors:
         """Join the rows of all parts, in order."""
@@ -92,6 +98,18 @@ class Columns:
                 for name, column in columns.items()
             }
         )
+
+    def part(self, begin: int, end: int) -> Self:
+        """Return views of the sequences from `begin` to `end`."""
+        columns: dict[str, Any] = {}
+        for field in fields(self):
+            name = field.name
+            column = getattr(self, name)
+            if isinstance(column, np.ndarray):
+                columns[name] = column[begin:end]
+            elif column is not None:
+                columns[name] = column.part(begin, end)
+        return type(self)(**columns)
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -159,9 +177,18 @@ class HeadOutputs(Columns):
         )
 
     def check_finite(self) -> None:
-        """Raises NotANumber if a vector or a weight is infinite or NaN. Scores and tags may be infinite: their tasks check them."""
-        columns: list[Any] = [self.dense, self.token_weights, self.splade]
-        for column in (*columns, self.multivector, self.tokens):
+        """Raises NotANumber if a vector or a weight is infinite or NaN.
+
+        Scores and tags may be infinite: their tasks check them.
+        """
+        columns: list[Any] = [
+            self.dense,
+            self.token_weights,
+            self.splade,
+            self.multivector,
+            self.tokens,
+        ]
+        for column in columns:
             values = getattr(column, "values", column)
             if values is not None and not np.isfinite(values).all():
                 raise NotANumber("the model's output is infinite or NaN")

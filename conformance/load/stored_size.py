@@ -33,7 +33,6 @@ COMPONENTS = {  # a part of the path -> its name; the first that fits
     "vector_index-sparse": "sparse vectors, by term",
     "multivector": "multi-vectors",
     "id_tracker": "ids and versions",
-    ".ingest": "digests of files",
 }
 
 

@@ -138,7 +138,8 @@ def plain_text(roff: str) -> str:
 def chunked(chunker: Chunker, documents: Sequence[str]) -> list[PendingChunk]:
     """The chunks of all documents, as an ingest has them."""
     owners = [
-        PendingDocument(Document("made", str(i), text), b"", 0) for i, text in enumerate(documents)
+        PendingDocument(Document("made", str(i), text), "", "", None)
+        for i, text in enumerate(documents)
     ]
     lists = chunker.chunks_of([owner.document.indexed_text for owner in owners])
     return [

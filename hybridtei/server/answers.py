@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 import numpy as np
@@ -20,10 +22,9 @@ from litestar.types import ASGIApp
 from numpy.typing import NDArray
 
 from hybridtei.batch import Ragged
-from hybridtei.errors import HybridTeiError
+from hybridtei.errors import AnswersUnsent, HybridTeiError
 from hybridtei.outputs import Embeddings, Floats, SparseVectors
-from hybridtei.server.http.body import first_fields
-from hybridtei.server.http.connection import while_connected
+from hybridtei.server.http.body import first_fields, while_connected
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +152,80 @@ def label_scores(
 ) -> list[dict[str, Any]]:
     """`[{"score":…,"label":…}, …]`."""
     return [{"score": scores[i], "label": labels[i]} for i in order]
+
+
+# The only paths that may end in a slash, also below /m/ALIAS
+ENDING_IN_SLASH = re.compile(rb"(/m/[^/]*)?(/docs)?/")
+
+
+def is_path(scope: Any) -> bool:
+    """False for doubled and trailing slashes, which Litestar removes from a path and TEI does not."""
+    raw = scope["raw_path"]
+    path = unquote_to_bytes(raw) if b"%" in raw else raw
+    return b"//" not in path and (path[-1:] != b"/" or ENDING_IN_SLASH.fullmatch(path) is not None)
+
+
+SMALL_BYTES = 1_000_000  # an answer up to this size does not wait
+SMALL_SHARE = 4  # a quarter of the bound is left to small answers
+WAIT_SECONDS = 30.0  # longer than the server keeps a client that reads nothing
+
+
+class Unsent:
+    """Counts the `bytes` of answers that are encoded, or about to be, and not yet taken by the system. For one event loop."""
+
+    def __init__(self, limit: int, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.bytes = 0
+        self._limit = limit
+        self._large_limit = limit - limit // SMALL_SHARE
+        self._wait_seconds = wait_seconds
+        self._waiting_bytes = 0
+        self._first = (
+            asyncio.Lock()
+        )  # held by the first waiting answer; the others queue for it in order of arrival
+        self._fewer = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= self._limit
+
+    def check(self) -> None:
+        """Raises AnswersUnsent at the bound. Call it before any work for a request."""
+        if self.bytes >= self._limit:
+            raise self._refusal()
+
+    def add(self, size: int) -> None:
+        """Add `size` bytes, which may be negative."""
+        self.bytes += size
+        if size < 0:
+            self._fewer.set()
+
+    async def room(self, size: int) -> int:
+        """Wait, in order of arrival, until an answer of about `size` bytes may be encoded.
+
+        Returns the number of bytes counted for it; the caller must subtract them later. An answer larger than the bound runs
+        alone. Raises AnswersUnsent after `wait_seconds`, or at once if the waiting answers reach the bound already.
+        """
+        size = min(size, self._large_limit)
+        if self._waiting_bytes + size > self._limit:
+            raise self._refusal()
+        self._waiting_bytes += size
+        try:
+            async with asyncio.timeout(self._wait_seconds), self._first:
+                while self.bytes + size > self._large_limit:
+                    self._fewer.clear()
+                    await self._fewer.wait()
+                self.bytes += size
+        except TimeoutError:
+            raise self._refusal() from None
+        finally:
+            self._waiting_bytes -= size
+        return size
+
+    def _refusal(self) -> AnswersUnsent:
+        return AnswersUnsent(
+            f"{self.bytes} bytes of answers wait for clients that do not read them, {self._limit} are allowed "
+            "(max-unsent-bytes): try again later"
+        )
 
 
 Headers = list[tuple[bytes, bytes]]

@@ -19,8 +19,8 @@ from hybridtei.inference.engine.service import EngineService
 from hybridtei.server import api
 from hybridtei.server.answers import Origins
 from hybridtei.server.context import Context, RequestMetrics
-from hybridtei.server.http.body import Arriving, Keyless
-from hybridtei.server.http.connection import REFUSED, ConnectionLimits
+from hybridtei.server.http.body import REFUSED, Arriving, Keyless
+from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Keyring, certificate_of
 from hybridtei.server.models import STORE_ERRORS, Models, StoreBounds, store_errors
 from hybridtei.server.routing import ALLOW, BELOW, HANDLERS, ROUTE, ROUTES, Route, allow_header

@@ -18,14 +18,13 @@ from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import (
     EmptyInput,
     HybridTeiError,
-    InvalidDimensions,
     InvalidInput,
     NoInputs,
     TooManyInputs,
     TooManyTexts,
 )
-from hybridtei.inference.engine.admission import Bounds
-from hybridtei.inference.engine.service import EngineService, too_many_numbers
+from hybridtei.inference.engine.admission import Bounds, too_many_numbers
+from hybridtei.inference.engine.service import EngineService
 from hybridtei.inference.tasks.base import Task
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.rerank import Ranking, Scored
@@ -48,6 +47,7 @@ OFFLOAD_NUMBERS = 200_000  # an answer of more numbers is written outside the ev
 
 T = TypeVar("T")
 Write = Callable[[T, Usage], Any]
+Check = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,10 @@ class Context:
             inputs, largest=largest or most, permits=self.service.config.max_concurrent_requests
         )
 
-    def counting_failures(self) -> CountedFailures:
+    def counting_failures(self) -> Counted:
         """A context manager that counts an error raised inside it. On some routes TEI counts only
         errors."""
-        return self.metrics.failures
+        return Counted(self.metrics)
 
     async def embed(
         self,
@@ -157,34 +157,23 @@ class Context:
         write: Write[Embeddings],
         *,
         is_batch: bool = True,
-        refusal: HybridTeiError | None = None,
+        check: Check | None = None,
         numbers: int = 0,
         field: str | None = None,
     ) -> Reply:
         """Embed the task's inputs, and write the answer. Counts and times success and failure.
         Raises HybridTeiError.
 
-        `refusal`: the error of a model that cannot do it, raised after the checks of batch size and
-        permits. `numbers`: the count of numbers to write, if larger than the answer's. `field`: the
-        field of the inputs on routes other than TEI's; the error of an empty input names it.
+        `check`: as for `run`. `numbers`: the count of numbers to write, if larger than the
+        answer's. `field`: the field of the inputs on routes other than TEI's; the error of an empty
+        input names it.
         """
         load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)  # characters, and ids
-        bounds = self.bounds(load.inputs)
-        refusal = refusal or _unwritable(task, bounds, numbers)
-        with Counted(self.metrics, load, "embed") as counted:
-            if is_batch:
-                self.check_batch(load.inputs)
-            if refusal is not None:
-                self._refuse(bounds, refusal)
-            try:
-                result = await self.service.run(task, characters=load.characters, bounds=bounds)
-            except EmptyInput as error:
-                raise error if field is None or not is_batch else error.named(field) from None
-        usage = counted.succeeded(result.lengths, result.timings)
-        numbers = max(numbers, result.answer.numbers)
-        if numbers > OFFLOAD_NUMBERS:
-            return await self.reply(write, result.answer, usage, numbers)
-        return Reply(write(result.answer, usage), usage, numbers)
+        try:
+            answer, usage = await self.run(task, load, check=check, numbers=numbers)
+        except EmptyInput as error:
+            raise error if field is None or not is_batch else error.named(field) from None
+        return await self.reply(write, answer, usage, max(numbers, answer.numbers))
 
     async def run(
         self,
@@ -193,31 +182,28 @@ class Context:
         bounds: Bounds | None = None,
         *,
         scope: Scope = "embed",
-        refusal: HybridTeiError | None = None,
-        checks_size: bool = True,
-        checks_model: bool = False,
+        check: Check | None = None,
+        numbers: int = 0,
     ) -> tuple[T, Usage]:
         """Run a task in the engine, and count it under `scope`. Raises HybridTeiError.
 
-        `bounds`: default: those of the number of inputs. `refusal`: raised instead of running,
-        after permits were taken. `checks_size`: check a batch against the server's limit.
-        `checks_model`: check the model before taking permits, as TEI does on some routes.
+        `bounds`: default: those of the number of inputs. `check`: called once the request has its
+        permits, instead of the task's own check. `numbers`: the count of numbers to write, if known.
         """
         bounds = bounds or self.bounds(load.inputs)
         with Counted(self.metrics, load, scope) as counted:
-            if checks_size and load.is_batch:
-                self.check_batch(load.inputs)
-            if checks_model:
+            if bounds.max_numbers is None:
+                if load.is_batch:
+                    self.check_batch(load.inputs)
+            elif numbers > bounds.max_numbers:
+                raise too_many_numbers(bounds.max_numbers)
+            if task.checks_first:
                 task.check(self.service.model.spec)
-            if refusal is not None:
-                self._refuse(bounds, refusal)
-            result = await self.service.run(task, characters=load.characters, bounds=bounds)
+                check = checked
+            result = await self.service.run(
+                task, characters=load.characters, bounds=bounds, check=check
+            )
         return result.answer, counted.succeeded(result.lengths, result.timings)
-
-    def _refuse(self, bounds: Bounds, refusal: HybridTeiError) -> None:
-        """Raises `refusal`, or Overloaded without free permits."""
-        with self.service.admission.inside(bounds.permits):
-            raise refusal
 
     async def look_up(
         self, queries: Sequence[Input], *, is_batch: bool
@@ -229,16 +215,18 @@ class Context:
         with self.service.beside.inside(1), self.service.admission.carrying(load.inputs):
             return await self.run(task, load)
 
-    async def rank(self, task: Ranking, load: Load) -> tuple[Scored, Usage]:
+    async def rank(
+        self, task: Ranking, load: Load, check: Check | None = None
+    ) -> tuple[Scored, Usage]:
         """Rank any number of documents, in chunks of `CHUNK_DOCUMENTS`."""
         bounds = self.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
-        return await self.run(task, load, bounds, scope="predict", checks_size=False)
+        return await self.run(task, load, bounds, scope="predict", check=check)
 
     async def embed_in_chunks(self, task: Embed, load: Load) -> tuple[Embeddings, Usage]:
         """Embed any number of texts, in chunks of `--max-client-batch-size`. Raises the error of
         the first failing chunk."""
         bounds = self.bounds(load.inputs, self.server.max_client_batch_size)
-        return await self.run(task, load, bounds, checks_size=False)
+        return await self.run(task, load, bounds)
 
     async def reply(self, write: Write[T], answer: T, usage: Usage, numbers: int) -> Reply:
         """Write an answer by `write`: a large one in a thread."""
@@ -247,14 +235,8 @@ class Context:
         return Reply(write(answer, usage), usage, numbers)
 
 
-def _unwritable(task: Embed, bounds: Bounds, numbers: int) -> HybridTeiError | None:
-    """The error of a task whose answer cannot be written."""
-    if task.dimensions == 0:
-        # TEI checks this before it checks the model
-        return InvalidDimensions("`dimensions` should be positive")
-    if bounds.max_numbers is not None and numbers > bounds.max_numbers:
-        return too_many_numbers(bounds.max_numbers)
-    return None
+def checked() -> None:
+    """The `check` of a task that has been checked."""
 
 
 def check_instruction(instruction: str | None, documents: int) -> None:
@@ -311,46 +293,34 @@ def headers_of(usage: Usage) -> list[tuple[bytes, bytes]]:
     ]
 
 
-class CountedFailures:
-    """Counts an error that is raised inside it. A class, since every request enters one and a
-    generator is slower."""
-
-    __slots__ = ("_count",)
-
-    def __init__(self, count: Callable[[HybridTeiError], object]) -> None:
-        self._count = count
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, HybridTeiError):
-            self._count(error)
-
-
 class Counted:
-    """Counts one request: its beginning on entry, and its error on exit. A class, since a generator
-    is slower."""
+    """Counts one request: its beginning on entry, and its error on exit. Without a load it counts
+    the error alone. A class, since a generator is slower."""
 
     __slots__ = ("_load", "_metrics", "_scope", "began_ns")
 
-    def __init__(self, metrics: RequestMetrics, load: Load, scope: Scope) -> None:
+    def __init__(
+        self, metrics: RequestMetrics, load: Load | None = None, scope: Scope = "embed"
+    ) -> None:
         self._metrics, self._load, self._scope = metrics, load, scope
         self.began_ns = perf_counter_ns()
 
     def __enter__(self) -> Self:
-        self._metrics.began(self._load.inputs, is_batch=self._load.is_batch, scope=self._scope)
+        if self._load is not None:
+            self._metrics.began(self._load, self._scope)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, HybridTeiError):
             self._metrics.failed(error)
-        elif isinstance(error, asyncio.CancelledError):
+        elif isinstance(error, asyncio.CancelledError) and self._load is not None:
             self._metrics.dropped()
 
     def succeeded(self, lengths: list[int], timings: Timings) -> Usage:
         """Count the answer, and return the cost of the request."""
+        assert self._load is not None
         usage = Usage(self._load, lengths, timings, self.began_ns)
-        self._metrics.succeeded(usage, is_batch=self._load.is_batch, scope=self._scope)
+        self._metrics.succeeded(usage, self._scope)
         return usage
 
 
@@ -376,17 +346,16 @@ class RequestMetrics:
         self._scopes = {
             scope: _ScopeMetrics(registry, scope, of_request) for scope in get_args(Scope)
         }
-        self.failures = CountedFailures(self.failed)
 
-    def began(self, inputs: int, *, is_batch: bool, scope: Scope = "embed") -> None:
-        """Count a request of `inputs` inputs."""
-        self._begun[is_batch]()
-        self._scopes[scope].count(inputs)
+    def began(self, load: Load, scope: Scope) -> None:
+        """Count a request."""
+        self._begun[load.is_batch]()
+        self._scopes[scope].count(load.inputs)
 
-    def succeeded(self, usage: Usage, *, is_batch: bool, scope: Scope = "embed") -> None:
+    def succeeded(self, usage: Usage, scope: Scope) -> None:
         """Count an answered request, and put its times into the current span."""
         inputs, times, of_scope = usage.load.inputs, usage.timings, self._scopes[scope]
-        self._succeeded[is_batch]()
+        self._succeeded[usage.load.is_batch]()
         of_scope.success(inputs)
         for length in usage.lengths:
             self._input_length.observe(length)

@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 from hybridtei.batch import Head
 from hybridtei.config import EngineConfig, ModelConfig
 from hybridtei.errors import BackendError, HybridTeiError
-from hybridtei.inference.engine.engine import Engine
-from hybridtei.inference.engine.service import engine_of
+from hybridtei.inference.engine.service import Engine, engine_of
 from hybridtei.inference.load import load_model
 from hybridtei.outputs import HeadOutputs
 from hybridtei.server.engine_process import COUNTED, RemoteBackend, apart, receive, send

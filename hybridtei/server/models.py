@@ -312,8 +312,9 @@ class StoreContext:
 
     async def run(self, inputs: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a request's work with permits and within the request timeout. Raises Overloaded, TimedOut."""
-        with self.holding(min(inputs, self.server.max_client_batch_size)):
-            return await self.models.default.service.within_deadline(work())
+        held = self.holding(min(inputs, self.server.max_client_batch_size))
+        with held, self.models.default.service.deadlines.limit():
+            return await work()
 
     def holding(self, inputs: int) -> AbstractContextManager[None]:
         """Hold one permit an input, at most all of them. Raises Overloaded."""

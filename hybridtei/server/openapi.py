@@ -6,7 +6,7 @@ Litestar's own document lacks the bounds of nested types and knows no errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -18,11 +18,10 @@ from hybridtei import __version__
 from hybridtei.server.api.tei import InputType
 from hybridtei.server.routing import BELOW, JSON, ROUTE, Route
 
-TAG = "Text Embeddings Inference"
 INFO = {
-    "title": TAG,
+    "title": "hybridtei",
     "version": __version__,
-    "description": "hybridtei: TEI's API, and dense, sparse and multi-vectors from one forward pass.",
+    "description": "TEI's API, and dense, sparse and multi-vectors from one forward pass.",
     "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
 }
 ERRORS = {
@@ -38,8 +37,8 @@ ERRORS = {
 }
 OF_BODIES = ("400", "413", "415", "422")  # plain text, unless the route's clients expect its struct
 NO_KEY = {"401": {"description": "No key, or an unknown one"}}
-PLAIN_TEXT = {"text/plain": {"schema": {"type": "string"}}}
-JSON_LINES = {"application/jsonl": {"schema": {"type": "string"}}}
+TEXT = {"type": "string"}
+PLAIN_TEXT = {"text/plain": {"schema": TEXT}}
 REFERENCE = "#/components/schemas/"
 # TEI's schema names for fields that several requests share.
 REQUESTS_WITH_DIRECTION = (
@@ -71,6 +70,88 @@ TEI_RESPONSES = {  # TEI's names for answers
 }
 
 
+# The collection of the examples
+COLLECTION = "notes"
+TEXTS = ["hybrid search", "a search by words and meaning"]
+QUERY = "how fast can a jaguar run"
+DOCUMENTS = ["The jaguar, a big cat, can run 80 km/h.", "How to run fast: a plan for beginners."]
+# A collection of another schema, as `/collections/{name}/export` writes it
+EXPORT = """\
+{"hybridtei":"0.2.0","collection":"imported","schema":{"vectors":{"dense":{"size":2,"distance":"Cosine"}},"sparse":{},"metadata":{}}}
+{"id":7,"payload":{"text":"hybrid search"},"vectors":{"dense":[0.6,0.8]}}
+{"points":1}
+"""
+# API -> path -> a body to try; None: the route takes none. Every documented path is here. The
+# search finds what the example of `/collections/{name}/points` stores.
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "TEI": {
+        "/embed": {"inputs": TEXTS},
+        "/embed_all": {"inputs": TEXTS},
+        "/embed_sparse": {"inputs": TEXTS},
+        "/similarity": {"inputs": {"source_sentence": QUERY, "sentences": DOCUMENTS}},
+        "/rerank": {"query": QUERY, "texts": DOCUMENTS},
+        "/predict": {"inputs": "I like you."},
+        "/tokenize": {"inputs": TEXTS},
+        "/decode": {"ids": [[1, 2, 3]]},
+    },
+    "Hybrid outputs": {
+        "/embed_hybrid": {"inputs": TEXTS, "outputs": ["dense", "sparse", "multivector"]},
+        "/embed_multivector": {"inputs": TEXTS},
+        "/predict_tokens": {"inputs": ["Ada lives in London."]},
+    },
+    "OpenAI, Jina, Voyage": {
+        "/v1/embeddings": {"input": TEXTS},
+        "/v1/contextualizedembeddings": {"inputs": [TEXTS, DOCUMENTS]},
+        "/v1/rerank": {"query": QUERY, "documents": DOCUMENTS},
+    },
+    "Cohere": {
+        "/v1/embed": {"texts": TEXTS, "input_type": "search_document"},
+        "/v2/embed": {
+            "texts": TEXTS,
+            "input_type": "search_document",
+            "embedding_types": ["float"],
+        },
+        "/v2/rerank": {"query": QUERY, "documents": DOCUMENTS},
+    },
+    "Ollama": {
+        "/api/embed": {"input": TEXTS},
+        "/api/embeddings": {"prompt": QUERY},
+        "/api/show": {},
+        "/api/tags": None,
+        "/api/version": None,
+    },
+    "infinity, vLLM": {
+        "/classify": {"input": ["I like you."]},
+        "/v1/classify": {"input": ["I like you."]},
+        "/score": {"text_1": QUERY, "text_2": DOCUMENTS},
+        "/v1/score": {"text_1": QUERY, "text_2": DOCUMENTS},
+        "/models": None,
+    },
+    "Search and collections": {
+        "/collections/{name}/points": {
+            "points": [{"id": id_, "text": text} for id_, text in enumerate(DOCUMENTS)],
+            "create": True,
+        },
+        "/search": {"collection": COLLECTION, "query": QUERY, "limit": 3},
+        "/collections": None,
+        "/collections/{name}/export": None,
+        "/collections/{name}/import": EXPORT,
+    },
+    "Qdrant": {
+        "/qdrant/inference": {"inputs": [{"data": text} for text in TEXTS], "inference": "update"},
+    },
+    "Operations": {
+        "/health": None,
+        "/info": None,
+        "/metrics": None,
+        "/v1/models": None,
+    },
+}
+TAGS = {path: tag for tag, examples in EXAMPLES.items() for path in examples}
+# A key is sent if the server asks for one
+SECURITY: Mapping[str, Any] = {"key": {"type": "http", "scheme": "bearer"}}
+
+
 def document(app: Litestar) -> dict[str, Any]:
     """The document of an application's routes."""
     paths_and_routes = documented(app)
@@ -92,9 +173,10 @@ def document(app: Litestar) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": INFO,
-        "tags": [{"name": TAG}],
+        "tags": [{"name": tag} for tag in EXAMPLES if any(path in paths for path in EXAMPLES[tag])],
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": SECURITY},
+        "security": [{}, {"key": []}],
     }
 
 
@@ -103,12 +185,18 @@ def _operation(path: str, route: Route, schema_of: dict[str, Any]) -> dict[str, 
     text, names = cleandoc(route.work.__doc__ or ""), re.findall(r"{(\w+)}", path)
     answer: dict[str, Any] = {"description": text}
     operation: dict[str, Any] = {
-        "tags": [TAG],
+        "tags": [TAGS[path]],
         "operationId": re.sub(r"\W+", "_", path).strip("_"),
         "summary": text.partition(".")[0],
         "description": text,
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "schema": TEXT,
+                "example": "imported" if path.endswith("/import") else COLLECTION,
+            }
             for name in names
         ],
         "responses": {"200": answer},
@@ -116,9 +204,11 @@ def _operation(path: str, route: Route, schema_of: dict[str, Any]) -> dict[str, 
     if answers:
         answer["content"] = _json(_one_of(answers, schema_of))
     if route.gives != JSON:
-        answer["content"] = JSON_LINES
+        answer["content"] = {route.gives.decode(): {"schema": TEXT}}
     if requests or route.takes != JSON:
-        content = _json(_one_of(requests, schema_of)) if requests else JSON_LINES
+        schema = TEXT if not requests else _one_of(requests, schema_of)
+        media = {"schema": schema, "example": EXAMPLES[TAGS[path]][path]}
+        content = {route.takes.decode(): media}
         operation["requestBody"] = {"required": True, "content": content}
     if requests or route.source == "store":
         operation["responses"] |= _errors(route, schema_of)

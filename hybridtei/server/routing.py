@@ -35,9 +35,8 @@ from hybridtei.errors import (
     RoleNeeded,
     anchor_of,
 )
-from hybridtei.server.answers import Answer, Headers
-from hybridtei.server.http.body import BodyError, first_fields
-from hybridtei.server.http.connection import ClientDisconnected, is_path
+from hybridtei.server.answers import Answer, Headers, is_path
+from hybridtei.server.http.body import BodyError, ClientDisconnected, first_fields
 
 if TYPE_CHECKING:
     from hybridtei.server.context import Reply

@@ -22,10 +22,20 @@ from msgspec import Struct
 from hybridtei.config import ServerConfig
 from hybridtei.errors import KeyNeeded, NoStore
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.server.answers import Answer, Headers, Lines, Origins, piecewise, to_json
+from hybridtei.server.answers import (
+    SMALL_BYTES,
+    Answer,
+    Headers,
+    Lines,
+    Origins,
+    is_path,
+    piecewise,
+    to_json,
+)
 from hybridtei.server.context import OFFLOAD_NUMBERS, Context, Reply, headers_of
 from hybridtei.server.http.body import (
     Arriving,
+    ClientDisconnected,
     Keyless,
     SyntaxRefused,
     body_parts,
@@ -35,14 +45,9 @@ from hybridtei.server.http.body import (
     keys_of,
     model_name,
     read_body,
-)
-from hybridtei.server.http.connection import (
-    SMALL_BYTES,
-    ClientDisconnected,
-    ConnectionLimits,
-    is_path,
     while_connected,
 )
+from hybridtei.server.http.connection import ConnectionLimits
 from hybridtei.server.http.security import Certificate, Keyring, check_origin
 from hybridtei.server.models import Models, StoreBounds, StoreContext, check_capacity
 from hybridtei.server.routing import ALLOW, ROUTE, Route, preflight_headers

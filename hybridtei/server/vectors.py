@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,14 +13,14 @@ from msgspec import Meta, Struct
 
 from hybridtei.batch import Head, Ragged
 from hybridtei.config import EMBEDDED_MODEL
-from hybridtei.errors import EmptyInput, HybridTeiError, InvalidInput, UnsupportedHead
+from hybridtei.errors import EmptyInput, InvalidInput
 from hybridtei.inference.tasks.embed import Embed, check_spelled
 from hybridtei.inference.tasks.pooling import RANGED, Precision, quantized, read_ranges
 from hybridtei.inference.tasks.spans import EmbedSpans, SpanText
 from hybridtei.models import heads
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.server.api.tei import NOT_EMPTY, FullText, Id, Ids
-from hybridtei.server.context import Context, Reply, Write
+from hybridtei.server.context import Check, Context, Reply, Write
 
 Quantise = Callable[[Floats], Any]
 
@@ -122,16 +122,14 @@ def pooled(answer: Embeddings) -> Floats:
     return splade_rows(answer) if answer.dense is None else answer.dense
 
 
-def unspelled(
-    context: Context, heads: frozenset[Head], form: SparseFormat
-) -> UnsupportedHead | None:
-    """The error if the model cannot give `sparse_format` tokens, else None."""
-    try:
-        if form == "tokens" and Head.SPARSE in heads:
-            check_spelled(context.service.model.spec)
-    except UnsupportedHead as error:
-        return error
-    return None
+def check_vectors(
+    context: Context, task: Embed | EmbedSpans, heads: frozenset[Head], form: SparseFormat
+) -> None:
+    """Check the task. Raises UnsupportedHead also if the model cannot give `sparse_format` tokens."""
+    spec = context.service.model.spec
+    if form == "tokens" and Head.SPARSE in heads:
+        check_spelled(spec)
+    task.check(spec)
 
 
 def heads_of(context: Context, outputs: Sequence[str] | None) -> frozenset[Head]:
@@ -173,7 +171,7 @@ async def embed_spanned(
     context: Context,
     task: Embed,
     write: Write[Embeddings],
-    refusal: HybridTeiError | None = None,
+    form: SparseFormat = "tei",
     *,
     is_batch: bool,
 ) -> Reply:
@@ -181,7 +179,8 @@ async def embed_spanned(
     items: Sequence[Any] = task.inputs
     spanned = [item for item in items if isinstance(item, SpannedText)]
     if not spanned:
-        return await context.embed(task, write, is_batch=is_batch, refusal=refusal, field="inputs")
+        check = partial(check_vectors, context, task, task.heads, form)
+        return await context.embed(task, write, is_batch=is_batch, check=check, field="inputs")
     with context.counting_failures():
         if len(spanned) < len(items):
             raise InvalidInput(
@@ -192,7 +191,9 @@ async def embed_spanned(
     def nested(answer: Embeddings, usage: Usage) -> list[Any]:
         return by_text(texts, write(answer, usage))
 
-    return await embed_spans(context, EmbedSpans(texts, task), nested, refusal, is_batch=is_batch)
+    spans = EmbedSpans(texts, task)
+    check = partial(check_vectors, context, spans, task.heads, form)
+    return await embed_spans(context, spans, nested, check, is_batch=is_batch)
 
 
 def by_text(texts: Sequence[SpanText], rows: Iterable[Any]) -> list[list[Any]]:
@@ -205,14 +206,14 @@ async def embed_spans(
     context: Context,
     task: EmbedSpans,
     write: Write[Embeddings],
-    refusal: HybridTeiError | None = None,
+    check: Check | None = None,
     *,
     is_batch: bool = True,
 ) -> Reply:
     """Embed spans of texts. Each text counts as one input of the request."""
     load = Load(len(task.inputs), sum(len(item.text) for item in task.inputs), is_batch)
     try:
-        answer, usage = await context.run(task, load, refusal=refusal)
+        answer, usage = await context.run(task, load, check=check)
     except EmptyInput as error:
         raise error.named("inputs") if is_batch else error from None
     return await context.reply(write, answer, usage, answer.numbers)

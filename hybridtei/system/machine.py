@@ -72,16 +72,6 @@ def own_processors() -> tuple[int, ...]:
     return tuple(numbers) if len(numbers) == available_cores() else ()
 
 
-def move_to(processors: Collection[int]) -> Collection[int]:
-    """Pin the calling thread to these processors. Return its earlier ones, or nothing if the system refuses."""
-    try:
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, processors)
-    except OSError:  # a container's processors may change while it runs
-        return ()
-    return before
-
-
 def _affinity() -> Collection[int]:
     return (
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -185,6 +175,15 @@ def is_own_alone(folder: Path) -> bool:
         return not folder.stat().st_mode & 0o022
     except OSError:
         return False
+
+
+def identity(path: Path) -> tuple[int, ...] | None:
+    """What changes if a file is deleted, replaced or restored from a copy. None without the file."""
+    try:
+        status = path.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def is_same_file(path: Path, descriptor: int) -> bool:

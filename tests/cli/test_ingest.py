@@ -11,7 +11,7 @@ import pytest
 
 from hybridtei import cli
 from hybridtei.config import StoreConfig
-from hybridtei.retrieval.store import DEFAULT_PATH, state_folder, with_default
+from hybridtei.retrieval.store import DEFAULT_PATH, with_default
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import PACKED
 from tests.retrieval.ingest.small_ingest import points
@@ -161,13 +161,10 @@ def test_a_server_of_another_model_is_refused(tmp_path, monkeypatch, capsys, ber
         assert "but the server gives dense, multivector, sparse" in capsys.readouterr().err
 
 
-def test_where_things_go_if_nobody_says_where(monkeypatch, tmp_path):
-    monkeypatch.setenv("HYBRIDTEI_CACHE", str(tmp_path))
+def test_the_default_store_is_a_folder():
     assert with_default(StoreConfig()).qdrant_path == DEFAULT_PATH
     for given in (StoreConfig(qdrant_url="http://h"), StoreConfig(qdrant_path="p")):
         assert with_default(given) == given
-    assert state_folder(StoreConfig(qdrant_path="p")) == Path("p/.ingest")
-    assert state_folder(StoreConfig(qdrant_url="http://h")).is_relative_to(tmp_path)
 
 
 def test_a_full_disk_is_named(tmp_path):

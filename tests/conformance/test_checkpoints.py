@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from conformance.checkpoints import judge
-from conformance.checkpoints.__main__ import CASES, main, run
+from conformance.checkpoints.__main__ import CASES, faults_of, main, run
 from conformance.checkpoints.build import config, edit
+from conformance.checkpoints.sample import KNOWN, SAMPLE
 from hybridtei.errors import LoadError, MissingArtifact, WeightMismatch
 
 
@@ -76,9 +77,31 @@ def test_it_resumes_and_prints_its_shares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rows.tsv"
-    options = ["--only", "cfg-bert-eps,cfg-bert-act-mish", "--backends", "ort", "--out", str(out)]
+    options = ["--only", "cfg-bert-eps,cfg-bert-act-mish", "--engines", "ort", "--out", str(out)]
     assert main(options) == main(options) == 0
     assert len(out.read_text().splitlines()) == 3
     printed = capsys.readouterr().out
     assert printed.count("served and right: 50.0% (expected >= 70 %)") == 2
     assert printed.count("served and wrong: 0 (expected 0)") == 2
+
+
+def test_the_list_of_known_faults_only_shrinks() -> None:
+    def row(case: str, verdict: str) -> dict[str, str]:
+        return {"case": case, "backend": "ort", "verdict": verdict, "deviation": "1", "message": ""}
+
+    known = {("listed", "ort"): "a reason"}
+    assert faults_of([row("listed", judge.WRONG), row("right", judge.RIGHT)], known) == []
+    assert len(faults_of([row("new", judge.WRONG)], known)) == 1
+    assert "remove it" in faults_of([row("listed", judge.RIGHT)], known)[0]
+    assert len(faults_of([row("broken", "could not be built")], known)) == 1
+
+
+def test_the_sample_names_cases_of_every_kind() -> None:
+    assert set(SAMPLE) <= set(CASES)
+    assert {CASES[name].kind for name in SAMPLE} == {case.kind for case in CASES.values()}
+    assert {case for case, _ in KNOWN} <= set(CASES)
+
+
+def test_an_engine_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        main(["--engines", "ort,none"])

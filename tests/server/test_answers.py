@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from conformance.quiet import COLLECTION, FILL, example
+from conformance.quiet import COLLECTION, FILL
 from hybridtei.retrieval.store.collection import CollectionSchemas
 from hybridtei.server.app import framework
-from hybridtei.server.openapi import answers_of, document, documented
+from hybridtei.server.openapi import EXAMPLES, TAGS, answers_of, documented
 from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.retrieval.store.memory_store import MemoryStore
 from tests.server.live import Running, serving
@@ -38,7 +38,7 @@ def searching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_bytes_are_what_the_document_says(path, searching, server, reranker, classifier, tagger):
-    body = _example(path)
+    body = EXAMPLES[TAGS[path]][path]
     url = path.replace("{name}", COLLECTION)
     asked = (
         one.get(url) if body is None else one.post(url, body)
@@ -48,14 +48,6 @@ def test_bytes_are_what_the_document_says(path, searching, server, reranker, cla
     assert any(_is_of(kind, response.content) for kind in answers_of(ROUTES[path])), response.text[
         :500
     ]
-
-
-def _example(path: str) -> Any:
-    whole = document(APP)
-    ((_, operation),) = whole["paths"][path].items()
-    if "requestBody" not in operation:
-        return None
-    return example(operation["requestBody"]["content"]["application/json"]["schema"], whole)
 
 
 def _is_of(kind: Any, content: bytes) -> bool:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from conformance.fuzz.judge import same
 from hybridtei.inference.engine import admission as permits_of
-from hybridtei.inference.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, max_of_turns
-from hybridtei.inference.engine.service import in_order
+from hybridtei.inference.engine.admission import MAX_CHUNKS_AT_ONCE, Bounds, in_order, max_of_turns
 from hybridtei.inference.tasks.label import Classify
 from tests.server.conftest import LABELS, labelled
 from tests.server.live import HANG, Running, serving

@@ -5,9 +5,10 @@ from typing import Any
 
 import orjson
 import pytest
+from jsonschema import Draft202012Validator
 
 from hybridtei.server.app import framework
-from hybridtei.server.openapi import FIELDS, TEI_RESPONSES, document
+from hybridtei.server.openapi import EXAMPLES, FIELDS, TEI_RESPONSES, document
 
 WHOLE, OF_TEI = document(framework()), document(framework(only_tei_routes=True))
 TEI_PATHS = {
@@ -48,6 +49,28 @@ def test_fields_keep_their_defaults_and_descriptions(paper):
         "$ref": "#/components/schemas/Input",
         "description": "A text, a list of ids, or a list of texts and id lists.",
     }
+
+
+def test_every_operation_has_one_tag_and_an_example_that_its_schema_allows(paper):
+    assert paper["info"]["title"] == "hybridtei"
+    tags = {tag["name"] for tag in paper["tags"]}
+    operations = {
+        path: operation
+        for path, methods in paper["paths"].items()
+        for operation in methods.values()
+    }
+    assert tags == {tag for operation in operations.values() for tag in operation["tags"]}
+    for path, operation in operations.items():
+        assert len(operation["tags"]) == 1
+        assert all("example" in parameter for parameter in operation["parameters"])
+        for media in operation.get("requestBody", {}).get("content", {}).values():
+            schema = {**media["schema"], "components": paper["components"]}
+            assert media["example"] is not None, path
+            Draft202012Validator(schema).validate(media["example"])
+
+
+def test_every_example_is_of_an_operation():
+    assert {path for bodies in EXAMPLES.values() for path in bodies} == set(WHOLE["paths"])
 
 
 def test_answers_are_named(paper):

@@ -9,12 +9,7 @@ import httpx
 import pytest
 
 from conformance.fuzz.judge import same
-from hybridtei.server.http.connection import (
-    DISCONNECT,
-    ClientDisconnected,
-    Disconnect,
-    while_connected,
-)
+from hybridtei.server.http.body import DISCONNECT, ClientDisconnected, Disconnect, while_connected
 from tests.inference.engine import small
 from tests.server.live import HANG, JSON, Hold, Running, serving, until
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridtei.errors import LoadError
+from hybridtei.inference.backends.graph.onnx_backend import move_to
 from hybridtei.system import machine
 from hybridtei.system.machine import (
     LaneKind,
@@ -14,7 +15,6 @@ from hybridtei.system.machine import (
     both_lanes,
     cache_folder,
     lower_priority,
-    move_to,
     own_processors,
 )
 

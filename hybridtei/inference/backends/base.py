@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, gather_index, offsets_of, pack
+from hybridtei.errors import BackendError
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 
@@ -70,6 +72,28 @@ class Backend:
 
     def close(self) -> None:
         """Free the weights."""
+
+
+class HostBackend(Backend):
+    """A `Backend` of graphs on the CPU."""
+
+    def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:
+        """Compute a batch. Raises the runtime's own exceptions."""
+        raise NotImplementedError
+
+    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
+        try:
+            outputs = self.outputs(batch, use_all_cores=use_all_cores)
+        except (
+            Exception
+        ) as error:  # runtimes have their own exceptions, and raise bare RuntimeErrors
+            raise BackendError(f"the forward pass failed: {error}") from error
+        self.count()
+        return outputs
+
+    def enter_lane(self, kind: LaneKind) -> None:
+        """Limit numpy's products to the calling thread, so that lanes do not wait for each other."""
+        threadpool_limits(limits=1, user_api="blas")
 
 
 STATES = 1 << 18  # numbers in a pass of one core: 1 MiB in float32

@@ -19,6 +19,8 @@ from hybridtei.outputs import Floats
 SAMPLES = Path(__file__).with_name("samples.json")
 NEIGHBOURS = 10
 SAMPLE_TOKENS = 256
+# Beyond 256, where bfloat16 does not have every whole number.
+LONG_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +74,18 @@ def fidelity(ours: Floats, theirs: Floats) -> Fidelity:
     return Fidelity(float(cosines.min()), float(cosines.mean()), float(np.mean(kept)))
 
 
-def sample_vectors(backend: Backend) -> Floats:
+def sample_vectors(backend: Backend, *, with_long: bool = False) -> Floats:
     """Unit vectors float32[n, d] of the sample texts, each embedded alone. For a model without text vectors, such as a
-    reranker, the means of token states."""
+    reranker, the means of token states. `with_long`: also of one text of `LONG_TOKENS`."""
     spec = backend.spec
     head = (
         Head.SPARSE if spec.is_splade else Head.DENSE if Head.DENSE in spec.heads else Head.TOKENS
     )
-    outputs = [
-        backend.forward(pack([one], frozenset({head}), spec.positions))
-        for one in sample_encodings(spec)
-    ]
+    encodings = sample_encodings(spec)
+    if with_long:
+        ids = np.concatenate([encoding.input_ids for encoding in encodings])
+        encodings.append(Encoding(ids[: min(spec.max_input_length, LONG_TOKENS)]))
+    outputs = [backend.forward(pack([one], frozenset({head}), spec.positions)) for one in encodings]
     rows = [one.dense if one.splade is None else one.splade.to_dense() for one in outputs]
     means = [one.tokens.values.mean(0, keepdims=True) for one in outputs if one.tokens is not None]
     vectors = np.concatenate([row for row in rows if row is not None] or means)

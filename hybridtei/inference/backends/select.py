@@ -216,6 +216,10 @@ def _openvino(config: ModelConfig, spec: ModelSpec, dtype: str, niceness: int) -
         from hybridtei.inference.backends.graph.openvino_int8 import open_int8
 
         return open_int8(spec, weights, bulk_niceness=niceness)
+    if dtype == "bfloat16":
+        from hybridtei.inference.backends.graph.openvino_int8 import open_bfloat16
+
+        return open_bfloat16(spec, weights, bulk_niceness=niceness)
     return OpenVinoBackend(spec, family_graph(spec), weights, dtype=dtype, bulk_niceness=niceness)
 
 

@@ -1,4 +1,4 @@
-"""Bounds the number of inputs inside (`Admission`) and their time (`Deadlines`).
+"""Bounds the number of inputs inside (`Admission`), their chunks (`Bounds`) and their time (`Deadlines`).
 
 Over HTTP a request without a free permit is refused at once. Over gRPC, streams and reranking wait,
 and carry permits into the tasks that they start, so that the same handlers serve both.
@@ -13,19 +13,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from hybridtei.errors import Overloaded, TimedOut
+from hybridtei.errors import EmptyInput, Overloaded, RequestRefused, TimedOut
 from hybridtei.inference.engine.core import SHORT_TOKENS
+from hybridtei.inference.tasks.base import Task
+from hybridtei.outputs import Timings
 
 if TYPE_CHECKING:
     from hybridtei.inference.backends.base import Backend
 
 T = TypeVar("T")
+Start = Callable[[], Coroutine[Any, Any, T]]
 SHARE_LEFT = (
     4  # 1 / SHARE of the permits is not given to requests of several turns or to waiting callers
 )
@@ -90,6 +94,94 @@ class Bounds:
         """Return bounds with the same permits and another chunk size, for tasks whose inputs cost
         less than their permits."""
         return replace(self, chunk=chunk, at_once=MAX_CHUNKS_AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[T]):
+    """The answer of a task or a chunk, its number of inputs, each encoding's tokens, and its times:
+    means over the inputs."""
+
+    answer: T
+    size: int
+    lengths: list[int]
+    timings: Timings
+
+
+async def run_in_chunks(
+    task: Task[T],
+    chunks: Sequence[Task[T]],
+    bounds: Bounds,
+    run_chunk: Callable[[Task[T], int], Coroutine[Any, Any, Answered[T]]],
+) -> Answered[T]:
+    """Run the chunks of a large task by `run_chunk`, and join their answers. Raises the first chunk's error."""
+    place, numbers = 0, 0
+
+    async def run(chunk: Task[T], begin: int) -> Answered[T]:
+        nonlocal numbers
+        try:
+            answered = await run_chunk(chunk, chunk.size)
+        except EmptyInput as error:
+            error.place = None if error.place is None else error.place + begin
+            raise
+        numbers += chunk.numbers(answered.answer)
+        check_numbers(numbers, bounds)
+        return answered
+
+    def starts(chunks: Iterable[Task[T]]) -> Iterator[Start[Answered[T]]]:
+        nonlocal place
+        for chunk in chunks:
+            yield partial(run, chunk, place)
+            place += chunk.size
+
+    if not task.needs_first:
+        return _joined(task, await in_order(starts(chunks), bounds.at_once))
+    (begin,) = starts(chunks[:1])
+    known = await begin()
+    others = (chunk.knowing(known.answer) for chunk in chunks[1:])
+    return _joined(task, [known, *await in_order(starts(others), bounds.at_once)])
+
+
+def too_many_numbers(limit: int) -> RequestRefused:
+    """Return the error of an answer with more than `limit` numbers."""
+    return RequestRefused(
+        f"the answer would hold more than {limit} numbers: send fewer inputs at once"
+    )
+
+
+def check_numbers(numbers: int, bounds: Bounds) -> None:
+    if bounds.max_numbers is not None and numbers > bounds.max_numbers:
+        raise too_many_numbers(bounds.max_numbers)
+
+
+async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
+    """Return all results in order; `at_once` run concurrently. Raises the error of the first
+    failing one, and starts no more."""
+    done: list[T] = []
+    running: list[asyncio.Task[T]] = []
+    try:
+        for start in starts:
+            if len(running) == at_once:
+                done.append(await running.pop(0))
+            running.append(asyncio.ensure_future(start()))
+        while running:
+            done.append(await running.pop(0))
+    finally:
+        for unfinished in running:
+            unfinished.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return done
+
+
+def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
+    """Join chunks to the answer of the whole task. Times are means over all inputs."""
+    inputs = max(task.size, 1)
+    timings = Timings(
+        sum(one.size * one.timings.tokenization_ns for one in done) // inputs,
+        sum(one.size * one.timings.queue_ns for one in done) // inputs,
+        sum(one.size * one.timings.inference_ns for one in done) // inputs,
+    )
+    answer = task.join([one.answer for one in done])
+    return Answered(answer, task.size, [length for one in done for length in one.lengths], timings)
 
 
 class _Inside:
@@ -263,11 +355,6 @@ class Deadlines:
         if not self.seconds or task is None:
             return UNLIMITED
         return _Limited(self, task, self._clock() + self.seconds, task.cancelling())
-
-    async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await the work. At the deadline cancel it, wait for its end, and raise TimedOut."""
-        with self.limit():
-            return await work
 
     def close(self) -> None:
         """Stop the timer."""

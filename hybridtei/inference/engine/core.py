@@ -70,7 +70,7 @@ class EngineBatch:
     @cached_property
     def tokens(self) -> int:
         """The tokens of all sequences."""
-        return sum(map(len, self.encodings))
+        return sum([len(encoding.input_ids) for encoding in self.encodings])
 
     @property
     def callers(self) -> list[tuple[EngineRequest, int]]:
@@ -223,7 +223,7 @@ class EngineCore:
 
     def waiting(self, kind: LaneKind) -> int:
         """The number of sequences that wait for lanes of one kind."""
-        return len(self._queue_of[kind])
+        return len(self._queue_of[kind].order)
 
     def add(
         self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int = 0
@@ -236,7 +236,7 @@ class EngineCore:
         if places:
             tokens = 0
             for place in places:
-                tokens += len(encodings[place])
+                tokens += len(encodings[place].input_ids)
             kind = lane_for(tokens, self._queue_of[LaneKind.EXPRESS].tokens)
             self._queue_of[kind].add(request, places, encodings, tokens)
         return request
@@ -270,8 +270,8 @@ class EngineCore:
         chosen = self._choose(queue, head, budget)
         if not chosen:
             return None
-        queue.remove(chosen)
-        batch = self._batch(chosen, now_ns, kind, use_all_cores=idle and not len(self))
+        is_last = queue.remove(chosen)
+        batch = self._batch(chosen, now_ns, kind, use_all_cores=idle and is_last)
         self.running += 1
         return batch
 
@@ -300,7 +300,7 @@ class EngineCore:
     def _choose(self, queue: FairQueue, head: Sequence[Waiting], budget: int) -> Sequence[Waiting]:
         """Return the next sequences by tags; if a request has been overtaken enough, only the allowed ones, in order of
         arrival."""
-        chosen = self._fitting(head, budget)
+        chosen = head if len(head) == 1 else self._fitting(head, budget)
         allowed = queue.allowed(chosen)
         if len(allowed) == len(chosen):
             return chosen
@@ -330,10 +330,8 @@ class EngineCore:
     def _batch(
         self, chosen: Sequence[Waiting], now_ns: int, kind: LaneKind, *, use_all_cores: bool
     ) -> EngineBatch:
-        encodings, rows = (
-            [waiting.encoding for waiting in chosen],
-            [waiting.callers for waiting in chosen],
-        )
+        encodings = [waiting.encoding for waiting in chosen]
+        rows = [waiting.callers for waiting in chosen]
         prefix = encodings[0].shared if self._shared_tokens else 0
         batch = EngineBatch(encodings, rows, now_ns, self._positions, kind, use_all_cores, prefix)
         for callers in rows:

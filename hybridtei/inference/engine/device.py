@@ -7,6 +7,10 @@ A pass that takes longer than `pass_timeout` fails its callers, and /health unti
 can interrupt it. While overdue passes keep all lanes, every waiting request fails.
 
 A GPU's backend takes one or more batches beyond its lanes: one is packed and launched while another runs.
+
+`run_all` is an engine without lanes, for a caller that blocks. It starts threads that end with the queue. The threads of one
+pass over all cores meet after each operation, which costs too much for short texts, so `run_all` runs several passes of one
+thread each. A few short texts are the exception: they are one pass.
 """
 
 from __future__ import annotations
@@ -14,10 +18,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from time import monotonic, perf_counter_ns
+
+from threadpoolctl import threadpool_limits
 
 from hybridtei.errors import BackendError, DeviceLost, PartlyFailed, PassOverdue
 from hybridtei.inference.backends.base import Backend
@@ -163,10 +170,9 @@ class Device:
 
     def added(self, instance: ModelInstance) -> None:
         """Wake a lane for sequences added to a model's queue. The caller holds the lock."""
-        if instance.core.waiting_tokens:
-            for kind, condition in self._work.items():
-                if instance.core.waiting(kind):
-                    condition.notify()
+        for kind, condition in self._work.items():
+            if instance.core.waiting(kind):
+                condition.notify()
 
     def _thread(self, kind: LaneKind, name: str) -> threading.Thread:
         return threading.Thread(target=self._lane, args=(kind,), name=name, daemon=True)
@@ -198,7 +204,8 @@ class Device:
                 if len(waiting) > 1:
                     waiting.sort(key=lambda instance: instance.served_tokens)
                 for instance in waiting:
-                    batch = instance.core.take(now, kind, device_idle=self._others_idle(instance))
+                    is_idle = len(self._instances) == 1 or self._others_idle(instance)
+                    batch = instance.core.take(now, kind, device_idle=is_idle)
                     if batch is not None:
                         instance.on_take(batch)
                         self._account(instance, batch)
@@ -219,8 +226,6 @@ class Device:
                 condition.notify()
 
     def _others_idle(self, instance: ModelInstance) -> bool:
-        if len(self._instances) == 1:
-            return True
         others = (other for other in self._instances if other is not instance)
         return not any(other.running or len(other.core) for other in others)
 
@@ -378,3 +383,41 @@ class Watchdog:
                 calls = [self._watched.pop(number)[1] for number in late]
             for call in calls:
                 call()
+
+
+def run_all(
+    core: EngineCore, backend: Backend, callers: int, advance: Callable[[int], object]
+) -> None:
+    """Take, run, give, until nothing waits: an engine without clocks, deadlines and cancellation, with the answers of `Engine`.
+
+    `callers` passes run at once. `advance`: called with the number of sequences of each pass. Raises a pass's error after the
+    others have ended.
+    """
+    alone = callers == 1 or core.is_one_pass
+    lock = threading.Lock()
+
+    def loop() -> None:
+        while True:
+            with lock:
+                batch = core.take(
+                    device_idle=alone
+                )  # several callers: a batch must not depend on which of them ends first
+            if batch is None:
+                return
+            try:
+                parts = batch.split(backend.forward(batch.packed, use_all_cores=alone))
+            except BaseException as error:
+                with lock:
+                    core.fail(batch, error)
+                    core.fail_all(error)
+                raise
+            with lock:
+                core.give(batch, parts)
+                advance(len(batch.rows))
+
+    if alone:
+        loop()
+        return
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(callers) as pool:
+        for done in [pool.submit(loop) for _ in range(callers)]:
+            done.result()

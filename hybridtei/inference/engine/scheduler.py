@@ -153,11 +153,9 @@ def choose(
     if len(waiting) < 2:
         return [*range(len(waiting))]
     order = range(len(waiting))
-    by_length = (
-        sorted(order, key=lambda i: abs(waiting[i] - waiting[0]))
-        if padding is not Padding.NONE
-        else order
-    )
+    by_length: Sequence[int] = order
+    if padding is not Padding.NONE:
+        by_length = sorted(order, key=[abs(tokens - waiting[0]) for tokens in waiting].__getitem__)
     chosen, useful, longest = [0], waiting[0], waiting[0]
     for i in by_length:
         if i == 0:
@@ -204,7 +202,11 @@ class Waiting:
     @property
     def awaited(self) -> bool:
         """True if any request still waits for it."""
-        return any(not (caller.cancelled or caller.done) for caller, _ in self.callers)
+        # Nearly always the first one
+        request, _ = self.callers[0]
+        if not (request.cancelled or request.done):
+            return True
+        return any(not (request.cancelled or request.done) for request, _ in self.callers[1:])
 
 
 @dataclass(slots=True)
@@ -224,18 +226,14 @@ class Arrivals:
 
     def __init__(self, overtaken: Mapping[LaneKind, float]) -> None:
         self._overtaken = overtaken
-        self._tokens = dict.fromkeys(overtaken, 0)  # tokens that have arrived at each queue so far
+        # Tokens that have arrived at each queue so far
+        self.tokens = dict.fromkeys(overtaken, 0)
         self._turns: dict[EngineRequest, _Turn] = {}
-
-    def enter(self, kind: LaneKind, tokens: int) -> int:
-        """Count a sequence's tokens; return the tokens that have arrived at the queue, these included."""
-        self._tokens[kind] += tokens
-        return self._tokens[kind]
 
     def opened(self, request: EngineRequest, sequences: int, tokens: int) -> None:
         """Record a request that has entered `sequences` sequences with `tokens` tokens in total."""
         limits = {
-            kind: self._tokens[kind] + times * tokens for kind, times in self._overtaken.items()
+            kind: self.tokens[kind] + times * tokens for kind, times in self._overtaken.items()
         }
         self._turns[request] = _Turn(sequences, limits)
 
@@ -270,13 +268,14 @@ class FairQueue:
         self.kind = kind
         self.tokens = 0
         self.shared = 0  # count of added sequences that were waiting already
-        self._queue: list[Waiting] = []
+        # By their tags
+        self.order: list[Waiting] = []
         self._by_key: dict[bytes, Waiting] = {}  # in order of arrival
         self._virtual_time = 0
         self._arrivals = arrivals or Arrivals({kind: OVERTAKEN})
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self.order)
 
     def add(
         self,
@@ -291,28 +290,29 @@ class FairQueue:
             total = sum(len(encodings[place]) for place in places)
         for place in places:
             encoding = encodings[place]
-            key, tokens = encoding.key, len(encoding)
+            key, tokens = encoding.key, len(encoding.input_ids)
             waiting = self._by_key.get(key)
             if waiting is not None:
                 waiting.callers.append((request, place))
                 self.shared += 1
                 if tag + tokens >= waiting.tag:
                     continue  # its tag is low enough already
-                del self._queue[bisect_left(self._queue, waiting)]
+                del self.order[bisect_left(self.order, waiting)]
                 waiting = replace(waiting, tag=tag + tokens)
             else:
-                arrived = self._arrivals.enter(self.kind, tokens)
+                self._arrivals.tokens[self.kind] += tokens
+                arrived = self._arrivals.tokens[self.kind]
                 waiting = Waiting(tag + tokens, arrived, tokens, encoding, key, [(request, place)])
                 self.tokens += tokens
             tag = waiting.tag
-            insort(self._queue, waiting)
+            insort(self.order, waiting)
             self._by_key[key] = waiting
         self._arrivals.opened(request, len(places), total)
 
     def head(self, size: int) -> list[Waiting]:
         """Return the first `size` sequences, after removing those without a waiting request."""
         while True:
-            head = self._queue[:size]
+            head = self.order[:size]
             awaited: list[Waiting] = []
             dropped: list[Waiting] = []
             for (
@@ -324,7 +324,7 @@ class FairQueue:
                     dropped.append(waiting)
             if not dropped:
                 return head
-            self._queue[: len(head)] = awaited
+            self.order[: len(head)] = awaited
             self._forget(dropped)
 
     def first_come(self, tokens: int) -> list[Waiting]:
@@ -344,23 +344,24 @@ class FairQueue:
         limit = self._arrivals.limit(self.kind, chosen)
         return [waiting for waiting in chosen if waiting.arrived <= limit]
 
-    def remove(self, chosen: Sequence[Waiting]) -> None:
-        """Remove waiting sequences. Virtual time advances to the lowest tag."""
-        self._virtual_time = max(self._virtual_time, self._queue[0].tag)
-        if len(chosen) == len(self._queue):
-            self._queue = []
+    def remove(self, chosen: Sequence[Waiting]) -> bool:
+        """Remove waiting sequences. True if they were all. Virtual time advances to the lowest tag."""
+        self._virtual_time = max(self._virtual_time, self.order[0].tag)
+        if len(chosen) == len(self.order):
+            self.order = []
             self._forget(chosen)
-            return
+            return True
         arrived = {waiting.arrived for waiting in chosen}
-        end = bisect_left(self._queue, max(chosen)) + 1
-        self._queue[:end] = [
-            waiting for waiting in self._queue[:end] if waiting.arrived not in arrived
+        end = bisect_left(self.order, max(chosen)) + 1
+        self.order[:end] = [
+            waiting for waiting in self.order[:end] if waiting.arrived not in arrived
         ]
         self._forget(chosen)
+        return False
 
     def clear(self) -> list[Waiting]:
         """Empty the queue. Return its sequences."""
-        everything, self._queue = self._queue, []
+        everything, self.order = self.order, []
         self._forget(everything)
         return everything
 

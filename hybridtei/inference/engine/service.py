@@ -1,4 +1,4 @@
-"""One model under asyncio: admission, chunks of a large request, a tokenizer pool, its engine.
+"""One model under asyncio: admission, a tokenizer pool, and `Engine`, its queue on a device.
 
 It has no policy of its own: `Admission` admits, `EngineCore` orders.
 """
@@ -6,54 +6,50 @@ It has no policy of its own: `Admission` admits, `EngineCore` orders.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from math import inf
 from time import monotonic, perf_counter_ns
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
+from hybridtei.batch import Encoding, Head
 from hybridtei.config import EngineConfig
 from hybridtei.errors import (
     AnswerTooLarge,
     BackendError,
-    EmptyInput,
-    RequestRefused,
     TokenizerError,
     Unhealthy,
 )
 from hybridtei.inference.backends.base import Backend
-from hybridtei.inference.engine.admission import Admission, Bounds, Deadlines
-from hybridtei.inference.engine.core import EngineCore, ResultCache, shared_tokens
-from hybridtei.inference.engine.device import Device
-from hybridtei.inference.engine.engine import Engine, EngineClient
+from hybridtei.inference.engine.admission import (
+    Admission,
+    Answered,
+    Bounds,
+    Deadlines,
+    check_numbers,
+    run_in_chunks,
+)
+from hybridtei.inference.engine.core import EngineBatch, EngineCore, ResultCache, shared_tokens
+from hybridtei.inference.engine.device import Device, ModelInstance
+from hybridtei.inference.engine.scheduler import EngineRequest
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.models.text.reader import TextReader
 from hybridtei.models.text.tokenizer import SHORT_CHARACTERS, Tokenizer
 from hybridtei.outputs import HeadOutputs, Timings
-from hybridtei.system.machine import available_cores
-from hybridtei.system.metrics import Registry
+from hybridtei.system.machine import LaneKind, available_cores
+from hybridtei.system.metrics import Registry, powers_of_two
 
 MEGABYTE = 1_000_000
 BYTES_PER_NUMBER = 12  # average bytes of a float32 in JSON: sign, point, nine digits, comma
 PANIC = "PanicException"  # the exception of a panic in Rust code; no subclass of Exception
+# Inputs of a request that is tokenised on the event loop
+SHORT_INPUTS = 8
 MAX_ASIDE = 64  # pieces of work without a pass (`/tokenize`, `/decode`) inside at once
 
 T = TypeVar("T")
-Start = Callable[[], Coroutine[Any, Any, T]]
-
-
-@dataclass(frozen=True, slots=True)
-class Answered(Generic[T]):
-    """The answer of a task or a chunk, its number of inputs, each encoding's tokens, and its times:
-    means over the inputs."""
-
-    answer: T
-    size: int
-    lengths: list[int]
-    timings: Timings
 
 
 class EngineService:
@@ -90,7 +86,7 @@ class EngineService:
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenize")
         self._side_pool = ThreadPoolExecutor(1, thread_name_prefix="aside")
         self.beside = Admission(MAX_ASIDE)
-        self._deadlines = Deadlines(config.request_timeout)
+        self.deadlines = Deadlines(config.request_timeout)
 
     async def start(self) -> None:
         """Join the device. Requests complete on the running loop."""
@@ -104,7 +100,7 @@ class EngineService:
         self._closing = True
         end = monotonic() + (inf if seconds is None else seconds)
         await self.engine.stop(seconds)
-        self._deadlines.close()
+        self.deadlines.close()
         if self._own_device is not None:
             await asyncio.to_thread(self._own_device.stop, end - monotonic())
         for pool in (self._pool, self._side_pool):
@@ -126,10 +122,16 @@ class EngineService:
         return self.engine.dead
 
     async def run(
-        self, task: Task[T], *, characters: int | None = None, bounds: Bounds | None = None
+        self,
+        task: Task[T],
+        *,
+        characters: int | None = None,
+        bounds: Bounds | None = None,
+        check: Callable[[], object] | None = None,
     ) -> Answered[T]:
         """Admit, split, tokenise, queue, wait, finish, join. `characters`: of all inputs, if
-        counted. `bounds`: the split of a large request; default: one chunk.
+        counted. `bounds`: the split of a large request; default: one chunk. `check`: called instead
+        of the task's own check.
 
         Permits are taken once and held until the last chunk is done. Raises Overloaded at once,
         RequestError for bad input, BackendError if a pass fails, TimedOut if a chunk takes too
@@ -138,62 +140,37 @@ class EngineService:
         """
         bounds = bounds or Bounds.whole(task.size)
         with self.admission.inside(bounds.permits, turns=bounds.turns):
+            if check is None:
+                task.check(self.model.spec)
+            else:
+                check()
             task = task.for_model(self.model.spec)
-            task.check(self.model.spec)
-            chunks = task.split(bounds.chunk)
-            first = next(chunks)
-            size = first.size
-            if size < task.size:
-                return await self._run_in_chunks(task, chain([first], chunks), bounds)
-            short = size == 1 and characters is not None and characters <= SHORT_CHARACTERS
+            first, size = task, bounds.inputs
+            if size > bounds.chunk or task.splits_itself:
+                first, *others = chunks = task.split(bounds.chunk)
+                if others:
+                    return await run_in_chunks(task, chunks, bounds, self._run_chunk)
+            short = (
+                size <= SHORT_INPUTS and characters is not None and characters <= SHORT_CHARACTERS
+            )
             answered = await self._run_chunk(first, size, short=short)
             if bounds.max_numbers is not None:
-                _check_numbers(first.numbers(answered.answer), bounds)
+                check_numbers(first.numbers(answered.answer), bounds)
             return answered
-
-    async def _run_in_chunks(
-        self, task: Task[T], chunks: Iterator[Task[T]], bounds: Bounds
-    ) -> Answered[T]:
-        place, numbers = 0, 0
-
-        async def run(chunk: Task[T], begin: int) -> Answered[T]:
-            nonlocal numbers
-            try:
-                answered = await self._run_chunk(chunk, chunk.size)
-            except EmptyInput as error:
-                error.place = None if error.place is None else error.place + begin
-                raise
-            numbers += chunk.numbers(answered.answer)
-            _check_numbers(numbers, bounds)
-            return answered
-
-        def starts(chunks: Iterable[Task[T]]) -> Iterator[Start[Answered[T]]]:
-            nonlocal place
-            for chunk in chunks:
-                yield partial(run, chunk, place)
-                place += chunk.size
-
-        if not task.needs_first:
-            return _joined(task, await in_order(starts(chunks), bounds.at_once))
-        (begin,) = starts([next(chunks)])
-        first = await begin()
-        rest = await in_order(
-            starts(chunk.knowing(first.answer) for chunk in chunks), bounds.at_once
-        )
-        return _joined(task, [first, *rest])
 
     async def _run_chunk(self, chunk: Task[T], size: int, *, short: bool = False) -> Answered[T]:
         """Tokenise, compute, finish. `short`: on the event loop."""
         began = perf_counter_ns()
-        with self._deadlines.limit():
+        with self.deadlines.limit():
             if short:
-                with _PANICS:
-                    # Faster than waking a thread of the pool
-                    encodings = chunk.prepare(self.model)
+                # Faster than waking a thread of the pool
+                encodings = self._prepared(chunk)
             else:
                 encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
-            lengths = [len(encoding) for encoding in encodings]
-            self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
+            lengths = [len(encoding.input_ids) for encoding in encodings]
+            numbers = chunk.max_numbers(self.model.spec, sum(lengths))
+            if numbers:
+                self.check_answer(numbers)
             tokenised = perf_counter_ns()
             tokenisation = (tokenised - began) // max(size, 1)
             if not chunk.heads:
@@ -211,15 +188,19 @@ class EngineService:
             answer, size, lengths, Timings(tokenisation, times.queue_ns, times.inference_ns)
         )
 
+    def _prepared(self, chunk: Task[Any]) -> list[Encoding]:
+        """Tokenise on the event loop."""
+        try:
+            return chunk.prepare(self.model)
+        except BaseException as error:
+            raise_panic(error)
+            raise
+
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work without a pass on a separate thread, so that it delays no pass. Raises
         Overloaded if `MAX_ASIDE` pieces are inside, and TimedOut."""
-        with self.beside.inside(1), self._deadlines.limit():
+        with self.beside.inside(1), self.deadlines.limit():
             return await self._in(self._side_pool, work)
-
-    async def within_deadline(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that also calls other services, within the request timeout. Raises TimedOut."""
-        return await self._deadlines.within(work)
 
     def check_answer(self, numbers: int) -> None:
         """Raises AnswerTooLarge if this count of numbers would exceed `--max-answer-bytes` as JSON."""
@@ -234,8 +215,11 @@ class EngineService:
         Unhealthy when closing."""
         if self._closing:
             raise Unhealthy
-        with _PANICS:
+        try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
+        except BaseException as error:
+            raise_panic(error)
+            raise
 
     async def check_health(self) -> None:
         """Return if the last pass succeeded; otherwise run a pass of one token. Raises Unhealthy."""
@@ -247,62 +231,191 @@ def default_tokenization_workers() -> int:
     return min(max(available_cores() - 1, 1), 64)
 
 
-def too_many_numbers(limit: int) -> RequestRefused:
-    """Return the error of an answer with more than `limit` numbers."""
-    return RequestRefused(
-        f"the answer would hold more than {limit} numbers: send fewer inputs at once"
-    )
+def raise_panic(error: BaseException) -> None:
+    """Turn a panic of the tokenizer into a TokenizerError, so that it fails only its own request."""
+    if type(error).__name__ == PANIC:
+        raise TokenizerError(f"the tokenizer gave up: {error}") from error
 
 
-def _check_numbers(numbers: int, bounds: Bounds) -> None:
-    if bounds.max_numbers is not None and numbers > bounds.max_numbers:
-        raise too_many_numbers(bounds.max_numbers)
+class BatchMetrics:
+    """Counters of batches, under TEI's names, and of passes, lanes and saved work, under ours. `core`: the queue."""
 
-
-async def in_order(starts: Iterator[Start[T]], at_once: int) -> list[T]:
-    """Return all results in order; `at_once` run concurrently. Raises the error of the first
-    failing one, and starts no more."""
-    done: list[T] = []
-    running: list[asyncio.Task[T]] = []
-    try:
-        for start in starts:
-            if len(running) == at_once:
-                done.append(await running.pop(0))
-            running.append(asyncio.ensure_future(start()))
-        while running:
-            done.append(await running.pop(0))
-    finally:
-        for unfinished in running:
-            unfinished.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-    return done
-
-
-def _joined(task: Task[T], done: Sequence[Answered[T]]) -> Answered[T]:
-    """Join chunks to the answer of the whole task. Times are means over all inputs."""
-    inputs = max(task.size, 1)
-    timings = Timings(
-        sum(one.size * one.timings.tokenization_ns for one in done) // inputs,
-        sum(one.size * one.timings.queue_ns for one in done) // inputs,
-        sum(one.size * one.timings.inference_ns for one in done) // inputs,
-    )
-    answer = task.join([one.answer for one in done])
-    return Answered(answer, task.size, [length for one in done for length in one.lengths], timings)
-
-
-class _Panicking:
-    """Turns a panic of the tokenizer into a TokenizerError, so that it fails only its own request."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    def __init__(
+        self, registry: Registry, core: EngineCore, cache: ResultCache | None = None
     ) -> None:
-        if kind is not None and kind.__name__ == PANIC:
-            raise TokenizerError(f"the tokenizer gave up: {error}") from error
+        self._budget_tokens = core.max_tokens
+        self.size = registry.histogram("te_batch_next_size", powers_of_two(4096))
+        self.tokens = registry.histogram("te_batch_next_tokens", powers_of_two(1_048_576))
+        self._passes = 0
+        self.forwards = registry.counted("hybridtei_forward_passes_total", lambda: self._passes)
+        batches, tokens = (
+            registry.counter("hybridtei_lane_batches_total"),
+            registry.counter("hybridtei_lane_tokens_total"),
+        )
+        self._of_lane = {kind: (batches.of(lane=kind), tokens.of(lane=kind)) for kind in LaneKind}
+        self.fill = registry.histogram(
+            "hybridtei_batch_fill", [tenths / 10 for tenths in range(1, 11)]
+        )
+        self.queued = registry.observed("te_queue_size", lambda: len(core))
+        registry.observed("hybridtei_queue_tokens", lambda: core.waiting_tokens)
+        registry.observed("hybridtei_running_batches", lambda: core.running)
+        self.dropped = registry.counter(
+            "hybridtei_dropped_requests_total"
+        )  # requests cancelled while they waited for a pass
+        registry.counted("hybridtei_shared_inputs_total", lambda: core.shared)
+        registry.counted("hybridtei_cache_hits_total", lambda: 0 if cache is None else cache.hits)
+        registry.counted(
+            "hybridtei_cache_misses_total", lambda: 0 if cache is None else cache.misses
+        )
+        self.cache_bytes = registry.gauge("hybridtei_cache_bytes")
+
+    def taken(self, batch: EngineBatch) -> None:
+        """Count a batch that a lane takes."""
+        tokens = batch.tokens
+        batches, lane_tokens = self._of_lane[batch.kind]
+        batches()
+        lane_tokens(tokens)
+        self.fill.observe(tokens / self._budget_tokens)
+        self.size.observe(len(batch.rows))
+        self.tokens.observe(tokens)
+        self._passes += 1
 
 
-_PANICS = _Panicking()
+class EngineClient(Protocol):
+    """Computes a service's encodings: in this process (`Engine`), or in another one (`engine_process.RemoteEngine`)."""
+
+    async def start(self) -> None: ...
+
+    @property
+    def dead(self) -> BackendError | None: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    async def stop(self, seconds: float | None = None) -> None: ...
+
+    async def run(
+        self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int
+    ) -> EngineRequest: ...
+
+    async def check_health(self) -> None: ...
+
+
+class Engine:
+    """One model's queue on a device, awaited on one event loop."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        backend: Backend,
+        device: Device,
+        registry: Registry,
+        cache: ResultCache | None = None,
+    ) -> None:
+        self.metrics = BatchMetrics(registry, core, cache)
+        self._core = core
+        self._cache = cache
+        self._backend = backend
+        self._device = device
+        self._instance = ModelInstance(
+            core, backend, self.metrics.taken, self._on_complete, self._on_death
+        )
+        self._open: set[EngineRequest] = set()  # requests with waiting callers
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+
+    async def start(self) -> None:
+        """Join the device. Futures are resolved on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._device.join(self._instance)
+
+    @property
+    def dead(self) -> BackendError | None:
+        """The error that ended the lanes, or None."""
+        return self._device.dead
+
+    @property
+    def busy(self) -> bool:
+        """True if a pass of the model runs."""
+        return self._instance.running > 0
+
+    async def stop(self, seconds: float | None = None) -> None:
+        """Fail waiting requests, and wait at most `seconds` for running batches."""
+        with self._device.lock:
+            self._closing = True
+            failed = self._core.fail_all(Unhealthy())
+        _wake(failed)
+        await asyncio.to_thread(self._device.leave, self._instance, seconds)
+        if not self.busy:  # a pass that does not end still needs the weights
+            self._backend.close()
+
+    async def run(
+        self, encodings: Sequence[Encoding], heads: frozenset[Head], now_ns: int
+    ) -> EngineRequest:
+        """Queue a request, and return it with all outputs. Raises BackendError if a pass fails, and Unhealthy when closing.
+
+        Cancelling the caller removes its waiting sequences from the queue.
+        """
+        with self._device.lock:
+            if self._closing or self._device.dead is not None or self._device.stuck:
+                raise Unhealthy
+            request = self._core.add(encodings, heads, now_ns)
+            if self._cache is not None:
+                self.metrics.cache_bytes.set(self._cache.bytes)
+            if request.done:  # the cache had all of it
+                return request
+            request.waiter = (
+                asyncio.get_running_loop().create_future()
+            )  # before a lane can complete it
+            self._open.add(request)
+            self._device.added(self._instance)
+        try:
+            await request.waiter
+        except asyncio.CancelledError:
+            request.cancelled = True
+            self.metrics.dropped.add()
+            raise
+        finally:
+            self._open.discard(request)
+        if request.error is not None:
+            raise request.error
+        return request
+
+    async def check_health(self) -> None:
+        """Return if the last pass succeeded; otherwise run a pass of one token. Raises Unhealthy."""
+        if (
+            self._closing
+            or self._device.dead is not None
+            or self._instance.overdue
+            or not self._device.alive
+        ):
+            raise Unhealthy
+        if self._instance.healthy:
+            return
+        spec = self._backend.spec
+        probe = Encoding(np.array([spec.positions.offset], dtype=np.int64))
+        try:
+            await self.run([probe], frozenset({next(iter(sorted(spec.heads)))}), perf_counter_ns())
+        except BackendError as error:
+            raise Unhealthy from error
+
+    def _on_complete(self, requests: Sequence[EngineRequest]) -> None:
+        if requests and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_wake, requests)
+
+    def _on_death(self, error: BackendError) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fail_open, error)
+
+    def _fail_open(self, error: BackendError) -> None:
+        for request in self._open:
+            request.error = error
+        _wake(self._open)
+
+
+def _wake(requests: Iterable[EngineRequest]) -> None:
+    for request in requests:
+        request.wake()
 
 
 def engine_of(

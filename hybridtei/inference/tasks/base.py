@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -34,11 +34,14 @@ class Task(Generic[Answer]):
     """A caller's question about each of `inputs`. Equal tasks have equal answers.
 
     A large task is split into chunks, which are tasks too. Each chunk goes through the engine as one request. `needs_first`:
-    the others need the first chunk's answer before they run.
+    the others need the first chunk's answer before they run. `checks_first`: TEI checks the model before it takes permits.
+    `splits_itself`: `split` bounds more than the number of inputs.
     """
 
     __slots__ = ()
     needs_first: ClassVar[bool] = False
+    checks_first: ClassVar[bool] = False
+    splits_itself: ClassVar[bool] = False
     inputs: Sequence[Any]
     if (
         TYPE_CHECKING
@@ -60,14 +63,12 @@ class Task(Generic[Answer]):
         """Check everything except the inputs. Raises UnsupportedHead, with TEI's message, or InvalidInput."""
         raise NotImplementedError
 
-    def split(self, max_inputs: int) -> Iterator[Task[Answer]]:
-        """Yield chunks in order, at least one: the same task for at most `max_inputs` inputs each."""
+    def split(self, max_inputs: int) -> Sequence[Task[Answer]]:
+        """Return chunks in order, at least one: the same task for at most `max_inputs` inputs each."""
         size = self.size
         if size <= max_inputs:
-            yield self
-            return
-        for begin in range(0, size, max_inputs):
-            yield self._of(begin, begin + max_inputs)
+            return (self,)
+        return [self._of(begin, begin + max_inputs) for begin in range(0, size, max_inputs)]
 
     def _of(self, begin: int, end: int) -> Self:
         return replace(self, inputs=self.inputs[begin:end])  # type: ignore[type-var,unused-ignore]

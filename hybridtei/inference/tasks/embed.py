@@ -53,6 +53,8 @@ PROMPTS: Mapping[InputType, tuple[str, ...]] = {
     ),  # sentence-transformers' names, then Jina's
 }
 
+TYPED_PROMPTS = frozenset(name for names in PROMPTS.values() for name in names)
+
 WITHOUT_PROMPT = (
     "the model pools without a prompt's tokens (`include_prompt` false), which is not supported"
 )
@@ -89,6 +91,9 @@ class Embed(Task[Embeddings]):
         return LookUp(self) if looks_up or self.query_encoder == "table" else self
 
     def check(self, spec: ModelSpec) -> None:
+        if self.dimensions is not None and self.dimensions < 1:
+            # TEI checks this before it checks the model
+            raise InvalidDimensions("`dimensions` should be positive")
         if spec.kind != "embedding":
             raise UnsupportedHead("Model is not an embedding model")
         missing = self.heads - spec.heads
@@ -100,8 +105,6 @@ class Embed(Task[Embeddings]):
             raise InvalidInput(
                 "`input_type` is missing: the model has a router with a query and a document route, and no `default_route`"
             )
-        if self.dimensions is not None and self.dimensions < 1:
-            raise InvalidDimensions("`dimensions` should be positive")
         if self.query_encoder == "table" and (
             self.heads != {Head.SPARSE} or self.input_type == "document"
         ):
@@ -117,7 +120,8 @@ class Embed(Task[Embeddings]):
 
     def prepare(self, model: Model) -> list[Encoding]:
         encodings = self.read(model, allow_empty=False)
-        self.check_width(model.spec)
+        if self.dimensions is not None:
+            self.check_width(model.spec)
         return sharing(encodings) if model.spec.pooling == ("lasttoken",) else encodings
 
     def check_width(self, spec: ModelSpec) -> None:
@@ -174,10 +178,9 @@ class Embed(Task[Embeddings]):
         name = self.prompt_name or prompt_of(self.input_type, prompts.table or ())
         if name is not None or not self.uses_default_prompt:
             return name
-        is_other = self.input_type is not None and any(
-            prompts.own in names for names in PROMPTS.values()
-        )
-        return None if is_other else prompts.own
+        if self.input_type is not None and prompts.own in TYPED_PROMPTS:
+            return None
+        return prompts.own
 
     def route(self, spec: ModelSpec) -> str | None:
         """Return the router's route of the inputs: by their type, or by a prompt with a type's name."""
@@ -233,8 +236,10 @@ class Embed(Task[Embeddings]):
         return unit(dense) if self.normalize else np.ascontiguousarray(dense)
 
     def _multivector(self, model: Model, encodings: Sequence[Encoding], rows: Ragged) -> Ragged:
-        spec, side = model.spec, self.side(model.spec)
-        merges = self._budget is not None and self._budget.max_tokens is not None
+        spec, side, budget = model.spec, self.side(model.spec), self._budget
+        if side is None and budget is None:
+            return Ragged(unit(cut(rows.values, self.dimensions)), rows.offsets)
+        merges = budget is not None and budget.max_tokens is not None
         if not (merges or (side is not None and side.skipped)):
             return self.merged(model, side, rows)
         input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
@@ -325,11 +330,11 @@ def check_spelled(spec: ModelSpec) -> None:
 
 def prompt_of(input_type: InputType | None, names: Collection[str]) -> str | None:
     """Return the name of a model's prompt for a type of inputs, or None."""
-    return (
-        next((name for name in PROMPTS[input_type] if name in names), None)
-        if input_type is not None
-        else None
-    )
+    if input_type is not None:
+        for name in PROMPTS[input_type]:
+            if name in names:
+                return name
+    return None
 
 
 def have_vectors(spec: ModelSpec, input_ids: Ids, cu_seqlens: Offsets) -> NDArray[np.bool_]:

@@ -51,6 +51,7 @@ class Classify(Task[Classified]):
     truncate: bool = True
     direction: Direction | None = None
     raw_scores: bool = False
+    checks_first: ClassVar[bool] = True
     heads: ClassVar[frozenset[Head]] = frozenset({Head.SCORES})
 
     def check(self, spec: ModelSpec) -> None:
@@ -150,6 +151,7 @@ class Tag(Task[list[Tagged]]):
     direction: Direction | None = None
     raw_scores: bool = False
     include_special_tokens: bool = False
+    checks_first: ClassVar[bool] = True
     heads: ClassVar[frozenset[Head]] = frozenset({Head.TAGS})
 
     def check(self, spec: ModelSpec) -> None:

@@ -225,7 +225,7 @@ def sparse_vectors(
     if outputs.token_weights is None:
         return None if outputs.splade is None else _splade(spec, outputs.splade)
     input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
-    cu_seqlens = offsets_of([len(encoding) for encoding in encodings])
+    cu_seqlens = outputs.token_weights.offsets
     return strongest(
         input_ids, outputs.token_weights.values, cu_seqlens, spec.removed_ids, spec.vocab_size
     )

@@ -6,10 +6,9 @@ documents run in chunks, which bounds the memory.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -58,6 +57,7 @@ class _Question(Task[Scored]):
     """Score the documents `inputs` for `query`. `max_document_tokens`: cut each document to this number before any other
     cut."""
 
+    splits_itself: ClassVar[bool] = True
     query: str
     inputs: Sequence[str]
     truncate: bool = True
@@ -65,10 +65,15 @@ class _Question(Task[Scored]):
     raw_scores: bool = False
     max_document_tokens: int | None = field(default=None, kw_only=True)
 
-    def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Iterator[Self]:
-        """Yield chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
+    def split(self, max_inputs: int = MAX_CHUNK_DOCUMENTS) -> Sequence[Self]:
+        """Return chunks, in order, of at most `max_inputs` documents and MAX_CHUNK_CHARACTERS characters."""
+        characters = sum(map(len, self.inputs))
+        if len(self.inputs) <= max_inputs and characters <= MAX_CHUNK_CHARACTERS:
+            return (self,)
         parts = list(runs([len(text) for text in self.inputs], MAX_CHUNK_CHARACTERS, max_inputs))
-        return iter([self] if len(parts) < 2 else [self._of(begin, end) for begin, end in parts])
+        if len(parts) < 2:
+            return (self,)
+        return [self._of(begin, end) for begin, end in parts]
 
     def cut_documents(self, model: Model) -> Sequence[str]:
         """Cut each document to `max_document_tokens`."""
@@ -133,11 +138,18 @@ class RankWeights:
         """The weights by the names of heads, which are also the names of stored vectors."""
         return {"dense": self.dense, "sparse": self.sparse, "multivector": self.multivector}
 
-    def check(self) -> None:
-        """Raises InvalidInput, unless the weights are finite and one of them is above 0."""
-        shares = self.by_name.values()
-        if not all(0 <= share < math.inf for share in shares) or not any(shares):
-            raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
+    def check(self, kinds: Collection[str]) -> None:
+        """Raises InvalidInput for weights that are no shares, or of heads other than `kinds`."""
+        for head, share in self.by_name.items():
+            if not 0 <= share < np.inf:
+                raise InvalidInput(NO_WEIGHTS)
+            if share > 0 and head not in kinds and self != RankWeights():
+                raise InvalidInput(
+                    f"`weights` gives `{head}` a share, which this model does not have"
+                )
+
+
+NO_WEIGHTS = "`weights` should be numbers of at least 0, not all of them 0"
 
 
 # Weights of BGE-M3's authors, for `/rerank` and `/search`. Multi-vector scores are means over the query's vectors. `m3`:
@@ -148,7 +160,7 @@ PRESETS: Mapping[str, RankWeights] = {
     "m3-two": RankWeights(1.0, 0.3, 0.0),
 }
 OLDER_NAMES: Mapping[str, str] = {"mkqa": "m3", "mldr": "m3-long"}  # of 0.1, until 0.3
-VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
+VECTORS = frozenset({Head.DENSE, Head.SPARSE, Head.MULTIVECTOR})
 
 
 def preset(name: str) -> RankWeights | None:
@@ -158,30 +170,40 @@ def preset(name: str) -> RankWeights | None:
 
 @dataclass(frozen=True, slots=True)
 class RerankByVectors(_Question):
-    """Score by vectors of each text alone, from one pass: a weighted mean of similarities.
+    """Score by vectors of each text alone, from one pass: the mean of the similarities, weighted by `weights`.
 
-    If the model has other kinds besides multi-vectors, MaxSim is divided by the number of the
-    query's vectors, to have the scale of a cosine. These scores are similarities, so raw scores are
-    the same. Made by `rerank_task`.
+    If the model has other kinds besides multi-vectors, MaxSim is divided by the number of the query's vectors, to have the
+    scale of a cosine. These scores are similarities, so raw scores are the same.
     """
 
     needs_first: ClassVar[bool] = True
-    # The weight of each head that the pass computes; all are above 0
-    shares: Mapping[Head, float] = field(kw_only=True)
-    heads: frozenset[Head] = field(kw_only=True)
-    # How query and documents are embedded, without their texts
-    query_task: Embed = field(kw_only=True)
-    document_task: Embed = field(kw_only=True)
-    divides_maxsim: bool = field(kw_only=True)
-    known: Embeddings | None = field(default=None, kw_only=True)
-    spans: RelevantSpans | None = field(default=None, kw_only=True)
+    # As the caller gave them, or the checkpoint
+    weights: RankWeights | str | None = None
+    # The heads to compare, and the share of each in the score
+    shares: Mapping[Head, float] = field(default_factory=dict)
+    heads: frozenset[Head] = frozenset()
+    # False if the model has multi-vectors alone
+    is_mean: bool = False
+    # The query's vectors, once the first chunk has them
+    known: Embeddings | None = None
+    spans: RelevantSpans | None = None
 
     def knowing(self, first: Scored) -> Self:
         """Return the question with the query's vectors."""
         return replace(self, known=first.query)
 
     def check(self, spec: ModelSpec) -> None:
-        """`rerank_task` has checked everything."""
+        if not _has_vectors(spec):
+            raise UnsupportedHead("model is not a re-ranker model")
+        weights = self.weights
+        if isinstance(weights, str) and preset(weights) is None:
+            raise InvalidInput(
+                f"`weights` is {weights!r}; known: {', '.join(PRESETS)}, or a number for each kind"
+            )
+        if not self.shares:
+            raise InvalidInput(NO_WEIGHTS)
+        if isinstance(weights, RankWeights):
+            weights.check(self.shares)
 
     def prepare(self, model: Model) -> list[Encoding]:
         texts = self.cut_documents(model)
@@ -189,23 +211,33 @@ class RerankByVectors(_Question):
             raise EmptyInput(
                 "`inputs` cannot be empty", next(i for i, text in enumerate(texts) if not text)
             )
-        task = replace(self.document_task, inputs=texts)
+        asked = Embed(texts, self.heads, self.truncate, self.direction, input_type="document")
         documents: list[Encoding]
-        if self.spans is not None:
-            documents = [*task.locate(model, allow_empty=True)]
+        if self.spans is None:
+            if self.known is None and _are_read_alike(model):
+                return replace(asked, inputs=[self.query, *texts]).read(model)
+            documents = asked.read(model)
         else:
-            documents = task.read(model)
+            documents = [*asked.locate(model, allow_empty=True)]
         if self.known is not None:
             return documents
-        return [*replace(self.query_task, inputs=[self.query]).read(model), *documents]
+        query = replace(asked, inputs=[self.query], input_type="query")
+        return [*query.read(model), *documents]
 
     def finish(self, model: Model, encodings: Sequence[Encoding], outputs: HeadOutputs) -> Scored:
-        query = self.known
-        if query is None:
-            query = self.query_task.finish(model, encodings[:1], outputs.take([0]))
-            outputs = outputs.take(range(1, len(encodings)))
+        asked = Embed((), self.heads, input_type="document")
+        if self.known is not None:
+            query = self.known
+            documents = asked.finish(model, encodings, outputs)
+        elif model.spec.late is None:
+            texts = asked.finish(model, encodings, outputs)
+            query, documents = texts.part(0, 1), texts.part(1, len(encodings))
             encodings = encodings[1:]
-        documents = self.document_task.finish(model, encodings, outputs)
+        else:
+            one = replace(asked, input_type="query")
+            query = one.finish(model, encodings[:1], outputs.part(0, 1))
+            documents = asked.finish(model, encodings[1:], outputs.part(1, len(encodings)))
+            encodings = encodings[1:]
         scores = self._scores(query, documents)
         if self.spans is None:
             return Scored(scores, query)
@@ -213,13 +245,14 @@ class RerankByVectors(_Question):
         return Scored(scores, query, spans)
 
     def finishes_aside(self, spec: ModelSpec) -> bool:
-        return self.spans is not None or self.document_task.finishes_aside(spec)
+        if self.spans is not None:
+            return True
+        return Embed((), self.heads).finishes_aside(spec)
 
     def _scores(self, query: Embeddings, documents: Embeddings) -> Floats:
-        total: Floats = np.zeros(len(self.inputs), np.float32)
-        for head, share in self.shares.items():
-            alike = _alike(head, query, documents, mean=self.divides_maxsim)
-            total = total + share * alike
+        total: Any = 0
+        for head, share in sorted(self.shares.items()):
+            total += share * _alike(head, query, documents, mean=self.is_mean)
         return refuse_nan(np.asarray(total / sum(self.shares.values()), dtype=np.float32))
 
 
@@ -227,22 +260,24 @@ Ranking = Rerank | RerankByVectors
 
 
 def _alike(head: Head, query: Embeddings, documents: Embeddings, *, mean: bool) -> Floats:
+    # Heads have the names of columns
+    vectors = getattr(query, head)
+    others = getattr(documents, head)
     if head is Head.DENSE:
-        assert query.dense is not None
-        assert documents.dense is not None
-        return np.asarray(documents.dense @ query.dense[0])
+        return np.asarray(others @ vectors[0])
     if head is Head.SPARSE:
-        assert query.sparse is not None
-        assert documents.sparse is not None
-        return sparse_dot(query.sparse, documents.sparse)
-    assert query.multivector is not None
-    assert documents.multivector is not None
-    return maxsim(query.multivector.row(0), documents.multivector, mean=mean)
+        return sparse_dot(vectors, others)
+    return maxsim(vectors.row(0), others, mean=mean)
+
+
+def _are_read_alike(model: Model) -> bool:
+    """True if a query becomes the same tokens as a document."""
+    return model.spec.late is None and model.query is None and not model.reader.prompts.table
 
 
 def _has_vectors(spec: ModelSpec) -> bool:
     """True if the model has more than one dense vector to compare."""
-    kinds = spec.heads & set(VECTORS)
+    kinds = spec.heads & VECTORS
     return Head.MULTIVECTOR in kinds or len(kinds) > 1
 
 
@@ -250,6 +285,14 @@ def declared_weights(spec: ModelSpec) -> RankWeights | None:
     """Return the checkpoint's weights, since the scale of sparse scores differs between models."""
     shares = None if spec.multivector is None else spec.multivector.shares
     return None if shares is None else RankWeights(shares.dense, shares.sparse, shares.multivector)
+
+
+def shares_of(weights: RankWeights | str | None, spec: ModelSpec) -> dict[Head, float]:
+    """The positive weights of the model's heads. None, or an unknown name: equal weights."""
+    if isinstance(weights, str):
+        weights = preset(weights)
+    by_name = (weights or RankWeights()).by_name
+    return {head: by_name[head] for head in sorted(spec.heads & VECTORS) if by_name[head] > 0}
 
 
 def rerank_task(
@@ -265,71 +308,40 @@ def rerank_task(
     max_document_tokens: int | None = None,
     spans: RelevantSpans | None = None,
 ) -> Ranking:
-    """Return the task for the model. Raises InvalidInput for `weights` that the model cannot use.
-
-    The `check` of the task raises if the model cannot rank.
-    """
-    if not _has_vectors(spec):
-        return Rerank(
+    """Return the task for the model. Its `check` raises if the model cannot rank."""
+    if _has_vectors(spec):
+        if weights is None:
+            weights = declared_weights(spec)
+        shares = shares_of(weights, spec)
+        return RerankByVectors(
             query,
             documents,
             truncate,
             direction,
             raw_scores,
-            instruction,
+            weights,
+            shares,
+            frozenset(shares),
+            is_mean=len(spec.heads & VECTORS) > 1,
+            spans=spans,
             max_document_tokens=max_document_tokens,
         )
-    shares = _shares(spec, weights)
-    heads = frozenset(shares)
-    return RerankByVectors(
+    return Rerank(
         query,
         documents,
         truncate,
         direction,
         raw_scores,
-        shares=shares,
-        heads=heads,
-        query_task=Embed((), heads, truncate, direction, input_type="query"),
-        document_task=Embed((), heads, truncate, direction, input_type="document"),
-        divides_maxsim=len(spec.heads & set(VECTORS)) > 1,
+        instruction,
         max_document_tokens=max_document_tokens,
-        spans=spans,
     )
-
-
-def _shares(spec: ModelSpec, weights: RankWeights | str | None) -> dict[Head, float]:
-    """Return the weight above 0 of each kind of vector that the model has. Raises InvalidInput."""
-    numbers = _resolved(spec, weights)
-    numbers.check()
-    wanted = {head: numbers.by_name[head] for head in VECTORS if numbers.by_name[head] > 0}
-    lacking = [head for head in wanted if head not in spec.heads]
-    if lacking and isinstance(weights, RankWeights) and weights != RankWeights():
-        raise InvalidInput(
-            f"`weights` gives `{lacking[0]}` a share, which this model does not have"
-        )
-    shares = {head: share for head, share in wanted.items() if head in spec.heads}
-    if not shares:
-        raise InvalidInput("`weights` should be numbers of at least 0, not all of them 0")
-    return shares
-
-
-def _resolved(spec: ModelSpec, weights: RankWeights | str | None) -> RankWeights:
-    if isinstance(weights, RankWeights):
-        return weights
-    if weights is None:
-        return declared_weights(spec) or RankWeights()
-    named = preset(weights)
-    if named is None:
-        raise InvalidInput(
-            f"`weights` is {weights!r}; known: {', '.join(PRESETS)}, or a number for each kind"
-        )
-    return named
 
 
 @dataclass(frozen=True, slots=True)
 class RerankPairs(Task[Scored]):
     """Several questions, each about its own documents. Its chunks are the questions' chunks."""
 
+    splits_itself: ClassVar[bool] = True
     questions: Sequence[Ranking]
 
     @property
@@ -343,9 +355,9 @@ class RerankPairs(Task[Scored]):
         for question in self.questions:
             question.check(spec)
 
-    def split(self, max_inputs: int) -> Iterator[Ranking]:
-        """Yield the chunks of each question, in order."""
-        return (chunk for question in self.questions for chunk in question.split(max_inputs))
+    def split(self, max_inputs: int) -> Sequence[Ranking]:
+        """Return the chunks of each question, in order."""
+        return [chunk for question in self.questions for chunk in question.split(max_inputs)]
 
 
 BLOCK = 4_000_000  # similarities of token vectors in memory at a time

@@ -66,12 +66,17 @@ class CodeLayers:
 
 @dataclass(frozen=True, slots=True)
 class LinearStep:
-    """A linear layer by its name. `rows`: use only this row, or the difference of two rows."""
+    """A linear layer by its name. `rows`: use only this row, or the difference of two rows.
+
+    `scale`, `cap`: a row's logit x becomes `scale * x`, then `cap * tanh(x / cap)`, before the difference.
+    """
 
     name: str
     activation: str = "identity"
     bias: bool = True
     rows: tuple[int, int | None] | None = None
+    scale: float = 1.0
+    cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,12 +358,65 @@ def yes_of_two(head: ClassifierHead) -> ClassifierHead:
     return between(head, yes, 1 - yes, head.labels[yes])
 
 
-def language_model(yes: int, no: int | None, *, tied: bool) -> ClassifierHead:
-    """Return a ranker by the last token's logit of `yes` minus that of `no`. `tied`: the matrix is the word embeddings'."""
-    name = "model.embed_tokens" if tied else "lm_head"
-    return ClassifierHead(
-        "lasttoken", (LinearStep(name, bias=False, rows=(yes, no)),), "model.", ("yes",)
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """What transformers' class of a language model does after its last state. `tied`: its default of `tie_word_embeddings`."""
+
+    tied: bool = False
+    bias: bool = False
+    table: str = "model.embed_tokens"
+    heads: tuple[str, ...] = ("lm_head",)
+
+
+TIED = LanguageModel(tied=True)
+# The last four are run by transformers' own class.
+LANGUAGE_MODELS: Mapping[str, LanguageModel] = {
+    **dict.fromkeys(DECODERS, LanguageModel()),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "smollm3", "starcoder2"), TIED),
+    "phi": LanguageModel(bias=True),
+    **dict.fromkeys(("cohere", "cohere2"), TIED),
+    "granite": LanguageModel(),
+    "gpt_neox": LanguageModel(table="gpt_neox.embed_in", heads=("embed_out", "lm_head")),
+}
+
+
+def language_model(folder: Path, config: JsonObject, yes: int, no: int | None) -> ClassifierHead:
+    """Return a ranker by the last token's logit of `yes` minus that of `no`.
+
+    A head in the weights counts before `tie_word_embeddings`, as in transformers.
+    """
+    model_type = str(config["model_type"])
+    model = LANGUAGE_MODELS[model_type]
+    tensors = Weights.open(folder).names() if has_weights(folder) else frozenset[str]()
+    name = next((head for head in model.heads if f"{head}.weight" in tensors), model.heads[0])
+    if f"{name}.weight" not in tensors and config.flag("tie_word_embeddings", model.tied):
+        name = model.table
+    step = LinearStep(
+        name,
+        bias=model.bias,
+        rows=(yes, no),
+        scale=_logit_scale(model_type, config),
+        cap=_logit_cap(model_type, config),
     )
+    trunk = model.table.partition(".")[0]
+    return ClassifierHead("lasttoken", (step,), f"{trunk}.", ("yes",))
+
+
+def _logit_scale(model_type: str, config: JsonObject) -> float:
+    if model_type == "granite":
+        return 1 / config.number("logits_scaling", 1.0)
+    if model_type in ("cohere", "cohere2"):
+        return config.number("logit_scale", 0.0625)
+    return 1.0
+
+
+def _logit_cap(model_type: str, config: JsonObject) -> float | None:
+    """Return Gemma's cap of logits. Null turns off the default of Gemma 2."""
+    if model_type == "gemma2" and "final_logit_softcapping" not in config:
+        return 30.0
+    if model_type in ("gemma2", "gemma3_text") and config.get("final_logit_softcapping"):
+        return config.number("final_logit_softcapping")
+    return None
 
 
 def _labels(config: JsonObject) -> tuple[str, ...]:

@@ -346,6 +346,8 @@ CODE: Mapping[str, str] = {
     "PPLXQwen3": "qwen3",
     "Qwen2Bidirectional": "qwen2",
     "Qwen3Bidirectional": "qwen3",
+    "UltraBERT": "ultrabert",
+    "UltraBert": "ultrabert",
     "XLMRobertaLoRA": "jina_embeddings_v3",
     "modeling_qwen.Qwen2": "qwen2",
     "modeling_xlm_roberta.XLMRoberta": "jina_embeddings_v3",
@@ -385,10 +387,18 @@ def needs_code(file: Path, code: str) -> UnsupportedArchitecture:
     )
 
 
-def check_head_code(config: Mapping[str, Any], file: Path) -> None:
-    """Raises UnsupportedArchitecture for a head in the publisher's own code, which no setting makes available."""
-    tasks = (name.rpartition("For")[2] for name in _architectures(config) if "For" in name)
-    for loader in (f"AutoModelFor{task}" for task in tasks):
+# The end of the name of a class that scores texts, which can be all that `AutoModel` gives.
+SCORES = re.compile(r"For\w*(Rank|Classification|Reward)\w*$")
+
+
+def check_head_code(config: Mapping[str, Any], file: Path, *, has_head: bool) -> None:
+    """Raises UnsupportedArchitecture for a head in the publisher's own code, which no setting makes available. `has_head`: the
+    heads that `architectures` names count, and not only a class of `AutoModel` that scores texts."""
+    tasks = [name.rpartition("For")[2] for name in _architectures(config) if "For" in name]
+    loaders = [f"AutoModelFor{task}" for task in tasks] if has_head else []
+    if SCORES.search(own_code(config) or ""):
+        loaders.append("AutoModel")
+    for loader in loaders:
         code = own_code(config, loader)
         if code is not None:
             raise UnsupportedArchitecture(

@@ -245,11 +245,11 @@ def classifier_layers(head: ClassifierHead, folder: Path, hidden_size: int) -> t
     for step in head.steps:
         assert isinstance(step, LinearStep | NormStep)
         name = step.name
-        layer = (
-            reader.norm(step, width) if isinstance(step, NormStep) else reader.linear(step, width)
-        )
-        layers.append(layer)
-        width = layer.weight.shape[0]
+        if isinstance(step, NormStep):
+            layers.append(reader.norm(step, width))
+        else:
+            layers += reader.linear(step, width)
+        width = layers[-1].weight.shape[0]
     if width != len(head.labels):
         raise WeightMismatch(
             f"{folder}: `{name}` gives {width} logits, config.json names {len(head.labels)} labels"
@@ -275,16 +275,22 @@ class _Reader:
         self._folder = folder
         self._trunk = trunk
 
-    def linear(self, step: LinearStep, width: int) -> LinearLayer:
+    def linear(self, step: LinearStep, width: int) -> list[LinearLayer]:
         weight = self._tensor(f"{step.name}.weight", (None, width), step.rows)
-        bias = (
-            self._tensor(f"{step.name}.bias", (None if step.rows else len(weight),), step.rows)
-            if step.bias
-            else None
-        )
-        return LinearLayer(
-            weight, bias, activation_name(step.activation, self._folder / "config.json")
-        )
+        bias = None
+        if step.bias:
+            size = None if step.rows else len(weight)
+            bias = self._tensor(f"{step.name}.bias", (size,), step.rows)
+        if step.rows is None:
+            activation = activation_name(step.activation, self._folder / "config.json")
+            return [LinearLayer(weight, bias, activation)]
+        difference = np.array([[1, -1]], np.float32)[:, : len(weight)]
+        if step.cap is None:
+            combined = np.float32(step.scale) * difference
+            return [LinearLayer(combined @ weight, None if bias is None else combined @ bias)]
+        share = np.float32(step.scale / step.cap)
+        capped = LinearLayer(share * weight, None if bias is None else share * bias, "tanh")
+        return [capped, LinearLayer(np.float32(step.cap) * difference)]
 
     def norm(self, step: NormStep, width: int) -> NormLayer:
         weight = self._tensor(f"{step.name}.weight", (width,))
@@ -305,5 +311,4 @@ class _Reader:
             raise WeightMismatch(
                 f"{self._folder}: `{key}` has {count} rows, the model needs {list(rows)}"
             )
-        picked = self.tensors.rows(key, [row for row in rows if row is not None])
-        return picked[:1] - picked[1:] if len(picked) > 1 else picked
+        return self.tensors.rows(key, [row for row in rows if row is not None])

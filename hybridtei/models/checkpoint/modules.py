@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from hybridtei.errors import LoadError, MissingArtifact, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.files import JsonObject, inside, read_json, read_object
+from hybridtei.models.checkpoint.hub_layouts import own_code
 
 log = logging.getLogger(__name__)
 
@@ -266,10 +267,16 @@ def splade_function(
 
 
 def read_pooling(
-    folder: Path, override: str | None, modules: Modules, model_type: str, config: Mapping[str, Any]
+    folder: Path,
+    override: str | None,
+    modules: Modules,
+    model_type: str,
+    config: Mapping[str, Any],
+    *,
+    can_rank: bool = False,
 ) -> tuple[Pooling, ...]:
     """Return the poolings whose vectors are concatenated: from sentence-transformers' files, else `pooling` of config.json, as
-    `hub_layouts` translates it. Raises MissingArtifact if no file declares one."""
+    `hub_layouts` translates it. Raises MissingArtifact if no file declares one; if `can_rank`, it names the ranker's file."""
     if override is not None:
         return ("lasttoken",) if override == "last-token" else (_pooling_name(override, folder),)
     listed = module_path(modules, "Pooling")
@@ -284,14 +291,14 @@ def read_pooling(
         )
     if "bert" not in model_type.lower():
         name = next(iter(config.get("architectures") or ()), model_type)
-        ranks = (
-            "; of one that ranks, describe the template in hybridtei_rerank.json"
-            if name.endswith("ForCausalLM")
-            else ""
-        )
+        more = ""
+        if can_rank and name.endswith("ForCausalLM"):
+            more = "; of one that ranks, describe the template in hybridtei_rerank.json"
+        if own_code(config) is not None:
+            more = "; --trust-remote-code is needed too, since only the publisher's own code computes this model"
         raise MissingArtifact(
             f"{file}: missing, so nothing says how states of {name} become one vector; give --pooling mean, which "
-            f"sentence-transformers takes then, or last-token, which most language models that embed are trained with{ranks}"
+            f"sentence-transformers takes then, or last-token, which most language models that embed are trained with{more}"
         )
     log.warning(
         "%s: missing; taking the first token (cls), as TEI does: set --pooling if the model needs another",

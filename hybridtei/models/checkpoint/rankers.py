@@ -17,8 +17,14 @@ from typing import Any
 import msgspec
 
 from hybridtei.errors import LoadError, UnsupportedArchitecture
-from hybridtei.models.checkpoint.classifiers import ClassifierHead, language_model, yes_of_two
-from hybridtei.models.checkpoint.files import read_object
+from hybridtei.models.checkpoint.classifiers import (
+    DECODERS,
+    LANGUAGE_MODELS,
+    ClassifierHead,
+    language_model,
+    yes_of_two,
+)
+from hybridtei.models.checkpoint.files import JsonObject, read_object
 from hybridtei.models.checkpoint.modules import Modules, logit_score
 from hybridtei.models.checkpoint.sentence import template_arguments
 from hybridtei.models.checkpoint.sizes import sentence_config
@@ -221,7 +227,7 @@ def language_ranker(
     modules: Modules,
     classifier: ClassifierHead | None,
     *,
-    config: Mapping[str, Any],
+    config: JsonObject,
     sentence: Mapping[str, Any],
 ) -> tuple[ClassifierHead | None, PairTemplate | None]:
     """Return (head, template) of a decoder that ranks, by its own classifier or by the logits of words. For any other model
@@ -231,19 +237,26 @@ def language_ranker(
         not modules or scored is not None
     )
     ranks = classifier is not None and classifier.kind != "tagger"
-    if not (causal or ranks):
+    model_type = str(config["model_type"])
+    if causal and model_type not in LANGUAGE_MODELS:
+        if scored is None and not (home / OWN_FILE).exists():
+            return classifier, None
+        served = ", ".join(sorted(LANGUAGE_MODELS))
+        raise UnsupportedArchitecture(
+            f"{config.file}: {model_type!r} as a language model that ranks is not supported; supported: {served}"
+        )
+    if not (causal or (ranks and model_type in DECODERS)):
         return classifier, None
     default = (sentence.get("prompts") or {}).get(sentence.get("default_prompt_name"))
-    template = _template(home, str(config["model_type"]), default, modules=modules)
+    template = _template(home, model_type, default, modules=modules)
     if classifier is not None:
         return (classifier if template is None else yes_of_two(classifier)), template
-    tied = bool(config.get("tie_word_embeddings"))
     if scored is not None:
-        return language_model(*scored, tied=tied), template
+        return language_model(home, config, *scored), template
     if template is None:
         return None, None
     no = None if template.no is None else _token_id(home, template.no)
-    return language_model(_token_id(home, template.yes), no, tied=tied), template
+    return language_model(home, config, _token_id(home, template.yes), no), template
 
 
 def _token_id(folder: Path, word: str) -> int:

@@ -5,7 +5,7 @@ No config.json mentions BGE-M3's sparse and multi-vector heads; they exist if th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from hybridtei.batch import Head, Positions
 from hybridtei.errors import LoadError, UnsupportedArchitecture, WeightMismatch
 from hybridtei.models.checkpoint.classifiers import (
-    DECODERS,
+    LANGUAGE_MODELS,
     ClassifierHead,
     Kind,
     read_classifier,
@@ -220,6 +220,15 @@ def read_spec(
     )
 
 
+# Of SPLADE models whose queries are looked up in it
+IDF_TABLE = "idf.json"
+
+
+def _has_idf_table(folder: Path, modules: Modules, architectures: Sequence[str]) -> bool:
+    is_masked = any(name.endswith("MaskedLM") for name in architectures)
+    return is_masked and not modules and (folder / IDF_TABLE).exists()
+
+
 def _read(
     folder: Path,
     modules: Modules,
@@ -247,23 +256,16 @@ def _read(
     model_type = _model_type(config)
     check_sizes(config, home, has_position_table=model_type in ABSOLUTE_FAMILIES)
     hidden_size = read_hidden_size(config)
-    idf = folder / "idf.json"
-    if (
-        not modules
-        and pooling is None
-        and idf.exists()
-        and any(name.endswith("MaskedLM") for name in architectures)
-    ):
-        pooling, queries = "splade", idf
+    if pooling is None and _has_idf_table(folder, modules, architectures):
+        pooling, queries = "splade", folder / IDF_TABLE
     splade = splade_function(folder, pooling, modules, architectures)
     classifier = None if splade else read_classifier(folder, home, modules, config, hidden_size)
     template = None
-    if model_type in DECODERS and not splade:
+    if not splade:
         classifier, template = language_ranker(
             folder, home, modules, classifier, config=config, sentence=sentence
         )
-    if splade or classifier is not None:
-        check_head_code(config, file)
+    check_head_code(config, file, has_head=bool(splade) or classifier is not None)
     # sentence-transformers' cross-encoders read these only with modules.json
     transformer = (
         JsonObject({}, home) if classifier is not None and not modules else sentence_config(home)
@@ -289,7 +291,10 @@ def _read(
         )
     if late is not None:
         multivector = token_projection(folder, home, modules, hidden_size)
-    poolings = read_pooling(folder, pooling, modules, model_type, config) if pooled else ()
+    poolings: tuple[Pooling, ...] = ()
+    if pooled:
+        can_rank = model_type in LANGUAGE_MODELS
+        poolings = read_pooling(folder, pooling, modules, model_type, config, can_rank=can_rank)
     pooled_width = hidden_size * len(poolings)
     dense = read_steps(folder, modules, dense_path, pooled_width) if pooled else ()
     if pooled and not dense:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -62,16 +63,23 @@ class TextReader:
     ) -> list[Encoding]:
         """Return one encoding an input, in order. Raises RequestError for the first input that breaks a rule."""
         side = direction or self.tokenizer.truncation_side
-        ready, refused = _until_refused(
-            inputs,
-            lambda item: self._prepare(item, truncate, side, prompt_name, allow_empty=allow_empty),
+        prepare = partial(
+            self._prepare,
+            truncate=truncate,
+            direction=side,
+            prompt_name=prompt_name,
+            allow_empty=allow_empty,
         )
-        if refused is None and len(ready) == 1:  # most requests have one
-            (one,) = ready
-            (raw,) = self.tokenizer.encode(
-                [one.text], add_special_tokens=one.special_tokens and special_tokens
-            )
-            return [self._fitted(raw, one, truncate, side)]
+        ready, refused = _until_refused(inputs, prepare)
+        texts = [item.text for item in ready]
+        whole = {item.special_tokens for item in ready}
+        if refused is None and len(whole) == 1 and sum(map(len, texts)) <= PORTION_CHARACTERS:
+            # So are most requests
+            raws = self.tokenizer.encode(texts, add_special_tokens=special_tokens and whole.pop())
+            return [
+                self._fitted(raw, item, truncate, side)
+                for item, raw in zip(ready, raws, strict=True)
+            ]
         if not special_tokens:
             ready = [replace(item, special_tokens=False) for item in ready]
         encodings = [
@@ -177,7 +185,8 @@ class TextReader:
         )
         prompt, encodings = self.prompts.named(prompt_name) or "", list[LocatedEncoding]()
         for text, (item, raw) in zip(texts, self._tokenised(ready, offsets=True), strict=False):
-            self._check_length(raw, truncate)
+            if not truncate:
+                self._check_length(raw)
             shift = len(text) - len(item.text) if side == "left" else -len(prompt)
             located = self.tokenizer.cut_located(
                 raw, text, times * self.max_input_length, side, shift=shift
@@ -221,8 +230,12 @@ class TextReader:
     ) -> _Ready:
         if not item and not allow_empty:
             raise EmptyInput("`inputs` cannot be empty")
-        prompt = self.prompts.named(prompt_name)
-        item = self._bounded(item, truncate, direction)
+        prompts = self.prompts
+        prompt, adapter = prompts.default, prompts.default_adapter
+        if prompt_name is not None:
+            prompt, adapter = prompts.named(prompt_name), prompts.adapter(prompt_name)
+        if len(item) > self.max_input_length * CHARACTERS_PER_TOKEN:
+            item = self._bounded(item, truncate, direction)
         # With a prompt, special tokens around the whole text replace the special tokens in the ids.
         whole = isinstance(item, str) or prompt is not None
         if not isinstance(item, str):  # a single id may decode to a long text
@@ -230,7 +243,7 @@ class TextReader:
                 self.tokenizer.text_of(item, skip_special_tokens=whole), truncate, direction
             )
         text = (prompt or "") + item
-        return _Ready(text, special_tokens=whole, adapter=self.prompts.adapter(prompt_name))
+        return _Ready(text, special_tokens=whole, adapter=adapter)
 
     def _prepare_text(self, item: Text, truncate: bool, direction: Direction) -> _Ready:
         if isinstance(item, str):
@@ -278,8 +291,8 @@ class TextReader:
                     raws.update(zip(places, found, strict=True))
             yield from ((item, raws[i]) for i, item in enumerate(some))
 
-    def _check_length(self, raw: RawEncoding, truncate: bool) -> None:
-        if len(raw) > self.max_input_length and not truncate:
+    def _check_length(self, raw: RawEncoding) -> None:
+        if len(raw) > self.max_input_length:
             raise InvalidInput(
                 f"`inputs` must have less than {self.max_input_length} tokens. Given: {len(raw)}"
             )
@@ -287,19 +300,26 @@ class TextReader:
     def _fitted(
         self, raw: RawEncoding, item: _Ready, truncate: bool, direction: Direction
     ) -> Encoding:
-        self._check_length(raw, truncate)
+        if not truncate:
+            self._check_length(raw)
         return self._finished(
             self.tokenizer.cut(raw, self.max_input_length, direction), item.adapter
         )
 
     def _finished(self, encoding: Laid, adapter: int = 0) -> Laid:
-        encoding = self._ended(self._checked(encoding))
+        input_ids = encoding.input_ids
+        if not len(input_ids):
+            raise InvalidInput("`inputs` holds an input that becomes no token at all")
+        if input_ids.max() >= self.vocab_size:  # an unknown id would fail the whole batch
+            raise InvalidInput(
+                f"`inputs` becomes the token id {input_ids.max()}, but the model knows ids below {self.vocab_size}"
+            )
+        if self.skipped is not None and input_ids[-1] == self.skipped:
+            encoding = self._ended(encoding)
         return replace(encoding, adapter=adapter) if adapter else encoding
 
     def _ended(self, encoding: Laid) -> Laid:
         """Remove `skipped` tokens from the end. If all tokens are skipped ones, keep the first, as transformers does."""
-        if self.skipped is None or encoding.input_ids[-1] != self.skipped:
-            return encoding
         others = np.flatnonzero(encoding.input_ids != self.skipped)
         length = int(others[-1]) + 1 if len(others) else 1
         columns = {
@@ -310,15 +330,6 @@ class TextReader:
             encoding,
             **{name: column[:length] for name, column in columns.items() if column is not None},
         )
-
-    def _checked(self, encoding: Laid) -> Laid:
-        if not len(encoding):
-            raise InvalidInput("`inputs` holds an input that becomes no token at all")
-        if encoding.input_ids.max() >= self.vocab_size:  # an unknown id would fail the whole batch
-            raise InvalidInput(
-                f"`inputs` becomes the token id {encoding.input_ids.max()}, but the model knows ids below {self.vocab_size}"
-            )
-        return encoding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,9 +125,9 @@ class Tokenizer:
         """
         input_ids = np.array(raw.ids, dtype=np.int64)
         type_ids = np.array(raw.type_ids, dtype=np.int64) if self._has_token_types else None
-        kept = _kept(raw, max_length, direction)
-        if kept is None:
+        if len(raw) <= max_length:
             return Encoding(input_ids, type_ids)
+        kept = _kept(raw, max_length, direction)
         return Encoding(input_ids[kept], None if type_ids is None else type_ids[kept])
 
     def cut_located(

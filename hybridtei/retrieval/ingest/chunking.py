@@ -1,8 +1,7 @@
 """Documents, their chunks, and the payload of a chunk's point; `notebooks/search.md` lists its keys.
 
-A point is one chunk of one document. Its id is a UUID of the document's key (source and id) and the chunk's number. The indexed
-text of a document is its title, a line feed and its text; `start` counts its characters. Points of 0.1 have no `settings`:
-their digest is keyed by the settings.
+A point is one chunk of one version of a document. Its id is a UUID of the document's source and id, its digest, the settings and
+the chunk's number. The indexed text of a document is its title, a line feed and its text; `start` counts its characters.
 """
 
 from __future__ import annotations
@@ -36,6 +35,8 @@ TEXT, DOCUMENT_ID, SOURCE, CHUNK, CHUNKS, START = (
     "start",
 )
 DIGEST, SETTINGS, TITLE, METADATA = "digest", "settings", "title", "metadata"
+# Size in bytes and times of the last changes, in ns, of a file that is one document.
+FILE = "file"
 DIGEST_BYTES = 16
 
 
@@ -51,23 +52,15 @@ class Document:
     location: str = ""
 
     @property
-    def key(self) -> str:
-        return document_key(self.source, self.document_id)
-
-    @property
     def indexed_text(self) -> str:
         return f"{self.title}\n{self.text}".strip() if self.title else self.text.strip()
 
-    def digest(self, key: bytes = b"") -> str:
-        """The 16-byte hash of the document's content in base64. `key`: the settings; only digests of 0.1 depend on them."""
+    def digest(self) -> str:
+        """The 16-byte hash of the document's content in base64."""
         content = orjson.dumps(
             [self.title, self.text, dict(self.metadata)], option=orjson.OPT_SORT_KEYS
         )
-        return (
-            b64encode(blake2b(content, digest_size=DIGEST_BYTES, key=key).digest())
-            .rstrip(b"=")
-            .decode()
-        )
+        return b64encode(blake2b(content, digest_size=DIGEST_BYTES).digest()).rstrip(b"=").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +90,6 @@ class Chunk:
     def end(self) -> int:
         """The end of the chunk in the document's indexed text."""
         return self.start + len(self.text)
-
-
-def document_key(source: str, document_id: str) -> str:
-    """Source and id as one string, unique for the pair."""
-    return orjson.dumps([source, document_id]).decode()
-
-
-def payload_of(
-    document: Document, chunk: Chunk, chunks: int, digest: str, settings: str
-) -> dict[str, Any]:
-    """The payload of a chunk's point."""
-    payload: dict[str, Any] = {
-        TEXT: chunk.text,
-        DOCUMENT_ID: document.document_id,
-        SOURCE: document.source,
-        CHUNK: chunk.number,
-        CHUNKS: chunks,
-        START: chunk.start,
-        DIGEST: digest,
-        SETTINGS: settings,
-    }
-    if document.title:
-        payload[TITLE] = document.title
-    if document.metadata:
-        payload[METADATA] = dict(document.metadata)
-    return payload
 
 
 DEFAULT_TOKENS = 512  # default for models that read more, so that a hit is short enough to show

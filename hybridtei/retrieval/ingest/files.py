@@ -179,14 +179,19 @@ BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to read. `label`: in ids and payloads. `size`: in bytes. `stamp`: times of its last changes in ns, and inode.
-    `unreadable`: the reason why the file or folder cannot be read."""
+    """A file to read. `label`: in ids and payloads. `size`: in bytes. `times`: of its last changes, in ns. `unreadable`: the
+    reason why the file or folder cannot be read."""
 
     path: Path
     label: str
     size: int = 0
-    stamp: tuple[int, ...] = ()
+    times: tuple[int, ...] = ()
     unreadable: str | None = None
+
+    @property
+    def stamp(self) -> list[int] | None:
+        """Size and times of a file that is one document; None for a file of many documents."""
+        return [self.size, *self.times] if self.path.suffix.lower() in PARSERS else None
 
 
 def source_files(
@@ -222,9 +227,7 @@ def check_source(source: Path) -> None:
 
 
 def _file(path: Path, label: str, status: os.stat_result) -> SourceFile:
-    return SourceFile(
-        path, label, status.st_size, (status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    )
+    return SourceFile(path, label, status.st_size, (status.st_mtime_ns, status.st_ctime_ns))
 
 
 def documents_of(file: SourceFile, options: ReadOptions) -> Iterator[Progress]:
@@ -305,10 +308,6 @@ class Quarantine:
 
     def __len__(self) -> int:
         return self._counts.total()
-
-    def of(self, source: str) -> int:
-        """The number of rejections of a file."""
-        return self._counts[source]
 
     def add(self, rejected: Rejection) -> None:
         """Count a rejection. Only the first 10,000 of a file are written."""

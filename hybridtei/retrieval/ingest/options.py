@@ -84,9 +84,7 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
     dry_run: Annotated[bool, flag("print what would be stored and deleted, and change nothing")] = (
         False
     )
-    reread: Annotated[
-        bool, flag("also read files whose size, times and inode have not changed")
-    ] = False
+    reread: Annotated[bool, flag("also read files whose size and times have not changed")] = False
     engine: Annotated[
         Literal["local", "ray"], flag("where to embed: here, or in a Ray cluster")
     ] = "local"
@@ -99,9 +97,6 @@ class IngestOptions(ReadOptions, frozen=True, kw_only=True):
             "Ray cluster [default: RAY_ADDRESS, else a new one on this machine]", metavar="ADDRESS"
         ),
     ] = None
-    defer_indexing_mb: Annotated[
-        int, flag("for runs of at least this size, a server indexes after the run")
-    ] = 16
     wait_indexed: Annotated[bool, flag("do not wait until a server has indexed the points")] = True
     quiet: Annotated[bool, flag("show no progress")] = False
     plan: CollectionPlan = CollectionPlan()

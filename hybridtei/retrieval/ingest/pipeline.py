@@ -8,7 +8,6 @@ a second upsert replaces the first.
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -17,7 +16,6 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import accumulate, groupby
 from typing import TypeVar
 
-import orjson
 from tqdm.auto import tqdm
 
 from hybridtei.errors import (
@@ -32,8 +30,7 @@ from hybridtei.inference.tasks.spans import SpanText
 from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.ingest.options import MEGABYTE
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, Preparation
-from hybridtei.retrieval.ingest.write import Writer, deferred_indexing
-from hybridtei.retrieval.store.base import CollectionSchema
+from hybridtei.retrieval.ingest.write import Writer
 from hybridtei.system.own_loop import read_error
 
 T = TypeVar("T")
@@ -70,46 +67,34 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
 async def ingest(
     preparation: Preparation,
     encode: Encode,
-    schema: CollectionSchema | None,
+    writer: Writer | None,
     *,
     parallel: int = 1,
-    defer_indexing_bytes: float = math.inf,
-    patience_s: float = 0.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Store every document of the sources that is not stored yet. A bad document goes into quarantine; the others continue.
 
-    `schema`: the collection's; None if a dry run finds no collection. `encode`: `parallel` threads call it at once.
-    `defer_indexing_bytes`: from this size of a run on, a server indexes after it. After a SIGINT or SIGTERM nothing more is
-    read, and embedded batches are stored. Raises StoreError if the store fails for longer than its patience, ConnectionError
+    `writer`: None for a dry run. `encode`: `parallel` threads call it at once. After a SIGINT or SIGTERM nothing more is read,
+    and embedded batches are stored. Raises StoreError if the store fails for longer than its patience, ConnectionError
     for a failing or foreign embedding server, BackendError if most texts fail. Stored documents stay, unless a new version is
     stored, or the source lacks them and `preparation.options.delete_missing` is set.
     """
-    ledger, stats = preparation.ledger, preparation.stats
-    ledger.count = 0 if schema is None else await ledger.store.count(ledger.name)
-    stats.began_s, stats.points = time.monotonic(), ledger.count
-    preparation.stored = await ledger.keys_below(preparation.source.labels)
-    await asyncio.to_thread(preparation.find_unchanged)
-    if schema is None or preparation.options.dry_run:
+    stats = preparation.stats
+    stats.began_s = time.monotonic()
+    if writer is None:
         await asyncio.to_thread(_count, preparation)
         await _settle_missing(preparation, None, tell)
         return
-    writer, stats.stopped = Writer(schema, preparation, patience_s), True
+    stats.stopped = True
     try:
         with stop_on_signals() as stopping:
-            unread_bytes = sum(
-                file.size for file in preparation.files if file.label not in preparation.unchanged
-            )
-            is_large = unread_bytes >= defer_indexing_bytes
-            async with deferred_indexing(ledger.store, ledger.name, is_large=is_large):
-                await _flow(preparation, encode, writer, stopping, parallel)
+            await _flow(preparation, encode, writer, stopping, parallel)
         stats.stopped = stopping.is_set()
         if not stats.stopped:
+            await writer.settle()
             await _settle_missing(preparation, writer, tell)
     finally:
-        writer.close()
         stats.ended_s = time.monotonic()
-    stats.points = await ledger.store.count(ledger.name)
 
 
 def _count(preparation: Preparation) -> None:
@@ -130,15 +115,10 @@ async def _settle_missing(
     deletes = preparation.options.delete_missing and bool(keys)
     if deletes and not stats.documents + stats.unchanged:
         stats.kept = "the source has no documents, so none is deleted"
-    elif deletes and preparation.source.is_taken_over:
-        stats.kept = (
-            "0.1 made the collection and did not record their source: the next ingest deletes them"
-        )
     if not deletes or stats.kept is not None:
         stats.documents_missing = len(keys)
         return
-    for key in keys[:TOLD_DOCUMENTS]:
-        source, document_id = orjson.loads(key)
+    for source, document_id in keys[:TOLD_DOCUMENTS]:
         tell(f"{'deletes  ' if writer else 'would delete'} {document_id} of {source}")
     if len(keys) > TOLD_DOCUMENTS:
         tell(f"and {len(keys) - TOLD_DOCUMENTS:,} more")
@@ -271,8 +251,8 @@ def embed_each(
     return Embeddings.concat(parts), [None if error is None else str(error) for error in errors]
 
 
-def missing_from_source(preparation: Preparation) -> list[str]:
-    """The keys of stored documents that left their file, or whose file left the source. Call it after reading the whole
+def missing_from_source(preparation: Preparation) -> list[tuple[str, str]]:
+    """(label, id) of stored documents that left their file, or whose file left the source. Call it after reading the whole
     source."""
     present = {
         file.label for file in preparation.files
@@ -283,5 +263,5 @@ def missing_from_source(preparation: Preparation) -> list[str]:
         if present.isdisjoint(accumulate(label.split("/"), "{}/{}".format))
     ]
     return preparation.missing + [
-        key for label in gone for key in sorted(preparation.stored[label])
+        (label, name) for label in gone for name in sorted(preparation.stored[label])
     ]

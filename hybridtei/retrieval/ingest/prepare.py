@@ -7,13 +7,35 @@ only seconds of work. Independent of store and encoder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
-from hybridtei.retrieval.ingest.chunking import Chunk, Chunker, Document, Rejection, document_key
+import orjson
+
+from hybridtei.retrieval.ingest.chunking import (
+    CHUNK,
+    CHUNKS,
+    DIGEST,
+    DOCUMENT_ID,
+    FILE,
+    METADATA,
+    SETTINGS,
+    SOURCE,
+    START,
+    TEXT,
+    TITLE,
+    Chunk,
+    Chunker,
+    Document,
+    Rejection,
+)
 from hybridtei.retrieval.ingest.files import Quarantine, SourceFile, documents_of
-from hybridtei.retrieval.ingest.ledger import MAX_DOCUMENTS, Documents, FileCache, Ledger, Source
+from hybridtei.retrieval.ingest.ledger import Source, StoredDocuments, StoredVersion
 from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
+from hybridtei.retrieval.store.base import PointId
+from hybridtei.retrieval.store.points import point_id
 
 BATCH_CHUNKS = 256
 BATCH_TOKENS = 16_384
@@ -25,15 +47,48 @@ GROUP_DOCUMENTS, GROUP_CHARACTERS = (
 
 @dataclass(slots=True, eq=False)
 class PendingDocument:
-    """A document between reader and store. `failed`: it is in quarantine, and its other chunks are dropped. `stored`: the
-    collection has a version of it."""
+    """A document between reader and store. `file`: size and times of a file that is one document. `stored`: its versions in the
+    collection. `failed`: it is in quarantine, and its other chunks are dropped."""
 
     document: Document
     digest: str
+    settings: str
+    file: Sequence[int] | None
+    stored: Sequence[StoredVersion] = ()
     chunks: int = 0
     tokens: int = 0
-    stored: bool = False
     failed: bool = False
+
+    def point_id(self, number: int) -> str:
+        """The id of a chunk's point."""
+        document = self.document
+        version = [document.source, document.document_id, self.digest, self.settings]
+        return point_id(orjson.dumps(version).decode(), number)
+
+    def payload_of(self, chunk: Chunk) -> dict[str, Any]:
+        """The payload of a chunk's point."""
+        document = self.document
+        payload: dict[str, Any] = {
+            TEXT: chunk.text,
+            DOCUMENT_ID: document.document_id,
+            SOURCE: document.source,
+            CHUNK: chunk.number,
+            CHUNKS: self.chunks,
+            START: chunk.start,
+            DIGEST: self.digest,
+            SETTINGS: self.settings,
+        }
+        if self.file is not None:
+            payload[FILE] = self.file
+        if document.title:
+            payload[TITLE] = document.title
+        if document.metadata:
+            payload[METADATA] = dict(document.metadata)
+        return payload
+
+    @property
+    def ids(self) -> list[str]:
+        return [self.point_id(number) for number in range(self.chunks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +105,9 @@ class PendingChunk:
 
 @dataclass(slots=True)
 class Batch:
-    """Chunks to embed together. `files`: the files that end in this batch, with their documents' ids and digests. `done_bytes`:
-    of the whole source, once this batch is stored."""
+    """Chunks to embed together. `done_bytes`: of the whole source, once this batch is stored."""
 
     pieces: list[PendingChunk] = field(default_factory=list)
-    files: list[tuple[SourceFile, Documents]] = field(default_factory=list)
     done_bytes: int = 0
     tokens: int = 0
 
@@ -66,10 +119,10 @@ class Batch:
 @dataclass(slots=True)
 class Preparation:
     """The files of an ingest, and the settings for reading them. `settings`: a hash that differs whenever chunks differ.
-    `first_settings`: the key of digests in collections of 0.1.
 
-    `stored`: keys of the source's stored documents, by the label of their file. `unchanged`: labels of unchanged files, from
-    `find_unchanged`. `missing`: keys of stored documents that their files no longer have.
+    `stored`: the source's documents in the collection. `missing`: (label, id) of stored documents that their files no longer
+    have. `leftovers`: ids of points that a stopped ingest left beside a complete version. `touched`: {id of a point: new size and
+    times of its file}, for files whose content is unchanged.
     """
 
     files: Sequence[SourceFile]
@@ -77,52 +130,23 @@ class Preparation:
     chunker: Chunker
     quarantine: Quarantine
     settings: str
-    first_settings: bytes
     source: Source
-    ledger: Ledger
-    cache: FileCache
+    stored: StoredDocuments
     stats: IngestStats = field(default_factory=IngestStats)
-    stored: Mapping[str, Set[str]] = field(default_factory=dict)
-    unchanged: set[str] = field(default_factory=set)
-    missing: list[str] = field(default_factory=list)
-
-    def find_unchanged(self) -> None:
-        """Find the files whose documents, by the cache, equal the stored ones."""
-        if self.options.reread:
-            return
-        cached = {
-            file.label: documents
-            for file in self.files
-            if file.label in self.stored
-            and (documents := self.cache.get(file, self.settings)) is not None
-        }
-        known = {
-            document_key(label, name): digest
-            for label, documents in cached.items()
-            for name, digest in documents
-        }
-        same = {
-            key
-            for key, one in self.ledger.lookup(list(known)).items()
-            if one.is_version(known[key], self.settings)
-        }
-        for label, documents in cached.items():
-            keys = {document_key(label, name) for name, _ in documents}
-            if keys <= same:
-                self.unchanged.add(label)
-                self.stats.unchanged += len(keys)
-                self.missing.extend(self.stored[label] - keys)
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    leftovers: list[PointId] = field(default_factory=list)
+    touched: dict[PointId, Sequence[int]] = field(default_factory=dict)
 
     def batches(self) -> Iterator[Batch]:
         """Yield full batches, and a last smaller one, in the order of the source."""
         batch, before = Batch(), 0
         for file in self.files:
-            if file.label in self.unchanged:
+            if self._is_unchanged(file):
+                self.stats.unchanged += 1
                 before += file.size
                 continue
             self.stats.files += 1
-            documents: list[tuple[str, str]] = []
-            for group, read_bytes in self._groups(file, documents):
+            for group, read_bytes in self._groups(file):
                 for pieces in self._cut(group):
                     windows = [piece.chunk.window for piece in pieces]
                     for piece, window, following in zip(
@@ -138,15 +162,20 @@ class Preparation:
                 batch.done_bytes = before + read_bytes
             before += file.size
             batch.done_bytes = before
-            batch.files.append((file, documents))
-        if batch.pieces or batch.files:
+        if batch.pieces:
             yield batch
 
-    def _groups(
-        self, file: SourceFile, documents: list[tuple[str, str]]
-    ) -> Iterator[tuple[list[PendingDocument], int]]:
-        """Yield (documents to store, bytes of the file read), a group at a time. Fills `documents` with (id, digest) of all."""
-        stored = self.stored.get(file.label, frozenset())
+    def _is_unchanged(self, file: SourceFile) -> bool:
+        """True if the file is one document, stored with these settings and with the file's size and times."""
+        versions = list(chain.from_iterable(self.stored.get(file.label, {}).values()))
+        if self.options.reread or file.stamp is None or len(versions) != 1:
+            return False
+        stored = versions[0]
+        return stored.file == file.stamp and stored.settings == self.settings and stored.is_complete
+
+    def _groups(self, file: SourceFile) -> Iterator[tuple[list[PendingDocument], int]]:
+        """Yield (documents to store, bytes of the file read), a group at a time."""
+        stored = self.stored.get(file.label, {})
         seen: dict[str, bool] = {}  # id -> True for a document, False for a rejection
         group: list[Document] = []
         characters = read_bytes = nameless = 0
@@ -167,35 +196,35 @@ class Preparation:
             group.append(found)
             characters += len(found.text)
             if len(group) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
-                yield self._changed(group, stored, documents), read_bytes
+                yield self._changed(group, file), read_bytes
                 group, characters = [], 0
-        yield self._changed(group, stored, documents), read_bytes
-        missing = stored - {document_key(file.label, name) for name in seen}
+        yield self._changed(group, file), read_bytes
+        missing = [(file.label, name) for name in stored if name not in seen]
         if nameless:
             self.stats.documents_unclear += len(missing)
         else:
             self.missing.extend(missing)
 
-    def _changed(
-        self, group: Sequence[Document], stored: Set[str], documents: list[tuple[str, str]]
-    ) -> list[PendingDocument]:
+    def _changed(self, group: Sequence[Document], file: SourceFile) -> list[PendingDocument]:
         """The documents of a group whose current version is not stored."""
-        there = self.ledger.lookup([one.key for one in group if one.key in stored])
+        stored = self.stored.get(file.label, {})
         changed: list[PendingDocument] = []
         for document in group:
-            digest, found = document.digest(), there.get(document.key)
-            if (
-                found is not None
-                and found.settings is None
-                and found.is_version(first := document.digest(self.first_settings), "")
-            ):
-                digest = first
-            if len(documents) <= MAX_DOCUMENTS:
-                documents.append((document.document_id, digest))
-            if found is not None and found.is_version(digest, self.settings):
-                self.stats.unchanged += 1
-            else:
-                changed.append(PendingDocument(document, digest, stored=found is not None))
+            digest, versions = document.digest(), stored.get(document.document_id, [])
+            current = next(
+                (version for version in versions if version.is_version(digest, self.settings)), None
+            )
+            if current is None:
+                changed.append(
+                    PendingDocument(document, digest, self.settings, file.stamp, versions)
+                )
+                continue
+            self.stats.unchanged += 1
+            for version in versions:
+                if version is not current:
+                    self.leftovers.extend(version.numbers)
+            if file.stamp is not None and current.file != file.stamp:
+                self.touched.update(dict.fromkeys(current.numbers, file.stamp))
         return changed
 
     def _reject(self, document: Document, reason: str) -> None:

@@ -32,15 +32,17 @@ from hybridtei.inference.load import find_model, text_model
 from hybridtei.inference.tasks.base import Model
 from hybridtei.inference.tasks.embed import Embed
 from hybridtei.inference.tasks.spans import EmbedSpans
-from hybridtei.models.checkpoint.files import sha256_of
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.checkpoint.tokenizer.vocabularies import read_raw
-from hybridtei.models.fingerprint import tokenizer_sha256
 from hybridtei.retrieval.ingest.chunking import Chunker, ChunkSettings, settings_for
 from hybridtei.retrieval.ingest.files import QUARANTINE, Quarantine, check_source, source_files
-from hybridtei.retrieval.ingest.ledger import FileCache, Ledger, Source, claimed
+from hybridtei.retrieval.ingest.ledger import (
+    Source,
+    StoredDocuments,
+    created,
+    stored_documents,
+)
 from hybridtei.retrieval.ingest.options import (
-    MEGABYTE,
     IngestOptions,
     IngestStats,
     ReadOptions,
@@ -49,8 +51,8 @@ from hybridtei.retrieval.ingest.options import (
 from hybridtei.retrieval.ingest.pipeline import ingest as run_pipeline
 from hybridtei.retrieval.ingest.pipeline import stop_on_signals
 from hybridtei.retrieval.ingest.prepare import Preparation
-from hybridtei.retrieval.ingest.write import wait_indexed
-from hybridtei.retrieval.store import open_store, place_of, state_folder, with_default
+from hybridtei.retrieval.ingest.write import Writer, wait_indexed
+from hybridtei.retrieval.store import open_store, place_of, with_default
 from hybridtei.retrieval.store.base import CollectionSchema, Store
 from hybridtei.retrieval.store.collection import check_fits, check_name
 from hybridtei.retrieval.store.plan import (
@@ -66,7 +68,6 @@ from hybridtei.retrieval.store.query import CollectionPlan
 Tell = Callable[[str], None]
 VECTORS = (Head.DENSE, Head.SPARSE, Head.MULTIVECTOR)
 REQUEST_TIMEOUT_S = 300.0
-FIRST_EMBEDDED_HEADS = "bba3482ef526a1f6e8f4a2515c8a773fb6eaa32eb21a11c3337db82fdd4abc5d"
 
 
 def ingest(
@@ -162,15 +163,18 @@ class _Ingest:
         options, name, store, tell = self.options, self.options.collection, self.store, self.tell
         assert store is not None
         stats = IngestStats()
+        writer: Writer | None = None
         async with AsyncExitStack() as stack:
             stack.push_async_callback(store.close)
             try:
                 existing = await store.describe(name)
                 plan, schema = await self._planned(store, existing)
                 source = Source.of(Path(options.source), existing, options.source_name)
-                preparation = self._preparation(
-                    stack, source, Ledger(store, name, asyncio.get_running_loop()), stats
-                )
+                stored: StoredDocuments = {}
+                if existing is not None:
+                    stats.points = await store.count(name)
+                    stored = await stored_documents(store, name, source.labels)
+                preparation = self._preparation(stack, source, stored, stats)
                 load = self._loader(stack)
                 budget = (
                     {"multivector": budget_of_plan(plan)} if Head.MULTIVECTOR in self.heads else {}
@@ -184,28 +188,20 @@ class _Ingest:
                 if not options.dry_run:
                     if existing is None or options.engine == "ray":
                         load()  # before the collection is created, so that a failed load leaves none; Ray needs the main thread
-                    lock = state_folder(self.config) / f"{name}.lock"
-                    existing = await stack.enter_async_context(
-                        claimed(store, name, schema, lock, tell)
-                    )
+                    existing = await created(store, name, schema)
                     if record := Source.of(
                         Path(options.source), existing, options.source_name
                     ).record:
                         await store.annotate(name, record)
-                await run_pipeline(
-                    preparation,
-                    encode,
-                    existing,
-                    parallel=load().parallel if options.engine == "ray" else 1,
-                    defer_indexing_bytes=MEGABYTE * options.defer_indexing_mb,
-                    patience_s=0.0
-                    if store.kind == "server"
-                    else self.config.qdrant_patience,  # a server's store has its own
-                    tell=tell,
-                )
-                if (
-                    not stats.stopped and not options.dry_run
-                ):  # an earlier run may have ended before this step
+                    # a server's store has a patience of its own
+                    patience_s = 0.0 if store.kind == "server" else self.config.qdrant_patience
+                    writer = Writer(store, name, existing, preparation, patience_s)
+                parallel = load().parallel if options.engine == "ray" else 1
+                await run_pipeline(preparation, encode, writer, parallel=parallel, tell=tell)
+                if writer is not None:
+                    stats.points = await store.count(name)
+                # an earlier run may have ended before this step
+                if writer is not None and not stats.stopped:
                     await self._index(store)
             except (StoreUnavailable, ConnectionError, BackendError, NoKey) as error:
                 done = f"{stats.documents:,} documents were stored; run the same command again to continue from there"
@@ -245,7 +241,7 @@ class _Ingest:
         return plan, schema
 
     def _preparation(
-        self, stack: AsyncExitStack, source: Source, ledger: Ledger, stats: IngestStats
+        self, stack: AsyncExitStack, source: Source, stored: StoredDocuments, stats: IngestStats
     ) -> Preparation:
         """The source's files and settings. Raises InvalidInput if there are no files."""
         options = self.options
@@ -253,20 +249,16 @@ class _Ingest:
         files = list(source_files(Path(options.source), source.label, quarantine, source.known))
         if not files:
             raise InvalidInput(f"{options.source}: holds no files")
-        cached = FileCache(state_folder(self.config) / f"{options.collection}.files.sqlite")
-        stack.callback(cached.close)
         chunker = Chunker(self.text, read_raw(self.spec.folder), self.chunks)
         stack.callback(chunker.close)
         return Preparation(
             files=files,
             options=options,
             chunker=chunker,
-            cache=cached,
             quarantine=Quarantine(quarantine),
             settings=settings_hash(self.heads, self.chunks, options),
-            first_settings=first_settings(self.model, self.spec, self.heads, self.chunks, options),
             source=source,
-            ledger=ledger,
+            stored=stored,
             stats=stats,
         )
 
@@ -380,28 +372,3 @@ def settings_hash(heads: frozenset[Head], chunks: ChunkSettings, reading: ReadOp
     """Hash of every setting that affects stored points, except the model, which the collection records."""
     made_of = [sorted(heads), asdict(chunks), reading.as_dict()]
     return blake2b(orjson.dumps(made_of), digest_size=8).hexdigest()
-
-
-def first_settings(
-    model: ModelConfig,
-    spec: ModelSpec,
-    heads: frozenset[Head],
-    chunks: ChunkSettings,
-    reading: ReadOptions,
-) -> bytes:
-    """The key of digests in collections of 0.1. Our own head files count by content, except the first embedded ones."""
-    heads_file = next(
-        (head.file for head in (spec.multivector, spec.sparse) if head is not None and head.own),
-        None,
-    )
-    made_by = None if heads_file is None else sha256_of(heads_file)
-    made_of: list[Any] = [
-        model.model_id,
-        model.revision,
-        tokenizer_sha256(spec),
-        sorted(heads),
-        {name: value for name, value in asdict(chunks).items() if name != "late" or value},
-        reading.as_dict(),
-        *([] if made_by in (None, FIRST_EMBEDDED_HEADS) else [made_by]),
-    ]
-    return blake2b(orjson.dumps(made_of), digest_size=32).digest()

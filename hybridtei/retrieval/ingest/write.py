@@ -1,94 +1,51 @@
 """Writes embedded chunks into a collection: every change of an ingest to a store.
 
-A document is stored completely or not at all, and only a complete new version replaces a stored one. A document with a chunk
-that cannot be embedded or stored goes into quarantine, and its stored version stays. So chunks of an already stored document
-wait for its last chunk. Surplus chunks of a longer old version are deleted before the new one is written: after a kill in
-between, the document is incomplete and is ingested again.
-
-A server's indexing is deferred until a large ingest has ended, since the graphs of its segments would soon be merged and made
-again. The indexing threshold is 0 (never) meanwhile, and is restored even after an error. The old value is saved in the
-collection's metadata first: after a kill, or if the server is away, the next ingest restores it.
+Points of a new version have ids of their own. So they are written as they come, and the old version's points are deleted after
+the last one: searches find the old version or the new one, and for a moment both. A document with a chunk that cannot be
+embedded or stored goes into quarantine; its new points are deleted, and its stored version stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import pickle
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from tempfile import SpooledTemporaryFile
 from typing import Any
 
-from hybridtei.errors import BackendError, InvalidPoint, StoreError
+from hybridtei.errors import BackendError, InvalidPoint
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.ingest.chunking import Rejection, payload_of
-from hybridtei.retrieval.ingest.ledger import IDS_AT_ONCE, Ledger
+from hybridtei.retrieval.ingest.chunking import FILE, Rejection
+from hybridtei.retrieval.ingest.ledger import IDS_AT_ONCE
 from hybridtei.retrieval.ingest.prepare import Batch, PendingChunk, PendingDocument, Preparation
-from hybridtei.retrieval.store.base import CollectionSchema, Stored
+from hybridtei.retrieval.store.base import CollectionSchema, PointId, Store, Stored
 from hybridtei.retrieval.store.plan import fit_to_schema
-from hybridtei.retrieval.store.points import check_points, point_id, to_points
+from hybridtei.retrieval.store.points import check_points, to_points
 from hybridtei.system.retries import retry_unavailable
 
-log = logging.getLogger(__name__)
 RECENT_TEXTS = 50  # if more than half of the last texts failed (this many), the engine is at fault, not the texts
-MAX_HELD_BYTES = 64_000_000  # of vectors in memory; further ones go to a temporary file
-
-
-class _Held:
-    """Points of `pending`, the stored document whose new version is not completely read yet."""
-
-    def __init__(self) -> None:
-        self._file: Any = SpooledTemporaryFile(max_size=MAX_HELD_BYTES)  # noqa: SIM115 - open until `close`
-        self.pending: PendingDocument | None = None
-        self._parts = 0
-
-    def add(self, pending: PendingDocument, points: list[Stored]) -> None:
-        pickle.dump(
-            points, self._file, protocol=5
-        )  # a nameless file, which only this process can read
-        self.pending, self._parts = pending, self._parts + 1
-
-    def parts(self) -> Iterator[list[Stored]]:
-        self._file.seek(0)
-        for _ in range(self._parts):
-            yield pickle.load(self._file)
-
-    def clear(self) -> None:
-        self._file.seek(0)
-        self._file.truncate()
-        self.pending, self._parts = None, 0
-
-    def close(self) -> None:
-        self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """`patience_s`: how long to retry a change, if the store does not retry itself."""
+    """`name`, `schema`: the collection's. `patience_s`: how long to retry a change, if the store does not retry itself."""
 
+    store: Store
+    name: str
     schema: CollectionSchema
     preparation: Preparation
     patience_s: float
-    _recent: deque[bool] = field(
-        default_factory=lambda: deque(maxlen=RECENT_TEXTS)
-    )  # True for each text that failed
-    _held: _Held = field(default_factory=_Held)
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.preparation.ledger
+    # True for each text that failed
+    _recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_TEXTS))
 
     async def write(
         self, batch: Batch, embeddings: Embeddings, reasons: Sequence[str | None]
     ) -> None:
-        """Store and record a batch, except documents that wait for chunks of later batches.
+        """Store a batch, and delete the old versions of documents that end in it.
 
-        `embeddings`: a row for each piece without an error. Raises StoreError; then nothing of the batch is recorded, even if
+        `embeddings`: a row for each piece without an error. Raises StoreError; then nothing of the batch is counted, even if
         some is stored. Raises BackendError, after storing the good pieces, if more than half of the last 50 texts failed.
         """
         accepted = [
@@ -101,112 +58,90 @@ class Writer:
         for piece, reason in zip(batch.pieces, reasons, strict=True):
             if reason is not None:
                 self._fail(piece, reason)
-        complete = dict.fromkeys(
-            piece.pending for piece in batch.pieces if piece.is_last and not piece.pending.failed
-        )
-        await self._delete_stale(complete)
-        await self._store(accepted, points, complete)
+        good = [
+            point for piece, point in zip(accepted, points, strict=True) if not piece.pending.failed
+        ]
+        await self._upsert(good)
         await self._delete_failed(batch)
-        await asyncio.to_thread(self._note, batch, complete)
+        complete = [
+            piece.pending for piece in batch.pieces if piece.is_last and not piece.pending.failed
+        ]
+        await self._delete_replaced([pending for pending in complete if pending.stored])
+        stats = self.preparation.stats
+        stats.documents += len(complete)
+        stats.chunks += sum(pending.chunks for pending in complete)
+        stats.tokens += sum(pending.tokens for pending in complete)
         self._stop_if_most_fail(reasons)
 
-    def close(self) -> None:
-        """Drop the chunks that wait for the rest of their document."""
-        self._held.close()
+    async def settle(self) -> None:
+        """Delete what stopped ingests left beside complete versions, and store the new times of files that did not change."""
+        await self._delete(self.preparation.leftovers)
+        touched = self.preparation.touched
+        for ids in parts_of(list(touched)):
+            records = await self.store.retrieve(self.name, ids, with_vectors=True)
+            points = [
+                Stored(record.id, {**record.payload, FILE: touched[record.id]}, record.vector)
+                for record in records
+            ]
+            await self._upsert(points)
 
-    async def delete_documents(self, keys: Sequence[str]) -> None:
-        """Delete documents, their first chunks last, so that after a kill in between the next ingest finds the rest."""
-        for start in range(0, len(keys), IDS_AT_ONCE):
-            found = await self.ledger.documents(keys[start : start + IDS_AT_ONCE])
-            await self._delete(
-                [
-                    point_id(key, n)
-                    for key, one in found.items()
-                    for n in reversed(range(one.chunks))
-                ]
-            )
-            for key in (key for key, one in found.items() if not one.chunks):
-                await self._delete((await self.ledger.chunks_from(key, 0))[::-1])
-
-    async def _store(
-        self,
-        pieces: Sequence[PendingChunk],
-        points: Sequence[Stored],
-        complete: Collection[PendingDocument],
-    ) -> None:
-        """Store points, except those of the batch's last document if it is stored already and more chunks follow."""
-        if self._held.pending in complete:
-            for part in self._held.parts():
-                await self._send(part)
-            self._held.clear()
-        going = [
-            (piece.pending, point)
-            for piece, point in zip(pieces, points, strict=True)
-            if not piece.pending.failed
-        ]
-        if waiting := [
-            point for pending, point in going if pending.stored and pending not in complete
-        ]:
-            await asyncio.to_thread(self._held.add, going[-1][0], waiting)
-        await self._send(
-            [point for pending, point in going if not pending.stored or pending in complete]
+    async def delete_documents(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Delete the documents of these labels and ids."""
+        stored = self.preparation.stored
+        await self._delete(
+            [
+                identity
+                for label, document_id in keys
+                for version in stored[label][document_id]
+                for identity in version.numbers
+            ]
         )
-
-    async def _send(self, points: Sequence[Stored]) -> None:
-        if points:
-            await retry_unavailable(
-                lambda: self.ledger.store.upsert(self.ledger.name, points), self.patience_s
-            )
 
     def _fail(self, piece: PendingChunk, reason: str) -> None:
         """Put the document into quarantine, once, and drop its chunks."""
         if piece.pending.failed:
             return
         piece.pending.failed = True
-        if self._held.pending is piece.pending:
-            self._held.clear()
         document = piece.pending.document
         location = f"{document.location}, chunk {piece.chunk.number}"
         self.preparation.quarantine.add(
             Rejection(document.source, location, reason, piece.chunk.text, document.document_id)
         )
 
-    async def _delete_stale(self, complete: Iterable[PendingDocument]) -> None:
-        """Delete the surplus chunks of longer stored versions."""
-        following = {
-            point_id(one.document.key, one.chunks): one for one in complete if self.ledger.count
-        }
-        for name in await self.ledger.present(list(following)):
-            await self._delete(
-                await self.ledger.chunks_from(following[name].document.key, following[name].chunks)
-            )
-
     async def _delete_failed(self, batch: Batch) -> None:
-        """Delete all chunks of documents that failed in this batch or before, unless an old version is stored."""
-        failed = dict.fromkeys(
-            piece.pending
-            for piece in batch.pieces
-            if piece.pending.failed and not piece.pending.stored
-        )
-        await self._delete(
-            [point_id(one.document.key, number) for one in failed for number in range(one.chunks)]
-        )
-
-    async def _delete(self, ids: Sequence[str]) -> None:
-        for start in range(0, len(ids), IDS_AT_ONCE):
-            part = ids[start : start + IDS_AT_ONCE]
-            await retry_unavailable(
-                partial(self.ledger.store.delete, self.ledger.name, part), self.patience_s
+        """Delete the chunks of documents that failed in this batch or before. A complete older version stays."""
+        failed = dict.fromkeys(piece.pending for piece in batch.pieces if piece.pending.failed)
+        for pending in failed:
+            broken = [version for version in pending.stored if not version.is_complete]
+            await self._delete(
+                [*pending.ids, *(identity for version in broken for identity in version.numbers)]
             )
 
-    def _note(self, batch: Batch, complete: Collection[PendingDocument]) -> None:
-        preparation, stats = self.preparation, self.preparation.stats
-        for file, documents in batch.files:
-            if not preparation.quarantine.of(file.label):
-                preparation.cache.put(file, preparation.settings, documents)
-        stats.documents += len(complete)
-        stats.chunks += sum(one.chunks for one in complete)
-        stats.tokens += sum(one.tokens for one in complete)
+    async def _delete_replaced(self, complete: Sequence[PendingDocument]) -> None:
+        """Delete the other versions of documents. If another ingest has deleted a point of the new version, they stay."""
+        new = {identity for pending in complete for identity in pending.ids}
+        present: set[PointId] = set()
+        for ids in parts_of(list(new)):
+            records = await self.store.retrieve(self.name, ids, with_payload=False)
+            present.update(record.id for record in records)
+        await self._delete(
+            [
+                identity
+                for pending in complete
+                if present.issuperset(pending.ids)
+                for version in pending.stored
+                for identity in version.numbers
+                if identity not in new
+            ]
+        )
+
+    async def _upsert(self, points: Sequence[Stored]) -> None:
+        if points:
+            await retry_unavailable(lambda: self.store.upsert(self.name, points), self.patience_s)
+
+    async def _delete(self, ids: Sequence[PointId]) -> None:
+        for part in parts_of(ids):
+            await retry_unavailable(partial(self.store.delete, self.name, part), self.patience_s)
 
     def _stop_if_most_fail(self, reasons: Sequence[str | None]) -> None:
         for reason in reasons:
@@ -224,17 +159,8 @@ class Writer:
         """The points of the pieces, and for each piece InvalidPoint's message or None."""
         if not pieces:
             return [], []
-        ids = [point_id(piece.pending.document.key, piece.chunk.number) for piece in pieces]
-        payloads = [
-            payload_of(
-                one.pending.document,
-                one.chunk,
-                one.pending.chunks,
-                one.pending.digest,
-                self.preparation.settings,
-            )
-            for one in pieces
-        ]
+        ids = [piece.pending.point_id(piece.chunk.number) for piece in pieces]
+        payloads = [piece.pending.payload_of(piece.chunk) for piece in pieces]
         objections: list[str | None] = []
         for point in (points := to_points(embeddings, ids, payloads)):
             try:
@@ -245,56 +171,13 @@ class Writer:
         return points, objections
 
 
-THRESHOLD = (
-    "ingest_indexing_threshold"  # key of a collection's metadata: the threshold in kB to restore
-)
-DEFAULT_THRESHOLD = 10_000  # kB, Qdrant's own
-NEVER = 0
+def parts_of(ids: Sequence[PointId]) -> Iterator[Sequence[PointId]]:
+    """The ids, `IDS_AT_ONCE` at a time."""
+    return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
+
+
 POLL_S, STALLED_S = 0.5, 600.0
 Tell = Callable[[str], None]
-
-
-@asynccontextmanager
-async def deferred_indexing(store: Any, name: str, *, is_large: bool) -> AsyncIterator[None]:
-    """A context without indexing, if the run `is_large`. Restores the saved threshold at its end."""
-    if store.kind != "server":
-        yield
-        return
-    if is_large:
-        await _defer(store, name)
-    try:
-        yield
-    finally:
-        try:
-            await _restore(store, name)
-        except StoreError as error:
-            log.warning(
-                "collection %r: the next ingest restores its indexing threshold; this one could not: %s",
-                name,
-                error,
-            )
-
-
-async def _defer(server: Any, name: str) -> None:
-    config = (await server.info(name)).config
-    threshold = config.optimizer_config.indexing_threshold
-    if (config.metadata or {}).get(THRESHOLD) is None:
-        if threshold == NEVER:
-            return  # the user's own choice
-        await server.annotate(
-            name, {THRESHOLD: DEFAULT_THRESHOLD if threshold is None else threshold}
-        )
-    await server.set_indexing_threshold(name, NEVER)
-
-
-async def _restore(server: Any, name: str) -> None:
-    schema = await server.describe(name)
-    threshold = None if schema is None else schema.metadata.get(THRESHOLD)
-    if threshold is None:
-        return
-    is_valid = isinstance(threshold, int) and not isinstance(threshold, bool) and threshold > 0
-    await server.set_indexing_threshold(name, threshold if is_valid else DEFAULT_THRESHOLD)
-    await server.annotate(name, {THRESHOLD: None})
 
 
 async def wait_indexed(

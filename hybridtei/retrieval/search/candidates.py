@@ -38,13 +38,14 @@ from hybridtei.retrieval.search.fusion import (
     shares_of_best,
     weighted_sum,
 )
-from hybridtei.retrieval.search.options import SearchOptions, Stage, StageScore
+from hybridtei.retrieval.search.options import CheckedOptions, Stage, StageScore
 from hybridtei.retrieval.store.base import (
     MULTIVECTOR,
     NAMES,
     SPARSE,
     PayloadBudget,
     PointId,
+    Selector,
     Store,
     Stored,
     best_points,
@@ -65,6 +66,8 @@ MAXSIM_SHARE = (
 )
 GROUPS = {"document": DOCUMENT_ID}  # names in keys of the payload
 READ_AT_ONCE = 256  # candidates whose packed multi-vectors are in memory at a time
+# Candidates whose payloads are read with their packed multi-vectors: one call instead of two.
+READ_WHOLE = 32
 MAX_FLOAT_BYTES = 64_000_000  # of their vectors as floats; a single candidate may have more
 
 Group = int | str
@@ -75,7 +78,8 @@ Answer = TypeVar("Answer", bound=Sized)
 class Candidate:
     """A point, its score, its legs' scores, and the parts of it that were read.
 
-    `legs`: score and place by name. `more`: the number of further points of its group in the tier.
+    `legs`: score and place by name. `more`: the number of further points of its group in the tier. `is_read`: the payload, and
+    vectors if they are needed, are there.
     """
 
     id: PointId
@@ -85,6 +89,11 @@ class Candidate:
     more: int | None = None
     payload: dict[str, Any] = field(default_factory=dict)
     vectors: Mapping[str, Any] = field(default_factory=dict)
+    is_read: bool = False
+
+    def take(self, record: Stored) -> None:
+        """Keep what was read of the point."""
+        self.payload, self.vectors, self.is_read = record.payload, record.vector, True
 
 
 @dataclass(slots=True)
@@ -92,17 +101,18 @@ class Candidates:
     """The candidates of one query, found as pages need them.
 
     `options`: with a mode, as `Searcher` sets it. `packed`: the format of multi-vectors stored as bytes, if any. `max_points`:
-    the bound of all tiers' depths when points are grouped. `budget`: of the group keys' values. `key`: of the groups. Raises
-    InvalidInput for a `group_by` that is no key.
+    the bound of all tiers' depths when points are grouped. `budget`: of the group keys' values. `payload`: what the page needs of
+    payloads, if it needs nothing else. `key`: of the groups. Raises InvalidInput for a `group_by` that is no key.
     """
 
     store: Store
     collection: str
     legs: Legs
-    options: SearchOptions
+    options: CheckedOptions
     packed: PackedFormat | None = None
     max_points: int = MAX_LIMIT
     budget: PayloadBudget | None = None
+    payload: Selector = False
     key: str | None = field(init=False)
     _scale: dict[str, tuple[float, float]] = field(
         default_factory=dict
@@ -250,18 +260,18 @@ class Candidates:
     async def _normalised(self, found: list[Candidate], depth: int) -> Column:
         """The sum of normalised scores, with MaxSim for the better half. Without a scale: the sum of shares of the best."""
         weights = self.legs.weights
-        by_share = len(found) < FEW and not self._scale
+        scores_others = MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders
+        if len(found) < FEW and not self._scale:
+            if scores_others:
+                await self._score(MULTIVECTOR, found)
+            return shares_of_best({leg: _scores(found, leg) for leg in weights}, weights)
         total = np.zeros(len(found))
         for leg in self.legs.finders:
             total += self._part(leg, found)
-        if MULTIVECTOR in weights and MULTIVECTOR not in self.legs.finders:
-            most = len(found) if by_share else max(depth // MAXSIM_SHARE, 1)
-            await self._score(
-                MULTIVECTOR, [found[i] for i in np.argsort(-total, kind="stable")[:most]]
-            )
+        if scores_others:
+            best = np.argsort(-total, kind="stable")[: max(depth // MAXSIM_SHARE, 1)]
+            await self._score(MULTIVECTOR, [found[i] for i in best])
             total += self._part(MULTIVECTOR, found)
-        if by_share:
-            return shares_of_best({leg: _scores(found, leg) for leg in weights}, weights)
         return total
 
     def _part(self, leg: str, found: Sequence[Candidate]) -> Column:
@@ -276,9 +286,7 @@ class Candidates:
             return
         ids, vector = [one.id for one in some], self.legs.vectors[leg]
         if leg == MULTIVECTOR and self.packed is not None:
-            known = await self._timed(
-                leg, packed_scores(self.store, self.collection, ids, vector, self.packed)
-            )
+            known = await self._timed(leg, self._packed_scores(some, ids, vector, self.packed))
         else:
             query = Query(using=leg, vector=vector, limit=len(ids), filter=of_ids(ids), exact=True)
             points = await self._timed(leg, self.store.query(self.collection, query))
@@ -289,6 +297,27 @@ class Candidates:
                 one.legs[leg] = StageScore(
                     known[one.id], one.legs[leg].rank if leg in one.legs else None
                 )
+
+    async def _packed_scores(
+        self,
+        some: Sequence[Candidate],
+        ids: Sequence[PointId],
+        rows: Floats,
+        packed: PackedFormat,
+    ) -> dict[PointId, float]:
+        """MaxSim of each candidate that has a multi-vector. Few candidates keep the payload that the same call reads."""
+        payload = self.payload
+        if isinstance(payload, bool) or PACKED in payload or len(ids) > READ_WHOLE:
+            return await packed_scores(self.store, self.collection, ids, rows, packed)
+        selector = True if isinstance(payload, Mapping) else [PACKED, *payload]
+        records = await self.store.retrieve(self.collection, ids, with_payload=selector)
+        scores = await _in_thread(records, rows, packed)
+        by_id = {record.id: record for record in records}
+        for candidate in some:
+            if candidate.id in by_id:
+                candidate.take(by_id[candidate.id])
+                candidate.payload.pop(PACKED, None)
+        return scores
 
     async def _timed(self, leg: str, query: Awaitable[Answer]) -> Answer:
         began = perf_counter_ns()
@@ -386,10 +415,15 @@ async def packed_scores(
         read = await store.retrieve(
             collection, ids[begin : begin + READ_AT_ONCE], with_payload=[PACKED]
         )
-        scores |= await asyncio.get_running_loop().run_in_executor(
-            _THREADS, _maxsims, read, rows, packed
-        )
+        scores |= await _in_thread(read, rows, packed)
     return scores
+
+
+async def _in_thread(
+    records: Sequence[Stored], rows: Floats, packed: PackedFormat
+) -> dict[PointId, float]:
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_THREADS, _maxsims, records, rows, packed)
 
 
 def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> dict[PointId, float]:
@@ -397,7 +431,9 @@ def _maxsims(records: Sequence[Stored], rows: Floats, packed: PackedFormat) -> d
     bytes_a_character = (
         24 if packed.dtype == "binary" else 3
     )  # 3 bytes in 4 characters; a byte becomes 32 or 4
-    packed_of = {record.id: str(record.payload[PACKED]) for record in records if record.payload}
+    packed_of = {
+        record.id: str(record.payload[PACKED]) for record in records if PACKED in record.payload
+    }
     texts = list(packed_of.values())
     scores: list[float] = []
     for begin, end in runs([bytes_a_character * len(text) for text in texts], MAX_FLOAT_BYTES):

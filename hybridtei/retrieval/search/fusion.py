@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hybridtei.errors import InvalidInput
 from hybridtei.inference.tasks.rerank import PRESETS, preset
 from hybridtei.outputs import Embeddings
-from hybridtei.retrieval.search.options import SearchOptions
+from hybridtei.retrieval.search.options import CheckedOptions
 from hybridtei.retrieval.store.base import DENSE, MULTIVECTOR, NAMES, SPARSE
 from hybridtei.retrieval.store.plan import vectors_of
 
@@ -45,7 +45,7 @@ class Legs:
     finders: Sequence[str]
 
 
-def legs_of(query: Embeddings, row: int, options: SearchOptions, *, is_packed: bool) -> Legs:
+def legs_of(query: Embeddings, row: int, options: CheckedOptions, *, is_packed: bool) -> Legs:
     """The legs of a search in the options' mode. Without words in the query and without other legs there are no finders.
 
     `is_packed`: the collection stores multi-vectors as bytes. Raises InvalidInput, naming the field.
@@ -96,7 +96,7 @@ def _vectors(query: Embeddings, row: int) -> dict[str, Any]:
     return {name: vector for name, vector in vectors.items() if len(vector)}
 
 
-def _chosen(vectors: Mapping[str, Any], options: SearchOptions) -> list[str]:
+def _chosen(vectors: Mapping[str, Any], options: CheckedOptions) -> list[str]:
     """The names of the legs: the user's, or the mode's defaults."""
     if options.legs is None:
         takes_all = options.mode == "zscore" or (
@@ -123,7 +123,7 @@ def _weighs_multivector(weights: Weights) -> bool:
     return weights is not None and len(weights) == len(NAMES)
 
 
-def _weights_of(legs: Sequence[str], options: SearchOptions) -> dict[str, float]:
+def _weights_of(legs: Sequence[str], options: CheckedOptions) -> dict[str, float]:
     """The weight of each leg, without legs of weight 0. Raises InvalidInput."""
     weights = options.weights
     if not legs or (weights is None and options.mode != "zscore"):
@@ -169,8 +169,8 @@ def weighted_sum(scores: Columns, weights: Mapping[str, float]) -> Column:
 
 
 def normalised(column: Column, mean: float, deviation: float, weight: float) -> Column:
-    """weight × (score - mean) / deviation; 0 if all scores are equal."""
-    return (complete(column) - mean) * (weight / deviation if deviation > FLAT else 0.0)
+    """weight × (score - mean) / deviation of a complete column; 0 if all scores are equal."""
+    return (column - mean) * (weight / deviation if deviation > FLAT else 0.0)
 
 
 def complete(column: Column) -> Column:

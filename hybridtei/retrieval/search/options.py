@@ -127,7 +127,28 @@ class SearchFields(Struct, frozen=True, kw_only=True):
             )
 
 
-class SearchOptions(SearchFields, frozen=True, kw_only=True):
+class CheckedOptions(SearchFields, frozen=True, kw_only=True):
+    """Options of a search whose values were checked: at the wire, or by `SearchOptions`."""
+
+    query_filter: Filter | None = None
+    oversampling: float | None = None
+    text_field: str = "text"
+
+    @classmethod
+    def of(cls, fields: SearchFields, **others: Any) -> Self:
+        """Make options of the fields of a request, and fields that only the library has."""
+        return cls(
+            **{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others
+        )
+
+    def settled(self, mode: Mode, weights: Any) -> CheckedOptions:
+        """The options with a mode and its weights."""
+        if mode == self.mode and weights is self.weights:
+            return self
+        return CheckedOptions(**{**structs.asdict(self), "mode": mode, "weights": weights})
+
+
+class SearchOptions(CheckedOptions, frozen=True, kw_only=True):
     """Options of a search, for the library.
 
     `mode`: default: zscore if the collection has several kinds of vectors, rrf if `k` is given, else the only kind. `legs`: the
@@ -140,23 +161,14 @@ class SearchOptions(SearchFields, frozen=True, kw_only=True):
     "document"; points without a text or a whole number there are their own groups.
     """
 
-    query_filter: Filter | None = None
-    oversampling: float | None = None
-    text_field: str = "text"
-
     def __post_init__(self) -> None:
-        """Raises InvalidInput for a value of the wrong type, which `/search` checks when decoding, but Python does not."""
+        """Raises InvalidInput for a value of the wrong type, which `/search` checks when decoding, but Python does not; and for
+        one out of bounds."""
         super().__post_init__()
         structs.force_setattr(self, "query_filter", filter_from(self.query_filter, "query_filter"))
         for name, hint in TYPED.items():
             check_value(name, getattr(self, name), hint)
-
-    @classmethod
-    def of(cls, fields: SearchFields, **others: Any) -> Self:
-        """Make options from the fields of a request or a command, and fields that only the library has."""
-        return cls(
-            **{name: getattr(fields, name) for name in SearchFields.__struct_fields__}, **others
-        )
+        self.check_page()
 
 
 # The type of each field, except `mode` and `weights`, which have their own checks, and `with_payload`, which becomes Qdrant's

@@ -26,6 +26,7 @@ from hybridtei.retrieval.search.candidates import Candidate, Candidates
 from hybridtei.retrieval.search.explain import TokensOf, highlights, shared_terms
 from hybridtei.retrieval.search.fusion import legs_of
 from hybridtei.retrieval.search.options import (
+    CheckedOptions,
     Highlight,
     SearchHit,
     SearchOptions,
@@ -41,8 +42,7 @@ from hybridtei.retrieval.store.base import (
     Selector,
     Store,
 )
-from hybridtei.retrieval.store.collection import CollectionSchemas, check_searchable, common_heads
-from hybridtei.retrieval.store.plan import FINGERPRINT, fit_to_schema, packed_format, payload_of
+from hybridtei.retrieval.store.collection import CollectionSchemas, Searchable
 from hybridtei.retrieval.store.query import MAX_LIMIT
 
 EmbedQueries = Callable[[Sequence[str], frozenset[Head]], Awaitable[Embeddings]]
@@ -53,6 +53,7 @@ FILLED_AT_ONCE = 100  # points retrieved with payloads and vectors in one call
 HIGHLIGHTED_AT_ONCE = 8  # hits in a group; a search can be cancelled between groups
 SINGLE: tuple[Literal["dense", "sparse", "multivector"], ...] = ("dense", "sparse", "multivector")
 NANOSECONDS_PER_MS = 1e6
+DEFAULTS = SearchOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,44 +97,35 @@ class Searcher:
         self._budget, self._max_points = budget, max_points
         self._schemas = schemas or CollectionSchemas(store)
         self._unlabelled = unlabelled
-        self._searchable: dict[str, CollectionSchema] = {}  # the schemas checked last
 
-    async def schema(self, collection: str) -> CollectionSchema:
-        """The collection's schema, if this model can search it. Raises UnknownCollection, CollectionMismatch, StoreError."""
-        schema = await self._schemas.of(collection)
-        await self.check(collection, schema)
-        return schema
-
-    async def check(self, collection: str, schema: CollectionSchema) -> None:
-        """Raises CollectionMismatch unless this model can search a collection of this schema."""
-        if self._searchable.get(collection) is not schema:
-            read = self.model.fingerprint if FINGERPRINT in schema.metadata else None
-            check_searchable(
-                schema,
-                self.model.spec,
-                self.model.model_id,
-                collection,
-                fingerprint=None if read is None else await read(),
-                unlabelled=self._unlabelled,
-            )
-            self._searchable[collection] = schema
+    async def fit(self, collection: str, schema: CollectionSchema | None = None) -> Searchable:
+        """The collection as this model searches it. `schema`: the collection's, if the caller has it. Raises UnknownCollection,
+        CollectionMismatch, StoreError."""
+        model = self.model
+        return await self._schemas.fit(
+            collection,
+            schema or await self._schemas.of(collection),
+            model.spec,
+            model.model_id,
+            model.fingerprint,
+            unlabelled=self._unlabelled,
+        )
 
     async def embed(
         self,
         collection: str,
         queries: Sequence[str],
-        options: SearchOptions | None = None,
+        options: CheckedOptions = DEFAULTS,
         *,
-        schema: CollectionSchema | None = None,
+        fit: Searchable | None = None,
     ) -> Embeddings:
         """The queries' vectors of every kind that the collection has, one row a query, from one pass. `query_encoder` "table":
-        only the kinds that the mode needs, sparse ones without a pass. Raises InvalidInput if there are none. `schema`: the
-        collection's, if the caller has it."""
-        options = options or SearchOptions()
-        schema = schema or await self.schema(collection)
-        heads = common_heads(schema, self.model.spec)
+        only the kinds that the mode needs, sparse ones without a pass. Raises InvalidInput if there are none. `fit`: the
+        collection, if the caller has it."""
+        fit = fit or await self.fit(collection)
+        heads = fit.heads
         if options.query_encoder == "model":
-            return fit_to_schema(await self.model.embed(queries, heads), schema)
+            return fit.fitted(await self.model.embed(queries, heads))
         if Head.SPARSE not in heads or self.model.look_up is None:
             raise InvalidInput(
                 f"`query_encoder` {options.query_encoder!r}: the collection or the model has no sparse vectors"
@@ -142,15 +134,13 @@ class Searcher:
         others = heads - {Head.SPARSE}
         if not others or (options.mode == "sparse" and not options.rescore):
             return Embeddings(sparse=sparse)
-        return fit_to_schema(
-            replace(await self.model.embed(queries, others), sparse=sparse), schema
-        )
+        return fit.fitted(replace(await self.model.embed(queries, others), sparse=sparse))
 
     async def search(
         self,
         collection: str,
         query: str,
-        options: SearchOptions | None = None,
+        options: CheckedOptions | None = None,
         *,
         rank: Rank | None = None,
     ) -> SearchResult:
@@ -159,14 +149,14 @@ class Searcher:
         Raises InvalidInput, naming the field; UnknownCollection, CollectionMismatch, StoreError, and the errors of embedding.
         """
 
+        options = options or DEFAULTS
+
         async def found(schema: CollectionSchema) -> SearchResult:
-            await self.check(collection, schema)
+            fit = await self.fit(collection, schema)
             began = perf_counter_ns()
-            embedded = await self.embed(collection, [query], options, schema=schema)
+            embedded = await self.embed(collection, [query], options, fit=fit)
             embedding = Stage("embed", since(began), 1)
-            result = await self.find(
-                collection, query, embedded, 0, options, rank=rank, schema=schema
-            )
+            result = await self.find(collection, query, embedded, 0, options, rank=rank, fit=fit)
             return msgspec.structs.replace(result, stages=[embedding, *result.stages])
 
         return await self._schemas.reading(collection, found)
@@ -177,36 +167,38 @@ class Searcher:
         query: str,
         embedded: Embeddings,
         row: int,
-        options: SearchOptions | None = None,
+        options: CheckedOptions | None = None,
         *,
         rank: Rank | None = None,
-        schema: CollectionSchema | None = None,
+        fit: Searchable | None = None,
     ) -> SearchResult:
         """Find points for a query that is already embedded, in one row of `embeddings`.
 
         Equal scores are in the order of ids, as far as `store.base.best_points` can ensure it. Raises the errors of `search`.
         """
-        schema = schema or await self.schema(collection)
-        options, collection = (
-            self._settled(options or SearchOptions(), schema),
-            schema.stored_as or collection,
-        )
+        fit = fit or await self.fit(collection)
+        options = self._settled(options or DEFAULTS, fit)
         assert options.mode is not None
-        options.check_page()
         if rank is not None:
             options.check_reranked()
-        began, packed = perf_counter_ns(), packed_format(schema)
-        legs = legs_of(embedded, row, options, is_packed=packed is not None)
+        began = perf_counter_ns()
+        legs = legs_of(embedded, row, options, is_packed=fit.packed is not None)
+        payload, vectors = _selectors(options, embedded, fit, ranked=rank is not None)
         candidates = Candidates(
-            self.store, collection, legs, options, packed, self._max_points, self._budget
+            self.store,
+            fit.name,
+            legs,
+            options,
+            fit.packed,
+            self._max_points,
+            self._budget,
+            payload=False if vectors else payload,
         )
         last = options.offset + options.limit
         best = await candidates.best(last if rank is None else max(options.rerank_limit, last))
         _note(best, MULTIVECTOR if options.rescore else options.mode, 0)
         page = best[options.offset if rank is None else 0 :]
-        page = await self._filled(
-            collection, page, *_selectors(options, embedded, schema, ranked=rank is not None)
-        )
+        page = await self._filled(fit.name, page, payload, vectors)
         stages = [
             *(candidates.stages if options.explain else ()),
             Stage("search", since(began), len(page)),
@@ -229,39 +221,41 @@ class Searcher:
         """Add payloads and vectors to the page; drop points that were deleted meanwhile. Raises PayloadsTooLarge."""
         if not (with_payload or with_vectors):
             return list(page)
-        filled: list[Candidate] = []
-        for begin in range(0, len(page), FILLED_AT_ONCE):
-            some = page[begin : begin + FILLED_AT_ONCE]
-            ids = [one.id for one in some]
+        unread = {candidate.id: candidate for candidate in page if not candidate.is_read}
+        if self._budget is not None:
+            self._budget.spend(candidate for candidate in page if candidate.is_read)
+        ids = list(unread)
+        for begin in range(0, len(ids), FILLED_AT_ONCE):
             records = await self.store.retrieve(
-                collection, ids, with_payload=with_payload, with_vectors=with_vectors
+                collection,
+                ids[begin : begin + FILLED_AT_ONCE],
+                with_payload=with_payload,
+                with_vectors=with_vectors,
             )
             if self._budget is not None:
                 self._budget.spend(records)
-            by_id = {record.id: record for record in records}
-            for one in some:
-                if (record := by_id.get(one.id)) is not None:
-                    one.payload, one.vectors = record.payload, record.vector
-                    filled.append(one)
-        return filled
+            for record in records:
+                unread[record.id].take(record)
+        return [candidate for candidate in page if candidate.is_read]
 
-    def _settled(self, options: SearchOptions, schema: CollectionSchema) -> SearchOptions:
+    def _settled(self, options: CheckedOptions, fit: Searchable) -> CheckedOptions:
         """The options with mode and weights. The defaults come from the collection's vectors and the checkpoint."""
-        has = common_heads(schema, self.model.spec)
-        mode = options.mode
+        mode, weights = options.mode, options.weights
         if mode is None:
-            there = [name for name in SINGLE if Head(name) in has]
-            mode = there[0] if len(there) == 1 else "zscore" if options.k is None else "rrf"
-        weights = options.weights
-        declared = declared_weights(self.model.spec)
-        if mode == "weighted" and weights is None and options.legs is None and declared is not None:
-            weights = {
-                name: weight for name, weight in declared.by_name.items() if Head(name) in has
-            }
-        return msgspec.structs.replace(options, mode=mode, weights=weights)
+            names = [name for name in SINGLE if name in fit.heads]
+            mode = "zscore" if options.k is None else "rrf"
+            if len(names) == 1:
+                mode = names[0]
+        if mode == "weighted" and weights is None and options.legs is None:
+            declared = declared_weights(self.model.spec)
+            if declared is not None:
+                weights = {
+                    name: weight for name, weight in declared.by_name.items() if name in fit.heads
+                }
+        return options.settled(mode, weights)
 
     async def _hits(
-        self, page: Sequence[Candidate], embedded: Embeddings, row: int, options: SearchOptions
+        self, page: Sequence[Candidate], embedded: Embeddings, row: int, options: CheckedOptions
     ) -> list[SearchHit]:
         def hits_of(some: Sequence[Candidate]) -> list[SearchHit]:
             return [self._hit(one, embedded, row, options) for one in some]
@@ -276,7 +270,7 @@ class Searcher:
         return hits
 
     def _hit(
-        self, one: Candidate, embedded: Embeddings, row: int, options: SearchOptions
+        self, one: Candidate, embedded: Embeddings, row: int, options: CheckedOptions
     ) -> SearchHit:
         payload, marks = one.payload, None
         if options.highlights:
@@ -313,12 +307,12 @@ def _note(candidates: Sequence[Candidate], stage: str, before: int) -> None:
 
 
 def _selectors(
-    options: SearchOptions, embedded: Embeddings, schema: CollectionSchema, *, ranked: bool
+    options: CheckedOptions, embedded: Embeddings, fit: Searchable, *, ranked: bool
 ) -> tuple[Selector, Selector]:
     """The selectors (payload, vectors) of everything that the answer, a reranker or highlights need."""
     payload: Selector
     if options.with_payload is True:
-        payload = payload_of(schema)
+        payload = fit.payload
     else:
         keys = [
             *(options.with_payload or ()),

@@ -7,7 +7,7 @@ unlike a cache, which other programs may empty.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import msgspec
 
 from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError
-from hybridtei.system.machine import cache_folder, check_own_tree, require_extra
+from hybridtei.system.machine import require_extra
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import Store
@@ -35,17 +35,6 @@ def place_of(config: StoreConfig) -> str:
     if config.qdrant_url is not None:
         return f"Qdrant at {config.qdrant_url}"
     return f"embedded Qdrant in {Path(config.qdrant_path or DEFAULT_PATH).resolve()}"
-
-
-def state_folder(config: StoreConfig) -> Path:
-    """The folder of ingests' own files: in the store's folder, or for servers in the user's cache. Raises UnsafeFile for a link
-    in the former, which may have come with somebody else's files."""
-    if config.qdrant_url is not None:
-        return cache_folder("ingest")
-    folder = Path(config.qdrant_path or DEFAULT_PATH) / ".ingest"
-    with suppress(FileNotFoundError):
-        check_own_tree(folder)
-    return folder
 
 
 @asynccontextmanager

@@ -181,8 +181,8 @@ class PayloadBudget:
         """The bytes of the payloads so far."""
         return self._max_bytes - self._left
 
-    def spend(self, points: Iterable[Stored]) -> None:
-        """Count these points. Raises PayloadsTooLarge if their payloads exceed the remaining bytes."""
+    def spend(self, points: Iterable[Any]) -> None:
+        """Count the payloads of these points. Raises PayloadsTooLarge if their payloads exceed the remaining bytes."""
         self._left -= sum(
             len(orjson.dumps(point.payload, default=str)) for point in points if point.payload
         )

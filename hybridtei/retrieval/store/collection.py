@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -20,17 +20,28 @@ from hybridtei.errors import (
     UnknownCollection,
 )
 from hybridtei.models.checkpoint.spec import ModelSpec
+from hybridtei.outputs import Embeddings
 from hybridtei.retrieval.store.base import (
     MULTIVECTOR,
     NAMES,
     CollectionSchema,
+    Selector,
     Store,
     Stored,
     VectorParams,
 )
-from hybridtei.retrieval.store.plan import FINGERPRINT, packed_format, plan_of, schema_for
+from hybridtei.retrieval.store.plan import (
+    FINGERPRINT,
+    PackedFormat,
+    fit_to_schema,
+    packed_format,
+    payload_of,
+    plan_of,
+    schema_for,
+)
 
 T = TypeVar("T")
+ReadFingerprint = Callable[[], Awaitable[str | None]]
 
 
 MAX_NAME_BYTES = 200
@@ -119,15 +130,53 @@ MAX_LISTED = 20  # names in an error
 # Keys of a collection's metadata, which `hybridtei migrate` writes and describes.
 MIGRATION_OF, SWITCHING, STAND_IN = "migration_of", "switching_until", "stand_in"
 # Keys of migrations and of a running ingest, which mean nothing in another store.
-OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous", "ingest_lease"})
+OF_ONE_STORE = frozenset({MIGRATION_OF, SWITCHING, STAND_IN, "previous"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Searchable:
+    """A collection that fits a model: what its searches and writes need of both."""
+
+    schema: CollectionSchema
+    spec: ModelSpec
+    # The collection's own name, behind an alias
+    name: str
+    # The outputs of both
+    heads: frozenset[Head]
+    # The format of multi-vectors as bytes in the payload, and the payload without them
+    packed: PackedFormat | None
+    payload: Selector
+    # True if the collection has fewer numbers of a vector than the model makes
+    is_cut: bool
+
+    @classmethod
+    def of(cls, schema: CollectionSchema, spec: ModelSpec, name: str) -> Searchable:
+        """The facts of a schema that `check_searchable` has accepted."""
+        plan, multivector = plan_of(schema), spec.multivector
+        width = None if multivector is None else multivector.width
+        return cls(
+            schema,
+            spec,
+            schema.stored_as or name,
+            common_heads(schema, spec),
+            packed_format(schema),
+            payload_of(schema),
+            plan.dense_dim != spec.dense_width or plan.multivector_dim != width,
+        )
+
+    def fitted(self, embeddings: Embeddings) -> Embeddings:
+        """Vectors of the collection's widths."""
+        return fit_to_schema(embeddings, self.schema) if self.is_cut else embeddings
 
 
 class CollectionSchemas:
-    """The schemas of a store's collections, cached for `KEPT_S` seconds. `stored_as`: the collection behind an alias."""
+    """The schemas of a store's collections, cached for `KEPT_S` seconds, and their fits to models, cached until the schema
+    changes. `stored_as`: the collection behind an alias."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._cache: dict[str, tuple[float, CollectionSchema]] = {}
+        self._fits: dict[tuple[str, str, bool], Searchable] = {}
 
     async def of(self, name: str, *, writing: bool = False) -> CollectionSchema:
         """The schema of the collection behind a name. `writing`: the uncached schema, after waiting for a migration's switch.
@@ -135,10 +184,10 @@ class CollectionSchemas:
         Raises UnknownCollection, InvalidInput for an impossible name, StoreUnavailable if a switch takes longer than
         `SWITCH_WAIT_S`, StoreError.
         """
-        check_name(name)
         kept_until, cached = self._cache.get(name, (0.0, None))
         if cached is not None and kept_until > time.monotonic() and not writing:
             return cached
+        check_name(name)
         began = time.monotonic()
         while True:
             found = await self._read(name)
@@ -150,10 +199,13 @@ class CollectionSchemas:
             if found is None and not is_switching:  # unless the switch ended between the two calls
                 found = await self._read(name)
             if found is not None and not (writing and is_switching):
+                if found == cached:
+                    found = cached
                 self._cache[name] = time.monotonic() + KEPT_S, found
                 return found
             if not is_switching:
                 self._cache.pop(name, None)
+                self._fits.clear()
                 raise UnknownCollection(
                     f"there is no collection `{name}`{'' if writing else await self._others(name)}"
                 )
@@ -162,6 +214,29 @@ class CollectionSchemas:
                     f"collection {name!r} is about to change its model: try again"
                 )
             await asyncio.sleep(LOOK_S)
+
+    async def fit(
+        self,
+        name: str,
+        schema: CollectionSchema,
+        spec: ModelSpec,
+        model_id: str,
+        fingerprint: ReadFingerprint | None,
+        *,
+        unlabelled: bool = False,
+    ) -> Searchable:
+        """The collection and the model, compared when the schema is new. Raises CollectionMismatch.
+
+        `fingerprint`: reads that of the model's files, for a collection that has one.
+        """
+        key = name, model_id, unlabelled
+        fit = self._fits.get(key)
+        if fit is None or fit.schema is not schema or fit.spec is not spec:
+            read = fingerprint if FINGERPRINT in schema.metadata else None
+            files = None if read is None else await read()
+            check_searchable(schema, spec, model_id, name, fingerprint=files, unlabelled=unlabelled)
+            fit = self._fits[key] = Searchable.of(schema, spec, name)
+        return fit
 
     async def _others(self, name: str) -> str:
         """The end of an error's message: the store, the most similar name, and all names."""

@@ -37,7 +37,7 @@ from hybridtei.retrieval.store.base import (
     check_ids,
 )
 from hybridtei.retrieval.store.collection import check_name, check_names, schema_to_dict
-from hybridtei.retrieval.store.embedded_process import identity, is_own, listening_at, release
+from hybridtei.retrieval.store.embedded_process import LOCK, is_own, listening_at, release
 from hybridtei.retrieval.store.points import checked_batches
 from hybridtei.retrieval.store.query import Filter, Query
 from hybridtei.system import machine
@@ -77,6 +77,7 @@ class EmbeddedStore:
         self._folder = Path(
             os.path.abspath(path)
         )  # absolute, since the process has another working folder
+        self._lock = self._folder / LOCK
         self.place = f"embedded Qdrant in {self._folder}"
         self._starting: asyncio.Task[None] | None = None
         self._turn = (
@@ -166,7 +167,9 @@ class EmbeddedStore:
             await asyncio.wait([self._starting])
         if self._is_joined:
             with contextlib.suppress(StoreError):
-                await self._ask("flush", timeout_s=CLOSE_S)  # after the waiting calls
+                await self._ask(
+                    "flush", timeout_s=CLOSE_S, is_joined=True
+                )  # after the waiting calls
         if (writer := self._leave()) is not None:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -179,23 +182,25 @@ class EmbeddedStore:
             check_name(arguments[0])
         if self._closed:
             raise StoreError(f"{self._path}: the store is closed")
-        if not self._is_joined and not self._holds_collections():
+        is_joined = self._is_joined
+        if not is_joined and not self._holds_collections():
             if call in WITHOUT_COLLECTIONS:
                 return WITHOUT_COLLECTIONS[call]
             if call != "create":
                 raise StoreError(
                     f"embedded Qdrant: there is no collection {arguments[0]!r} in {self._folder}"
                 )
-        if is_bounded:
+        if is_bounded and self._waiting:
             self._admit()
-        return await self._ask(call, *arguments, timeout_s=self._timeout_s if is_bounded else None)
+        timeout_s = self._timeout_s if is_bounded else None
+        return await self._ask(call, *arguments, timeout_s=timeout_s, is_joined=is_joined)
 
     @property
     def _is_joined(self) -> bool:
         """True if there is a connection, its other end is not known to be gone, and the folder is still the one it has open."""
         if self._streams is None or self._streams[0].at_eof():
             return False
-        return identity(self._folder) == self._identity
+        return machine.identity(self._lock) == self._identity
 
     def _holds_collections(self) -> bool:
         try:
@@ -215,17 +220,22 @@ class EmbeddedStore:
                 f"more would not be answered within {self._timeout_s:g} s (qdrant-timeout): try again later"
             )
 
-    async def _ask(self, call: str, *arguments: Any, timeout_s: float | None) -> Any:
+    async def _ask(
+        self, call: str, *arguments: Any, timeout_s: float | None, is_joined: bool
+    ) -> Any:
         message = frame([call, arguments])
         self._waiting.append(call)
         try:
+            if not is_joined:
+                await self._joined()  # the call has its own bound
             word, answer = await self._answer(call, message, timeout_s)
             if word == "replaced":  # it was not executed
+                await self._joined()
                 word, answer = await self._answer(call, message, timeout_s)
         except TimeoutError as error:
             raise self._silent(timeout_s, ", or raise `qdrant_timeout`") from error
         except (EOFError, ConnectionError) as error:
-            if identity(self._folder) != self._identity:
+            if machine.identity(self._lock) != self._identity:
                 raise self._replaced("") from error
             raise StoreUnavailable(
                 f"{self._path}: the process of the embedded Qdrant engine has ended; the next call starts it again"
@@ -239,11 +249,10 @@ class EmbeddedStore:
         raise (UnsafeFile if word == "unsafe" else StoreError)(f"embedded Qdrant: {answer}")
 
     async def _answer(self, call: str, message: bytes, timeout_s: float | None) -> Any:
-        """The process's word and answer. Raises TimeoutError, EOFError, and the errors of `_join`."""
-        await self._joined()  # the call has its own bound
+        """The process's word and answer. Raises TimeoutError, EOFError."""
         async with asyncio.timeout(timeout_s):
             await self._turn.acquire()
-            return await asyncio.shield(started(self._exchange(call, message)))
+            return await asyncio.shield(self._exchange(call, message))
 
     async def _exchange(self, call: str, message: bytes) -> Any:
         """Send a call and read its whole answer, even if the caller was cancelled, since the next answer follows it."""
@@ -279,7 +288,7 @@ class EmbeddedStore:
     async def _joined(self) -> None:
         """Connect to the process, if not connected. Callers share one start, and cancelling a caller does not stop it."""
         if not self._is_joined:
-            if self._streams is not None and identity(self._folder) != self._identity:
+            if self._streams is not None and machine.identity(self._lock) != self._identity:
                 log.warning("%s was deleted or replaced: its new content is opened", self._folder)
             if self._starting is None or self._starting.done():
                 self._starting = started(self._join())
@@ -313,7 +322,7 @@ class EmbeddedStore:
 
     async def _connect(self) -> None:
         """Connect. Raises OSError or EOFError if no process listens, StoreError for another release's process."""
-        folder = identity(self._folder)
+        folder = machine.identity(self._lock)
         place = listening_at(self._folder)
         if place is None:
             raise FileNotFoundError(self._folder)

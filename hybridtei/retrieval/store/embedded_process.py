@@ -92,15 +92,6 @@ def listening_at(folder: Path) -> Path | None:
     return path if path.name == _name(folder) else None
 
 
-def identity(folder: Path) -> tuple[int, ...] | None:
-    """What changes if the folder or its lock file is deleted, replaced or restored from a copy. None without a lock file."""
-    try:
-        status = (folder / LOCK).stat(follow_symlinks=False)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
 def _name(folder: Path) -> str:
     found = folder.stat()
     return hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).hexdigest()[:16] + ".sock"
@@ -129,7 +120,8 @@ class Service:
 
     def __init__(self, folder: Folder, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
-        self._identity = identity(folder.path)
+        self._lock = folder.path / LOCK
+        self._identity = machine.identity(self._lock)
         self._replaced = asyncio.Event()
         self._linger_s = LINGER_S
         self._clients: set[asyncio.StreamWriter] = set()
@@ -166,7 +158,7 @@ class Service:
 
     def _check_current(self) -> None:
         """Raises FolderReplaced if the folder is another than the one that this process locked."""
-        if self._replaced.is_set() or identity(self._folder.path) != self._identity:
+        if self._replaced.is_set() or machine.identity(self._lock) != self._identity:
             raise FolderReplaced(f"{self._folder.path} was deleted or replaced while it was in use")
 
     def hurry(self, *_: object) -> None:

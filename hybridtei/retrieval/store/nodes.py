@@ -9,7 +9,6 @@ away, calls fail at once. Any other error is an answer that every node would giv
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import warnings
@@ -44,16 +43,17 @@ CHANNEL = {
 
 CODE = grpc.StatusCode
 CLIENT_ERRORS = (
-    *(
-        UnexpectedResponse,
-        ResponseHandlingException,
-        QdrantException,
-        grpc.RpcError,
-        httpx.HTTPError,
-        TimeoutError,
-        OSError,
-    ),
-    *(ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, AssertionError),
+    UnexpectedResponse,
+    ResponseHandlingException,
+    QdrantException,
+    grpc.RpcError,
+    httpx.HTTPError,
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    AssertionError,
 )
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})
 AWAY = frozenset({502, 503, 504})  # the server or its proxy reports it as unavailable
@@ -216,13 +216,14 @@ Attempt = Callable[[AsyncQdrantClient], Awaitable[T]]
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A node. `away`: the error that marked it as away, or None."""
+    """A node. `away`: the error that marked it as away, or None. `check`: the running or last one. `next_check`: of a node that
+    is away."""
 
     url: str
     client: AsyncQdrantClient
     away: StoreAway | None = None
-    checking: asyncio.Task[None] | None = None
-    returning: asyncio.Task[None] | None = None
+    check: asyncio.Task[None] | None = None
+    next_check: asyncio.TimerHandle | None = None
 
 
 class Nodes:
@@ -261,34 +262,35 @@ class Nodes:
     async def close(self) -> None:
         """Close all clients."""
         for node in self._nodes:
-            for task in (node.checking, node.returning):
-                if task is not None:
-                    task.cancel()
+            for pending in (node.next_check, node.check):
+                if pending is not None:
+                    pending.cancel()
             await node.client.close()
 
     async def _asked(self, node: Node, attempt: Attempt[T]) -> T:
         running = asyncio.ensure_future(attempt(node.client))
         try:
             while not (await asyncio.wait([running], timeout=self._check_after_s))[0]:
-                await self._checked(node)
+                await asyncio.shield(self._check_of(node))
+                if node.away is not None:
+                    raise node.away
             return running.result()
         except CLIENT_ERRORS as error:
             failure = store_error(error, node.url)
             if isinstance(failure, StoreAway) and self._check_after_s is not None:
-                with contextlib.suppress(StoreAway):
-                    await self._checked(node)
+                await asyncio.shield(self._check_of(node))
             raise failure from error
         finally:
             running.cancel()
 
-    async def _checked(self, node: Node) -> None:
-        """Check a node. Concurrent calls share one check. Raises StoreAway if it does not answer."""
-        if node.checking is None or node.checking.done():
-            node.checking = started(self._answers(node))
-        await asyncio.shield(node.checking)
+    def _check_of(self, node: Node) -> asyncio.Task[None]:
+        """The check of a node, started if none is running. Concurrent calls share one."""
+        if node.check is None or node.check.done():
+            node.check = started(self._mark(node))
+        return node.check
 
-    async def _answers(self, node: Node) -> None:
-        """Raises StoreAway, and marks the node as away, unless it answers, even with an error."""
+    async def _mark(self, node: Node) -> None:
+        """Mark the node as away unless it answers, even with an error. Check a node that is away again after `RETURN_S`."""
         failure: HybridTeiError | None = None
         try:
             async with asyncio.timeout(self._check_s):
@@ -301,14 +303,8 @@ class Nodes:
         except CLIENT_ERRORS as error:
             failure = store_error(error, node.url)
         node.away = failure if isinstance(failure, StoreAway) else None
+        if node.next_check is not None:
+            node.next_check.cancel()
         if node.away is not None:
-            if node.returning is None or node.returning.done():
-                node.returning = started(self._return(node))
-            raise node.away
-
-    async def _return(self, node: Node) -> None:
-        """Check a node that is away until it answers."""
-        while node.away is not None:
-            await asyncio.sleep(RETURN_S)
-            with contextlib.suppress(StoreAway):
-                await self._checked(node)
+            loop = asyncio.get_running_loop()
+            node.next_check = loop.call_later(RETURN_S, self._check_of, node)

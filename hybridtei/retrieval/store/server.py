@@ -265,14 +265,6 @@ class ServerStore:
         """The server's facts about a collection: status and configuration."""
         return await self._call(lambda client: client.get_collection(name))
 
-    async def set_indexing_threshold(self, name: str, threshold_kb: int) -> None:
-        """Index the vectors of segments above this size; 0: no index."""
-        diff = models.OptimizersConfigDiff(indexing_threshold=threshold_kb)
-        timeout_s = self._whole_timeout
-        await self._call(
-            lambda client: client.update_collection(name, optimizers_config=diff, timeout=timeout_s)
-        )
-
     async def peers(self) -> int:
         """The number of the cluster's nodes, which only REST tells; 1 for a single server. Raises StoreError."""
         if not self._with_rest:

@@ -43,7 +43,6 @@ from hybridtei.server.vectors import (
     pooled_head,
     smaller_vectors,
     splade_rows,
-    unspelled,
 )
 
 ModelName = Annotated[
@@ -139,16 +138,22 @@ async def embed(context: Context, request: EmbedRequest) -> Reply:
     )
     if context.is_splade:
         return await _embed_splade(context, replace(task, heads=frozenset({Head.SPARSE})), is_batch)
-    return await context.embed(task, lambda answer, _: _dense(answer), is_batch=is_batch)
+    return await context.embed(task, _dense, is_batch=is_batch)
 
 
 async def _embed_splade(context: Context, task: Embed, is_batch: bool) -> Reply:
+    def check() -> None:
+        if task.normalize:
+            raise UnsupportedHead(SPLADE_NORMALIZE)
+        task.check(spec)
+
+    spec = context.service.model.spec
     return await context.embed(
         task,
         lambda answer, _: cut(splade_rows(answer), task.dimensions),
         is_batch=is_batch,
-        refusal=UnsupportedHead(SPLADE_NORMALIZE) if task.normalize else None,
-        numbers=len(task.inputs) * context.service.model.spec.dense_width,
+        check=check,
+        numbers=len(task.inputs) * spec.dense_width,
     )
 
 
@@ -157,13 +162,14 @@ async def embed_all(context: Context, request: EmbedAllRequest) -> Reply:
     """A raw vector for each token."""
     inputs, is_batch = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.TOKENS)
-    refusal = (
-        UnsupportedHead("`embed_all` is not available for SPLADE models")
-        if context.is_splade
-        else None
-    )
+
+    def check() -> None:
+        if context.is_splade:
+            raise UnsupportedHead("`embed_all` is not available for SPLADE models")
+        task.check(context.service.model.spec)
+
     return await context.embed(
-        task, lambda answer, _: _ragged(answer.tokens), is_batch=is_batch, refusal=refusal
+        task, lambda answer, _: _ragged(answer.tokens), is_batch=is_batch, check=check
     )
 
 
@@ -186,8 +192,13 @@ async def embed_sparse(
     """Sparse vectors by SPLADE pooling or by lexical weights, depending on the model."""
     inputs, is_batch = parse_inputs(request.inputs)
     task = _task(context, request, inputs, Head.SPARSE, query_encoder=request.query_encoder)
-    refusal = None if Head.SPARSE in context.heads else UnsupportedHead(NOT_SPLADE)
-    reply = await context.embed(task, write, is_batch=is_batch, refusal=refusal)
+
+    def check() -> None:
+        if Head.SPARSE not in context.heads:
+            raise UnsupportedHead(NOT_SPLADE)
+        task.check(context.service.model.spec)
+
+    reply = await context.embed(task, write, is_batch=is_batch, check=check)
     return reply if request.query_encoder == "model" else replace(reply, headers=BY_TABLE)
 
 
@@ -230,9 +241,7 @@ async def embed_hybrid(context: Context, request: EmbedHybridRequest) -> Reply:
     def write(answer: Embeddings, _: Usage) -> list[dict[str, Any]]:
         return answers.hybrid(smaller(answer), request.sparse_format, pieces, bits)
 
-    return await embed_spanned(
-        context, task, write, unspelled(context, heads, request.sparse_format), is_batch=is_batch
-    )
+    return await embed_spanned(context, task, write, request.sparse_format, is_batch=is_batch)
 
 
 @post("/similarity", SimilarityRequest, Vector, capability=EMBED, is_tei=True)
@@ -297,6 +306,6 @@ def _ragged(rows: Ragged | None, bits: int | None = None) -> list[Any]:
     return answers.ragged(rows, bits)
 
 
-def _dense(answer: Embeddings) -> Floats:
+def _dense(answer: Embeddings, _: Usage) -> Floats:
     assert answer.dense is not None
     return answer.dense

@@ -55,7 +55,12 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     task = Embed(
         texts, heads, truncate=request.truncate is not False, dimensions=request.dimensions
     )
-    refusal = UnsupportedHead(SPLADE_NORMALIZE) if context.is_splade else None
+
+    def check() -> None:
+        if context.is_splade:
+            raise UnsupportedHead(SPLADE_NORMALIZE)
+        task.check(context.service.model.spec)
+
     began_ns = perf_counter_ns()
 
     def write(answer: Embeddings, usage: Usage) -> dict[str, Any]:
@@ -69,7 +74,7 @@ async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
         }
 
     field = None if isinstance(request.input, str) else "input"
-    return await context.embed(task, write, refusal=refusal, field=field)
+    return await context.embed(task, write, check=check, field=field)
 
 
 class OllamaPromptRequest(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from hybridtei.batch import Head
-from hybridtei.errors import HybridTeiError, InvalidInput, UnsupportedHead
+from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.embed import Embed, InputType
 from hybridtei.inference.tasks.pooling import Precision
 from hybridtei.inference.tasks.spans import MAX_CHUNKS, EmbedSpans, joined
@@ -39,10 +39,10 @@ from hybridtei.server.vectors import (
     SparseFormat,
     as_given,
     by_text,
+    check_vectors,
     embed_spans,
     heads_of,
     smaller_vectors,
-    unspelled,
 )
 
 TASK_SIDES: dict[str, InputType] = {"retrieval.query": "query", "retrieval.passage": "document"}
@@ -197,15 +197,9 @@ class OpenAICompatResponse(Struct, frozen=True):
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
     """OpenAI embeddings: unit vectors, unless Jina's `normalized` is false."""
     inputs, is_batch = parse_inputs(request.items)
-    refusal: HybridTeiError | None = foreign_ids(context, inputs) or unknown_task(
-        context, request.task
-    )
-    if context.is_splade and request.outputs is None:
-        refusal = UnsupportedHead(SPLADE_NORMALIZE)
     heads = heads_of(context, request.outputs or ["dense"]) | (
         {Head.DENSE} & context.heads
     )  # the wire needs `embedding`
-    refusal = refusal or unspelled(context, heads, request.sparse_format)
     width = request.width
     task = Embed(
         inputs,
@@ -230,12 +224,20 @@ async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:
             "usage": usage_of(usage),
         }
 
+    def check() -> None:
+        if context.is_splade and request.outputs is None:
+            raise UnsupportedHead(SPLADE_NORMALIZE)
+        check_ids(context, inputs)
+        check_task(context, request.task)
+        check_vectors(context, work, heads, request.sparse_format)
+
+    work: Embed | EmbedSpans = task
     if request.late_chunking:
         with context.counting_failures():
             check_chunks(len(inputs), "input")
-            chunks = EmbedSpans([joined(only_texts(inputs))], task, "input")
-        return await embed_spans(context, chunks, write, refusal, is_batch=False)
-    return await context.embed(task, write, is_batch=is_batch, refusal=refusal)
+            work = EmbedSpans([joined(only_texts(inputs))], task, "input")
+        return await embed_spans(context, work, write, check, is_batch=False)
+    return await context.embed(task, write, is_batch=is_batch, check=check)
 
 
 def check_chunks(count: int, field: str) -> None:
@@ -252,28 +254,26 @@ def only_texts(items: Sequence[Input]) -> list[str]:
     return [item for item in items if isinstance(item, str)]
 
 
-def foreign_ids(context: Context, inputs: Sequence[Input]) -> InvalidInput | None:
-    """The error for ids above this model's vocabulary, else None. Such a list was made for another vocabulary."""
+def check_ids(context: Context, inputs: Sequence[Input]) -> None:
+    """Raises InvalidInput for ids above this model's vocabulary: the list was made for another one."""
     if set(map(type, inputs)) == {str}:  # ten times as fast for half a million texts
-        return None
+        return
     size = context.service.tokenizer.vocab_size
     largest = max((max(item, default=0) for item in inputs if not isinstance(item, str)), default=0)
-    if largest < size:
-        return None
-    return InvalidInput(
-        f"`input` holds the id {largest}, but the vocabulary ends at {size - 1}. LangChain's OpenAIEmbeddings sends ids of "
-        "OpenAI's vocabulary, which mean nothing here: create it with `check_embedding_ctx_length=False`"
-    )
+    if largest >= size:
+        raise InvalidInput(
+            f"`input` holds the id {largest}, but the vocabulary ends at {size - 1}. LangChain's OpenAIEmbeddings sends ids of "
+            "OpenAI's vocabulary, which mean nothing here: create it with `check_embedding_ctx_length=False`"
+        )
 
 
-def unknown_task(context: Context, task: str | None) -> InvalidInput | None:
-    """The error if a model with adapters lacks this task's. Without adapters a task only selects query or document."""
+def check_task(context: Context, task: str | None) -> None:
+    """Raises InvalidInput if a model with adapters lacks this task's. Without adapters a task only selects query or document."""
     adapters = context.service.model.spec.adapters
-    if task is None or adapters is None or task in adapters.names:
-        return None
-    return InvalidInput(
-        f"`task` is not an adapter of the model, which has: {', '.join(adapters.names)}"
-    )
+    if task is not None and adapters is not None and task not in adapters.names:
+        raise InvalidInput(
+            f"`task` is not an adapter of the model, which has: {', '.join(adapters.names)}"
+        )
 
 
 def _item(

@@ -30,6 +30,7 @@ from hybridtei.server.serve import HttpRequest
 
 if TYPE_CHECKING:
     from hybridtei.retrieval.store.base import CollectionSchema, PointId, Stored
+    from hybridtei.retrieval.store.collection import Searchable
 
 
 PORTION_POINTS = (
@@ -137,30 +138,30 @@ async def _upsert(stores: StoreContext, name: str, request: PointsRequest) -> Re
 
 
 async def _upserted(stores: StoreContext, name: str, request: PointsRequest) -> Reply | None:
-    from hybridtei.retrieval.store.collection import common_heads
-    from hybridtei.retrieval.store.plan import budget_of_plan, fit_to_schema, packed_format, plan_of
+    from hybridtei.retrieval.store.plan import budget_of_plan, plan_of
 
-    context, schema, created = await _collection(stores, name, create=request.create)
-    new, failed = _checked(request.points, is_packed=packed_format(schema) is not None)
-    heads = common_heads(schema, context.service.model.spec)
-    budget = budget_of_plan(plan_of(schema))
+    context, fit, created = await _collection(stores, name, create=request.create)
+    new, failed = _checked(request.points, is_packed=fit.packed is not None)
+    budget = budget_of_plan(plan_of(fit.schema))
     stored: list[PointId] = []
     usages: list[Usage] = []
     for begin in range(0, len(new), PORTION_POINTS):
         portion = new[begin : begin + PORTION_POINTS]
         task = Embed(
-            [], heads, context.truncate(request.truncate), input_type="document", multivector=budget
+            [],
+            fit.heads,
+            context.truncate(request.truncate),
+            input_type="document",
+            multivector=budget,
         )
         good, embedded, usage = await _embedded(context, portion, task, failed)
         ready: list[Stored] = []
         if embedded is not None and usage is not None:
             usages.append(usage)
-            ready = await asyncio.to_thread(
-                _points, good, fit_to_schema(embedded, schema), schema, failed
-            )
+            ready = await asyncio.to_thread(_points, good, fit.fitted(embedded), fit.schema, failed)
             bad = {one.index for one in failed}
             stored += [one.identity for one in good if one.index not in bad]
-        if ready and not await stores.schemas.upsert(name, schema, ready):
+        if ready and not await stores.schemas.upsert(name, fit.schema, ready):
             return None
     failed.sort(key=lambda one: one.index)
     return Reply(
@@ -190,10 +191,9 @@ def _points(
 
 async def _collection(
     stores: StoreContext, name: str, *, create: bool
-) -> tuple[Context, CollectionSchema, bool]:
-    """The model, the layout, and True if this call created the collection. Raises
+) -> tuple[Context, Searchable, bool]:
+    """The model, the collection, and True if this call created the collection. Raises
     UnknownCollection, CollectionMismatch."""
-    from hybridtei.retrieval.store.collection import check_searchable
     from hybridtei.retrieval.store.plan import FINGERPRINT, schema_for
 
     schemas, created = stores.schemas, False
@@ -208,11 +208,14 @@ async def _collection(
         if (files := await model_hash(context.fingerprint)) is not None:
             schema = replace(schema, metadata={**schema.metadata, FINGERPRINT: files})
         schema, created = await schemas.create(name, schema)
-    files = await model_hash(context.fingerprint) if FINGERPRINT in schema.metadata else None
-    check_searchable(
-        schema, context.service.model.spec, context.model.model_id, name, fingerprint=files
+    fit = await schemas.fit(
+        name,
+        schema,
+        context.service.model.spec,
+        context.model.model_id,
+        lambda: model_hash(context.fingerprint),
     )
-    return context, schema, created
+    return context, fit, created
 
 
 def _checked(points: list[Any], *, is_packed: bool) -> tuple[list[_NewPoint], list[FailedPoint]]:

@@ -188,7 +188,7 @@ async def _classify(
         len(item) if isinstance(item, str) else len(item[0]) + len(item[1]) for item in task.inputs
     )
     load = Load(len(task.inputs), characters, is_batch)
-    answer, usage = await context.run(task, load, scope="predict", checks_model=True)
+    answer, usage = await context.run(task, load, scope="predict")
     return await context.reply(write, answer, usage, NUMBERS_A_LABEL * answer.scores.size)
 
 
@@ -336,5 +336,5 @@ async def _tag(
         with context.counting_failures():
             raise NoInputs("`inputs` cannot be empty")
     load = Load(len(task.inputs), sum(map(len, task.inputs)), is_batch)
-    answer, usage = await context.run(task, load, scope="predict", checks_model=True)
+    answer, usage = await context.run(task, load, scope="predict")
     return await context.reply(write, answer, usage, NUMBERS_A_TOKEN * usage.tokens)

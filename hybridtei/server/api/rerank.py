@@ -31,6 +31,7 @@ from hybridtei.server.context import (
     Context,
     Reply,
     check_instruction,
+    checked,
     envelope,
     load_of_pairs,
     usage_of,
@@ -175,7 +176,7 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS if split else None).in_chunks(
         CHUNK_DOCUMENTS
     )
-    scored, usage = await context.run(task, load, bounds, scope="predict")
+    scored, usage = await context.run(task, load, bounds, scope="predict", check=checked)
 
     def write(scores: Floats, _: Usage) -> list[dict[str, Any]]:
         if not request.return_text:
@@ -223,7 +224,7 @@ async def rerank_documents(
         )
         task.check(context.service.model.spec)
     load = load_of_pairs(request.query, documents)
-    scored, usage = await context.rank(task, load)
+    scored, usage = await context.rank(task, load, checked)
 
     def write(scores: Floats, usage: Usage) -> dict[str, Any]:
         items: list[dict[str, Any]] = [

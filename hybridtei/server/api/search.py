@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from hybridtei.batch import Head
-from hybridtei.config import ServerConfig
 from hybridtei.errors import InvalidInput, Overloaded, TooManyCandidates
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import Embed
@@ -22,9 +21,9 @@ from hybridtei.inference.tasks.rerank import RankWeights, rerank_task
 from hybridtei.models.fingerprint import model_hash
 from hybridtei.outputs import Embeddings, Floats, Load, Usage
 from hybridtei.retrieval.search.options import (
+    CheckedOptions,
     SearchFields,
     SearchHit,
-    SearchOptions,
     SearchResult,
     Stage,
 )
@@ -33,8 +32,9 @@ from hybridtei.server.models import Models, StoreContext
 from hybridtei.server.routing import post
 
 if TYPE_CHECKING:
-    from hybridtei.retrieval.search.searcher import Rank
-    from hybridtei.retrieval.store.base import CollectionSchema
+    from hybridtei.retrieval.search.searcher import Rank, Searcher
+    from hybridtei.retrieval.store.base import CollectionSchema, PayloadBudget
+    from hybridtei.retrieval.store.collection import Searchable
 
 
 Text = Annotated[str, Meta(max_length=100_000)]
@@ -86,10 +86,11 @@ class SearchRequest(SearchFields, frozen=True, kw_only=True, forbid_unknown_fiel
         """Raises InvalidInput unless the request has exactly one of `query` and `queries`, and no empty text."""
         if (self.query is None) == (self.queries is None):
             raise InvalidInput("give either `query` or `queries`")
-        for place, text in enumerate(self.texts):
+        if self.query is not None and not self.query.strip():
+            raise InvalidInput("`query` is empty")
+        for place, text in enumerate(self.queries or ()):
             if not text.strip():
-                name = "query" if self.query is not None else f"queries[{place}]"
-                raise InvalidInput(f"`{name}` is empty")
+                raise InvalidInput(f"`queries[{place}]` is empty")
 
 
 class SpannedHit(SearchHit, frozen=True, omit_defaults=True):
@@ -139,108 +140,132 @@ MAX_SPANNED_CHARACTERS = 2_000_000  # total characters of these texts
 @post("/search", SearchRequest, SearchResponse | SearchesResponse, role="search", source="store")
 async def search(stores: StoreContext, request: SearchRequest) -> Reply:
     """Search a collection of the vector store: embed, find, fuse, rescore, rerank."""
-    if request.queries is not None:
-        stores.models.default.check_batch(len(request.queries))
-    options = options_of(request, stores.server)
+    options = options_of(request, stores)
     rank = ranker(stores.models, request.rerank)
-    searched = partial(_searched, stores, request, options, rank)
+    work = partial(_searched, stores, request, options, rank)
     return await stores.run(
-        len(request.texts), lambda: stores.schemas.reading(request.collection, searched)
+        len(request.texts), lambda: stores.schemas.reading(request.collection, work)
     )
 
 
 async def _searched(
     stores: StoreContext,
     request: SearchRequest,
-    options: SearchOptions,
+    options: CheckedOptions,
     rank: Rank | None,
     schema: CollectionSchema,
 ) -> Reply:
-    from hybridtei.retrieval.search.searcher import QueryModel, Searcher
-    from hybridtei.retrieval.store.base import PayloadBudget
-    from hybridtei.retrieval.store.collection import common_heads
-
-    texts = request.texts
-    context = stores.embedder(schema)
-    if request.spans is not None and Head.MULTIVECTOR not in context.heads:
+    """Embed, find and write. Repeatable."""
+    context, spans = stores.embedder(schema), request.spans
+    if spans is not None and Head.MULTIVECTOR not in context.heads:
         raise InvalidInput(
             f"`relevant_spans` needs multi-vectors, which the model `{context.served_name}` does not give"
         )
     usages: list[Usage] = []
+    searcher, budget = _searcher(stores, context, request, usages)
+    fit = await searcher.fit(request.collection, schema)
+    embedded, options = await _embedded(stores, searcher, fit, request, options)
+    results = await asyncio.gather(
+        *[
+            searcher.find(request.collection, text, embedded, row, options, rank=rank, fit=fit)
+            for row, text in enumerate(request.texts)
+        ]
+    )
+    spans_of = [] if spans is None else await _spans(context, request, results, spans)
+    write = partial(
+        _written, context, request, results, spans_of, usage=usages[-1], options=options
+    )
+    answers = await stores.bounds.run_aside(write) if options.highlights else write()
+    numbers = _numbers(results, spans_of) + budget.spent // BYTES_PER_NUMBER
+    answer = answers[0] if request.query is not None else {"results": answers}
+    return Reply(answer, usages[-1], numbers)
+
+
+def _searcher(
+    stores: StoreContext, context: Context, request: SearchRequest, usages: list[Usage]
+) -> tuple[Searcher, PayloadBudget]:
+    """The searcher of one request, which notes what embedding costs, and the budget of its payloads."""
+    from hybridtei.retrieval.search.searcher import QueryModel, Searcher
+    from hybridtei.retrieval.store.base import PayloadBudget
+
+    is_batch = request.query is None
 
     async def embed(queries: Sequence[str], heads: frozenset[Head]) -> Embeddings:
         task = Embed(list(queries), heads, input_type="query")
-        load = Load(len(queries), sum(map(len, queries)), is_batch=request.query is None)
+        load = Load(len(queries), sum(map(len, queries)), is_batch=is_batch)
         answer, usage = await context.run(task, load)
         usages.append(usage)
         return answer
 
-    tokenizer, spec = context.service.tokenizer, context.service.model.spec
-
     async def look_up(queries: Sequence[str]) -> Embeddings:
-        answer, usage = await context.look_up(list(queries), is_batch=request.query is None)
+        answer, usage = await context.look_up(list(queries), is_batch=is_batch)
         usages.append(usage)
         return answer
 
     model = QueryModel(
         context.model.model_id,
-        spec,
+        context.service.model.spec,
         embed,
-        lambda text: tokenizer.tokens(text, add_special_tokens=False),
+        partial(context.service.tokenizer.tokens, add_special_tokens=False),
         stores.bounds.run_aside,
         look_up=look_up,
         fingerprint=lambda: model_hash(context.fingerprint),
     )
     budget = PayloadBudget(stores.server.max_search_bytes)
-    depth = max(stores.server.max_search_points // max(len(texts), 1), 1)
-    searcher = Searcher(
-        stores.schemas.store, model, schemas=stores.schemas, budget=budget, max_points=depth
-    )
-    await searcher.check(request.collection, schema)
+    depth = max(stores.server.max_search_points // max(len(request.texts), 1), 1)
+    schemas = stores.schemas
+    searcher = Searcher(schemas.store, model, schemas=schemas, budget=budget, max_points=depth)
+    return searcher, budget
+
+
+async def _embedded(
+    stores: StoreContext,
+    searcher: Searcher,
+    fit: Searchable,
+    request: SearchRequest,
+    options: CheckedOptions,
+) -> tuple[Embeddings, CheckedOptions]:
+    """The queries' vectors, and the options for which they are enough: under load those of `BY_TABLE`. Raises Overloaded."""
+    collection, texts = request.collection, request.texts
     try:
-        embedded = await searcher.embed(request.collection, texts, options, schema=schema)
+        return await searcher.embed(collection, texts, options, fit=fit), options
     except Overloaded:
-        has_table = (
-            spec.sparse is not None
-            and spec.sparse.can_look_up
-            and Head.SPARSE in common_heads(schema, spec)
-        )
+        sparse = fit.spec.sparse
+        has_table = sparse is not None and sparse.can_look_up and Head.SPARSE in fit.heads
         by_table = structs.replace(options, **BY_TABLE)
-        if (
-            not (stores.server.table_under_load and has_table)
-            or options == by_table
-            or request.spans
-        ):
+        if not (stores.server.table_under_load and has_table) or request.spans:
             raise
-        options = by_table
-        embedded = await searcher.embed(request.collection, texts, options, schema=schema)
-    found = await asyncio.gather(
-        *(
-            searcher.find(
-                request.collection, text, embedded, row, options, rank=rank, schema=schema
-            )
-            for row, text in enumerate(texts)
-        )
-    )
-    spans = [] if request.spans is None else await _spans(context, request, found, request.spans)
+        if options == by_table:
+            raise
+        return await searcher.embed(collection, texts, by_table, fit=fit), by_table
 
-    def written() -> list[dict[str, Any]]:
-        results = [_result(context, one, usages[-1], options) for one in found]
-        for result, of_hits in zip(results, spans, strict=False):
-            _add_spans(result["hits"], of_hits, request.with_payload)
-        return results
 
-    results = await stores.bounds.run_aside(written) if options.highlights else written()
-    marks = sum(len(hit.highlights or ()) for one in found for hit in one.hits) + sum(
-        len(one) for of in spans for one in of
-    )
-    numbers = (
-        NUMBERS_A_RANK * (sum(len(one.hits) for one in found) + marks)
-        + budget.spent // BYTES_PER_NUMBER
-    )
-    return Reply(
-        results[0] if request.query is not None else {"results": results}, usages[-1], numbers
-    )
+def _written(
+    context: Context,
+    request: SearchRequest,
+    results: Sequence[SearchResult],
+    spans: Sequence[Spans],
+    *,
+    usage: Usage,
+    options: CheckedOptions,
+) -> list[dict[str, Any]]:
+    """The answers of all queries, as JSON types."""
+    answers = [_result(context, result, usage, options) for result in results]
+    for answer, spans_of_hits in zip(answers, spans, strict=False):
+        _add_spans(answer["hits"], spans_of_hits, request.with_payload)
+    return answers
+
+
+def _numbers(results: Sequence[SearchResult], spans: Sequence[Spans]) -> int:
+    """The cost of writing the hits with their highlights and spans, in numbers."""
+    items = 0
+    for result in results:
+        items += len(result.hits)
+        for hit in result.hits:
+            items += len(hit.highlights or ())
+    for spans_of_hits in spans:
+        items += sum(map(len, spans_of_hits))
+    return NUMBERS_A_RANK * items
 
 
 async def _spans(
@@ -270,41 +295,47 @@ async def _spans(
     return await asyncio.gather(*map(of_hits, request.texts, texts))
 
 
-def options_of(request: SearchRequest, server: ServerConfig) -> SearchOptions:
-    """The request's options, checked before the store is called. Raises InvalidInput."""
+def options_of(request: SearchRequest, stores: StoreContext) -> CheckedOptions:
+    """The request's options: all of its checks, before the store is called. Raises InvalidInput, TooManyInputs,
+    TooManyCandidates."""
     from hybridtei.retrieval.store.query import filter_from
 
+    queries = 1
+    if request.queries is not None:
+        queries = len(request.queries)
+        stores.models.default.check_batch(queries)
     request.check_page()
-    _check_candidates(request, server.max_search_points)
+    _check_candidates(request, queries, stores.server.max_search_points)
     request.check_texts()
     query_filter = None if request.filter is UNSET else filter_from(request.filter)
-    options = SearchOptions.of(request, query_filter=query_filter)
+    options = CheckedOptions.of(request, query_filter=query_filter)
     if request.spans is None or options.with_payload is True:
         return options
     return structs.replace(options, with_payload=[*(options.with_payload or ()), TEXT])
 
 
-def _check_candidates(request: SearchRequest, most: int) -> None:
-    """Raises TooManyCandidates, naming the field, if a search would examine more than `most` points."""
+def _check_candidates(request: SearchRequest, queries: int, most: int) -> None:
+    """Raises TooManyCandidates, naming the field, if a search would examine more than `most` points; InvalidInput if it would
+    explain too many hits."""
+    of_all = f" for each of {queries} `queries`" if queries > 1 else ""
     reach = {
         "`prefetch_limit`": request.prefetch_limit,
         "`offset` + `limit`": request.offset + request.limit,
-        **({"`rerank_limit`": request.rerank_limit} if request.rerank is not False else {}),
     }
-    name, value = max(reach.items(), key=lambda item: item[1])
-    queries = len(request.queries or [""])
-    if queries * value > most:
-        of_all = f" for each of {queries} `queries`" if queries > 1 else ""
+    if request.rerank is not False:
+        reach["`rerank_limit`"] = request.rerank_limit
+    name = max(reach, key=reach.__getitem__)
+    if queries * reach[name] > most:
         raise TooManyCandidates(
-            f"{name} is {value}{of_all}; one search looks at {most} points at most (max-search-points)"
+            f"{name} is {reach[name]}{of_all}; one search looks at {most} points at most (max-search-points)"
         )
-    bounds = {
-        "highlights": (request.highlights, MAX_HIGHLIGHTED),
-        "relevant_spans": (request.spans is not None, MAX_SPANNED),
-    }
-    for field, (is_asked, hits) in bounds.items():
-        if is_asked and queries * request.limit > hits:
-            of_all = f" for each of {queries} `queries`" if queries > 1 else ""
+    bounds = {}
+    if request.highlights:
+        bounds["highlights"] = MAX_HIGHLIGHTED
+    if request.spans is not None:
+        bounds["relevant_spans"] = MAX_SPANNED
+    for field, hits in bounds.items():
+        if queries * request.limit > hits:
             raise InvalidInput(
                 f"`limit` is {request.limit}{of_all}; with `{field}`, {hits} hits are the most"
             )
@@ -334,19 +365,16 @@ def ranker(models: Models, name: bool | str) -> Rank | None:
 
 
 def _result(
-    context: Context, results: SearchResult, usage: Usage, options: SearchOptions
+    context: Context, results: SearchResult, usage: Usage, options: CheckedOptions
 ) -> dict[str, Any]:
     stages = usage.timings
     spent_ms = (stages.tokenization_ns + stages.queue_ns + stages.inference_ns) / 1e6
-    fields = results.as_dict()
     embed = {"name": "embed", "milliseconds": round(spent_ms, 3), "candidates": usage.load.inputs}
-    by_table = {"query_encoder": "table"} if options.query_encoder == "table" else {}
-    return {
-        "model": context.served_name,
-        **fields,
-        "stages": [embed, *fields["stages"]],
-        **by_table,
-    }
+    answer = {"model": context.served_name, **results.as_dict()}
+    answer["stages"] = [embed, *answer["stages"]]
+    if options.query_encoder == "table":
+        answer["query_encoder"] = "table"
+    return answer
 
 
 def _add_spans(hits: list[dict[str, Any]], of_hits: Spans, with_payload: bool | list[str]) -> None:

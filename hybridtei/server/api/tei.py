@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta, Raw, Struct
 
 from hybridtei.errors import EmptyInput, NoInputs
-from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS
-from hybridtei.inference.engine.service import BYTES_PER_NUMBER, too_many_numbers
+from hybridtei.inference.engine.admission import MAX_ANSWER_NUMBERS, too_many_numbers
+from hybridtei.inference.engine.service import BYTES_PER_NUMBER
 from hybridtei.inference.tasks.embed import QueryEncoder
 from hybridtei.models.text.reader import Input
 from hybridtei.models.text.tokenizer import Direction, Text

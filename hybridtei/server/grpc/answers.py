@@ -183,9 +183,7 @@ async def _rerank_stream(context: Context, requests: AsyncIterator[Any]) -> Repl
         load = Load(len(given), sum(len(one.query) + len(one.text) for one in given), is_batch=True)
         bounds = context.bounds(load.inputs, CHUNK_DOCUMENTS).in_chunks(CHUNK_DOCUMENTS)
         async with admission.held(load.inputs):
-            scored, usage = await context.run(
-                task, load, bounds, scope="predict", checks_size=False
-            )
+            scored, usage = await context.run(task, load, bounds, scope="predict")
     texts = [message.text if given[0].return_text else None for message in given]
     ranks = [
         {"index": i, "text": texts[i], "score": scored.scores[i]}

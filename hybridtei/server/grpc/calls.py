@@ -21,10 +21,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from hybridtei.errors import Ended, HybridTeiError, NoKey, WrongModel
+from hybridtei.server.answers import SMALL_BYTES, Unsent
 from hybridtei.server.context import Context, headers_of
 from hybridtei.server.grpc import messages
 from hybridtei.server.grpc.answers import METHODS, Method
-from hybridtei.server.http.connection import SMALL_BYTES, Unsent
 from hybridtei.server.http.security import Keyring
 from hybridtei.server.models import Models
 from hybridtei.server.routing import row_of

@@ -20,11 +20,11 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from hybridtei.batch import Head
 from hybridtei.config import ServerConfig
 from hybridtei.errors import Unhealthy
+from hybridtei.server.answers import Unsent
 from hybridtei.server.api.ops import capabilities
 from hybridtei.server.context import Context
 from hybridtei.server.grpc.calls import MAX_CALLS, Gate, Servicer
 from hybridtei.server.grpc.messages import PACKAGE, POOL, services
-from hybridtei.server.http.connection import Unsent
 from hybridtei.server.http.security import Certificate, Keyring
 from hybridtei.server.models import Models
 from hybridtei.system.tracing import Recorder

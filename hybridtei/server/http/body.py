@@ -1,6 +1,9 @@
 """A request's body: read within bounds, then decoded to a struct, or refused in one sentence: the field's path, the value, and
 the expected type. Refusals come in TEI's order: content type, size, syntax, shape. They are plain text on every route.
 
+A scope's extensions tell whether the client disconnected, and whether its body can still arrive. ASGI reports a disconnect only
+in `receive`, which a computing handler does not await.
+
 msgspec decodes and checks. This module adds three rules of TEI: bytes after the JSON value are ignored, a duplicate field is
 refused, and an enumeration's value that is not a string is a syntax error.
 """
@@ -19,7 +22,55 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, inspect
 
-from hybridtei.server.http.connection import BROKEN_BODY, SLOW_BODY, ClientDisconnected
+# In a scope's extensions: the rest of the body will not come, but the client listens; the body came too slowly; a Disconnect;
+# no permit was free.
+BROKEN_BODY, SLOW_BODY, DISCONNECT = (
+    "hybridtei.broken_body",
+    "hybridtei.slow_body",
+    "hybridtei.disconnect",
+)
+REFUSED = "hybridtei.refused"
+
+
+class ClientDisconnected(Exception):
+    """The client disconnected, and needs no answer."""
+
+
+class Disconnect:
+    """`happened` is True once the client has disconnected before its answer. A context manager: within it, a disconnect cancels
+    the current task, and the cancellation becomes ClientDisconnected.
+
+    ASGI servers report a disconnect only in `receive`, so each request would need a second task. `BoundedHttpProtocol` calls
+    `notify` instead. Under another server the work continues.
+    """
+
+    __slots__ = ("_running", "happened")
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._running: asyncio.Task[Any] | None = None
+
+    def notify(self) -> None:
+        self.happened = True
+        if self._running is not None:
+            self._running.cancel()
+
+    def __enter__(self) -> None:
+        self._running = asyncio.current_task()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        running, self._running = self._running, None
+        if self.happened and running is not None and kind is asyncio.CancelledError:
+            running.uncancel()
+            raise ClientDisconnected from None
+
+
+def while_connected(scope: Any) -> Disconnect:
+    """The disconnect of a request's client, to work within it."""
+    return (scope.get("extensions") or {}).get(DISCONNECT) or Disconnect()
+
 
 JSON_TYPE = re.compile(rb"application/(json|[^;\s]+\+json)\s*(;|$)", re.IGNORECASE)
 PART_BYTES = 1_000_000  # the size of a part

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from asyncio import TimerHandle, Transport
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -25,16 +26,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from hybridtei.server.http.connection import (
-    BROKEN_BODY,
-    DISCONNECT,
-    REFUSED,
-    SLOW_BODY,
-    Answering,
-    ConnectionLimits,
-    Disconnect,
-    body_deadline,
-)
+from hybridtei.server.http.body import BROKEN_BODY, DISCONNECT, REFUSED, SLOW_BODY, Disconnect
+from hybridtei.server.http.connection import ConnectionLimits, body_deadline
 
 HEADER_COUNT_LIMIT = 100  # hyper's
 URL_LIMIT_BYTES = 65_534  # hyper's
@@ -51,6 +44,36 @@ HEADER_OVERHEAD_BYTES = 4  # colon, space, line end
 VERSIONS = ("1.0", "1.1")  # the parser would also accept 0.9 and 2.0 in HTTP/1 syntax
 AT_CAPACITY = b"too many connections (max-connections)"
 SLOW_HEAD = b"the head of the request took too long (header-timeout)"
+
+
+class Answering:
+    """The transport that answers write to. It sends a head together with its body: one packet and one system call, not two."""
+
+    def __init__(self, transport: Transport, close: Callable[[], object]) -> None:
+        """`close`: called instead of the transport's `close`."""
+        self.is_closing = transport.is_closing
+        self._transport = transport
+        self._close = close
+        self._head: bytes | memoryview = b""
+
+    def write(self, data: bytes | memoryview) -> None:
+        if self._head:
+            self._transport.writelines((self._head, data))
+            self._head = b""
+        elif data[:9] == b"HTTP/1.1 " and data[9:12] != b"100":
+            self._head = data
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write a head that has no body."""
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""
+
+    def close(self) -> None:
+        self.flush()
+        self._close()
 
 
 class _Refused(Exception):

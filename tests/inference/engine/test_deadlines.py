@@ -1,6 +1,8 @@
 """A bound of time that many share: who is late is told so, who is in time is not, and who leaves has left."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
@@ -8,7 +10,13 @@ from hybridtei.errors import TimedOut
 from hybridtei.inference.engine.admission import Deadlines
 from tests.inference.engine.clock import Clock
 
+T = TypeVar("T")
 SOON, HANG = 0.01, 120  # a bound; seconds after which a test that should end at once has hung
+
+
+async def within(deadlines: Deadlines, work: Coroutine[Any, Any, T]) -> T:
+    with deadlines.limit():
+        return await work
 
 
 async def never() -> None:
@@ -22,7 +30,7 @@ async def at_once(value: int) -> int:
 
 async def until_late(deadlines: Deadlines, clock: Clock) -> None:
     """Begins something, and returns once it was found late."""
-    late = asyncio.create_task(deadlines.within(never()))
+    late = asyncio.create_task(within(deadlines, never()))
     await asyncio.sleep(0)
     clock.now += SOON
     with pytest.raises(TimedOut):
@@ -32,15 +40,15 @@ async def until_late(deadlines: Deadlines, clock: Clock) -> None:
 async def test_who_is_late_is_told_so_and_others_go_on():
     clock = Clock()
     deadlines = Deadlines(SOON, clock=clock)
-    late = [asyncio.create_task(deadlines.within(never())) for _ in range(5)]
-    assert [await deadlines.within(at_once(i)) for i in range(5)] == [*range(5)]
+    late = [asyncio.create_task(within(deadlines, never())) for _ in range(5)]
+    assert [await within(deadlines, at_once(i)) for i in range(5)] == [*range(5)]
     clock.now += SOON
     for each in late:
         with pytest.raises(TimedOut, match=r"within 0\.01 seconds \(request-timeout\)"):
             await each
         assert not each.cancelled()
     await until_late(deadlines, clock)
-    assert await deadlines.within(at_once(1)) == 1
+    assert await within(deadlines, at_once(1)) == 1
 
 
 async def test_looks_before_the_bound_find_nobody_late():
@@ -55,7 +63,7 @@ async def test_looks_before_the_bound_find_nobody_late():
         return clock.now
 
     deadlines = Deadlines(SOON, clock=counting)
-    waiting = asyncio.create_task(deadlines.within(never()))
+    waiting = asyncio.create_task(within(deadlines, never()))
     await looked.wait()
     assert not waiting.done()
     clock.now = SOON
@@ -65,7 +73,7 @@ async def test_looks_before_the_bound_find_nobody_late():
 
 async def test_the_real_clock_is_the_default():
     with pytest.raises(TimedOut):
-        await Deadlines(SOON).within(never())
+        await within(Deadlines(SOON), never())
 
 
 async def test_what_goes_on_after_its_bound_is_not_cancelled_again():
@@ -74,7 +82,7 @@ async def test_what_goes_on_after_its_bound_is_not_cancelled_again():
 
     async def patient() -> str:
         with pytest.raises(TimedOut):
-            await deadlines.within(never())
+            await within(deadlines, never())
         await until_late(deadlines, clock)  # another look
         task = asyncio.current_task()
         assert task.cancelling() == 0
@@ -89,7 +97,7 @@ async def test_what_goes_on_after_its_bound_is_not_cancelled_again():
 async def test_who_is_cancelled_is_cancelled_also_when_late():
     clock = Clock()
     deadlines = Deadlines(SOON, clock=clock)
-    leaving = asyncio.create_task(deadlines.within(never()))
+    leaving = asyncio.create_task(within(deadlines, never()))
     await asyncio.sleep(0)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -103,7 +111,7 @@ async def test_who_is_cancelled_is_cancelled_also_when_late():
             await never()
 
     entered = asyncio.Event()
-    both = asyncio.create_task(deadlines.within(slow_to_end()))
+    both = asyncio.create_task(within(deadlines, slow_to_end()))
     await asyncio.sleep(0)
     clock.now += SOON
     await entered.wait()
@@ -117,14 +125,14 @@ async def test_what_the_work_raises_is_what_is_raised():
         raise TimeoutError("its own")
 
     with pytest.raises(TimeoutError, match="its own"):
-        await Deadlines(HANG).within(fails())
-    assert await Deadlines(0).within(at_once(3)) == 3
+        await within(Deadlines(HANG), fails())
+    assert await within(Deadlines(0), at_once(3)) == 3
 
 
 async def test_once_closed_nobody_is_late():
     clock = Clock()
     deadlines = Deadlines(SOON, clock=clock)
-    left = asyncio.create_task(deadlines.within(never()))
+    left = asyncio.create_task(within(deadlines, never()))
     await asyncio.sleep(0)
     deadlines.close()
     await until_late(

@@ -14,7 +14,7 @@ from hybridtei.inference.engine import core as core_module
 from hybridtei.inference.engine import engine as engine_module
 from hybridtei.inference.engine.core import EngineCore
 from hybridtei.inference.engine.device import Device
-from hybridtei.inference.engine.engine import Engine
+from hybridtei.inference.engine.service import Engine
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry
 from tests.fake_backend import FakeBackend, Held

@@ -11,9 +11,9 @@ from hybridtei.config import EngineConfig
 from hybridtei.encoder import Encoder
 from hybridtei.errors import BackendError
 from hybridtei.inference.engine.core import EngineCore
-from hybridtei.inference.engine.device import Device
-from hybridtei.inference.engine.engine import Engine, run_all
+from hybridtei.inference.engine.device import Device, run_all
 from hybridtei.inference.engine.scheduler import EngineRequest
+from hybridtei.inference.engine.service import Engine
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind, both_lanes
 from hybridtei.system.metrics import Registry

@@ -10,7 +10,7 @@ from hybridtei.errors import BackendError
 from hybridtei.inference.backends.torch.memory import TooLarge, split_on_oom
 from hybridtei.inference.engine.core import EngineCore
 from hybridtei.inference.engine.device import Device
-from hybridtei.inference.engine.engine import Engine
+from hybridtei.inference.engine.service import Engine
 from hybridtei.outputs import HeadOutputs
 from hybridtei.system.machine import LaneKind
 from hybridtei.system.metrics import Registry

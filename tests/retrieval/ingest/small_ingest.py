@@ -1,4 +1,4 @@
-"""An ingest over the small model and the fake backend: the real pipeline, cache and stores, without weights.
+"""An ingest over the small model and the fake backend: the real pipeline and stores, without weights.
 
 Also a process of its own, to be killed: python -m tests.retrieval.ingest.small_ingest SOURCE FOLDER [TEXTS]; it
 stands still, for ever, once it has embedded so many.
@@ -24,11 +24,12 @@ from hybridtei.inference.tasks.base import Model
 from hybridtei.retrieval.ingest import prepare as preparing
 from hybridtei.retrieval.ingest.chunking import CHUNK, DOCUMENT_ID, Chunker, settings_for
 from hybridtei.retrieval.ingest.files import Quarantine, source_files
-from hybridtei.retrieval.ingest.ledger import FileCache, Ledger, Source, claimed
+from hybridtei.retrieval.ingest.ledger import Source, created, stored_documents
 from hybridtei.retrieval.ingest.options import IngestOptions, IngestStats
 from hybridtei.retrieval.ingest.pipeline import ingest
 from hybridtei.retrieval.ingest.prepare import Preparation
 from hybridtei.retrieval.ingest.run import VECTORS
+from hybridtei.retrieval.ingest.write import Writer
 from hybridtei.retrieval.store.base import CollectionSchema, Store
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.plan import schema_for
@@ -67,7 +68,7 @@ def reasons(path: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Ingest:
-    """What stays from run to run: a folder with the cache and the quarantine. `backend`: settings of the fake one."""
+    """What stays from run to run: a folder with the quarantine. `backend`: settings of the fake one."""
 
     folder: Path
     backend: Mapping[str, Any] = field(default_factory=dict)
@@ -88,38 +89,38 @@ class Ingest:
     async def run(
         self, source: Path, store: Store, embedder: Encoder | Client | None = None, name: str = NAME
     ) -> IngestStats:
-        """Once; the cache is closed afterwards, as by the end of a process."""
+        """Once, as a command does it."""
         model, path = written(self.folder / "model")
         chunks = settings_for(model, self.chunk_tokens, None, late=self.late)
         existing = await store.describe(name)
         found = Source.of(source, existing)
-        cache, chunker = FileCache(self.folder / "files.sqlite"), Chunker(model, raw(path), chunks)
+        stored = {}
+        if existing is not None:
+            stored = await stored_documents(store, name, found.labels)
+        chunker = Chunker(model, raw(path), chunks)
         preparation = Preparation(
             files=list(source_files(source, found.label, known=found.known)),
             options=self.options,
             chunker=chunker,
             quarantine=Quarantine(self.quarantine),
             settings=f"{chunks}",
-            first_settings=b"",
             source=found,
-            ledger=Ledger(store, name, asyncio.get_running_loop()),
-            cache=cache,
+            stored=stored,
         )
         self.stats = preparation.stats
-        lock = self.folder / "small.lock"
         used = embedder or self.embedder(model)
         encode = partial(
             used.encode, outputs=model.spec.heads & frozenset(VECTORS), input_type="document"
         )
         try:
-            async with claimed(store, name, plan(model), lock, print) as schema:
-                if found.record:
-                    await store.annotate(name, found.record)
-                await ingest(preparation, encode, schema)
-                return self.stats
+            schema = await created(store, name, plan(model))
+            if found.record:
+                await store.annotate(name, found.record)
+            await ingest(preparation, encode, Writer(store, name, schema, preparation, 0.0))
+            self.stats.points = await store.count(name)
+            return self.stats
         finally:
             self.stats.quarantined = len(preparation.quarantine)
-            cache.close()
             chunker.close()
 
 

@@ -1,4 +1,4 @@
-"""Collections of 0.1: their points have digests that are keyed by the settings, and their sources no paths.
+"""A collection of 0.1: an ingest into it is refused, and the message says how the collection is made anew.
 
 `tests/data/collection-0.1.tar.xz` was made by commit c5404b2: `hybridtei ingest docs --collection old`.
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import hybridtei
-from hybridtei.retrieval.ingest.options import Summary
+from hybridtei.errors import CollectionMismatch
 
-DOCUMENTS, POINTS = 8, 11
+DOCUMENTS = 8
 
 
 @pytest.fixture
@@ -23,32 +23,15 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def again(source: str = "docs", **options: object) -> Summary:
-    return hybridtei.ingest(source, "old", quiet=True, **options)
+@pytest.mark.parametrize("options", [{}, {"dry_run": True}, {"delete_missing": True}])
+def test_an_ingest_of_its_source_is_refused_with_the_remedy(old: Path, options: dict) -> None:
+    before = hybridtei.ingest("docs/note.txt", "other", quiet=True).stats.points
+    with pytest.raises(CollectionMismatch, match=r"0\.1 stored docs/.*collections delete old"):
+        hybridtei.ingest("docs", "old", quiet=True, **options)
+    assert hybridtei.ingest("docs", "other", quiet=True).stats.points > before
 
 
-def test_nothing_is_embedded_or_deleted(old: Path) -> None:
-    for _ in range(2):
-        summary = again(delete_missing=True)
-        assert (
-            summary.stats.documents,
-            summary.stats.unchanged,
-            summary.stats.documents_deleted,
-        ) == (0, DOCUMENTS, 0)
-        assert (summary.status, summary.stats.points) == (0, POINTS)
-    assert summary.stats.files == 0, "the second time no file is read"
-    (old / "docs" / "note.txt").write_text("The display shows E42.")
-    assert again().stats.documents == 1
-    assert again().stats.unchanged == DOCUMENTS
-
-
-def test_nothing_is_deleted_before_it_is_known_whose_it_is(old: Path) -> None:
-    (old / "docs" / "note.txt").unlink()
-    first = again(delete_missing=True)
-    assert (first.stats.documents_missing, first.stats.documents_deleted, first.stats.points) == (
-        1,
-        0,
-        POINTS,
-    )
-    assert "the next ingest deletes them" in first.in_words()
-    assert again(delete_missing=True).stats.documents_deleted == 1
+def test_the_remedy_makes_it_anew(old: Path) -> None:
+    assert hybridtei.ingest("docs", "new", quiet=True).stats.documents == DOCUMENTS
+    again = hybridtei.ingest("docs", "new", quiet=True).stats
+    assert (again.documents, again.unchanged) == (0, DOCUMENTS)

@@ -21,7 +21,6 @@ from hybridtei.retrieval.ingest.chunking import DIGEST
 from hybridtei.retrieval.ingest.ledger import SOURCES, Source
 from hybridtei.retrieval.ingest.options import Summary
 from hybridtei.retrieval.ingest.run import ingest
-from hybridtei.retrieval.ingest.write import THRESHOLD
 from hybridtei.retrieval.store.base import CollectionSchema, Stored
 from hybridtei.retrieval.store.query import CollectionPlan
 from tests.retrieval.ingest.small_ingest import Ingest, points, write
@@ -296,13 +295,11 @@ async def test_a_file_that_was_ingested_alone_stays_one_document_in_its_folder(t
     assert (await ingest.run(folder, store)).documents_missing == 1
 
 
-def test_a_large_run_leaves_the_threshold_as_it_was(tmp_path, source, nodes, monkeypatch):
+def test_a_run_waits_until_the_server_has_indexed(tmp_path, source, nodes, monkeypatch):
     (first, _), (a, _) = nodes
     first.status[:] = ["yellow", "green"]
     told: list[str] = []
-    run(source, a, tmp_path, monkeypatch, defer_indexing_mb=0, tell=told.append)
-    assert first.optimizers["c"]["indexing_threshold"] == 20_000
-    assert THRESHOLD not in first.local.get_collection("c").config.metadata
+    run(source, a, tmp_path, monkeypatch, tell=told.append)
     assert told[-1] == "indexed   0 vectors, the collection is green"
 
 

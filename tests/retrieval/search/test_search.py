@@ -10,15 +10,22 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from hybridtei.errors import CollectionMismatch, InvalidInput, UnknownCollection
+from hybridtei.errors import (
+    CollectionMismatch,
+    InvalidInput,
+    PayloadsTooLarge,
+    UnknownCollection,
+)
 from hybridtei.models.checkpoint.heads import MultivectorHead, Shares
 from hybridtei.outputs import Embeddings
+from hybridtei.retrieval.search import candidates
 from hybridtei.retrieval.search.local import LocalSearch, query_model, rank_by
 from hybridtei.retrieval.search.options import SearchOptions
 from hybridtei.retrieval.search.searcher import Searcher
-from hybridtei.retrieval.store.base import CollectionSchema, VectorParams
+from hybridtei.retrieval.store import collection
+from hybridtei.retrieval.store.base import CollectionSchema, PayloadBudget, VectorParams
 from hybridtei.retrieval.store.embedded import EmbeddedStore
-from hybridtei.retrieval.store.plan import schema_for
+from hybridtei.retrieval.store.plan import PACKED, schema_for
 from hybridtei.retrieval.store.points import to_points
 from tests.inference.engine import small
 from tests.retrieval.search.fusion import Ranking, rrf, weighted_sum
@@ -384,3 +391,68 @@ def test_highlights_are_made_beside_the_event_loop(store, encoder):
         return await searcher.search("papers", QUERY, SearchOptions(highlights=True))
 
     assert any(hit.highlights for hit in run(story()).hits)
+
+
+class CountedStore(MemoryStore):
+    """Notes the calls that a search makes for points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    async def query(self, *arguments, **options):
+        self.calls.append("query")
+        return await super().query(*arguments, **options)
+
+    async def retrieve(self, *arguments, **options):
+        self.calls.append("retrieve")
+        return await super().retrieve(*arguments, **options)
+
+
+@pytest.mark.parametrize("with_payload", [True, ["text"], ["text", PACKED], False])
+def test_few_points_are_read_once(encoder, monkeypatch, with_payload):
+    """The payloads come with the multi-vectors that rank the points, and are those that a further call would read."""
+    store = run(filled(encoder, CountedStore(), multivector_dtype="int8", multivector_tokens=None))
+    searcher = Searcher(store, query_model(encoder, MODEL))
+    store.calls.clear()
+    together = ask(searcher, with_payload=with_payload)
+    calls = ["query", "query", "retrieve"]
+    if with_payload == ["text", PACKED]:
+        calls = [*calls, "retrieve"]
+    assert store.calls == calls
+    monkeypatch.setattr(candidates, "READ_WHOLE", 0)
+    apart = ask(searcher, with_payload=with_payload)
+    assert together.hits == apart.hits
+    names = {"text", "document_id", "metadata"} if with_payload is True else set(with_payload or ())
+    assert {name for hit in together.hits for name in hit.payload} == names
+
+
+def test_the_budget_counts_payloads_that_came_with_multivectors(encoder):
+    store = run(filled(encoder, multivector_dtype="int8", multivector_tokens=None))
+    for most, is_refused in ((100_000, False), (200, True)):
+        budget = PayloadBudget(most)
+        searcher = Searcher(store, query_model(encoder, MODEL), budget=budget)
+        if is_refused:
+            with pytest.raises(PayloadsTooLarge):
+                ask(searcher)
+        else:
+            ask(searcher)
+            assert 200 < budget.spent < 2_000
+
+
+async def test_a_fit_is_made_once_and_again_for_another_schema(encoder, monkeypatch):
+    store = await filled(encoder)
+    searcher = Searcher(store, query_model(encoder, MODEL))
+    monkeypatch.setattr(collection, "KEPT_S", -1.0)
+    first = await searcher.fit("papers")
+    # The schema was read again, and is equal.
+    assert await searcher.fit("papers") is first
+    await store.drop("papers")
+    await store.create("papers", schema_for(encoder.spec, MODEL, dense_dim=4))
+    second = await searcher.fit("papers")
+    assert second is not first
+    assert (first.is_cut, second.is_cut) == (False, True)
+    assert (await searcher.embed("papers", [QUERY])).dense.shape == (1, 4)
+    await store.drop("papers")
+    with pytest.raises(UnknownCollection):
+        await searcher.fit("papers")

@@ -6,8 +6,12 @@ from functools import partial
 import pytest
 
 from hybridtei.config import ServerConfig
-from hybridtei.server.http.connection import Answering
-from hybridtei.server.http.protocol import HEADER_COUNT_LIMIT, URL_LIMIT_BYTES, BoundedHttpProtocol
+from hybridtei.server.http.protocol import (
+    HEADER_COUNT_LIMIT,
+    URL_LIMIT_BYTES,
+    Answering,
+    BoundedHttpProtocol,
+)
 from tests.server.http.raw import (
     BODY,
     CHUNKED,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.retrieval.store.collection import CollectionSchemas
-from hybridtei.server.http.connection import Unsent
+from hybridtei.server.answers import Unsent
 from tests.inference.engine import small
 from tests.retrieval.search.small_search import MODEL, spec_in
 from tests.retrieval.store.memory_store import MemoryStore

@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from hybridtei.batch import Ids, Once, PackedBatch, Padding, computed_once, pad, seen_mask
-from hybridtei.errors import BackendError
-from hybridtei.inference.backends.base import Backend
 from hybridtei.inference.backends.heads import (
     ENTRIES,
     HeadLayers,
@@ -30,7 +27,6 @@ from hybridtei.inference.backends.heads import (
 from hybridtei.inference.backends.numpy_functions import NUMPY
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.outputs import Floats, HeadOutputs, SparseVectors
-from hybridtei.system.machine import LaneKind
 
 if TYPE_CHECKING:
     from hybridtei.inference.backends.graph.onnx_backend import MlmHead
@@ -62,7 +58,7 @@ def end_to_end(
     shape = _Attended.of(batch, grown) if once is None else _Attended.shared(batch, once, grown)
     computed = len(shape.places)
     all_tokens, *_ = grown((computed, *shape.seen.shape))
-    feed = ids_of(batch, inputs)
+    feed = batch.feed(inputs)
     if once is not None:
         feed = {name: values[once.kept] for name, values in feed.items()}
     feed["places"] = shape.places
@@ -77,17 +73,6 @@ def end_to_end(
         feed |= {QUERIES: shape.queries, "starts": shape.starts}
     hidden = run(feed)[:computed]
     return hidden if once is None else hidden[once.rows]
-
-
-def ids_of(batch: PackedBatch, inputs: frozenset[str]) -> Feed:
-    """The per-token inputs of a graph with these inputs."""
-    feed = {"input_ids": batch.input_ids}
-    if "position_ids" in inputs:
-        feed["position_ids"] = batch.position_ids
-    for name, ids in (("token_type_ids", batch.token_type_ids), ("adapter_ids", batch.adapter_ids)):
-        if name in inputs:
-            feed[name] = np.zeros(len(batch.input_ids), dtype=np.int64) if ids is None else ids
-    return feed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,27 +189,3 @@ class HostHeads:
         return outputs_of(
             found, batch, vectors, None if rows is None else SparseVectors.from_dense(rows)
         )
-
-
-class HostBackend(Backend):
-    """A `Backend` of graphs on the CPU. `_heads`: its heads, in numpy."""
-
-    _heads: HostHeads
-
-    def outputs(self, batch: PackedBatch, *, use_all_cores: bool) -> HeadOutputs:
-        """Compute a batch. Raises the runtime's own exceptions."""
-        raise NotImplementedError
-
-    def forward(self, batch: PackedBatch, *, use_all_cores: bool = False) -> HeadOutputs:
-        try:
-            outputs = self.outputs(batch, use_all_cores=use_all_cores)
-        except (
-            Exception
-        ) as error:  # runtimes have their own exceptions, and raise bare RuntimeErrors
-            raise BackendError(f"the forward pass failed: {error}") from error
-        self.count()
-        return outputs
-
-    def enter_lane(self, kind: LaneKind) -> None:
-        """Limit numpy's products to the calling thread, so that lanes do not wait for each other."""
-        threadpool_limits(limits=1, user_api="blas")

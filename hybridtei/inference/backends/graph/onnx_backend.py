@@ -12,7 +12,8 @@ them in the packed file: 0.2 s at the start of a base-sized model on two cores, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
@@ -26,13 +27,11 @@ from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Head, PackedBatch, Padding, pack
 from hybridtei.errors import BackendError, LoadError, UnsupportedArchitecture
-from hybridtei.inference.backends.base import busy_tokens, made_up
+from hybridtei.inference.backends.base import HostBackend, busy_tokens, made_up
 from hybridtei.inference.backends.graph.host import (
     Feed,
-    HostBackend,
     HostHeads,
     end_to_end,
-    ids_of,
     in_rectangle,
     padding_of,
 )
@@ -47,7 +46,7 @@ from hybridtei.models.checkpoint.weights import Weights
 from hybridtei.outputs import Floats, HeadOutputs
 from hybridtei.system import memory
 from hybridtei.system.frames import nested
-from hybridtei.system.machine import LaneKind, available_cores, both_lanes, move_to, own_processors
+from hybridtei.system.machine import LaneKind, available_cores, both_lanes, own_processors
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +71,24 @@ class Places:
 
     def run(self, work: Callable[[], Floats]) -> Floats:
         """Call `work` with the calling thread pinned to its processor, and return the result."""
-        before = move_to(self._callers) if self._callers else ()
+        if not self._callers:
+            return work()
+        before = move_to(self._callers)
         try:
             return work()
         finally:
             if before:
                 move_to(before)
+
+
+def move_to(processors: Collection[int]) -> Collection[int]:
+    """Pin the calling thread to these processors. Return its earlier ones, or nothing if the system refuses."""
+    try:
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, processors)
+    except OSError:  # a container's processors may change while it runs
+        return ()
+    return before
 
 
 class Session:
@@ -363,7 +374,7 @@ class OnnxBackend(HostBackend):
                 self._hidden(batch, use_all_cores=use_all_cores, shrink=True)
         alone = self._alone
         if alone is not None and alone.holds:
-            alone.run(self._output, ids_of(batch, alone.inputs), shrink=True)
+            alone.run(self._output, batch.feed(alone.inputs), shrink=True)
 
     def _probe(self, path: Path) -> None:
         """Run the graph to check its output's shape and its vocabulary. Raises LoadError."""
@@ -400,7 +411,7 @@ class OnnxBackend(HostBackend):
         del self._session, self._openings, self._heads
 
     def _of_one(self, batch: PackedBatch, session: Session) -> HeadOutputs:
-        feed = ids_of(batch, session.inputs)
+        feed = batch.feed(session.inputs)
         if batch.heads == {Head.DENSE} and POOLED in session.outputs:
             return HeadOutputs(dense=session.run(POOLED, feed))
         return self._heads.outputs(batch, session.run(self._output, feed), use_all_cores=True)

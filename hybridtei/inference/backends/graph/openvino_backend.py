@@ -28,8 +28,8 @@ import numpy as np
 
 from hybridtei.batch import PackedBatch, Padding
 from hybridtei.errors import LoadError
-from hybridtei.inference.backends.base import busy_tokens
-from hybridtei.inference.backends.graph.host import Feed, HostBackend, HostHeads, Sizes, end_to_end
+from hybridtei.inference.backends.base import HostBackend, busy_tokens
+from hybridtei.inference.backends.graph.host import Feed, HostHeads, Sizes, end_to_end
 from hybridtei.inference.backends.graph.onnx_backend import MlmHead
 from hybridtei.inference.backends.graph.openvino_model import (
     BY_TOKEN,

@@ -1,4 +1,4 @@
-"""int8 on OpenVINO in the form that fits the processor's instructions, judged once and kept.
+"""int8 on OpenVINO in the form that fits the processor's instructions, and bfloat16: each judged once and kept.
 
 Small groups are closer to float32; large ones are mostly faster, depending on the processor. The vectors of sample texts are
 compared with float32's of the same engine and weights. The divisors of channels come from the same texts; they only change
@@ -50,6 +50,7 @@ import openvino as ov  # isort: skip  # after `openvino_model`, which turns off 
 log = logging.getLogger(__name__)
 
 GUARD = Guard(worst=0.997, mean=0.997, overlap=0.97)
+BFLOAT16_GUARD = Guard(worst=0.999, mean=0.999)
 SAFEST = 64  # the most exact form, for processors without a row below, which were not measured
 # Instruction, by Linux's name -> group size. The processor's first instruction in this order counts.
 GROUPS = {
@@ -82,6 +83,21 @@ def open_int8(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenV
     )
 
 
+def open_bfloat16(spec: ModelSpec, weights: Weights, *, bulk_niceness: int) -> OpenVinoBackend:
+    """Open a model in bfloat16 that passed its guard, on a long text too. Raises LoadError."""
+    graph = family_graph(spec)
+    key = digest(graph, spec.folder, f"bfloat16 {ov.__version__}".encode())
+
+    def make() -> Fidelity:
+        figures = judged(spec, graph, weights, "bfloat16")
+        check(figures, BFLOAT16_GUARD, spec, "bfloat16 on OpenVINO is too far from float32")
+        return figures
+
+    path = graphs_folder() / f"bfloat16-openvino-{key}.msgpack"
+    log.info("bfloat16 on OpenVINO: %s", made_once(path, Fidelity, make))
+    return OpenVinoBackend(spec, graph, weights, dtype="bfloat16", bulk_niceness=bulk_niceness)
+
+
 def group_of(instructions: Sequence[str]) -> int:
     """The group size for a processor with these instructions, from `GROUPS`."""
     return next((group for name, group in GROUPS.items() if name in instructions), SAFEST)
@@ -103,7 +119,7 @@ def int8_form(spec: ModelSpec, weights: Weights, guard: Guard | None = None) -> 
         form = Int8Form(
             group, divisors(spec, graph, weights, gain=GAIN if group == BY_TOKEN else 0)
         )
-        found = judged(spec, graph, weights, form)
+        found = judged(spec, graph, weights, "int8", form)
         check(found, guard or GUARD, spec, f"{what} is too far from float32")
         return _Kept(
             found, {name: divisor.tobytes() for name, divisor in (form.divisors or {}).items()}
@@ -123,14 +139,16 @@ def _instructions() -> list[str]:
         return []
 
 
-def judged(spec: ModelSpec, graph: Graph, weights: Weights, form: Int8Form) -> Fidelity:
-    """The fidelity of a form to float32 on sample texts, with one model in memory at a time."""
+def judged(
+    spec: ModelSpec, graph: Graph, weights: Weights, dtype: str, form: Int8Form | None = None
+) -> Fidelity:
+    """The fidelity of a precision to float32 on sample texts, with one model in memory at a time. `form`: of int8."""
     found = list[Floats]()
-    for dtype in ("int8", "float32"):
+    for each in (dtype, "float32"):
         with closing(
-            OpenVinoBackend(spec, graph, weights, dtype=dtype, int8=form, threads=available_cores())
+            OpenVinoBackend(spec, graph, weights, dtype=each, int8=form, threads=available_cores())
         ) as backend:
-            found.append(sample_vectors(backend))
+            found.append(sample_vectors(backend, with_long=dtype == "bfloat16"))
     return fidelity(*found)
 
 

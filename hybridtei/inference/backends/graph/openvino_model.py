@@ -32,7 +32,8 @@ from openvino import opset13 as ops  # noqa: E402
 BY_TOKEN = 0  # as a group size: all numbers of a token and of a matrix's row
 TINY = 1e-30  # the scale of zeros
 POSITIONS = "position_ids"
-MAX_POSITIONS = 131_072  # rows of a table of positions: 64 MB for heads of 128 numbers
+# Rows of a table of positions: 64 MB for heads of 128 numbers.
+MAX_POSITIONS = 131_072
 
 Tensors = Mapping[str, Floats | Int8Matrix]
 

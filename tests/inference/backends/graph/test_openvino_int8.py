@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ pytest.importorskip("openvino", reason="OpenVINO is not installed")
 from hybridtei.batch import Encoding, Head, pack
 from hybridtei.config import ModelConfig
 from hybridtei.errors import LoadError
-from hybridtei.inference.backends.fidelity import Fidelity, Guard, compare
+from hybridtei.inference.backends.fidelity import Fidelity, Guard, compare, sample_vectors
 from hybridtei.inference.backends.graph import openvino_int8
 from hybridtei.inference.backends.graph.int8 import quantized
 from hybridtei.inference.backends.graph.openvino_backend import OpenVinoBackend
@@ -28,6 +29,7 @@ from hybridtei.inference.backends.graph.openvino_int8 import (
     divisors,
     group_of,
     int8_form,
+    open_bfloat16,
     smoothing,
 )
 from hybridtei.inference.backends.graph.openvino_model import Int8Form, declared, shared_inputs
@@ -290,6 +292,26 @@ def test_a_model_that_openvino_refuses_in_int8_runs_on_onnx_runtime(bert, caplog
         backend = open_backend(ModelConfig(model_id=str(bert), dtype="int8"), read_spec(bert))
     assert (backend.name, backend.dtype) == ("ort", "int8")
     assert "openvino cannot run this model, the next is tried" in caplog.text
+
+
+@pytest.mark.usefixtures("cache")
+def test_bfloat16_that_is_far_from_float32_is_refused_with_figures(bert, monkeypatch):
+    """Where the processor lacks bfloat16, one that is near is refused for that."""
+    with monkeypatch.context() as patch:
+        patch.setattr(openvino_int8, "judged", lambda *_: FAR)
+        with pytest.raises(LoadError, match=r"bfloat16 .* too far .* 0\.9800 at worst"):
+            open_bfloat16(*parts(bert), bulk_niceness=0)
+    monkeypatch.setattr(openvino_int8, "judged", lambda *_: CLOSE)
+    with suppress(LoadError):  # without bfloat16
+        assert open_bfloat16(*parts(bert), bulk_niceness=0).dtype == "bfloat16"
+
+
+def test_a_long_text_is_judged_beyond_what_bfloat16_counts(bert: Path) -> None:
+    spec = replace(read_spec(bert), max_input_length=100)
+    backend = OpenVinoBackend(spec, family_graph(spec), Weights.open(spec.folder))
+    short, longer = sample_vectors(backend), sample_vectors(backend, with_long=True)
+    np.testing.assert_allclose(longer[:-1], short, atol=1e-6)
+    assert len(longer) == len(short) + 1
 
 
 @pytest.mark.slow

@@ -3,16 +3,23 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridtei.retrieval.ingest.chunking import Chunk, Document, document_key, payload_of
+from hybridtei.retrieval.ingest.chunking import Chunk, Document
+from hybridtei.retrieval.ingest.prepare import PendingDocument
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
 @given(TEXT, TEXT, TEXT, TEXT)
-def test_keys_differ_where_documents_do(source, one, other_source, other):
-    assert (document_key(source, one) == document_key(other_source, other)) == (
-        (source, one) == (other_source, other)
-    )
+def test_ids_of_points_differ_where_documents_or_versions_do(source, one, other_source, other):
+    ids = {pending(source, one).point_id(0), pending(other_source, other).point_id(0)}
+    assert len(ids) == len({(source, one), (other_source, other)})
+    changed = pending(source, one, digest="other")
+    assert changed.point_id(0) not in ids
+    assert pending(source, one).point_id(1) not in ids
+
+
+def pending(source: str, document_id: str, digest: str = "digest") -> PendingDocument:
+    return PendingDocument(Document(source, document_id, "text"), digest, "settings", None)
 
 
 def test_a_digest_changes_with_all_that_is_stored():
@@ -24,23 +31,14 @@ def test_a_digest_changes_with_all_that_is_stored():
         Document("s", "d", "text", "title", {"a": 1}),
     ]
     assert same.digest() == plain.digest()
-    assert (
-        len(
-            {
-                plain.digest(),
-                plain.digest(b"settings of 0.1"),
-                *(other.digest() for other in others),
-            }
-        )
-        == 5
-    )
+    assert len({plain.digest(), *(other.digest() for other in others)}) == 4
 
 
 def test_payloads():
     chunk, digest = Chunk(1, "chunk", 6, 3), "AAECAwQFBgcICQoLDA0ODw"
-    full = payload_of(
-        Document("s", "d", "first chunk", "T", {"year": 1958}), chunk, 2, digest, "abc"
-    )
+    document = Document("s", "d", "first chunk", "T", {"year": 1958})
+    full = PendingDocument(document, digest, "abc", [11, 5, 6], chunks=2)
+    short = PendingDocument(Document("s", "d", "first chunk"), digest, "abc", None, chunks=2)
     place = {
         "text": "chunk",
         "document_id": "d",
@@ -51,8 +49,9 @@ def test_payloads():
         "digest": "AAECAwQFBgcICQoLDA0ODw",
         "settings": "abc",
     }
-    assert full == {**place, "title": "T", "metadata": {"year": 1958}}
-    assert payload_of(Document("s", "d", "first chunk"), chunk, 2, digest, "abc") == place
+    more = {"file": [11, 5, 6], "title": "T", "metadata": {"year": 1958}}
+    assert full.payload_of(chunk) == place | more
+    assert short.payload_of(chunk) == place
 
 
 def test_the_indexed_text():

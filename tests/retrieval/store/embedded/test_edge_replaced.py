@@ -11,9 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hybridtei.config import StoreConfig
 from hybridtei.errors import StoreError, UnsafeFile
-from hybridtei.retrieval.store import state_folder
 from hybridtei.retrieval.store.embedded import EmbeddedStore
 from hybridtei.retrieval.store.embedded_process import listening_at
 from tests.retrieval.store.embedded.test_edge_owner import (
@@ -197,7 +195,7 @@ async def test_a_replay_may_take_longer_than_a_call(tmp_path: Path) -> None:
 async def test_writes_are_flushed_under_steady_traffic(tmp_path: Path) -> None:
     """The process writes a file at each flush. Without a pause between calls it has no idle tick."""
     noted = (
-        "process.TICK_S, folder.FLUSH_S = 0.05, 0.05\n"
+        "process.TICK_S, folder.FLUSH_S = 1.0, 0.5\n"
         "def flush(self, *rest, flush=folder.Folder._flush):\n"
         "    open('/proc/self/fd/%d' % note, 'w').write('flushed'); return flush(self, *rest)\n"
         "import os; note = os.open({!r}, os.O_WRONLY | os.O_CREAT)\n"
@@ -209,20 +207,9 @@ async def test_writes_are_flushed_under_steady_traffic(tmp_path: Path) -> None:
 
     store = Changed(str(tmp_path / "store"), timeout_s=HANG)
     await store.create("c", plan())
-    for turn in range(500):
+    for turn in range(3_000):
         await store.upsert("c", points(turn % 10, turn % 10 + 1))
         if (tmp_path / "note").read_text():
             break
     assert (tmp_path / "note").read_text() == "flushed"
     await store.close()
-
-
-@pytest.mark.parametrize("name", [".ingest", ".ingest/c.lock", ".ingest/c.files.sqlite"])
-def test_links_among_the_files_of_ingests_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "victim").mkdir()
-    (tmp_path / ".ingest").mkdir()
-    if name == ".ingest":
-        (tmp_path / ".ingest").rmdir()
-    (tmp_path / name).symlink_to(tmp_path / "victim")
-    with pytest.raises(UnsafeFile, match="is a link"):
-        state_folder(StoreConfig(qdrant_path=str(tmp_path)))

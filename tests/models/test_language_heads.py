@@ -1,0 +1,142 @@
+"""The head of a language model that ranks: what transformers' class does between the last state and the logits of words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hybridtei.encoder import Encoder
+from hybridtei.errors import MissingArtifact, UnsupportedArchitecture, WeightMismatch
+from hybridtei.models.checkpoint.classifiers import LANGUAGE_MODELS
+from hybridtei.models.checkpoint.rankers import OWN_FILE
+from hybridtei.models.checkpoint.spec import read_spec
+from tests import tiny, tolerances, vocabulary
+
+TEMPLATE = {"prefix": "", "body": "{query} bulo {document}", "suffix": " mo", "yes": "ba"}
+QUERY, *DOCUMENTS = dict.fromkeys(vocabulary.texts(9, seed=7))
+OUR_OWN = ("cohere", "cohere2", "granite", "gpt_neox")
+
+
+def ranker(folder: Path, model_type: str, no: str | None = "be", **settings: Any) -> Path:
+    """A tiny language model with logits of several units, and a template of our own."""
+    words = vocabulary.tokenizer("bytes")
+    words.save_pretrained(folder)
+    ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": words.pad_token_id}
+    shape = {**tiny.ENCODER, "vocab_size": len(words), "num_key_value_heads": 2, "head_dim": 8}
+    if model_type == "gpt_neox":
+        shape = {**tiny.ENCODER, "vocab_size": len(words)}
+    config = transformers.AutoConfig.for_model(model_type, **{**shape, **ids, **settings})
+    model = AutoModelForCausalLM.from_config(config)
+    tiny.randomise(model, 3)
+    model.eval().save_pretrained(folder)
+    tiny.write_json(folder / OWN_FILE, {**TEMPLATE, "no": no})
+    return folder
+
+
+def expected(folder: Path, no: str | None = "be") -> np.ndarray:
+    words = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    end = words(TEMPLATE["suffix"], add_special_tokens=False)["input_ids"]
+    scores = []
+    for document in DOCUMENTS:
+        text = TEMPLATE["body"].format(query=QUERY, document=document)
+        ids = words(text, add_special_tokens=False)["input_ids"][: vocabulary.LONGEST - len(end)]
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([[*ids, *end]])).logits[0, -1].double()
+        score = logits[words.convert_tokens_to_ids("ba")]
+        scores.append(score if no is None else score - logits[words.convert_tokens_to_ids(no)])
+    return np.array(scores, float)
+
+
+def check(folder: Path, backend: str = "torch", no: str | None = "be") -> None:
+    wanted = expected(folder, no)
+    encoder = Encoder.load(str(folder), backend=backend)
+    ranked = encoder.rerank(QUERY, DOCUMENTS, raw_scores=True)
+    encoder.close()
+    scores = [document.score for document in sorted(ranked, key=lambda document: document.index)]
+    assert np.ptp(wanted) > 0.05
+    np.testing.assert_allclose(scores, wanted, atol=tolerances.LOGITS["float32"], rtol=1e-5)
+
+
+CAPS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gemma2", {"final_logit_softcapping": 2.0}),
+    ("gemma2", {"final_logit_softcapping": None}),
+    ("gemma2", {}),
+    ("gemma3_text", {"final_logit_softcapping": 2.0, **tiny.GEMMA}),
+    ("granite", {"logits_scaling": 0.25}),
+    ("cohere", {"logit_scale": 3.0}),
+    ("cohere2", {"tie_word_embeddings": False}),
+    ("gpt_neox", {"tie_word_embeddings": True}),
+    ("phi", {"tie_word_embeddings": False}),
+)
+
+
+@pytest.mark.parametrize(("model_type", "settings"), CAPS)
+@pytest.mark.parametrize("no", ["be", None])
+def test_logits_are_scaled_and_capped(
+    tmp_path: Path, model_type: str, settings: dict[str, Any], no: str | None
+) -> None:
+    check(ranker(tmp_path, model_type, no, **settings), no=no)
+
+
+@pytest.mark.parametrize("backend", ["ort", "openvino"])
+def test_the_cap_holds_in_a_graph_too(tmp_path: Path, backend: str) -> None:
+    settings = {**tiny.GEMMA, "final_logit_softcapping": 0.5}
+    check(ranker(tmp_path, "gemma3_text", **settings), backend)
+
+
+@pytest.mark.parametrize("model_type", sorted(LANGUAGE_MODELS))
+def test_the_defaults_are_those_of_the_class(model_type: str) -> None:
+    config = transformers.AutoConfig.for_model(model_type)
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    (head, table), *_ = model_class._tied_weights_keys.items()
+    model = LANGUAGE_MODELS[model_type]
+    assert config.tie_word_embeddings is model.tied
+    assert (head, table) == ("lm_head.weight", f"{model.table}.weight")
+
+
+@pytest.mark.parametrize("model_type", ["gemma", "smollm3", "gpt_neox", "granite"])
+def test_a_config_without_the_key_has_the_default_of_its_class(
+    tmp_path: Path, model_type: str
+) -> None:
+    folder = ranker(tmp_path, model_type)
+    config = json.loads((folder / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    tiny.write_json(folder / "config.json", config)
+    check(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_in_the_file_counts_before_the_config(tmp_path: Path, tied: bool) -> None:
+    folder = ranker(tmp_path, "qwen3", tie_word_embeddings=False)
+    assert "lm_head.weight" in load_file(folder / "model.safetensors")
+    tiny.edit_json(folder / "config.json", tie_word_embeddings=tied)
+    check(folder, "ort")
+
+
+def test_a_head_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    folder = ranker(tmp_path, "qwen3", tie_word_embeddings=True)
+    tiny.edit_json(folder / "config.json", tie_word_embeddings=False)
+    with pytest.raises(WeightMismatch, match=r"lm_head\.weight"):
+        Encoder.load(str(folder))
+
+
+@pytest.mark.parametrize("model_type", OUR_OWN)
+def test_models_that_transformers_runs_can_rank(tmp_path: Path, model_type: str) -> None:
+    check(ranker(tmp_path, model_type))
+
+
+def test_a_language_model_whose_head_is_unknown_is_named(tmp_path: Path) -> None:
+    folder = ranker(tmp_path, "olmoe", num_experts=4)
+    with pytest.raises(UnsupportedArchitecture, match=r"'olmoe' as a language model that ranks"):
+        read_spec(folder)
+    (folder / OWN_FILE).unlink()
+    with pytest.raises(MissingArtifact) as refused:
+        read_spec(folder)
+    assert OWN_FILE not in str(refused.value)
