@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -69,7 +69,7 @@ class Reply:
 NOTHING = Reply(b"", media_type=None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Context:
     """One served model behind one HTTP server."""
 
@@ -78,6 +78,7 @@ class Context:
     model: ModelConfig
     registry: Registry
     metrics: RequestMetrics
+    _fingerprint_header: tuple[bytes, bytes] | None = field(default=None, init=False)
 
     @property
     def served_name(self) -> str:
@@ -105,10 +106,12 @@ class Context:
     @property
     def fingerprint_header(self) -> tuple[bytes, bytes] | None:
         """`x-hybridtei-fingerprint`; None until the weights have been read."""
-        reading = self.fingerprint
-        found = reading.result() if reading.done() else None
-        identity = None if found is None else found["id"]
-        return None if identity is None else (b"x-hybridtei-fingerprint", identity.encode())
+        if self._fingerprint_header is None:
+            reading = self.fingerprint
+            facts = reading.result() if reading.done() else None
+            if facts is not None and facts["id"] is not None:
+                self._fingerprint_header = (b"x-hybridtei-fingerprint", facts["id"].encode())
+        return self._fingerprint_header
 
     def truncate(self, option: bool | None) -> bool:
         """The request's option, or the server's default."""

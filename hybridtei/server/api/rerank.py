@@ -11,10 +11,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.inference.tasks.label import best_first
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.inference.tasks.rerank import Ranking, RankWeights, rerank_task
-from hybridtei.outputs import Floats, Usage
+from hybridtei.outputs import Floats, Usage, best_first
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,

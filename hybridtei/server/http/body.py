@@ -122,7 +122,8 @@ async def read_body(scope: Any, receive: Any, *, limit: int, type_required: bool
     content_type = fields.get(b"content-type")
     if type_required if content_type is None else not JSON_TYPE.match(content_type.strip()):
         raise BodyError("Expected request with `Content-Type: application/json`", 415)
-    _check_coding(fields)
+    if b"content-encoding" in fields:
+        _check_coding(fields)
     declared = fields.get(b"content-length", b"")
     too_large = declared.isdigit() and int(declared) > limit
     chunks: list[bytes] = []
