@@ -28,22 +28,14 @@ from hybridtei.inference.tasks.embed import (
     heads_named,
     no_rows,
 )
-from hybridtei.inference.tasks.label import (
-    Aggregation,
-    Classified,
-    Classify,
-    Prediction,
-    Span,
-    Tag,
-    best_first,
-)
+from hybridtei.inference.tasks.label import Aggregation, Classified, Classify, Prediction, Span, Tag
 from hybridtei.inference.tasks.pooling import MultivectorBudget, as_budget, budget_of
 from hybridtei.inference.tasks.rerank import MAX_CHUNK_DOCUMENTS, Ranked, RankWeights, rerank_task
 from hybridtei.inference.tasks.spans import LARGEST, EmbedSpans, Spans, span_texts
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input
 from hybridtei.models.text.tokenizer import Direction, Text
-from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors
+from hybridtei.outputs import Embeddings, HeadOutputs, SparseVectors, best_first
 from hybridtei.system.machine import LaneKind
 
 T = TypeVar("T")

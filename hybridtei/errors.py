@@ -79,6 +79,12 @@ class TooManyInputs(RequestRefused):
     limit = "max_client_batch_size"
 
 
+class TooManyTexts(RequestRefused):
+    """A request of another API than TEI's has more texts than the server splits."""
+
+    limit = "max_split_texts"
+
+
 class TooManyDocuments(RequestRefused):
     """A request has more documents to rank than allowed."""
 

@@ -5,14 +5,14 @@ Requests of one pass may need different widths, so a pass returns raw rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridtei.batch import Head, Indices, Offsets, Ragged, gather_index, offsets_of
+from hybridtei.batch import Head, Ids, Indices, Offsets, Ragged, gather_index, offsets_of
 from hybridtei.errors import NotANumber
 
 if TYPE_CHECKING:
@@ -236,6 +236,38 @@ def unit(rows: Floats) -> Floats:
 def cut(rows: Floats, dimensions: int | None) -> Floats:
     """Return the first `dimensions` columns (Matryoshka). None, or more than there are: all columns."""
     return rows if dimensions is None else rows[:, :dimensions]
+
+
+def refuse_nan(values: Floats) -> Floats:
+    """Return the values. Raises NotANumber if one is NaN: half precision can overflow to it, and a sort would hide it."""
+    if np.isnan(values).any():
+        raise NotANumber
+    return values
+
+
+def best_first(scores: Floats) -> NDArray[np.intp]:
+    """Return the places of float32[n] in descending order. Ties are reversed, since TEI reverses a stable ascending sort."""
+    return np.argsort(scores, kind="stable")[::-1]
+
+
+def strongest(
+    input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int
+) -> SparseVectors:
+    """Ids int64[t] and weights float32[t] of `n` sequences -> n sparse vectors over `width` ids, without zeros and removed ids.
+
+    Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
+    """
+    sequence = np.repeat(np.arange(len(cu_seqlens) - 1), np.diff(cu_seqlens))
+    kept = weights > 0
+    if removed:
+        kept &= ~np.isin(input_ids, list(removed))
+    key = sequence[kept] * width + input_ids[kept]
+    order = np.argsort(key, kind="stable")
+    key, values = key[order], weights[kept][order]
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    merged = np.maximum.reduceat(values, first) if len(first) else values
+    lengths = np.bincount(key[first] // width, minlength=len(cu_seqlens) - 1)
+    return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -70,7 +70,7 @@ class Reply:
 NOTHING = Reply(b"", media_type=None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Context:
     """One served model behind one HTTP server."""
 
@@ -81,6 +81,15 @@ class Context:
     metrics: RequestMetrics
     # True: for routes of other servers than TEI, which take more texts, a part at a time
     for_peers: bool = False
+    _fingerprint_header: tuple[bytes, bytes] | None = field(default=None, init=False)
+    _peers: Context | None = field(default=None, init=False)
+
+    @property
+    def peers(self) -> Context:
+        """This model, for routes of other servers than TEI."""
+        if self._peers is None:
+            self._peers = replace(self, for_peers=True)
+        return self._peers
 
     @property
     def served_name(self) -> str:
@@ -108,10 +117,12 @@ class Context:
     @property
     def fingerprint_header(self) -> tuple[bytes, bytes] | None:
         """`x-hybridtei-fingerprint`; None until the weights have been read."""
-        reading = self.fingerprint
-        found = reading.result() if reading.done() else None
-        identity = None if found is None else found["id"]
-        return None if identity is None else (b"x-hybridtei-fingerprint", identity.encode())
+        if self._fingerprint_header is None:
+            reading = self.fingerprint
+            facts = reading.result() if reading.done() else None
+            if facts is not None and facts["id"] is not None:
+                self._fingerprint_header = (b"x-hybridtei-fingerprint", facts["id"].encode())
+        return self._fingerprint_header
 
     def truncate(self, option: bool | None) -> bool:
         """The request's option, or the server's default."""

@@ -80,6 +80,9 @@ class Models:
         self.entries = {
             alias: Entry(alias, "ready", context) for alias, context in contexts.items()
         }
+        # The contexts of ready models: first the configured ones, then the loaded ones
+        self.ready: list[Context] = []
+        self.list_ready()
         self.registry = Registry()  # of the whole process
         self._opener = opener
         self.alias: str | None = None
@@ -90,10 +93,9 @@ class Models:
         one.alias = alias
         return one
 
-    @property
-    def ready(self) -> list[Context]:
-        """The contexts of ready models: first the configured ones, then the loaded ones, in order."""
-        return [
+    def list_ready(self) -> None:
+        """List the ready contexts. Called when an entry changes."""
+        self.ready = [
             entry.context
             for entry in self.entries.values()
             if entry.state == "ready" and entry.context is not None
@@ -170,6 +172,7 @@ class Models:
                 log.error("loading %s failed", config.model_id, exc_info=True)
             raise
         entry.state, entry.seconds = "ready", perf_counter() - began
+        self.list_ready()
         log.info("loaded %s as %s in %.1f s", config.model_id, config.alias, entry.seconds)
         return entry
 
@@ -184,6 +187,7 @@ class Models:
             if len(self.ready) == 1:
                 raise InvalidInput(f"`model`: `{alias}` is the only model here")
             entry.state = "unloading"
+            self.list_ready()
             await entry.context.service.stop()
             self.registry.keep(entry.context.registry.readings())
         del self.entries[alias], entry

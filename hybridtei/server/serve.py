@@ -229,7 +229,8 @@ def choose(
         name = None
         if body and alias is None and not models.is_one:
             name = model_name(body, payload)
-        return models.choose(alias, name, route.capability)
+        chosen = models.choose(alias, name, route.capability)
+        return chosen.peers if route.is_peer else chosen
     if route.source == "models":
         return models if alias is None else models.below(alias)
     if alias is not None:

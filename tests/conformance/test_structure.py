@@ -97,3 +97,17 @@ def test_packages_import_downwards_only():
         [sys.executable, "-c", CONTRACTS], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_warm_request_runs_in_no_more_files_calls_and_coroutines():
+    """In a process of its own, since the profile function stays in every thread."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "conformance.structure", "--requests"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "calls of /embed " in ended.stdout

@@ -194,7 +194,14 @@ class _Inside:
         self._admission, self._inputs, self._turns, self._taken = admission, inputs, turns, 0
 
     def __enter__(self) -> None:
-        self._taken = self._admission.take_or_refuse(self._inputs, turns=self._turns)
+        admission, inputs = self._admission, self._inputs
+        carrier, carried = _carried.get()
+        if carrier is admission and inputs <= carried:
+            return
+        if inputs > admission.free - (admission.left if self._turns else 0):
+            raise Overloaded
+        admission.free -= inputs
+        self._taken = inputs
 
     def __exit__(self, *_: object) -> None:
         if self._taken:
@@ -212,7 +219,7 @@ class Admission:
 
     def __init__(self, permits: int) -> None:
         self.permits = self.free = permits
-        self._left = permits - max_of_turns(permits)
+        self.left = permits - max_of_turns(permits)
         self._waiting: deque[_Waiter] = deque()
         self.gathering = asyncio.Semaphore(
             max(permits // GATHERERS, 1)
@@ -229,16 +236,6 @@ class Admission:
         none."""
         return _Inside(self, inputs, turns)
 
-    def take_or_refuse(self, inputs: int, *, turns: bool = False) -> int:
-        """Take the permits of `inside`. Return the number to give back."""
-        carrier, carried = _carried.get()
-        if carrier is self and inputs <= carried:
-            return 0
-        if inputs > self.free - (self._left if turns else 0):
-            raise Overloaded
-        self.free -= inputs
-        return inputs
-
     async def wait(self, inputs: int) -> int:
         """Wait for one permit an input. Return the number taken, at most what waiting callers may
         hold.
@@ -246,7 +243,7 @@ class Admission:
         First come, first served: the first waiting caller collects all permits that others give
         back.
         """
-        inputs = min(inputs, self.permits - self._left)
+        inputs = min(inputs, self.permits - self.left)
         waiter = _Waiter(inputs, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._serve()
@@ -288,7 +285,7 @@ class Admission:
     def _serve(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            taken = min(first.missing, max(self.free - self._left, 0))
+            taken = min(first.missing, max(self.free - self.left, 0))
             self.free -= taken
             first.missing -= taken
             if first.missing:

@@ -144,7 +144,8 @@ class EngineService:
                 task.check(self.model.spec)
             else:
                 check()
-            task = task.for_model(self.model.spec)
+            if task.embeds:
+                task = task.for_model(self.model.spec)
             first, size = task, bounds.inputs
             if size > bounds.chunk or task.splits_itself:
                 first, *others = chunks = task.split(bounds.chunk)
@@ -168,9 +169,8 @@ class EngineService:
             else:
                 encodings = await self._in(self._pool, partial(chunk.prepare, self.model))
             lengths = [len(encoding.input_ids) for encoding in encodings]
-            numbers = chunk.max_numbers(self.model.spec, sum(lengths))
-            if numbers:
-                self.check_answer(numbers)
+            if chunk.embeds:
+                self.check_answer(chunk.max_numbers(self.model.spec, sum(lengths)))
             tokenised = perf_counter_ns()
             tokenisation = (tokenised - began) // max(size, 1)
             if not chunk.heads:

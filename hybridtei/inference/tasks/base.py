@@ -36,12 +36,14 @@ class Task(Generic[Answer]):
     A large task is split into chunks, which are tasks too. Each chunk goes through the engine as one request. `needs_first`:
     the others need the first chunk's answer before they run. `checks_first`: TEI checks the model before it takes permits.
     `splits_itself`: `split` bounds more than the number of inputs.
+    `embeds`: its answer may be large (`max_numbers`), and queries may be looked up (`for_model`).
     """
 
     __slots__ = ()
     needs_first: ClassVar[bool] = False
     checks_first: ClassVar[bool] = False
     splits_itself: ClassVar[bool] = False
+    embeds: ClassVar[bool] = False
     inputs: Sequence[Any]
     if (
         TYPE_CHECKING

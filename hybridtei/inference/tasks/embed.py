@@ -31,7 +31,7 @@ from hybridtei.inference.tasks.pooling import (
     budgeted,
     heaviest,
     pooled,
-    sparse_vectors,
+    splade_vectors,
     without_marks,
     without_rows,
 )
@@ -39,7 +39,7 @@ from hybridtei.models.checkpoint.late import Side
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.reader import Input, TextReader, of_side
 from hybridtei.models.text.tokenizer import Direction, Prompts
-from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, unit
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, cut, strongest, unit
 
 InputType = Literal["query", "document"]
 QueryEncoder = Literal["model", "table"]
@@ -69,6 +69,7 @@ class Embed(Task[Embeddings]):
     these. For other models None means the checkpoint's default prompt, if `uses_default_prompt` (False on TEI's routes).
     """
 
+    embeds: ClassVar[bool] = True
     inputs: Sequence[Input]
     heads: frozenset[Head]
     truncate: bool = True
@@ -210,11 +211,18 @@ class Embed(Task[Embeddings]):
     ) -> Embeddings:
         """Cut, normalise and merge the pass's outputs."""
         outputs = outputs.only(self.heads)
+        spec, sparse = model.spec, None
+        if outputs.token_weights is not None:
+            weights = outputs.token_weights
+            input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
+            sparse = strongest(
+                input_ids, weights.values, weights.offsets, spec.removed_ids, spec.vocab_size
+            )
+        elif outputs.splade is not None:
+            sparse = splade_vectors(spec, outputs.splade)
         return Embeddings(
             dense=None if outputs.dense is None else self.scaled(model.spec, outputs.dense),
-            sparse=sparse_vectors(model.spec, encodings, outputs)
-            if Head.SPARSE in self.heads
-            else None,
+            sparse=sparse,
             multivector=None
             if outputs.multivector is None
             else self._multivector(model, encodings, outputs.multivector),

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridtei.batch import Encoding, Head, LocatedEncoding, sharing
-from hybridtei.errors import InvalidInput, NotANumber, UnsupportedHead
+from hybridtei.errors import InvalidInput, UnsupportedHead
 from hybridtei.inference.backends.numpy_functions import sigmoid
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.tokenizer import Direction, Prompts, Text
-from hybridtei.outputs import Floats, HeadOutputs
+from hybridtei.outputs import Floats, HeadOutputs, best_first, refuse_nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +106,6 @@ FUNCTIONS: Mapping[str, Callable[[Floats], Floats] | None] = {
     "softmax": softmax,
     "none": None,
 }
-
-
-def refuse_nan(values: Floats) -> Floats:
-    """Return the values. Raises NotANumber if one is NaN: half precision can overflow to it, and a sort would hide it."""
-    if np.isnan(values).any():
-        raise NotANumber
-    return values
-
-
-def best_first(scores: Floats) -> NDArray[np.intp]:
-    """Return the places of float32[n] in descending order. Ties are reversed, since TEI reverses a stable ascending sort."""
-    return np.argsort(scores, kind="stable")[::-1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ never merged: MaxSim finds a document's best vector for each vector of the query
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,12 +17,12 @@ import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
 from numpy.typing import NDArray
 
-from hybridtei.batch import Encoding, Ids, Offsets, Ragged, offsets_of
+from hybridtei.batch import Ragged, offsets_of
 from hybridtei.config import ModelConfig, MultivectorDtype
 from hybridtei.errors import InvalidInput, LoadError
 from hybridtei.models.checkpoint.late import TokenPooling
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.outputs import Floats, HeadOutputs, SparseVectors, unit
+from hybridtei.outputs import Floats, SparseVectors, unit
 
 MAX_MERGED_AT_ONCE = 512  # rows; the clustering's time and memory grow with their square
 INT8_MOST = 127
@@ -176,26 +176,6 @@ def unpacked(bits: NDArray[np.uint8], width: int) -> Floats:
     return signs
 
 
-def strongest(
-    input_ids: Ids, weights: Floats, cu_seqlens: Offsets, removed: Collection[int], width: int
-) -> SparseVectors:
-    """Ids int64[t] and weights float32[t] of `n` sequences -> n sparse vectors over `width` ids, without zeros and removed ids.
-
-    Source: BGE-M3, Chen et al. 2024, section 3.2 (max over a token's repeats).
-    """
-    sequence = np.repeat(np.arange(len(cu_seqlens) - 1), np.diff(cu_seqlens))
-    kept = weights > 0
-    if removed:
-        kept &= ~np.isin(input_ids, list(removed))
-    key = sequence[kept] * width + input_ids[kept]
-    order = np.argsort(key, kind="stable")
-    key, values = key[order], weights[kept][order]
-    first = np.flatnonzero(np.diff(key, prepend=-1))
-    merged = np.maximum.reduceat(values, first) if len(first) else values
-    lengths = np.bincount(key[first] // width, minlength=len(cu_seqlens) - 1)
-    return SparseVectors(key[first] % width, merged.astype(np.float32), offsets_of(lengths), width)
-
-
 def heaviest(vectors: SparseVectors, count: int) -> SparseVectors:
     """Return the vectors with their `count` largest weights."""
     row = np.repeat(np.arange(len(vectors)), np.diff(vectors.indptr))
@@ -218,20 +198,7 @@ def _only(vectors: SparseVectors, kept: NDArray[np.bool_]) -> SparseVectors:
     )
 
 
-def sparse_vectors(
-    spec: ModelSpec, encodings: Sequence[Encoding], outputs: HeadOutputs
-) -> SparseVectors | None:
-    """Return a pass's sparse vectors, or None."""
-    if outputs.token_weights is None:
-        return None if outputs.splade is None else _splade(spec, outputs.splade)
-    input_ids = np.concatenate([encoding.input_ids for encoding in encodings])
-    cu_seqlens = outputs.token_weights.offsets
-    return strongest(
-        input_ids, outputs.token_weights.values, cu_seqlens, spec.removed_ids, spec.vocab_size
-    )
-
-
-def _splade(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
+def splade_vectors(spec: ModelSpec, vectors: SparseVectors) -> SparseVectors:
     """Apply the model's second logarithm, if it has one. If queries are looked up, remove special tokens, since these have no
     weight."""
     assert spec.sparse is not None

@@ -16,11 +16,11 @@ from hybridtei.batch import Encoding, Head, Ragged, runs, sharing
 from hybridtei.errors import EmptyInput, InvalidInput, UnsupportedHead
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed
-from hybridtei.inference.tasks.label import probabilities, refuse_nan
+from hybridtei.inference.tasks.label import probabilities
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans, relevant_spans
 from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.models.text.tokenizer import Direction
-from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, refuse_nan
 
 MAX_CHUNK_DOCUMENTS = 256
 MAX_CHUNK_CHARACTERS = 65_536  # of a chunk's documents, whose token vectors take some 60 MB
@@ -193,8 +193,6 @@ class RerankByVectors(_Question):
         return replace(self, known=first.query)
 
     def check(self, spec: ModelSpec) -> None:
-        if not _has_vectors(spec):
-            raise UnsupportedHead("model is not a re-ranker model")
         weights = self.weights
         if isinstance(weights, str) and preset(weights) is None:
             raise InvalidInput(

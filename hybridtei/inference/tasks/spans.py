@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,12 +24,11 @@ from hybridtei.inference.backends.heads import Segments, dense, rounded
 from hybridtei.inference.backends.numpy_functions import NUMPY
 from hybridtei.inference.tasks.base import Model, Task
 from hybridtei.inference.tasks.embed import Embed, have_vectors
-from hybridtei.inference.tasks.pooling import strongest
 from hybridtei.models.checkpoint.classifiers import Layer
 from hybridtei.models.checkpoint.layers import step_layer
 from hybridtei.models.checkpoint.modules import StepModule
 from hybridtei.models.checkpoint.spec import ModelSpec
-from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors
+from hybridtei.outputs import Embeddings, Floats, HeadOutputs, SparseVectors, strongest
 
 Spans = Sequence[tuple[int, int]]
 ENDS = 2
@@ -60,6 +59,7 @@ class SpanEncoding(Encoding):
 class EmbedSpans(Task[Embeddings]):
     """Answers `task` for each span of each input, in order. Errors name spans by `field` and the input's place + `first`."""
 
+    embeds: ClassVar[bool] = True
     inputs: Sequence[SpanText]
     task: Embed
     field: str = "inputs[{}].spans"

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from hybridtei.errors import InvalidInput, NoInputs
 from hybridtei.inference.tasks import label
 from hybridtei.inference.tasks.label import Prediction
-from hybridtei.outputs import Load, Usage
+from hybridtei.outputs import Load, Usage, best_first
 from hybridtei.server.answers import label_scores
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
@@ -98,7 +98,7 @@ async def predict(context: Context, request: PredictRequest) -> Reply:
     def write(answer: label.Classified, _: Usage) -> list[Any]:
         apply = label.FUNCTIONS[function or "none"]
         scores = answer.scores if apply is None else apply(answer.scores)
-        rows = [label_scores(answer.labels, row, label.best_first(row)[:top_k]) for row in scores]
+        rows = [label_scores(answer.labels, row, best_first(row)[:top_k]) for row in scores]
         return rows if is_batch or parameters is not None else rows[0]
 
     return await _classify(context, task, write, is_batch=is_batch)
@@ -137,7 +137,7 @@ async def infinity_classify(context: Context, request: ClassifyRequest) -> Reply
     task = _task_of(context, request)
 
     def write(answer: label.Classified, usage: Usage) -> dict[str, Any]:
-        data = [label_scores(answer.labels, row, label.best_first(row)) for row in answer.scores]
+        data = [label_scores(answer.labels, row, best_first(row)) for row in answer.scores]
         return {**envelope(context, "classify", "infinity"), "data": data, "usage": usage_of(usage)}
 
     return await _classify(context, task, write)

@@ -11,10 +11,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from hybridtei.batch import Head
 from hybridtei.errors import InvalidInput, NoInputs, TooManyDocuments
 from hybridtei.inference.engine.service import BYTES_PER_NUMBER
-from hybridtei.inference.tasks.label import best_first
 from hybridtei.inference.tasks.relevant import RelevantSpan, RelevantSpans
 from hybridtei.inference.tasks.rerank import Ranking, RankWeights, rerank_task
-from hybridtei.outputs import Floats, Usage
+from hybridtei.outputs import Floats, Usage, best_first
 from hybridtei.server.api.tei import (
     NOT_EMPTY,
     Enveloped,
@@ -191,18 +190,19 @@ async def rerank(context: Context, request: RerankRequest) -> Reply:
     return await context.reply(write, scored.scores, usage, numbers)
 
 
-@post(
-    ["/v1/rerank", "/v2/rerank"],
-    DocumentsRequest,
-    DocumentsResponse,
-    span="rerank",
-    capability=RANK,
-    **LISTED,
-)
+@post("/v2/rerank", DocumentsRequest, DocumentsResponse, span="rerank", capability=RANK, **LISTED)
+async def rerank_as_cohere(context: Context, request: DocumentsRequest) -> Reply:
+    """Reranking of `documents`, which the answer does not repeat by default."""
+    return await rerank_documents(context, request, repeats=False)
+
+
+@post("/v1/rerank", DocumentsRequest, DocumentsResponse, span="rerank", capability=RANK, **LISTED)
 async def rerank_documents(
-    context: Context, request: DocumentsRequest, *, plain: bool = False
+    context: Context, request: DocumentsRequest, *, plain: bool = False, repeats: bool = True
 ) -> Reply:
-    """Reranking of `documents`."""
+    """Reranking of `documents`. The answer repeats them unless `return_documents` is false."""
+    if request.return_documents is not None:
+        repeats = request.return_documents
     raw = request.documents
     with context.counting_failures():
         if not raw:
@@ -215,7 +215,7 @@ async def rerank_documents(
         fields = list(dict.fromkeys(request.rank_fields or ()))
         documents = [text_of(document, place, fields) for place, document in enumerate(raw)]
         returned_bytes = 0
-        if request.return_documents or request.by_property is not UNSET:
+        if repeats or request.by_property is not UNSET:
             returned_bytes = _returnable_bytes(raw)
         truncate = request.truncation if request.truncate is None else request.truncate
         most = request.max_tokens_per_doc or None
@@ -231,7 +231,7 @@ async def rerank_documents(
             {"index": i, "relevance_score": scores[i]}
             for i in best_first(scores).tolist()[: request.most]
         ]
-        if request.return_documents:
+        if repeats:
             for item in items:
                 item["document"] = _returned(raw[item["index"]], plain=plain)
         for item in items if scored.spans else ():

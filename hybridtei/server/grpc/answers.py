@@ -14,9 +14,8 @@ from time import perf_counter_ns
 from typing import Any, Literal
 
 from hybridtei.errors import EmptyInput, NoInputs, RequestRefused, UnsupportedHead, WrongModel
-from hybridtei.inference.tasks.label import best_first
 from hybridtei.inference.tasks.rerank import RerankPairs, rerank_task
-from hybridtei.outputs import Load, Usage
+from hybridtei.outputs import Load, Usage, best_first
 from hybridtei.server.api import embed, ops, tei
 from hybridtei.server.api.predict import predict
 from hybridtei.server.api.rerank import RerankRequest, rerank

@@ -150,7 +150,8 @@ async def read_body(
     is_missing = content_type is None and takes_type == "optional"
     if not (is_json or is_missing or takes_type == "any"):
         raise BodyError("Expected request with `Content-Type: application/json`", 415)
-    _check_coding(fields)
+    if b"content-encoding" in fields:
+        _check_coding(fields)
     counted = 0
     declared = fields.get(b"content-length", b"")
     too_large = declared.isdigit() and int(declared) > limit

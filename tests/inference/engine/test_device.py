@@ -11,7 +11,7 @@ import pytest
 from hybridtei.batch import Encoding, Head, PackedBatch, Positions, pack
 from hybridtei.errors import BackendError, Unhealthy
 from hybridtei.inference.engine import core as core_module
-from hybridtei.inference.engine import engine as engine_module
+from hybridtei.inference.engine import service as engine_module
 from hybridtei.inference.engine.core import EngineCore
 from hybridtei.inference.engine.device import Device
 from hybridtei.inference.engine.service import Engine

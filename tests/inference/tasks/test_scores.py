@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hybridtei.errors import NotANumber
-from hybridtei.inference.tasks.label import best_first, probabilities, refuse_nan
+from hybridtei.inference.tasks.label import probabilities
+from hybridtei.outputs import best_first, refuse_nan
 
 logits = arrays(
     np.float32,

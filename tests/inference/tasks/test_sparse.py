@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridtei.batch import offsets_of
-from hybridtei.inference.tasks.pooling import heaviest, strongest
-from hybridtei.outputs import SparseVectors
+from hybridtei.inference.tasks.pooling import heaviest
+from hybridtei.outputs import SparseVectors, strongest
 
 WIDTH = 9
 TOKENS = st.tuples(st.integers(0, WIDTH - 1), st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.5]))
