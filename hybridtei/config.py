@@ -307,7 +307,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = 65_536
     keep_alive_timeout: Annotated[
         int,
-        flag("Seconds that an idle connection stays open after an answer.", "limits", ge=1, le=3600),
+        flag(
+            "Seconds that an idle connection stays open after an answer.", "limits", ge=1, le=3600
+        ),
     ] = 120
     header_timeout: Annotated[
         Seconds,

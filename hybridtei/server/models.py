@@ -128,6 +128,8 @@ class Models:
 
     def named(self, name: str) -> Context:
         """Find a model by alias, served name or model id. Raises UnknownModel, naming its state or the served models."""
+        # Ollama's clients add the tag; a model has one version here
+        name = name.removesuffix(":latest")
         entry = self.entries.get(name)
         if entry is not None and entry.context is not None and entry.state == "ready":
             return entry.context

@@ -157,6 +157,11 @@ class Tokenizer:
         return mask.index(0) if 0 in mask else len(mask)
 
     @cached_property
+    def first_special(self) -> int | None:
+        """The id of the special token that begins each text; None: texts begin with their own."""
+        return self._raw.encode("a").ids[0] if self.leading_specials else None
+
+    @cached_property
     def punctuation_ids(self) -> frozenset[int]:
         """Return the ids of tokens that are a single ASCII punctuation mark, at the start of a word or inside it."""
         found = (

@@ -38,7 +38,10 @@ async def root(context: Context, request: HttpRequest) -> Reply:
     if has_page and wants_page(request.scope["headers"]):
         return file_of_page(INDEX)
     await context.service.check_health()
-    return NOTHING
+    if context.server.only_tei_routes:
+        return NOTHING
+    # Ollama's clients look for these words
+    return Reply(b"Ollama is running", media_type=b"text/plain; charset=utf-8")
 
 
 @post(["/", "/invocations"], bytes, Any, span=None, in_schema=False, is_tei=True)

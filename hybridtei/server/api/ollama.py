@@ -25,7 +25,7 @@ from hybridtei.server.vectors import SPLADE_NORMALIZE
 class OllamaEmbedRequest(Struct, frozen=True, kw_only=True):
     """Request of `/api/embed`."""
 
-    input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")]
+    input: Annotated[OneOrMore, Meta(description="A text, or a list of texts.")] = ""
     model: ServedModel = None
     truncate: Annotated[
         bool | None, Meta(description="Cut texts that are too long [default, as in Ollama: true].")
@@ -51,6 +51,9 @@ class OllamaEmbedResponse(Struct, frozen=True):
 )
 async def ollama_embed(context: Context, request: OllamaEmbedRequest) -> Reply:
     """Ollama embeddings: a list of unit vectors, even for one text. Long texts are cut unless `truncate` is false."""
+    if not request.input:
+        # Clients load a model so
+        return Reply(OllamaEmbedResponse(context.served_name, [], 0, 0, 0))
     texts, heads = texts_of(request.input, "input"), frozenset({Head.DENSE})
     task = Embed(
         texts, heads, truncate=request.truncate is not False, dimensions=request.dimensions
@@ -170,6 +173,25 @@ async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models, in Ollama's format."""
     contexts = models.ready if request.alias is None else [models.named(request.alias)]
     return Reply({"models": [_listed(context) for context in contexts]})
+
+
+@get("/api/ps", dict[Literal["models"], list[OllamaModel]], source="models")
+async def list_running(models: Models, request: HttpRequest) -> Reply:
+    """The models in memory: all."""
+    return await list_models(models, request)
+
+
+@post(
+    "/api/pull",
+    OllamaShowRequest,
+    dict[Literal["status"], str],
+    role="any",
+    content_type="any",
+    takes_permits=False,
+)
+async def pull(context: Context, request: OllamaShowRequest) -> Reply:
+    """Success for a served model: nothing is downloaded. Another model is an error."""
+    return Reply({"status": "success"})
 
 
 @get("/api/version", dict[Literal["version"], str], source="models")

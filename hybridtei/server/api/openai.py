@@ -255,16 +255,35 @@ def only_texts(items: Sequence[Input]) -> list[str]:
 
 
 def check_ids(context: Context, inputs: Sequence[Input]) -> None:
-    """Raises InvalidInput for ids above this model's vocabulary: the list was made for another one."""
-    if set(map(type, inputs)) == {str}:  # ten times as fast for half a million texts
+    """Raises InvalidInput for ids that were made for another vocabulary: an id lies above this
+    model's, or a list lacks the special token that begins each text of this model.
+
+    OpenAI's clients send ids without special tokens, and TEI's clients must send them.
+    """
+    # Ten times as fast as a loop for half a million texts
+    if set(map(type, inputs)) == {str}:
         return
     size = context.service.tokenizer.vocab_size
     largest = max((max(item, default=0) for item in inputs if not isinstance(item, str)), default=0)
     if largest >= size:
         raise InvalidInput(
-            f"`input` holds the id {largest}, but the vocabulary ends at {size - 1}. LangChain's OpenAIEmbeddings sends ids of "
-            "OpenAI's vocabulary, which mean nothing here: create it with `check_embedding_ctx_length=False`"
+            f"`input` holds the id {largest}, but the vocabulary ends at {size - 1}. {OPENAI_IDS}"
         )
+    first = context.service.tokenizer.first_special
+    if first is None or context.server.only_tei_routes:
+        return
+    for place, item in enumerate(inputs):
+        if not isinstance(item, str) and len(item) and item[0] != first:
+            raise InvalidInput(
+                f"`input[{place}]` holds ids without this model's first special token, {first}. "
+                f"{OPENAI_IDS}"
+            )
+
+
+OPENAI_IDS = (
+    "LangChain's OpenAIEmbeddings sends ids of OpenAI's vocabulary, which mean nothing here: create "
+    "it with `check_embedding_ctx_length=False`"
+)
 
 
 def check_task(context: Context, task: str | None) -> None:

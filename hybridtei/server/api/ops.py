@@ -27,7 +27,8 @@ class ModelItem(Struct, frozen=True):
     id: str
     object: Literal["model"]
     created: int
-    owned_by: Literal["hybridtei"]
+    # Infinity's client takes no other name
+    owned_by: Literal["infinity"]
     stats: dict[str, float]
     backend: str
     capabilities: list[str]
@@ -81,9 +82,18 @@ async def list_models(models: Models, request: HttpRequest) -> Reply:
     return Reply(ModelList("list", [*map(_listed, models.ready)]))
 
 
+@get(["/v1/models/{name:path}", "/models/{name:path}"], ModelItem, source="models")
+async def retrieve_model(models: Models, request: HttpRequest) -> Reply:
+    """One model, by its name."""
+    name = request.scope["path_params"]["name"].strip("/")
+    return Reply(_listed(models.named(name)))
+
+
 def _listed(context: Context) -> ModelItem:
     backend, able = context.service.backend.name, capabilities(context.heads)
-    return ModelItem(context.served_name, "model", STARTED, "hybridtei", {}, backend, able)
+    if context.service.model.spec.kind == "classifier":
+        able = ["classify"]
+    return ModelItem(context.served_name, "model", STARTED, "infinity", {}, backend, able)
 
 
 def capabilities(heads: frozenset[Head]) -> list[str]:

@@ -264,7 +264,8 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 T = TypeVar("T")
 
 
-HALVES = re.compile(rb"\\\\(?:u[dD][89abAB]..\\\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+# An escape: a surrogate pair, half of one (in the group), or any other
+HALVES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 
 def decode_peers(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
@@ -275,17 +276,17 @@ def decode_peers(body: bytes, kind: type[T] | Mapping[str, type[T]]) -> T:
     """
     try:
         return decode(body, kind)
-    except SyntaxRefused:
-        repaired = HALVES.sub(_replaced_half, body)
+    except (SyntaxRefused, SchemaError):
+        repaired = _without_nulls(HALVES.sub(_replaced_half, body))
         if repaired == body:
             raise
-        return decode_peers(repaired, kind)
-    except SchemaError:
-        fields = keys_of(body, dict[str, Raw])
-        present = {name: value for name, value in fields.items() if bytes(value) != b"null"}
-        if len(present) == len(fields):
-            raise
-        return decode(msgspec.json.encode(present), kind)
+    return decode(repaired, kind)
+
+
+def _without_nulls(body: bytes) -> bytes:
+    fields = keys_of(body, dict[str, Raw])
+    present = {name: value for name, value in fields.items() if bytes(value) != b"null"}
+    return body if len(present) == len(fields) else msgspec.json.encode(present)
 
 
 def _replaced_half(escape: re.Match[bytes]) -> bytes:
@@ -360,7 +361,11 @@ def _syntax(error: Exception, body: bytes) -> str:
         return "arrays and objects are nested too deeply"
     if "truncated" not in str(error):
         return str(error).removeprefix("JSON is malformed: ")
-    return "half of a surrogate pair" if LONE_SURROGATE.search(body) else f"it ends too early (byte {len(body)})"
+    return (
+        "half of a surrogate pair"
+        if LONE_SURROGATE.search(body)
+        else f"it ends too early (byte {len(body)})"
+    )
 
 
 def _shape(message: str, body: bytes, kind: Any) -> BodyError:
