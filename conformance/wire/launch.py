@@ -11,7 +11,7 @@ from pathlib import Path
 from conformance.processes import free_port, started
 from conformance.wire.case import Profile
 
-OURS = f"{shlex.quote(sys.executable)} -m hybridtei serve --model-id {{model}} --port {{port}}"
+OURS = f"{shlex.quote(sys.executable)} -m hybridtei serve --model-id {{model}} --port {{port}} --only-tei-routes true"
 OTHERS = (
     "MODEL_ID",
     "POOLING",

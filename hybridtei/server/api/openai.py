@@ -186,12 +186,13 @@ class OpenAICompatResponse(Struct, frozen=True):
     capability=EMBED,
     **LISTED,
 )
+@post("/v1/embeddings", OpenAICompatRequest, OpenAICompatResponse, capability=EMBED, **TEI_ONLY)
 @post(
-    ["/v1/embeddings", "/embeddings"],
+    "/embeddings",
     OpenAICompatRequest,
     OpenAICompatResponse,
+    in_schema=False,
     capability=EMBED,
-    content_type="json",
     **TEI_ONLY,
 )
 async def openai_embed(context: Context, request: OpenAICompatRequest) -> Reply:

@@ -82,7 +82,7 @@ async def list_models(models: Models, request: HttpRequest) -> Reply:
     return Reply(ModelList("list", [*map(_listed, models.ready)]))
 
 
-@get(["/v1/models/{name:path}", "/models/{name:path}"], ModelItem, source="models")
+@get("/v1/models/{name:path}", ModelItem, source="models", in_schema=False)
 async def retrieve_model(models: Models, request: HttpRequest) -> Reply:
     """One model, by its name."""
     name = request.scope["path_params"]["name"].strip("/")
