@@ -24,6 +24,8 @@ INFO = {
     "description": "TEI's API, and dense, sparse and multi-vectors from one forward pass.",
     "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
 }
+# Of the document of TEI's routes alone, as TEI writes it: its title, and the one tag
+TEI_TITLE = "Text Embeddings Inference"
 ERRORS = {
     "400": "Empty input, or invalid JSON",
     "403": "The key lacks the route's role, or the route needs a key",
@@ -172,10 +174,17 @@ def document(app: Litestar) -> dict[str, Any]:
             components[name], content["schema"] = content["schema"], {"$ref": REFERENCE + name}
         paths[path] = {route.methods[0].lower(): operation}
     _name_fields(components)
+    info = INFO
+    tags = [tag for tag in EXAMPLES if any(path in paths for path in EXAMPLES[tag])]
+    if any(route.only_tei for _, route in paths_and_routes):
+        info, tags = INFO | {"title": TEI_TITLE}, [TEI_TITLE]
+        for operations in paths.values():
+            for operation in operations.values():
+                operation["tags"] = tags
     return {
         "openapi": "3.1.0",
-        "info": INFO,
-        "tags": [{"name": tag} for tag in EXAMPLES if any(path in paths for path in EXAMPLES[tag])],
+        "info": info,
+        "tags": [{"name": tag} for tag in tags],
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": SECURITY},
         "security": [{}, {"key": []}],

@@ -17,7 +17,7 @@ from hybridtei.models.checkpoint.spec import ModelSpec
 from hybridtei.server.api.tei import Info
 from hybridtei.server.context import NOTHING, Context, Reply
 from hybridtei.server.models import Models
-from hybridtei.server.routing import get, post
+from hybridtei.server.routing import LISTED, get, post
 from hybridtei.server.serve import HttpRequest
 
 
@@ -76,13 +76,13 @@ async def info(context: Context, request: HttpRequest) -> Reply:
     return Reply(answer)
 
 
-@get(["/v1/models", "/models"], ModelList, source="models")
+@get(["/v1/models", "/models"], ModelList, source="models", **LISTED)
 async def list_models(models: Models, request: HttpRequest) -> Reply:
     """The models."""
     return Reply(ModelList("list", [*map(_listed, models.ready)]))
 
 
-@get("/v1/models/{name:path}", ModelItem, source="models", in_schema=False)
+@get("/v1/models/{name:path}", ModelItem, source="models", in_schema=False, **LISTED)
 async def retrieve_model(models: Models, request: HttpRequest) -> Reply:
     """One model, by its name."""
     name = request.scope["path_params"]["name"].strip("/")

@@ -215,8 +215,10 @@ async def rerank_documents(
         fields = list(dict.fromkeys(request.rank_fields or ()))
         documents = [text_of(document, place, fields) for place, document in enumerate(raw)]
         returned_bytes = 0
-        if repeats or request.by_property is not UNSET:
+        if request.return_documents or request.by_property is not UNSET:
             returned_bytes = _returnable_bytes(raw)
+        elif repeats:
+            returned_bytes = sum(map(len, documents))
         truncate = request.truncation if request.truncate is None else request.truncate
         most = request.max_tokens_per_doc or None
         task = _task(
@@ -232,8 +234,10 @@ async def rerank_documents(
             for i in best_first(scores).tolist()[: request.most]
         ]
         if repeats:
+            # Without `return_documents` a document is its text
+            answered = raw if request.return_documents else documents
             for item in items:
-                item["document"] = _returned(raw[item["index"]], plain=plain)
+                item["document"] = _returned(answered[item["index"]], plain=plain)
         for item in items if scored.spans else ():
             if spans := scored.spans[item["index"]]:
                 item["relevant_spans"] = spans

@@ -84,7 +84,7 @@ def test_models_are_listed_for_openais_clients_and_for_infinitys(server, reranke
     answer = server.get("/v1/models").json()
     assert answer["object"] == "list"
     (item,) = answer["data"]
-    assert (item["id"], item["object"], item["owned_by"]) == ("small", "model", "hybridtei")
+    assert (item["id"], item["object"], item["owned_by"]) == ("small", "model", "infinity")
     assert isinstance(item["created"], int)
     assert server.get("/models").json() == answer
     assert item["stats"] == {}
