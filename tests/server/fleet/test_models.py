@@ -8,6 +8,7 @@ import pytest
 
 from hybridtei.config import ModelConfig, NamedModel, ServerConfig
 from hybridtei.errors import InvalidInput, LoadError, UnknownModel
+from hybridtei.outputs import Load
 from hybridtei.server.api import ops
 from hybridtei.server.context import Context, RequestMetrics
 from hybridtei.server.models import Models
@@ -171,7 +172,7 @@ def test_what_a_model_counted_stays_counted_when_it_goes() -> None:
         models = Models({"first": context("first")}, opener)
         for number in range(2):
             entry = await models.load(NamedModel(model_id="guest", alias=f"guest-{number}"))
-            entry.context.metrics.began(3, is_batch=True)
+            entry.context.metrics.began(Load(3, 0, is_batch=True), "embed")
             entry.context.service.engine.metrics.queued.value = lambda: 7
             entry.context.service.engine.metrics.size.observe(3)
             assert "te_queue_size 7" in models.metrics()
